@@ -1,0 +1,31 @@
+"""Guides: families of approximate posteriors, one file each, for any model by one call.
+
+Pyro's own automatic guides draw from torch's generator, keep params in modules and fix the number of clients at their first
+call, so none can be run one client at a time with noise of a key; a hand-written guide function goes wherever a family does.
+"""
+
+if __name__ != "hierfl.guides":
+    raise ImportError("import hierfl.guides, not the folder guides/")
+
+from hierfl.guides.amortised import amortised
+from hierfl.guides.conditional import conditional
+from hierfl.guides.delta import delta
+from hierfl.guides.low_rank import low_rank
+from hierfl.guides.mean_field import mean_field
+from hierfl.guides.shared import diagonal_normal, full_normal, low_rank_normal, spline_flow
+from hierfl.guides.structured import structured
+from hierfl.guides.unrolled import unrolled
+
+__all__ = [
+    "amortised",
+    "conditional",
+    "delta",
+    "diagonal_normal",
+    "full_normal",
+    "low_rank",
+    "low_rank_normal",
+    "mean_field",
+    "spline_flow",
+    "structured",
+    "unrolled",
+]

@@ -1,0 +1,149 @@
+"""Posteriors of the global sites: one unconstrained vector z (d,) for all of them, and every site cut from it.
+
+Each is a function `(block) -> (batch) -> Drawn`, and goes where a family asks for `shared=`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions.transforms import affine_autoregressive, spline_autoregressive
+from torch import Tensor
+from torch.func import functional_call
+
+from hierfl import noise
+from hierfl.batch import ClientBatch
+from hierfl.sites import Block, Values
+
+positive = dist.constraints.softplus_positive
+
+
+class Drawn(NamedTuple):
+    """One draw: the vector z (d,), the same about its mean in units of its scale, and the sites' values."""
+
+    vector: Tensor
+    standard: Tensor
+    values: Values
+
+
+Shared = Callable[[Block], Callable[[ClientBatch], Drawn]]
+
+
+def emit(block: Block, vector: Tensor, batch: ClientBatch) -> Values:
+    """Sample a block's sites as parts of a vector that is drawn already: Delta sites that carry its Jacobian."""
+    values, jacobians = block.unflatten(vector)
+    for site in block.sites:
+        with site.within(batch):
+            cut = dist.Delta(values[site.name], log_density=-jacobians[site.name], event_dim=len(site.event_shape))
+            pyro.sample(site.name, cut)
+    return values
+
+
+def _drawn(block: Block, fn: dist.Distribution, loc: Tensor, scale: Tensor, batch: ClientBatch) -> Drawn:
+    vector = pyro.sample("_shared", fn, infer={"is_auxiliary": True})
+    return Drawn(vector, (vector - loc) / scale, emit(block, vector, batch))
+
+
+def _loc_scale(block: Block, init_scale: float) -> tuple[Tensor, Tensor]:
+    loc = pyro.param("_shared.loc", block.start)
+    return loc, pyro.param("_shared.scale", torch.full((block.size,), init_scale), constraint=positive)
+
+
+def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+    """q(z) = Normal(loc, (S U)(S U)'), S a diagonal of scales, U unit lower triangular: every correlation, d (d + 3) / 2 numbers.
+
+    Args:
+        block: the global sites.
+        init_scale: the standard deviations it starts with (0.1 as Pyro's AutoNormal).
+    """
+
+    def posterior(batch: ClientBatch) -> Drawn:
+        loc, scale = _loc_scale(block, init_scale)
+        lower = pyro.param("_shared.lower", torch.zeros(block.size, block.size))
+        unit = lower.tril(-1) + torch.eye(block.size)
+        return _drawn(block, dist.MultivariateNormal(loc, scale_tril=scale[:, None] * unit), loc, scale, batch)
+
+    return posterior
+
+
+def diagonal_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+    """q(z) = Normal(loc, scale^2): no correlation, 2 d numbers."""
+
+    def posterior(batch: ClientBatch) -> Drawn:
+        loc, scale = _loc_scale(block, init_scale)
+        return _drawn(block, dist.Normal(loc, scale).to_event(1), loc, scale, batch)
+
+    return posterior
+
+
+def low_rank_normal(block: Block, *, rank: int = 4, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+    """q(z) = Normal(loc, S (F F' + I) S): the `rank` strongest correlations, (2 + rank) d numbers."""
+
+    def posterior(batch: ClientBatch) -> Drawn:
+        loc, scale = _loc_scale(block, init_scale)
+        factor = pyro.param("_shared.factor", 0.1 * _start_noise("_shared.factor", block.size, rank))
+        fn = dist.LowRankMultivariateNormal(loc, scale[:, None] * factor, scale**2)
+        return _drawn(block, fn, loc, scale, batch)
+
+    return posterior
+
+
+def spline_flow(block: Block, *, hidden: int = 16, bins: int = 8, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+    """Z = loc + scale f(e), e standard normal, f an affine and a rational-quadratic spline autoregressive flow of Pyro's.
+
+    For posteriors that no Gaussian has: the long tail of a scale with a half-Cauchy prior and few clients, skewed effects.
+
+    Args:
+        block: the global sites.
+        hidden: width of each flow's network.
+        bins: pieces of each spline, on [-4, 4] standard deviations; linear beyond.
+        init_scale: the standard deviations it starts with.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(noise.word("spline_flow") & 0x7FFFFFFF)
+        flow = _Flow(block.size, hidden, bins)
+    start = {name: value.detach().clone() for name, value in flow.named_parameters()}
+
+    def posterior(batch: ClientBatch) -> Drawn:
+        loc, scale = _loc_scale(block, init_scale)
+        weights = {name: pyro.param(f"_shared.flow.{name}", value) for name, value in start.items()}
+        noise_ = pyro.sample("_shared", dist.Normal(torch.zeros(block.size), 1.0).to_event(1), infer={"is_auxiliary": True})
+        bent, jacobian = functional_call(flow, weights, (noise_,))
+        vector = loc + scale * bent
+        # the density of z is that of e over the Jacobian: an event of its own, since only z's sites are in the model
+        stretch = -jacobian - scale.log().sum()
+        pyro.sample("_shared.stretch", dist.Delta(torch.zeros(()), log_density=stretch), infer={"is_auxiliary": True})
+        return Drawn(vector, bent, emit(block, vector, batch))
+
+    return posterior
+
+
+class _Flow(torch.nn.Module):
+    """e -> (f(e), log |f'(e)|), the identity at the start but for the networks' small random weights."""
+
+    def __init__(self, size: int, hidden: int, bins: int) -> None:
+        super().__init__()
+        affine = affine_autoregressive(size, hidden_dims=[hidden, hidden])
+        spline = spline_autoregressive(size, hidden_dims=[hidden, hidden], count_bins=bins, bound=4.0)
+        self.layers = torch.nn.ModuleList([spline, affine])
+        for layer in self.layers:
+            last = layer.nn.layers[-1] if hasattr(layer, "nn") else layer.arn.layers[-1]
+            last.weight.data.mul_(0.01)
+            last.bias.data.zero_()
+
+    def forward(self, e: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass, from noise to value."""
+        total = torch.zeros(())
+        for layer in self.layers:
+            out = layer(e)
+            total = total + layer.log_abs_det_jacobian(e, out)
+            e = out
+        return e, total
+
+
+def _start_noise(name: str, *shape: int) -> Tensor:
+    return noise.normals(noise.fold(noise.root_key(0), noise.word(name)), shape)

@@ -1,0 +1,50 @@
+"""hierfl: hierarchical Bayesian federated learning on Pyro. One program, inferred federatedly, a plate per client."""
+
+from hierfl import datasets, guides, methods, models, optimisers, partition
+from hierfl.batch import ClientBatch
+from hierfl.check import read
+from hierfl.data import ClientData
+from hierfl.engine import ClientError
+from hierfl.fitted import Fit
+from hierfl.fitting import fit
+from hierfl.method import Client, Clock, Method, Phase, Server, Share
+from hierfl.pooled import nuts
+from hierfl.prediction import Prediction
+from hierfl.preprocess import Scaling, fill_missing, standardise
+from hierfl.program import Program, ProgramError
+from hierfl.recipes import CannotRemake
+from hierfl.saved import load
+from hierfl.state import CheckpointError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CannotRemake",
+    "CheckpointError",
+    "Client",
+    "ClientBatch",
+    "ClientData",
+    "ClientError",
+    "Clock",
+    "Fit",
+    "Method",
+    "Phase",
+    "Prediction",
+    "Program",
+    "ProgramError",
+    "Scaling",
+    "Server",
+    "Share",
+    "datasets",
+    "fill_missing",
+    "fit",
+    "guides",
+    "load",
+    "methods",
+    "models",
+    "nuts",
+    "optimisers",
+    "partition",
+    "read",
+    "standardise",
+]

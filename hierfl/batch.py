@@ -1,0 +1,166 @@
+"""A cohort's rows, stacked: what a model and a guide are functions of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from hierfl import noise
+from hierfl.data import ClientData
+from hierfl.trees import Tree
+
+CLIENTS, DATA = "clients", "data"
+
+
+@dataclass(frozen=True, eq=False)
+class ClientBatch:
+    """Rows of C clients, padded to B rows each.
+
+    Args:
+        fields: name -> Tensor (C, B, ...), or None for a label that is not known (an unlabelled row to predict). Padding
+            repeats the client's own first row: no row of one client ever stands in another's place.
+        client_fields: name -> Tensor (C, 1, ...).
+        rows: (C, B) bool, false at padding; None where there is none.
+        counts: (C,) rows that each client has in all, in the dtype of the model; a batch of fewer stands for all of them.
+        key: (C, 2) int32, all that the noise inside the clients plate depends on; `shared_key` (2,) that outside it.
+        is_mini_batch: the rows are some of the client's, scaled up to stand for all.
+
+    A field is read as an attribute: `batch.x`.
+    """
+
+    fields: Mapping[str, Tensor | None]
+    client_fields: Mapping[str, Tensor]
+    rows: Tensor | None
+    counts: Tensor
+    key: Tensor
+    shared_key: Tensor
+    is_mini_batch: bool = False
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        """A field by its name."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        for fields in (object.__getattribute__(self, "fields"), object.__getattribute__(self, "client_fields")):
+            if name in fields:
+                value: Tensor | None = fields[name]
+                return value
+        known = sorted([*self.fields, *self.client_fields])
+        raise AttributeError(f"the data have no field '{name}'; they have {', '.join(known)}")
+
+    @property
+    def num_clients(self) -> int:
+        """C."""
+        return self.counts.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        """B, padding counted."""
+        return next(v.shape[1] for v in self.fields.values() if v is not None)
+
+    @cached_property
+    def _plates(self) -> dict[str, pyro.plate]:
+        return {}
+
+    def plate(self, name: str, size: int, dim: int) -> pyro.plate:
+        """A plate that a program may open as often as it likes; Pyro's own may be made only once a trace."""
+        if name not in self._plates:
+            self._plates[name] = pyro.plate(name, size, dim=dim)
+        return self._plates[name]
+
+    def clients(self) -> pyro.plate:
+        """The clients plate, dim -2: what is sampled inside is a client's own and never leaves it."""
+        return self.plate(CLIENTS, self.num_clients, -2)
+
+    @contextmanager
+    def data(self) -> Iterator[object]:
+        """The data plate, dim -1: padding masked, and a mini-batch scaled to stand for all rows of its client."""
+        seen = self.num_rows if self.rows is None else self.rows.sum(-1, keepdim=True)
+        scale = (self.counts[:, None] / seen) if self.is_mini_batch else 1.0
+        with self.plate(DATA, self.num_rows, -1) as index, poutine.scale(scale=scale):
+            if self.rows is None:
+                yield index
+            else:
+                with poutine.mask(mask=self.rows):
+                    yield index
+
+    def redrawn(self, draw: int | Tensor) -> ClientBatch:
+        """The same rows with other noise."""
+        return replace(self, key=noise.fold(self.key, draw), shared_key=noise.fold(self.shared_key, draw))
+
+    def mask(self) -> Tensor:
+        """The rows that are there, (C, B) bool, with or without padding."""
+        if self.rows is not None:
+            return self.rows
+        return torch.ones(self.num_clients, self.num_rows, dtype=torch.bool, device=self.counts.device)
+
+
+def full_batch(data: ClientData, ids: Tensor, *, seed: int = 0, at: tuple[int, ...] = (0,)) -> ClientBatch:
+    """All rows of some clients, padded to the most that one of them has.
+
+    Args:
+        data: the federation.
+        ids: (C,) int64, positions of the clients.
+        seed: of the run.
+        at: when in the run; with the seed and the client's name it makes the key of the noise.
+    """
+    counts = data.counts[ids]
+    place = torch.arange(int(counts.max()))[None]
+    inside = place < counts[:, None]
+    index = data.offsets[ids][:, None] + torch.where(inside, place, 0)
+    return gather(data, ids, index, None if bool(inside.all()) else inside, seed=seed, at=at)
+
+
+def gather(
+    data: ClientData,
+    ids: Tensor,
+    index: Tensor,
+    inside: Tensor | None,
+    *,
+    seed: int,
+    at: tuple[int, ...],
+    is_mini_batch: bool = False,
+) -> ClientBatch:
+    """The one place where rows are gathered: `index` (C, B) says which, `inside` (C, B) which of them are no padding."""
+    return ClientBatch(
+        fields={name: values[index] for name, values in data.fields.items()},
+        client_fields={name: values[ids][:, None] for name, values in data.client_fields.items()},
+        rows=inside,
+        counts=data.counts[ids].to(torch.get_default_dtype()),
+        key=noise.fold(data.keys[ids], seed, seed >> 32, *at),
+        shared_key=noise.fold(noise.root_key(seed), *at),
+        is_mini_batch=is_mini_batch,
+    )
+
+
+def lanes_of(batch: ClientBatch) -> tuple[Tree, Tensor]:
+    """A batch of C clients as C batches of one: tensors with the clients in front (for vmap), and the key they share."""
+    known = {name: values[:, None] for name, values in batch.fields.items() if values is not None}
+    lanes = {
+        "fields": known,
+        "client_fields": {name: values[:, None] for name, values in batch.client_fields.items()},
+        "rows": {} if batch.rows is None else {"rows": batch.rows[:, None]},
+        "counts": batch.counts[:, None],
+        "key": batch.key[:, None],
+    }
+    return lanes, batch.shared_key
+
+
+def one_lane(lane: Tree, shared_key: Tensor, like: ClientBatch) -> ClientBatch:
+    """The batch of one client that a lane of `lanes_of` stands for."""
+    fields = {name: lane["fields"].get(name) for name in like.fields}
+    return replace(
+        like,
+        fields=fields,
+        client_fields=lane["client_fields"],
+        rows=lane["rows"].get("rows"),
+        counts=lane["counts"],
+        key=lane["key"],
+        shared_key=shared_key,
+    )

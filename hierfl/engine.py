@@ -1,0 +1,216 @@
+"""The one loop over rounds: cohort -> chunks -> local steps -> finish -> sum -> server.
+
+It knows no method, no likelihood and no file format. A chunk of clients is carried at once under `torch.vmap`, or one client
+after another; either way a client's functions see one client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyro
+import torch
+from torch import Tensor
+
+from hierfl import noise
+from hierfl.batch import ClientBatch, lanes_of, one_lane
+from hierfl.data import ClientData
+from hierfl.method import Client, Clock, Phase, Server, Share, mean_of
+from hierfl.program import Program
+from hierfl.schedule import batches
+from hierfl.trees import Tree, add, named_leaves, nbytes, scaled, tree_leaves, tree_map
+
+Engine = Literal["vectorised", "sequential"]
+CHUNK_BYTES = 8 << 20  # what a chunk of clients may take: about what fits a core's cache with its gradients
+
+
+class ClientError(RuntimeError):
+    """What one client sent or kept is not finite; the message names the client, the round and the tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """What stays the same from round to round.
+
+    Args:
+        program: the checked program.
+        client: what a client does.
+        server: what the server does.
+        data: the clients' rows.
+        seed: of everything random.
+        cohort: clients a round, 1..N.
+        engine: "vectorised" or "sequential".
+        chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
+    """
+
+    program: Program
+    client: Client
+    server: Server
+    data: ClientData
+    seed: int = 0
+    cohort: int = 1
+    engine: Engine = "vectorised"
+    chunk: int | None = None
+
+    @property
+    def lanes(self) -> int:
+        """Clients carried at once."""
+        if self.engine == "sequential" or not self.program.keyed:
+            return 1
+        if self.chunk is not None:
+            return self.chunk
+        row = sum(v[:1].nbytes for v in self.data.fields.values())
+        rows = max([p.batch_size or int(self.data.counts.max()) for p in self.client.phases], default=1)
+        state = sum(spec.start.nbytes for spec in self.program.params)
+        return max(8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """Where a run stands: the server's state, a row of own state a client, what happened in each round, rounds done."""
+
+    server: Tree
+    table: Tree
+    history: tuple[dict[str, Any], ...] = ()
+    round: int = 0
+
+
+def begin(federation: Federation) -> Progress:
+    """Before the first round."""
+    n = federation.data.num_clients
+    table = tree_map(lambda v: v.expand(n, *v.shape).clone(), federation.client.own)
+    return Progress(federation.server.state, table)
+
+
+def rounds(federation: Federation, progress: Progress, until: int) -> Iterator[Progress]:
+    """Run rounds, yielding where the run stands after each."""
+    while progress.round < until:
+        progress = one_round(federation, progress, until)
+        yield progress
+
+
+def one_round(federation: Federation, progress: Progress, until: int) -> Progress:
+    """One round: sample a cohort, let it work, update the server."""
+    began = time.perf_counter()
+    clock = Clock(progress.round, until)
+    data, client, server = federation.data, federation.client, federation.server
+    # a cohort is drawn among clients in the order of their names, so that it does not depend on the order of the data
+    chosen = noise.cohort(federation.seed, clock.round, data.num_clients, federation.cohort)
+    ids = data.by_name[chosen]
+    message = server.down(progress.server, clock)
+    total: dict[str, Share] = {}
+    for part in ids.split(federation.lanes):
+        mine = tree_map(lambda v, part=part: v[part], progress.table)
+        ups, mine = client_round(federation, client.phases, message, mine, part, clock.round)
+        _write(progress.table, part, mine)
+        summed = {name: Share(tree_map(lambda v: v.sum(0), up.value), up.weight.sum(0)) for name, up in ups.items()}
+        _check_finite(summed, ups, data, part, clock.round)
+        total = (
+            summed
+            if not total
+            else {k: Share(add(total[k].value, up.value), total[k].weight + up.weight) for k, up in summed.items()}
+        )
+    means = {name: mean_of(share) for name, share in total.items()}
+    state = server.update(progress.server, means, clock)
+    record = {
+        "round": clock.round,
+        "clients": len(ids),
+        **{name: float(mean) for name, mean in means.items() if isinstance(mean, Tensor) and mean.numel() == 1},
+        "bytes_down": nbytes(message) * len(ids),
+        "bytes_up": nbytes(list(total.values())) * len(ids),
+        "seconds": time.perf_counter() - began,
+    }
+    return Progress(state, progress.table, (*progress.history, record), clock.round + 1)
+
+
+def adapt(federation: Federation, server: Tree, count: int) -> Tree:
+    """Own states of clients never seen, after `count` rounds of their own steps with the global params fixed: a table."""
+    client, n = federation.client, federation.data.num_clients
+    table = tree_map(lambda v: v.expand(n, *v.shape).clone(), client.own)
+    phases = client.phases if client.adapt is None else client.adapt
+    if not tree_leaves(client.own) or not phases:
+        return table
+    for r in range(count):
+        message = federation.server.last(server, Clock(r, count))
+        for part in torch.arange(n).split(federation.lanes):
+            mine = tree_map(lambda v, part=part: v[part], table)
+            _, mine = client_round(federation, phases, message, mine, part, r)
+            _write(table, part, mine)
+    return table
+
+
+def _write(table: Tree, ids: Tensor, rows: Tree) -> None:
+    """Put rows back in place: the table may be larger than all else, and is never copied."""
+    for leaf, row in zip(tree_leaves(table), tree_leaves(rows), strict=True):
+        leaf[ids] = row
+
+
+def client_round(
+    federation: Federation, phases: tuple[Phase, ...], message: Tree, own: Tree, ids: Tensor, round_: int
+) -> tuple[dict[str, Any], Tree]:
+    """One round of some clients: (what each sends, weighted, with the clients in front; what each keeps)."""
+    client, seed, at_once = federation.client, federation.seed, federation.lanes > 1
+    with pyro.validation_enabled(False):
+        lane = over_clients(lambda own: client.start(message, own), at_once)(own, count=len(ids))
+        for p, phase in enumerate(phases):
+            for batch, active in batches(federation.data, ids, phase, seed=seed, at=(round_, p)):
+                moved = over_batch(lambda lane, b, step=phase.step: step(lane, message, b), at_once)(lane, batch)
+                lane = moved if active is None else tree_map(lambda new, old, on=active: _where(on, new, old), moved, lane)
+
+        def finish(lane: Tree, own: Tree, rows: Tensor) -> tuple[dict[str, Share], Tree]:
+            up, own = client.finish(lane, message, own, rows)
+            weights = {name: torch.as_tensor(share.weight, dtype=torch.get_default_dtype()) for name, share in up.items()}
+            return {name: Share(scaled(share.value, weights[name]), weights[name]) for name, share in up.items()}, own
+
+        rows = federation.data.counts[ids].to(torch.get_default_dtype())
+        answer: tuple[dict[str, Any], Tree] = over_clients(finish, at_once)(lane, own, rows, count=len(ids))
+    return answer
+
+
+def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:
+    """A function of one client's trees as a function of trees with the clients in front."""
+
+    def run(*trees: Tree, count: int) -> Tree:
+        if at_once:
+            index = torch.arange(count)  # so that there is always something to map over
+            return torch.vmap(lambda _, *t: _tensors(one(*t)))(index, *trees)
+        each = [one(*(tree_map(lambda v, i=i: v[i], t) for t in trees)) for i in range(count)]
+        return tree_map(lambda *v: torch.stack(v), *each)
+
+    return run
+
+
+def over_batch(one: Callable[[Tree, ClientBatch], Tree], at_once: bool) -> Callable[[Tree, ClientBatch], Tree]:
+    """A function of one client's lane and batch as a function of lanes and a batch with the clients in front."""
+
+    def run(lane: Tree, batch: ClientBatch) -> Tree:
+        rows, shared = lanes_of(batch)
+        return over_clients(lambda lane, row: one(lane, one_lane(row, shared, batch)), at_once)(
+            lane, rows, count=batch.num_clients
+        )
+
+    return run
+
+
+def _tensors(tree: Tree) -> Tree:
+    return tree_map(lambda v: v if isinstance(v, Tensor) else torch.as_tensor(v), tree)
+
+
+def _where(on: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(on.view(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+def _check_finite(summed: dict[str, Share], ups: dict[str, Share], data: ClientData, ids: Tensor, round_: int) -> None:
+    if all(bool(leaf.isfinite().all()) for leaf in tree_leaves(summed)):
+        return
+    for path, leaf in named_leaves(ups).items():
+        bad = ~leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else ~leaf.isfinite()
+        if bool(bad.any()):
+            name = data.names[int(ids[bad.nonzero()[0, 0]])]
+            raise ClientError(
+                f"round {round_}: what client '{name}' sends is not finite ({path}; {int(bad.sum())} of {len(ids)} clients): "
+                f"lower the learning rate, or tighten the prior that lets its weights run away"
+            )

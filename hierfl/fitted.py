@@ -1,0 +1,145 @@
+"""What `fit` returns: posterior, predictions, new clients, and all of it on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import torch
+
+from hierfl.check import check_finite, check_labels
+from hierfl.data import ClientData
+from hierfl.engine import Federation, Progress, adapt
+from hierfl.inference import Draws, posterior_draws, predict
+from hierfl.method import Clock, Method
+from hierfl.prediction import Prediction
+from hierfl.program import Program
+from hierfl.trees import Tree, nbytes, tree_map
+
+if TYPE_CHECKING:
+    from arviz import InferenceData
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A method, fitted to a federation.
+
+    Args:
+        method: what was fitted.
+        federation: the clients, their data and the checked program.
+        progress: the server's state, a row of own state a client, and the history.
+        rounds: how many were planned.
+    """
+
+    method: Method
+    federation: Federation
+    progress: Progress
+    rounds: int
+
+    @property
+    def program(self) -> Program:
+        """The checked program."""
+        return self.federation.program
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return self.federation.data.names
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row a round: clients, what the method logs (elbo, loss), bytes down and up, seconds, held-out score."""
+        return pd.DataFrame(list(self.progress.history))
+
+    @property
+    def message(self) -> Tree:
+        """What the server would send last: all that posterior and predictions know of other clients."""
+        return self.federation.server.last(self.progress.server, Clock(self.progress.round, max(self.rounds, 1)))
+
+    def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
+        """Draws of the latent sites as tensors: shared (S, *shape), own (S, N, *shape)."""
+        return posterior_draws(self.federation, self.message, self.progress.table, draws=draws, seed=seed)
+
+    def posterior(self, draws: int = 1000, *, seed: int = 0) -> InferenceData:
+        """Draws of the latent sites as ArviZ's InferenceData, local ones with a `client` dimension and the clients' names.
+
+        Args:
+            draws: S.
+            seed: of the draws.
+        """
+        from hierfl.posterior import to_arviz
+
+        return to_arviz(self, self.draws(draws, seed=seed))
+
+    def predict(self, rows: ClientData, *, draws: int = 200, seed: int = 0) -> Prediction:
+        """The posterior predictive distribution of each row, by its own client's posterior; labels may be absent.
+
+        Args:
+            rows: of clients that were fitted, matched by name.
+            draws: of the posterior to average over; 1 for point estimates.
+            seed: of the draws.
+
+        Raises:
+            KeyError: a client that was not fitted: `personalise` it first.
+            ValueError: a field is missing, or holds NaN.
+        """
+        unknown = [name for name in rows.names if name not in set(self.clients)]
+        if unknown:
+            raise KeyError(f"client '{unknown[0]}' was not fitted: infer it first, fit.personalise(its data).predict(...)")
+        self._check_rows(rows)
+        ids = self.federation.data.index(rows.names)
+        few = replace(self.federation, data=self.federation.data.select(ids))
+        table = _rows(self.progress.table, ids)
+        return predict(few, self.message, table, rows, draws=draws, seed=seed)
+
+    def personalise(self, data: ClientData, *, rounds: int = 200) -> Fit:
+        """Infer the local sites of clients never seen, global params fixed: a Fit of those clients.
+
+        Args:
+            data: the new clients' rows; without labels where the guide needs none.
+            rounds: rounds of the client's own steps; none are taken where the guide keeps nothing local.
+        """
+        self._check_rows(data)
+        federation = replace(self.federation, data=data)
+        table = adapt(federation, self.progress.server, rounds)
+        return replace(self, federation=federation, progress=replace(self.progress, table=table))
+
+    def save(self, folder: str | Path, *, with_data: bool = True) -> None:
+        """Write everything to a folder: what is global, and apart from it, under `local`, what is the clients' own.
+
+        Args:
+            folder: made if it is not there.
+            with_data: the clients' rows too, so that `hierfl.load(folder)` alone makes the fit anew.
+        """
+        from hierfl.saved import save
+
+        save(self, folder, with_data=with_data)
+
+    def _check_rows(self, rows: ClientData) -> None:
+        labels = set(self.program.labels.values())
+        needed = [*self.federation.data.fields, *self.federation.data.client_fields]
+        missing = [n for n in needed if n not in labels and n not in rows.fields and n not in rows.client_fields]
+        if missing:
+            raise ValueError(f"the rows have no field '{missing[0]}', which the model was fitted with")
+        for name, values in rows.fields.items():
+            like = self.federation.data.fields.get(name)
+            if like is not None and values.shape[1:] != like.shape[1:]:
+                raise ValueError(
+                    f"a row of '{name}' has shape {tuple(values.shape[1:])}; it was {tuple(like.shape[1:])} when fitted"
+                )
+        check_finite(rows)
+        check_labels(self.program.supports, rows)
+
+    def __repr__(self) -> str:
+        """Method, clients, rounds and size."""
+        kept = nbytes(self.progress.table) / max(1, len(self.clients))
+        return (
+            f"Fit({self.method.name}, {len(self.clients)} clients, {self.progress.round} rounds, "
+            f"{nbytes(self.message)} bytes sent to a client, {kept:.0f} bytes kept by one)"
+        )
+
+
+def _rows(table: Tree, ids: torch.Tensor) -> Tree:
+    return tree_map(lambda v: v[ids], table)

@@ -1,0 +1,186 @@
+"""`fit`: a method, a federation, rounds; and what comes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from hierfl import state
+from hierfl.check import read
+from hierfl.data import ClientData
+from hierfl.engine import Federation, Progress, begin
+from hierfl.engine import rounds as run_rounds
+from hierfl.fitted import Fit
+from hierfl.method import Method
+from hierfl.pooled import pooled_rounds
+from hierfl.recipes import describe
+
+
+def fit(
+    method: Method,
+    data: ClientData,
+    *,
+    rounds: int,
+    seed: int = 0,
+    cohort: int | float | None = None,
+    engine: Literal["vectorised", "sequential", "pooled"] = "vectorised",
+    chunk: int | None = None,
+    checkpoint: str | Path | None = None,
+    every: int = 10,
+    resume: bool = False,
+    held_out: ClientData | None = None,
+    score_every: int = 10,
+    patience: int | None = None,
+    progress: bool | None = None,
+) -> Fit:
+    """Fit a method to a federation.
+
+    Args:
+        method: from `hierfl.methods`, or one's own `Method`.
+        data: the clients' training rows.
+        rounds: exchanges between server and clients.
+        seed: of everything random; noise is a function of (seed, client, step, site), so no result depends on engine, order or resume.
+        cohort: clients a round: None for all, a count, or a share in (0, 1].
+        engine: "vectorised" carries many clients at once, "sequential" one after another, "pooled" all in one Pyro plate, as if
+            the rows had been brought together (for methods that have such a form): the same numbers.
+        chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
+        checkpoint: folder to write checkpoints to.
+        every: rounds between checkpoints; the last round is always written.
+        resume: go on from the newest whole checkpoint of that folder, if there is one.
+        held_out: labelled rows of the same clients; their mean log score is logged every `score_every` rounds.
+        score_every: rounds between scores.
+        patience: stop once the held-out score has not risen for so many scores; the last round's params are kept.
+        progress: a progress bar; None: where standard error is a terminal.
+
+    Raises:
+        ValueError: bad data, a cohort larger than the federation, a checkpoint of another run.
+        ProgramError: a model or guide that cannot be run as it is written.
+        ClientError: what a client sends is not finite.
+    """
+    if patience is not None and held_out is None:
+        raise ValueError("patience needs rows to score: give held_out=")
+    if min(rounds, every, score_every) < 1:
+        raise ValueError(f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more")
+    federation = federate(method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk)
+    where, who = begin(federation), about(method, federation, rounds, engine)
+    if resume and checkpoint is not None and state.checkpoints(checkpoint):
+        where = state.load(checkpoint, where, who)
+    best, since = _best(where, patience)
+    steps = pooled_rounds(method, federation, where, rounds) if engine == "pooled" else run_rounds(federation, where, rounds)
+    with _bar(progress, method.name, where.round, rounds) as tick:
+        for where in steps:
+            if held_out is not None and where.round % score_every == 0:
+                score = _score(Fit(method, federation, where, rounds), held_out)
+                where.history[-1]["held_out_log_score"] = score
+                best, since = (score, 0) if score > best else (best, since + 1)
+            tick(where)
+            stop = patience is not None and since >= patience
+            if checkpoint is not None and (where.round % every == 0 or where.round == rounds or stop):
+                state.save(checkpoint, where, who)
+            if stop:
+                break
+    return Fit(method, federation, where, rounds)
+
+
+def federate(
+    method: Method,
+    data: ClientData,
+    *,
+    seed: int = 0,
+    cohort: int | float | None = None,
+    engine: str = "vectorised",
+    chunk: int | None = None,
+) -> Federation:
+    """Check a method's program against the data, and set up what stays the same from round to round."""
+    if engine not in ("vectorised", "sequential", "pooled"):
+        raise ValueError(f"there is no engine '{engine}': vectorised, sequential or pooled")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}: it must be 1 or more")
+    size = cohort_size(cohort, data.num_clients)
+    program = read(method.model, method.guide, data, seed=seed)
+    return Federation(
+        program=program,
+        client=method.client(program),
+        server=method.server(program),
+        data=data,
+        seed=seed,
+        cohort=size,
+        engine="sequential" if engine == "sequential" else "vectorised",
+        chunk=chunk,
+    )
+
+
+def cohort_size(cohort: int | float | None, population: int) -> int:
+    """Clients a round: all, a count, or a share of them (at least one).
+
+    Raises:
+        ValueError: none, or more than there are.
+    """
+    if cohort is None:
+        return population
+    if isinstance(cohort, float):
+        if not 0.0 < cohort <= 1.0:
+            raise ValueError(f"cohort is {cohort}: a share of the clients lies in (0, 1]; for a count give an integer")
+        return max(1, round(cohort * population))
+    if not 1 <= cohort <= population:
+        raise ValueError(f"a cohort of {cohort} cannot be drawn from {population} clients")
+    return cohort
+
+
+def about(method: Method, federation: Federation, rounds: int, engine: str) -> dict[str, Any]:
+    """What identifies a run: a checkpoint of another one is refused."""
+    data = federation.data
+    return {
+        "method": describe(method),
+        "rounds": rounds,
+        "seed": federation.seed,
+        "cohort": federation.cohort,
+        "engine": "pooled" if engine == "pooled" else "federated",
+        "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
+        "rows": hashlib.sha256(data.counts.numpy().tobytes()).hexdigest(),
+        "fields": {name: [str(v.dtype), *v.shape[1:]] for name, v in {**data.fields, **data.client_fields}.items()},
+    }
+
+
+def _score(fitted: Fit, held_out: ClientData) -> float:
+    scores = fitted.predict(held_out, draws=50).log_score
+    if scores is None:
+        raise ValueError("held_out has no labels: nothing to score")
+    return float(scores.mean())
+
+
+def _best(where: Progress, patience: int | None) -> tuple[float, int]:
+    """Best held-out score so far, and scores since: early stopping goes on where a resumed run left off."""
+    scores = [record["held_out_log_score"] for record in where.history if "held_out_log_score" in record]
+    if not scores or patience is None:
+        return float("-inf"), 0
+    return max(scores), len(scores) - 1 - scores.index(max(scores))
+
+
+@contextmanager
+def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda where: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[last]}"),
+    )
+    with Bar(*columns) as bar:
+        task = bar.add_task(name, total=total, completed=done, last="")
+
+        def tick(where: Progress) -> None:
+            last = ", ".join(f"{k} {v:.3g}" for k, v in where.history[-1].items() if k in ("elbo", "loss", "held_out_log_score"))
+            bar.update(task, completed=where.round, last=last)
+
+        yield tick

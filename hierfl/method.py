@@ -1,0 +1,166 @@
+"""The contract of a method, and the few verbs that methods are written in.
+
+A client's functions are written for *one* client, in plain shapes: `start(message, own) -> lane`, phases of
+`step(lane, message, batch) -> lane`, `finish(lane, message, own, rows) -> (up, own)`. The engine runs them one client after another, or
+a cohort at once under `torch.vmap`; a node of a real federation runs them as they are. They are pure: tensors in, tensors out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from hierfl.batch import ClientBatch
+from hierfl.program import Params, Program
+from hierfl.sites import Family, Guide, Model
+from hierfl.trees import Tree, scaled, tree_map
+
+
+class Clock(NamedTuple):
+    """Which round it is, of how many."""
+
+    round: int
+    rounds: int
+
+
+class Share(NamedTuple):
+    """What a client adds to a weighted mean: the server sees the cohort's sums of weight * value and of weight, nothing else."""
+
+    value: Tree
+    weight: float | Tensor = 1.0
+
+
+Up = dict[str, Share]
+Step = Callable[[Tree, Tree, ClientBatch], Tree]
+Pooled = Callable[[Tree, Tree, ClientBatch, Clock], tuple[Tree, Tree, dict[str, float]]]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`count` local steps, or epochs, of one kind.
+
+    Args:
+        step: (lane, message, batch) -> lane, on one mini-batch, or on all rows.
+        count: how many, in `unit`s: "step" draws mini-batches from reshuffled passes, "epoch" passes over the rows, last batch smaller.
+        batch_size: rows a mini-batch; None: all rows at each step.
+    """
+
+    step: Step
+    count: int = 1
+    unit: Literal["step", "epoch"] = "step"
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run."""
+        if self.count < 0:
+            raise ValueError(f"a phase of {self.count} {self.unit}s: the count must be 0 or more")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}: it must be 1 or more, or None for all rows")
+
+
+def _own_params(message: Tree, own: Tree) -> Params:
+    params: Params = {**message, **own}
+    return params
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One round of one client.
+
+    Args:
+        own: what a new client keeps before its first round (`{}`: the client is stateless).
+        start: (message, own) -> lane, what it works on.
+        phases: what it does.
+        finish: (lane, message, own, rows it has) -> (up, own): all that crosses, and all that stays. Shares of one number are logged.
+        params: (message, own) -> the program's params that its posterior and predictions are read from.
+        adapt: phases of a client never seen, global params fixed; None: the same as `phases`.
+    """
+
+    own: Tree
+    start: Callable[[Tree, Tree], Tree]
+    phases: tuple[Phase, ...]
+    finish: Callable[[Tree, Tree, Tree, Tensor], tuple[Up, Tree]]
+    params: Callable[[Tree, Tree], Params] = _own_params
+    adapt: tuple[Phase, ...] | None = None
+
+
+def _whole(state: Tree, clock: Clock) -> Tree:
+    return state
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """What the server keeps, sends and learns.
+
+    Args:
+        state: before the first round.
+        update: (state, means, clock) -> state; `means` holds, by name, the cohort's weighted mean of each share.
+        down: (state, clock) -> message, what every client of the cohort receives.
+        final: (state, clock) -> message, that posterior and predictions are read with and new clients adapt to; None: `down`.
+    """
+
+    state: Tree
+    update: Callable[[Tree, dict[str, Tree], Clock], Tree]
+    down: Callable[[Tree, Clock], Tree] = _whole
+    final: Callable[[Tree, Clock], Tree] | None = None
+
+    def last(self, state: Tree, clock: Clock) -> Tree:
+        """The message that posterior and predictions are read with."""
+        return (self.final or self.down)(state, clock)
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """Four choices: a model, a guide, what a client does, what the server does.
+
+    Args:
+        name: of the method.
+        model: the generative program, a function of a `ClientBatch`.
+        guide: a guide function, or a family from `hierfl.guides`.
+        client: program -> Client.
+        server: program -> Server.
+        pooled: program -> (server state, table, batch of all clients, clock) -> (state, table, logged): a round of the method as one
+            step of the pooled program; None: it has no such form.
+    """
+
+    name: str
+    model: Model
+    guide: Guide | Family
+    client: Callable[[Program], Client]
+    server: Callable[[Program], Server]
+    pooled: Callable[[Program], Pooled] | None = None
+
+
+# ------------------------------------------------------------------------------------------------ the verbs
+def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
+    """Gradient and value of a loss, which may have one entry a client: of its sum, since clients share nothing."""
+    answer: tuple[Tree, Tensor] = grad_and_value(lambda p: loss(p).sum())(params)
+    return answer
+
+
+def descend(loss: Callable[[Tree], Tensor], params: Tree, lr: float | Tensor) -> Tree:
+    """One step of gradient descent: params - lr * grad loss."""
+    gradient, _ = slope(loss, params)
+    return tree_map(lambda p, g: p - lr * g, params, gradient)
+
+
+def over_draws(loss: Callable[[ClientBatch], Tensor], batch: ClientBatch, draws: int) -> Tensor:
+    """Mean of a loss over independent draws of its noise: one more dimension, not a loop."""
+    if draws == 1:
+        return loss(batch)
+    return torch.vmap(lambda d: loss(batch.redrawn(d)))(torch.arange(draws, dtype=torch.int32)).mean(0)
+
+
+def half_square(a: Tree, b: Tree) -> Tensor:
+    """|a - b|^2 / 2 over two dicts of tensors."""
+    return sum((0.5 * (a[k] - b[k]).square().sum() for k in a), torch.zeros(()))
+
+
+def mean_of(total: Share) -> Tree:
+    """The weighted mean of a sum of shares."""
+    return scaled(total.value, 1.0 / total.weight)

@@ -1,0 +1,101 @@
+"""The core that many personalised methods share: on each mini-batch, K steps on what is the client's own, one on its copy of the rest.
+
+pFedMe is this with a delta guide, pFedBayes and FedABML with a mean-field one: the method is in the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hierfl.batch import ClientBatch
+from hierfl.method import Client, Clock, Phase, Server, Share, Up, over_draws, slope
+from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.program import Params, Program, ProgramError, Terms
+from hierfl.trees import Tree, lerp
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """What tells these methods apart.
+
+    Args:
+        loss: (terms, rows of the client) -> (C,), of both kinds of step.
+        local: optimiser of the client's own params, started anew each round.
+        shared: optimiser of its copy of the global ones, likewise.
+        inner: K, steps on own params for each mini-batch.
+        steps: R, mini-batches a round.
+        batch_size: rows a mini-batch; None: all.
+        draws: of the guide, a step.
+        restart: (program, global params) -> own params that a round starts from; None: those kept from the last one.
+        by_rows: whether the mean of the clients' copies is weighted by their rows.
+        beta: over-relaxation of the server.
+    """
+
+    loss: Callable[[Terms, Tensor], Tensor]
+    local: Optimiser
+    shared: Optimiser
+    inner: int
+    steps: int
+    batch_size: int | None
+    draws: int = 1
+    restart: Callable[[Program, Params], Params] | None = None
+    by_rows: bool = False
+    beta: float = 1.0
+
+    def client(self, program: Program) -> Client:
+        """The client of one program."""
+        above, mine = program.start()
+        if not mine or not above:
+            raise ProgramError(
+                "this method needs local sites, and a learned prior above them: a pyro.param outside the clients plate"
+            )
+
+        def loss(theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
+            return over_draws(lambda b: self.loss(program.terms({**theta, **phi}, b), b.counts), batch, self.draws)
+
+        def start(message: Tree, own: Tree) -> Tree:
+            phi = own["phi"] if self.restart is None else self.restart(program, message)
+            return {
+                "theta": Stepped(message, self.shared.init(message)),
+                "phi": Stepped(phi, self.local.init(phi)),
+                "loss": torch.zeros(()),
+            }
+
+        def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            theta, phi = lane["theta"], lane["phi"]
+            for k in range(self.inner):
+                gradient, _ = slope(lambda p, k=k: loss(theta.params, p, batch.redrawn(k)), phi.params)
+                phi = step(self.local, gradient, phi)
+            gradient, value = slope(lambda p: loss(p, phi.params, batch.redrawn(self.inner)), theta.params)
+            return {"theta": step(self.shared, gradient, theta), "phi": phi, "loss": value}
+
+        def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            weight = rows if self.by_rows else 1.0
+            up = {"theta": Share(lane["theta"].params, weight), "loss": Share(lane["loss"], weight)}
+            return up, {"phi": lane["phi"].params}
+
+        return Client(
+            own={"phi": mine},
+            start=start,
+            phases=(Phase(move, self.steps, batch_size=self.batch_size),),
+            finish=finish,
+            params=lambda message, own: {**message, **own["phi"]},
+        )
+
+    def server(self, program: Program) -> Server:
+        """The server of one program: theta <- (1 - beta) theta + beta mean."""
+
+        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            return lerp(theta, means["theta"], self.beta)
+
+        return Server(program.start()[0], update)
+
+
+def at_prior_mean(program: Program, theta: Params) -> Params:
+    """Params of a `delta` guide at the middle of each local site's prior."""
+    priors = program.priors(theta)
+    return {f"{site.name}.at": site.transform.inv(priors[site.name].mean) for site in program.latents.local_block.sites}

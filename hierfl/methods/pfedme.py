@@ -1,0 +1,61 @@
+"""pFedMe: personalised models held near a local copy of the global one.
+
+    client:  w <- theta, v <- theta;  for every mini-batch:
+                 K times  v <- v - lr grad_v [ nll(v) + lam D(v, w) ]
+                 w <- w - eta grad_w lam D(v, w)
+    server:  theta <- (1 - beta) theta + beta mean_k w_k
+
+Source: T. Dinh et al. 2020, arXiv:2006.08848, Algorithm 1. In a program v is the client's own site, w its prior's mean, and
+D = |v - w|^2 / 2 minus the log density of a prior of unit scale, constants apart; another prior gives another D. As the paper has it
+the mean over clients is uniform (its code weights by rows); as its code has it a round's first prox starts at the global model.
+"""
+
+from __future__ import annotations
+
+from hierfl.guides import delta
+from hierfl.method import Method
+from hierfl.methods.alternating import Alternating, at_prior_mean
+from hierfl.optimisers import SGD
+from hierfl.recipes import recorded
+from hierfl.sites import Model
+
+
+@recorded
+def pfedme(
+    model: Model,
+    *,
+    lam: float = 15.0,
+    lr: float = 0.1,
+    eta: float = 0.005,
+    prox_steps: int = 5,
+    steps: int = 20,
+    batch_size: int | None = 20,
+    beta: float = 1.0,
+) -> Method:
+    """PFedMe of a hierarchical program, by point estimates.
+
+    Args:
+        model: local sites of unit prior scale whose mean is a global param, such as
+            `hierfl.models.bayesian_network(module, prior_loc="learned", prior_scale=1.0)`.
+        lam: weight of the prior, beside the mean negative log likelihood of a row. Defaults: the authors' README.
+        lr: step size of the personalised model (alpha there).
+        eta: step size of the client's copy of the global model.
+        prox_steps: K, steps on each mini-batch.
+        steps: R, mini-batches a round.
+        batch_size: rows a mini-batch; None: all.
+        beta: over-relaxation of the server.
+
+    Raises:
+        ProgramError: the model has no local site, or nothing global to learn.
+    """
+    core = Alternating(
+        loss=lambda terms, rows: terms.nll / rows + lam * terms.local_kl,
+        local=SGD(lr),
+        shared=SGD(eta),
+        inner=prox_steps,
+        steps=steps,
+        batch_size=batch_size,
+        restart=at_prior_mean,
+        beta=beta,
+    )
+    return Method("pfedme", model, delta, core.client, core.server)

@@ -1,0 +1,86 @@
+"""What a posterior says of rows: probabilities or means, averaged over draws, and how they score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from hierfl.data import ClientData
+from hierfl.trees import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The posterior predictive distribution of every row of some clients, flat, client after client as in `data`.
+
+    Args:
+        data: the rows, labelled or not.
+        label: the field that is predicted.
+        mean: (n,) E[y | x]: the probability of 1 for a Bernoulli site; (n, K) probabilities for a categorical one.
+        sd: (n,) standard deviation of y, over draws and of the likelihood; None for a categorical one.
+        log_score: (n,) log of the mean density of the true label, in nats (higher is better); None where labels are unknown.
+        kind: "binary", "categorical" or "numeric".
+    """
+
+    data: ClientData
+    label: str
+    mean: Tensor
+    sd: Tensor | None
+    log_score: Tensor | None
+    kind: str
+
+    def scores(self) -> pd.DataFrame:
+        """One row a client: rows, mean log score, and accuracy and Brier score, or root mean squared error.
+
+        The Brier score is the mean of sum_c (p_c - 1[y = c])^2 / 2 over the classes: (p - y)^2 for two.
+
+        Raises:
+            ValueError: the rows have no labels.
+        """
+        if self.log_score is None:
+            raise ValueError(f"the rows have no labels '{self.label}': nothing to score")
+        row = {"log_score": self.log_score, **self._losses(self.data.fields[self.label])}
+        frame = pd.DataFrame({name: v.double().numpy() for name, v in row.items()})
+        client = np.asarray(self.data.names)[self.data.row_client.numpy()]
+        table = frame.groupby(client, sort=False).mean()
+        if "rmse" in table:
+            table["rmse"] = np.sqrt(table["rmse"])
+        table.insert(0, "rows", self.data.counts.numpy())
+        table.index.name = "client"
+        return table
+
+    def _losses(self, y: Tensor) -> dict[str, Tensor]:
+        if self.kind == "binary":
+            return {"accuracy": ((self.mean > 0.5) == (y > 0.5)).double(), "brier": (self.mean - y).square()}
+        if self.kind == "categorical":
+            hot = torch.nn.functional.one_hot(y.long(), self.mean.shape[-1])
+            return {"accuracy": (self.mean.argmax(-1) == y).double(), "brier": (self.mean - hot).square().sum(-1) / 2}
+        return {"rmse": (self.mean - y).square()}
+
+
+def kind_of(fn: Any) -> str:
+    """What an observed site's distribution is of."""
+    if fn.event_shape:
+        return "other"
+    base = getattr(fn, "base_dist", fn)
+    if isinstance(base, dist.Bernoulli):
+        return "binary"
+    return "categorical" if isinstance(base, dist.Categorical) else "numeric"
+
+
+def moments(fn: Any, label: Tensor | None) -> Tree:
+    """What is averaged over draws: the mean and mean square of y (or class probabilities), and the log density of the label."""
+    base = getattr(fn, "base_dist", fn)
+    probabilities = isinstance(base, dist.Categorical)
+    out = {"mean": fn.probs if probabilities else fn.mean}
+    if not probabilities:
+        out["square"] = fn.variance + fn.mean**2
+    if label is not None:
+        out["log_prob"] = fn.log_prob(label)
+    return out

@@ -1,0 +1,254 @@
+"""A Pyro model and guide as pure functions of named tensors.
+
+The clients plate is the boundary: a site or param whose `cond_indep_stack` holds it is local, every other one is global. Nothing
+is read from, or left in, Pyro's param store or torch's generator: params are answered from a dict, draws from the batch's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+from torch.distributions import kl_divergence, transform_to
+from torch.distributions.constraints import Constraint
+
+from hierfl import noise
+from hierfl.batch import CLIENTS, ClientBatch
+from hierfl.draws import Noise, draw
+from hierfl.sites import Guide, Latents, Model, Values
+from hierfl.start import Centre
+
+Params = dict[str, Tensor]
+Site = dict[str, Any]  # a message of a Pyro trace
+
+
+class ProgramError(ValueError):
+    """A model or guide that cannot be run federatedly as it is written; the message names the site and the mend."""
+
+
+def in_clients(site: Site) -> bool:
+    """Whether a site stands inside the clients plate."""
+    return any(frame.name == CLIENTS for frame in site["cond_indep_stack"])
+
+
+def is_latent(site: Site) -> bool:
+    """Whether a site of a trace is a latent variable (and no plate's own index)."""
+    return site["type"] == "sample" and not site["is_observed"] and not isinstance(site["fn"], _Subsample)
+
+
+class Answer(Messenger):  # type: ignore[misc]
+    """Answers every `pyro.param` from a dict of unconstrained values, and every draw with noise made of the batch's keys."""
+
+    def __init__(self, params: Mapping[str, Tensor], batch: ClientBatch) -> None:
+        super().__init__()
+        self.params, self.batch = params, batch
+
+    def _pyro_param(self, msg: Site) -> None:
+        if msg["name"] in self.params:
+            constraint = msg["kwargs"].get("constraint", dist.constraints.real)
+            free = self.params[msg["name"]]
+            msg["value"] = free if constraint is dist.constraints.real else transform_to(constraint)(free)
+            msg["done"] = True
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):
+            return
+        local = in_clients(msg)
+        key = noise.fold(self.batch.key if local else self.batch.shared_key, noise.word(msg["name"]))
+        msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
+        msg["done"] = True
+
+
+class Terms(NamedTuple):
+    """The parts of one negative ELBO estimate; their sum over clients, `global_kl` counted once, is the pooled program's.
+
+    nll: (C,) minus the log-likelihood of each client's rows, a mini-batch scaled to all of them, in nats.
+    local_kl: (C,) KL(q || p) of each client's own sites.
+    global_kl: () KL(q || p) of the global sites.
+    """
+
+    nll: Tensor
+    local_kl: Tensor
+    global_kl: Tensor
+
+    def loss(self, share: float) -> Tensor:
+        """A client's part of the pooled negative ELBO, (C,), with `share` = 1 / N of the global KL."""
+        return self.nll + self.local_kl + share * self.global_kl
+
+
+@dataclass(frozen=True, eq=False)
+class ParamSpec:
+    """A `pyro.param` of a program: whose it is, where it starts (unconstrained), where the clients stand in its shape."""
+
+    name: str
+    is_local: bool
+    constraint: Constraint
+    start: Tensor
+    axis: int
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A model and its guide, read and checked (`hierfl.check.read`).
+
+    Args:
+        model: the generative program.
+        guide: the posterior family, covering every latent site of the model.
+        latents: the model's latent sites.
+        params: every param of both.
+        closed: sites whose KL has a closed form that may be used: drawn in the same order in model and guide.
+        labels: observed site -> the field of data that it observes.
+        supports: label field -> (its site, the values it can take).
+        num_clients: N.
+        prototype: a few rows of one client, that stand for any where a value does not depend on rows.
+        keyed: every draw is a function of its key under `torch.vmap`; else clients are run one at a time.
+        reads_all_rows: the guide needs every row of a client at each step.
+    """
+
+    model: Model
+    guide: Guide
+    latents: Latents
+    params: tuple[ParamSpec, ...]
+    closed: frozenset[str]
+    labels: Mapping[str, str]
+    supports: Mapping[str, tuple[str, Constraint]]
+    num_clients: int
+    prototype: ClientBatch
+    keyed: bool = True
+    reads_all_rows: bool = False
+
+    @property
+    def share(self) -> float:
+        """1 / N: a client's part of what the clients have in common."""
+        return 1.0 / self.num_clients
+
+    def start(self) -> tuple[Params, Params]:
+        """First values, unconstrained: (global params, one client's own params)."""
+        values = {spec.name: spec.start.clone() for spec in self.params}
+        local = {spec.name for spec in self.params if spec.is_local}
+        return ({k: v for k, v in values.items() if k not in local}, {k: v for k, v in values.items() if k in local})
+
+    def terms(self, params: Params, batch: ClientBatch) -> Terms:
+        """One estimate of the negative ELBO's parts, its noise a function of the batch's keys."""
+        with Answer(params, batch):
+            guide = poutine.trace(self.guide).get_trace(batch)
+            model = poutine.trace(poutine.replay(self.model, guide)).get_trace(batch)
+        total = Terms(*(torch.zeros(n, device=batch.counts.device) for n in (batch.num_clients, batch.num_clients, 1)))
+        nll, local_kl, global_kl = total.nll, total.local_kl, total.global_kl.squeeze(0)
+        for name, site in _samples(model):
+            if site["is_observed"] and not _is_factor(site):
+                nll = nll - per_client(_scored(site, site["fn"].log_prob(site["value"])))
+                continue
+            of = guide.nodes.get(name)
+            term = _scored(site, self._kl(site, of))
+            if in_clients(site):
+                local_kl = local_kl + per_client(term)
+            else:
+                global_kl = global_kl + term.sum()
+        for name, site in _samples(guide):
+            if name not in model.nodes:  # auxiliary: a vector that other sites are cut from
+                term = _scored(site, site["fn"].log_prob(site["value"]))
+                if in_clients(site):
+                    local_kl = local_kl + per_client(term)
+                else:
+                    global_kl = global_kl + term.sum()
+        return Terms(nll, local_kl, global_kl)
+
+    def _kl(self, site: Site, of: Site | None) -> Tensor:
+        """Log q - log p at the draw, or KL(q || p) given the sites before it, where both sides allow it."""
+        if of is None:  # a factor, or a global observation
+            minus: Tensor = -site["fn"].log_prob(site["value"])
+            return minus
+        if isinstance(of["fn"], dist.Delta):
+            density: Tensor = of["fn"].log_density - site["fn"].log_prob(site["value"])
+            return density
+        if site["name"] in self.closed:
+            closed: Tensor = kl_divergence(of["fn"], site["fn"])
+            return closed
+        difference: Tensor = of["fn"].log_prob(site["value"]) - site["fn"].log_prob(site["value"])
+        return difference
+
+    def mean_loss(self, params: Params, batch: ClientBatch, *, weight: float = 0.0) -> Tensor:
+        """Mean negative log likelihood of a row + weight * KL of the client's own sites, summed over the clients of the batch, ()."""
+        terms = self.terms(params, batch)
+        nll = terms.nll / batch.counts
+        # 0.0 * x is not dropped by a compiler: leave the term out
+        return (nll + weight * terms.local_kl if weight else nll).sum()
+
+    def priors(self, params: Params) -> dict[str, Any]:
+        """The prior of each local site given the global params and the middle of the global sites: name -> distribution."""
+        by_mean = Centre({site.name: site.has_mean for site in self.latents.sites})
+        with Answer(params, self.prototype), by_mean:
+            trace = poutine.trace(self.model).get_trace(self.prototype)
+        return {site.name: trace.nodes[site.name]["fn"] for site in self.latents.local_block.sites}
+
+    def draw(self, params: Params, batch: ClientBatch) -> Values:
+        """One draw of every latent site from the guide, by the batch's keys."""
+        with Answer(params, batch):
+            guide = poutine.trace(self.guide).get_trace(batch)
+        return {site.name: guide.nodes[site.name]["value"] for site in self.latents.sites}
+
+    def observed(self, values: Values, batch: ClientBatch, params: Params) -> dict[str, Any]:
+        """The distribution of each observed site given its latent ones; labels may be unknown (None)."""
+        with Answer(params, batch), _Unlabelled():
+            trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch)
+        return {name: trace.nodes[name]["fn"] for name in self.labels}
+
+
+def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) -> tuple[Tensor, Tensor]:
+    """Log density of a model at given values: ((C,) each client's own sites and rows given the global sites, () the latter)."""
+    with Answer(params, batch):
+        trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
+    own, shared = torch.zeros(batch.num_clients, device=batch.counts.device), torch.zeros((), device=batch.counts.device)
+    for _, site in _samples(trace):
+        term = _scored(site, site["fn"].log_prob(site["value"]))
+        if in_clients(site):
+            own = own + per_client(term)
+        else:
+            shared = shared + term.sum()
+    return own, shared
+
+
+class _Unlabelled(Messenger):  # type: ignore[misc]
+    """Leaves a site whose label is unknown undrawn: its distribution is what is asked for."""
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
+            msg["value"], msg["done"] = torch.zeros(msg["fn"].shape()), True
+
+
+def _samples(trace: Any) -> Iterator[tuple[str, Site]]:
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample" and not isinstance(site["fn"], _Subsample):
+            yield name, site
+
+
+def _is_factor(site: Site) -> bool:
+    return isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.Unit)
+
+
+def _scored(site: Site, term: Tensor) -> Tensor:
+    scored: Tensor = scale_and_mask(term, site["scale"], site["mask"])
+    return scored
+
+
+def per_client(term: Tensor) -> Tensor:
+    """Sum (..., C, B) over all but the clients: (C,)."""
+    return term.sum([d for d in range(term.dim()) if d != term.dim() - 2])
+
+
+@contextmanager
+def untouched_store() -> Iterator[None]:
+    """Pyro's param store and torch's generator, as they were before."""
+    with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):
+        yield

@@ -1,0 +1,72 @@
+"""Which rows a client works on at each local step: passes over its rows, reshuffled, as a function of its key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hierfl import noise
+from hierfl.batch import ClientBatch, full_batch, gather
+from hierfl.data import ClientData
+from hierfl.method import Phase
+
+
+def batches(
+    data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
+) -> Iterator[tuple[ClientBatch, Tensor | None]]:
+    """The batches of a phase, step by step, each with the clients (C,) that still have work (None: all of them).
+
+    Args:
+        data: the federation.
+        ids: (C,) the cohort, or a chunk of it.
+        phase: how many steps or epochs, and rows a batch.
+        seed: of the run.
+        at: round and phase; the step is appended, and keys the noise and the order of rows.
+    """
+    if phase.batch_size is None:
+        whole = full_batch(data, ids, seed=seed, at=at)
+        for k in range(phase.count):
+            yield _at(whole, data, ids, seed, (*at, k)), None
+        return
+    index, inside, active = row_plan(data, ids, phase, seed=seed, at=at)
+    padded, ragged = not bool(inside.all()), not bool(active.all())
+    for k in range(len(index)):
+        mask = inside[k] if padded else None
+        batch = gather(data, ids, index[k], mask, seed=seed, at=(*at, k), is_mini_batch=True)
+        yield batch, active[k] if ragged else None
+
+
+def _at(batch: ClientBatch, data: ClientData, ids: Tensor, seed: int, at: tuple[int, ...]) -> ClientBatch:
+    key = noise.fold(data.keys[ids], seed, seed >> 32, *at)
+    return replace(batch, key=key, shared_key=noise.fold(noise.root_key(seed), *at))
+
+
+def row_plan(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of every step: (index (K, C, B), which are no padding (K, C, B), which clients still work (K, C)).
+
+    In "step" units a pass drops its last, smaller batch (its rows come first or last in the next, reshuffled, pass), so that
+    batches are equal and need no mask; in "epoch" units the smaller batch is kept, and clients with fewer rows stop earlier.
+    A client with fewer rows than a batch works on all of them.
+    """
+    if phase.batch_size is None:
+        raise ValueError("a phase on all rows has no row plan")
+    counts = data.counts[ids]
+    size = min(phase.batch_size, int(counts.max()))
+    by_epoch = phase.unit == "epoch"
+    passes = (counts + size - 1) // size if by_epoch else (counts // size).clamp(min=1)  # batches a pass, (C,)
+    steps = int((passes * phase.count).max()) if by_epoch else phase.count
+    k = torch.arange(steps)
+    epoch, part = k[:, None] // passes, k[:, None] % passes  # (K, C)
+    keys = noise.fold(data.keys[ids], seed, seed >> 32, noise.word("rows"), *at)
+    width = int(counts.max())
+    shuffled = [noise.permutations(noise.fold(keys, e), counts, width) for e in range(int(epoch.max()) + 1 if steps else 0)]
+    orders = torch.stack(shuffled) if shuffled else torch.zeros(0, len(ids), width, dtype=torch.long)
+    place = part[..., None] * size + torch.arange(size)  # (K, C, B)
+    inside = place < counts[:, None]
+    lane = torch.arange(len(ids))[None, :, None]
+    within = orders[epoch[..., None], lane, torch.where(inside, place, 0)]
+    active = epoch < phase.count if by_epoch else torch.ones_like(epoch, dtype=torch.bool)
+    return data.offsets[ids][:, None] + torch.where(inside, within, 0), inside, active

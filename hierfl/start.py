@@ -1,0 +1,50 @@
+"""Points well inside a prior, without any draw: where guides and inner searches begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+from torch.distributions import biject_to
+
+Site = dict[str, Any]
+
+
+def has_mean(fn: Any) -> bool:
+    """Whether a distribution has a mean inside its support."""
+    try:
+        return bool(fn.mean.isfinite().all()) and bool(fn.support.check(fn.mean).all())
+    except (NotImplementedError, AttributeError):
+        return False
+
+
+def centre(fn: Any, by_mean: bool) -> Tensor:
+    """The mean, or the image of 0 under the map from R^k to the support; of shape `fn.shape()`."""
+    if by_mean:
+        mean: Tensor = fn.mean
+        return mean.expand(fn.shape())
+    transform = biject_to(fn.support)
+    value: Tensor = transform(torch.zeros(transform.inverse_shape(fn.shape())))
+    return value
+
+
+class Centre(Messenger):  # type: ignore[misc]
+    """Sets every latent site to the centre of its prior given the sites before it.
+
+    Args:
+        by_mean: site -> whether to take the mean; sites it does not name are looked at (which no graph can do).
+    """
+
+    def __init__(self, by_mean: Mapping[str, bool] | None = None) -> None:
+        super().__init__()
+        self.by_mean = by_mean or {}
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):
+            return
+        by_mean = self.by_mean[msg["name"]] if msg["name"] in self.by_mean else has_mean(msg["fn"])
+        msg["value"], msg["done"] = centre(msg["fn"], by_mean), True

@@ -1,0 +1,83 @@
+"""The wheel holds what the folders hold, and nothing can be imported under a second name."""
+
+import importlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for folder in (ROOT / "hierfl", *(ROOT / "hierfl").iterdir())
+    if folder.is_dir()
+    for path in folder.glob("*.py")
+)
+
+
+def test_the_packages_named_are_the_folders_there_are() -> None:
+    folders = {"hierfl"} | {f"hierfl.{p.parent.name}" for p in (ROOT / "hierfl").glob("*/__init__.py")}
+    assert set(SETUPTOOLS["packages"]) == folders == set(SETUPTOOLS["package-dir"])
+    assert not [p for name in ("models", "guides", "hierfl/methods") for p in (ROOT / name).glob("*/*.py")], (
+        "a folder below a package needs a line in pyproject's `packages`"
+    )
+
+
+def test_the_package_dirs_are_where_the_links_lead() -> None:
+    for name, folder in SETUPTOOLS["package-dir"].items():
+        assert (ROOT / folder).resolve() == ROOT.joinpath(*name.split(".")).resolve()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_imports(name: str) -> None:
+    importlib.import_module(name)
+
+
+@pytest.mark.parametrize("name", ["models", "guides"])
+def test_the_top_level_folder_is_no_second_package(name: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, ROOT / name / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    with pytest.raises(ImportError, match=f"import hierfl.{name}, not the folder {name}/"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert importlib.import_module(f"hierfl.{name}").__name__ == f"hierfl.{name}"
+
+
+def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in ("hierfl", "models", "guides", "docs"):
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignore)
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, source / file)
+    # From the back end itself, not `pip wheel`: no isolated environment, so no index is asked.
+    build = f"import setuptools.build_meta as b; b.build_wheel({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    inside = {name for name in names if ".dist-info/" not in name}
+    assert {name.split("/")[0] for name in inside} == {"hierfl"}
+    assert len(names) == len(set(names))
+    assert any(name.endswith("licenses/docs/LICENSE") for name in names)
+    expected = {f"{name.replace('.', '/')}.py" for name in MODULES if not (ROOT / name.replace(".", "/")).is_dir()}
+    expected |= {f"{name.replace('.', '/')}/__init__.py" for name in SETUPTOOLS["packages"]}
+    expected |= {"hierfl/py.typed"} | {f"hierfl/shipped/{p.name}" for p in (ROOT / "hierfl" / "shipped").iterdir()}
+    assert inside == expected
+
+
+def test_the_doctests_hold() -> None:
+    """In a process of its own: docstrings are written for torch's float32 default, as users have it."""
+    code = (
+        "import doctest, importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    failed, _ = doctest.testmod(importlib.import_module(name))\n"
+        "    if failed: sys.exit(f'{failed} doctests of {name} failed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *MODULES], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
