@@ -29,7 +29,8 @@ class ClientBatch:
         client_fields: name -> Tensor (C, 1, ...).
         rows: (C, B) bool, false at padding; None where there is none.
         counts: (C,) rows that each client has in all, in the dtype of the model; a batch of fewer stands for all of them.
-        key: (C, 2) int32, all that the noise inside the clients plate depends on; `shared_key` (2,) that outside it.
+        own_keys: (C, 2) int32, of the clients; `root` (2,) int32, the key they share.
+        words: folded into both: the step, the draw. Keys are made when a site is drawn, so a guide without noise pays nothing.
         is_mini_batch: the rows are some of the client's, scaled up to stand for all.
 
     A field is read as an attribute: `batch.x`.
@@ -39,8 +40,9 @@ class ClientBatch:
     client_fields: Mapping[str, Tensor]
     rows: Tensor | None
     counts: Tensor
-    key: Tensor
-    shared_key: Tensor
+    own_keys: Tensor
+    root: Tensor
+    words: tuple[int | Tensor, ...] = ()
     is_mini_batch: bool = False
 
     def __getattr__(self, name: str) -> Tensor | None:
@@ -90,9 +92,19 @@ class ClientBatch:
                 with poutine.mask(mask=self.rows):
                     yield index
 
-    def redrawn(self, draw: int | Tensor) -> ClientBatch:
-        """The same rows with other noise."""
-        return replace(self, key=noise.fold(self.key, draw), shared_key=noise.fold(self.shared_key, draw))
+    @property
+    def key(self) -> Tensor:
+        """All that the noise inside the clients plate depends on, (C, 2) int32."""
+        return noise.fold(self.own_keys, *self.words)
+
+    @property
+    def shared_key(self) -> Tensor:
+        """All that the noise outside the clients plate depends on, (2,) int32."""
+        return noise.fold(self.root, *self.words)
+
+    def redrawn(self, word: int | Tensor) -> ClientBatch:
+        """The same rows with other noise: that of a step, or of a draw."""
+        return replace(self, words=(*self.words, word))
 
     def mask(self) -> Tensor:
         """The rows that are there, (C, B) bool, with or without padding."""
@@ -133,26 +145,27 @@ def gather(
         client_fields={name: values[ids][:, None] for name, values in data.client_fields.items()},
         rows=inside,
         counts=data.counts[ids].to(torch.get_default_dtype()),
-        key=noise.fold(data.keys[ids], seed, seed >> 32, *at),
-        shared_key=noise.fold(noise.root_key(seed), *at),
+        own_keys=noise.fold(data.keys[ids], seed, seed >> 32),
+        root=noise.root_key(seed),
+        words=at,
         is_mini_batch=is_mini_batch,
     )
 
 
-def lanes_of(batch: ClientBatch) -> tuple[Tree, Tensor]:
-    """A batch of C clients as C batches of one: tensors with the clients in front (for vmap), and the key they share."""
+def lanes_of(batch: ClientBatch) -> tuple[Tree, Tree]:
+    """A batch of C clients as C batches of one: tensors with the clients in front (for vmap), and what they share."""
     known = {name: values[:, None] for name, values in batch.fields.items() if values is not None}
     lanes = {
         "fields": known,
         "client_fields": {name: values[:, None] for name, values in batch.client_fields.items()},
         "rows": {} if batch.rows is None else {"rows": batch.rows[:, None]},
         "counts": batch.counts[:, None],
-        "key": batch.key[:, None],
+        "keys": batch.own_keys[:, None],
     }
-    return lanes, batch.shared_key
+    return lanes, {"root": batch.root, "words": tuple(torch.as_tensor(w, dtype=torch.int32) for w in batch.words)}
 
 
-def one_lane(lane: Tree, shared_key: Tensor, like: ClientBatch) -> ClientBatch:
+def one_lane(lane: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
     """The batch of one client that a lane of `lanes_of` stands for."""
     fields = {name: lane["fields"].get(name) for name in like.fields}
     return replace(
@@ -161,6 +174,6 @@ def one_lane(lane: Tree, shared_key: Tensor, like: ClientBatch) -> ClientBatch:
         client_fields=lane["client_fields"],
         rows=lane["rows"].get("rows"),
         counts=lane["counts"],
-        key=lane["key"],
-        shared_key=shared_key,
+        own_keys=lane["keys"],
+        **shared,
     )

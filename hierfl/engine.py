@@ -6,9 +6,10 @@ after another; either way a client's functions see one client.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyro
@@ -18,12 +19,14 @@ from torch import Tensor
 from hierfl import noise
 from hierfl.batch import ClientBatch, lanes_of, one_lane
 from hierfl.data import ClientData
+from hierfl.graph import Graphs
 from hierfl.method import Client, Clock, Phase, Server, Share, mean_of
 from hierfl.program import Program
 from hierfl.schedule import batches
 from hierfl.trees import Tree, add, named_leaves, nbytes, scaled, tree_leaves, tree_map
 
 Engine = Literal["vectorised", "sequential"]
+COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
 CHUNK_BYTES = 8 << 20  # what a chunk of clients may take: about what fits a core's cache with its gradients
 
 
@@ -44,6 +47,7 @@ class Federation:
         cohort: clients a round, 1..N.
         engine: "vectorised" or "sequential".
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
+        graphs: compiled steps; None: all runs eagerly.
     """
 
     program: Program
@@ -54,6 +58,7 @@ class Federation:
     cohort: int = 1
     engine: Engine = "vectorised"
     chunk: int | None = None
+    graphs: Graphs | None = None
 
     @property
     def lanes(self) -> int:
@@ -70,12 +75,14 @@ class Federation:
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Where a run stands: the server's state, a row of own state a client, what happened in each round, rounds done."""
+    """Where a run stands: the server's state, a row of own state a client, what happened in each round, rounds done, and whether
+    its steps are compiled (so that a resumed run goes on bit for bit)."""
 
     server: Tree
     table: Tree
     history: tuple[dict[str, Any], ...] = ()
     round: int = 0
+    compiled: bool = False
 
 
 def begin(federation: Federation) -> Progress:
@@ -123,7 +130,7 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
         "bytes_up": nbytes(list(total.values())) * len(ids),
         "seconds": time.perf_counter() - began,
     }
-    return Progress(state, progress.table, (*progress.history, record), clock.round + 1)
+    return Progress(state, progress.table, (*progress.history, record), clock.round + 1, progress.compiled)
 
 
 def adapt(federation: Federation, server: Tree, count: int) -> Tree:
@@ -157,7 +164,7 @@ def client_round(
         lane = over_clients(lambda own: client.start(message, own), at_once)(own, count=len(ids))
         for p, phase in enumerate(phases):
             for batch, active in batches(federation.data, ids, phase, seed=seed, at=(round_, p)):
-                moved = over_batch(lambda lane, b, step=phase.step: step(lane, message, b), at_once)(lane, batch)
+                moved = _step(federation, p, phase, lane, message, batch)
                 lane = moved if active is None else tree_map(lambda new, old, on=active: _where(on, new, old), moved, lane)
 
         def finish(lane: Tree, own: Tree, rows: Tensor) -> tuple[dict[str, Share], Tree]:
@@ -168,6 +175,46 @@ def client_round(
         rows = federation.data.counts[ids].to(torch.get_default_dtype())
         answer: tuple[dict[str, Any], Tree] = over_clients(finish, at_once)(lane, own, rows, count=len(ids))
     return answer
+
+
+def worth_compiling(federation: Federation, rounds: int) -> bool:
+    """Whether a run is long enough to repay compiling its steps: one eager step is measured, and thrown away."""
+    if federation.lanes == 1:
+        return False
+    ids = torch.arange(min(federation.lanes, federation.cohort))
+    calls = rounds * -(-federation.cohort // federation.lanes)
+    message = federation.server.down(federation.server.state, Clock(0, rounds))
+    own = tree_map(lambda v: v.expand(len(ids), *v.shape), federation.client.own)
+    seconds = 0.0
+    with pyro.validation_enabled(False):
+        lane = over_clients(lambda own: federation.client.start(message, own), at_once=True)(own, count=len(ids))
+        for phase in federation.client.phases:
+            steps = list(
+                itertools.islice(batches(federation.data, ids, replace(phase, count=min(phase.count, 2)), seed=0, at=(0, 0)), 2)
+            )
+            for batch, _ in steps:  # the first is slower than those after it
+                began = time.perf_counter()
+                _step(federation, 0, phase, lane, message, batch)
+                last = time.perf_counter() - began
+            passes = (
+                1 if phase.unit == "step" or not phase.batch_size else int(federation.data.counts.max()) // phase.batch_size + 1
+            )
+            seconds += last * phase.count * passes * calls if steps else 0.0
+    return seconds > COMPILING_SECONDS
+
+
+def _step(federation: Federation, p: int, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    """One local step of a chunk of clients, by its graph where there is one."""
+    if federation.lanes == 1:
+        return over_batch(lambda lane, b: phase.step(lane, message, b), at_once=False)(lane, batch)
+    rows, shared = lanes_of(batch)
+
+    def step(lane: Tree, message: Tree, rows: Tree, shared: Tree) -> Tree:
+        return torch.vmap(lambda own, row: _tensors(phase.step(own, message, one_lane(row, shared, batch))))(lane, rows)
+
+    if federation.graphs is None:
+        return step(lane, message, rows, shared)
+    return federation.graphs.run(p, step, lane, message, rows, shared)
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,10 @@ from rich.progress import Progress as Bar
 from hierfl import state
 from hierfl.check import read
 from hierfl.data import ClientData
-from hierfl.engine import Federation, Progress, begin
+from hierfl.engine import Federation, Progress, begin, worth_compiling
 from hierfl.engine import rounds as run_rounds
 from hierfl.fitted import Fit
+from hierfl.graph import Graphs
 from hierfl.method import Method
 from hierfl.pooled import pooled_rounds
 from hierfl.recipes import describe
@@ -32,6 +34,7 @@ def fit(
     cohort: int | float | None = None,
     engine: Literal["vectorised", "sequential", "pooled"] = "vectorised",
     chunk: int | None = None,
+    compile: Literal["auto"] | bool = "auto",
     checkpoint: str | Path | None = None,
     every: int = 10,
     resume: bool = False,
@@ -51,6 +54,8 @@ def fit(
         engine: "vectorised" carries many clients at once, "sequential" one after another, "pooled" all in one Pyro plate, as if
             the rows had been brought together (for methods that have such a form): the same numbers.
         chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
+        compile: whether each kind of local step becomes one compiled graph (numbers agree to float noise); "auto": where the run is
+            long enough to repay it, by one eager step that is measured. A resumed run does as the run before it did.
         checkpoint: folder to write checkpoints to.
         every: rounds between checkpoints; the last round is always written.
         resume: go on from the newest whole checkpoint of that folder, if there is one.
@@ -72,6 +77,8 @@ def fit(
     where, who = begin(federation), about(method, federation, rounds, engine)
     if resume and checkpoint is not None and state.checkpoints(checkpoint):
         where = state.load(checkpoint, where, who)
+    compiled = where.compiled if where.round else _compiles(compile, engine, federation, rounds)
+    federation, where = replace(federation, graphs=Graphs() if compiled else None), replace(where, compiled=compiled)
     best, since = _best(where, patience)
     steps = pooled_rounds(method, federation, where, rounds) if engine == "pooled" else run_rounds(federation, where, rounds)
     with _bar(progress, method.name, where.round, rounds) as tick:
@@ -115,6 +122,14 @@ def federate(
         engine="sequential" if engine == "sequential" else "vectorised",
         chunk=chunk,
     )
+
+
+def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: int) -> bool:
+    if compile not in ("auto", True, False):
+        raise ValueError(f"compile is {compile!r}: True, False or 'auto'")
+    if engine != "vectorised":
+        return False
+    return worth_compiling(federation, rounds) if compile == "auto" else bool(compile)
 
 
 def cohort_size(cohort: int | float | None, population: int) -> int:

@@ -92,13 +92,13 @@ def _each_client(
     for ids in torch.arange(data.num_clients).split(min(federation.lanes, LANES)):
         batch = full_batch(data, ids, seed=seed, at=at)
         asked = batch if rows is None else _asked(full_batch(rows, ids, seed=seed, at=at), program.labels.values())
-        own_rows, shared_key = lanes_of(batch)
+        own_rows, shared = lanes_of(batch)
 
         def of_client(
-            own: Tree, row: Tree, query: Tree, batch: ClientBatch = batch, asked: ClientBatch = asked, key: Tensor = shared_key
+            own: Tree, row: Tree, query: Tree, batch: ClientBatch = batch, asked: ClientBatch = asked, shared: Tree = shared
         ) -> Tree:
             params = client.params(message, own)
-            mine, theirs = one_lane(row, key, batch), one_lane(query, key, asked)
+            mine, theirs = one_lane(row, shared, batch), one_lane(query, shared, asked)
             index = torch.arange(draws, dtype=torch.int32)
             if not program.keyed:
                 return tree_map(lambda *v: torch.stack(v), *[one(params, mine.redrawn(d), theirs) for d in index])

@@ -141,4 +141,6 @@ def step(optimiser: Optimiser, gradient: Tree, at: Stepped, rate: float | Tensor
     if not at.params:
         return at
     move, state = optimiser.update(gradient, at.state, params=at.params, inplace=False)
-    return Stepped(tree_map(lambda p, u: p + rate * u, at.params, move), state)
+    # times 1 is left out: a compiler then sees params + number * gradient, and lets the step ride on the product
+    full = isinstance(rate, float) and rate == 1.0
+    return Stepped(tree_map(lambda p, u: p + (u if full else rate * u), at.params, move), state)

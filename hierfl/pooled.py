@@ -56,7 +56,7 @@ def pooled_rounds(method: Method, federation: Federation, progress: Progress, un
             server, table, logged = move(progress.server, progress.table, batch, clock)
         record = {"round": clock.round, "clients": len(everyone), **logged, "bytes_down": 0, "bytes_up": 0}
         record["seconds"] = time.perf_counter() - began
-        progress = Progress(server, table, (*progress.history, record), clock.round + 1)
+        progress = Progress(server, table, (*progress.history, record), clock.round + 1, progress.compiled)
         yield progress
 
 

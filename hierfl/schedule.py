@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ def batches(
     if phase.batch_size is None:
         whole = full_batch(data, ids, seed=seed, at=at)
         for k in range(phase.count):
-            yield _at(whole, data, ids, seed, (*at, k)), None
+            yield whole.redrawn(k), None
         return
     index, inside, active = row_plan(data, ids, phase, seed=seed, at=at)
     padded, ragged = not bool(inside.all()), not bool(active.all())
@@ -37,11 +36,6 @@ def batches(
         mask = inside[k] if padded else None
         batch = gather(data, ids, index[k], mask, seed=seed, at=(*at, k), is_mini_batch=True)
         yield batch, active[k] if ragged else None
-
-
-def _at(batch: ClientBatch, data: ClientData, ids: Tensor, seed: int, at: tuple[int, ...]) -> ClientBatch:
-    key = noise.fold(data.keys[ids], seed, seed >> 32, *at)
-    return replace(batch, key=key, shared_key=noise.fold(noise.root_key(seed), *at))
 
 
 def row_plan(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:

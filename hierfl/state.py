@@ -53,6 +53,7 @@ def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Pa
         "format": FORMAT,
         "version": VERSION,
         "round": progress.round,
+        "compiled": progress.compiled,
         "hashes": hashes,
         "about": about,
         "history": progress.history,
@@ -94,6 +95,7 @@ def load(folder: str | Path, template: Progress, about: Mapping[str, Any] | None
                 _read(path / "local.safetensors", record["hashes"]["local"], template.table),
                 tuple(record["history"]),
                 record["round"],
+                record["compiled"],
             )
         except CheckpointError as error:
             reasons.append(f"{path.name}: {error}")

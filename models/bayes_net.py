@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pyro.distributions as dist
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
 from hierfl.batch import ClientBatch
-from hierfl.models.likelihood import Likelihood, categorical, field, observe
+from hierfl.models.fields import known, observe
+from hierfl.models.likelihood import Likelihood, categorical
 from hierfl.models.modules import Local, apply, frozen_copy, own_names, weights
 from hierfl.models.priors import Prior
 from hierfl.models.weight_priors import Loc, Scale, WeightPriors
@@ -20,7 +21,7 @@ from hierfl.sites import Model
 def bayesian_network(
     module: nn.Module,
     *,
-    likelihood: Likelihood | Callable[[Tensor], dist.Distribution] | None = None,
+    likelihood: Likelihood | Callable[[Tensor], TorchDistributionMixin] | None = None,
     x: str = "x",
     y: str = "y",
     local: Local = "all",
@@ -79,7 +80,7 @@ def bayesian_network(
         with batch.clients():
             own = priors.below(theta, scale)
             shared = {name: value for name, value in theta.items() if name not in own}
-            output = apply(net, own, shared, field(batch, x))
+            output = apply(net, own, shared, known(batch, x))
             with batch.data():
                 observe(y, label(output), batch)
 
@@ -90,7 +91,7 @@ def bayesian_network(
 def network(
     module: nn.Module,
     *,
-    likelihood: Likelihood | Callable[[Tensor], dist.Distribution] | None = None,
+    likelihood: Likelihood | Callable[[Tensor], TorchDistributionMixin] | None = None,
     x: str = "x",
     y: str = "y",
 ) -> Model:

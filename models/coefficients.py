@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.batch import ClientBatch
-from hierfl.models.likelihood import field
+from hierfl.models.fields import known
 from hierfl.models.priors import Prior, check_scale, either, given, varying
 
 Whose = Literal["varying", "global"]
@@ -51,7 +51,7 @@ class Predictor:
     """The linear predictor of a regression: call it outside the clients plate, and its answer inside.
 
     Args:
-        x: the field of features, (D,) a row, or one number a row; None: an intercept alone.
+        x: the field of features, (D,) or () a row; None: an intercept alone.
         outputs: () or (K,), the shape of a row's predictor.
         **options: of `Coefficients`.
 
@@ -72,9 +72,9 @@ class Predictor:
         intercept_scale: Prior | None = None,
         centred: bool = False,
     ) -> None:
-        for name, value, known in (("intercept", intercept, (*get_args(Whose), None)), ("slopes", slopes, get_args(Whose))):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, known))}")
+        for name, value, words in (("intercept", intercept, (*get_args(Whose), None)), ("slopes", slopes, get_args(Whose))):
+            if value not in words:
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, words))}")
         if x is None and intercept is None:
             raise ValueError("a regression on nothing: name a field of features, or keep the intercept")
         self.x, self.outputs, self.centred, self.whose = x, outputs, centred, {"intercept": intercept, "slope": slopes}
@@ -110,13 +110,8 @@ class Predictor:
 
 
 def features(batch: ClientBatch, name: str) -> Tensor:
-    """A field as rows of features, (C, B, D), in the model's dtype; one number a row is one feature.
-
-    Raises:
-        ValueError: rows of more than one dimension.
-    """
-    x = field(batch, name)
-    if x is None or x.dim() not in (2, 3):
-        found = "no values" if x is None else f"the shape {tuple(x.shape[2:])} a row"
-        raise ValueError(f"field '{name}' has {found}: a regression needs rows of numbers, (D,) or ()")
+    """A field as rows of features, (C, B, D), in the model's dtype; one number a row is one feature."""
+    x = known(batch, name)
+    if x.dim() not in (2, 3):
+        raise ValueError(f"field '{name}' has shape {tuple(x.shape[2:])} a row: a regression needs rows of numbers, (D,) or ()")
     return (x if x.dim() == 3 else x[..., None]).to(batch.counts.dtype)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from dataclasses import field as made_by
+from dataclasses import dataclass, field
 
-import pyro
 import pyro.distributions as dist
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
-from torch.distributions import Distribution
 
-from hierfl.batch import ClientBatch
 from hierfl.models.priors import Prior, check_scale, either, given
 from hierfl.recipes import recorded
 
@@ -28,7 +25,7 @@ class Likelihood:
     """
 
     of: Callable[..., Distribution]
-    priors: Mapping[str, Prior] = made_by(default_factory=dict)
+    priors: Mapping[str, Prior] = field(default_factory=dict)
 
     def __call__(self) -> Callable[[Tensor], Distribution]:
         """Sample its global numbers, outside the plates; the answer takes the output, inside them."""
@@ -92,22 +89,3 @@ def single(output: Tensor) -> Tensor:
     if output.shape[-1] != 1:
         raise ValueError(f"this likelihood takes one output a row; the network gives {output.shape[-1]}")
     return output[..., 0]
-
-
-def field(batch: ClientBatch, name: str) -> Tensor | None:
-    """A field by its name, whatever else a batch has of that name; None where labels are not known."""
-    value: Tensor | None = batch.fields[name] if name in batch.fields else getattr(batch, name)
-    return value
-
-
-def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
-    """Observe a field, inside both plates; a site of the field's name.
-
-    Raises:
-        ValueError: labels of another shape than the distribution's, which would broadcast silently.
-    """
-    y = field(batch, name)
-    if y is not None and y.dim() != 2 + len(fn.event_shape):
-        found, wanted = tuple(y.shape[2:]), tuple(fn.event_shape)
-        raise ValueError(f"field '{name}' has shape {found} a row, its likelihood ({type(fn).__name__}) {wanted}")
-    pyro.sample(name, fn, obs=y)

@@ -6,7 +6,8 @@ from typing import Unpack
 
 from hierfl.batch import ClientBatch
 from hierfl.models.coefficients import Coefficients, Predictor
-from hierfl.models.likelihood import Bernoulli, observe
+from hierfl.models.fields import observe
+from hierfl.models.likelihood import Bernoulli
 from hierfl.recipes import recorded
 from hierfl.sites import Model
 

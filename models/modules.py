@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ def own_names(names: Sequence[str], local: Local) -> frozenset[str]:
     elif isinstance(local, str):
         tests = {f"the pattern '{local}'": re.compile(local).search}
     else:
-        tests = {f"the prefix '{prefix}'": lambda name, prefix=prefix: name.startswith(prefix) for prefix in local}
+        tests = {f"the prefix '{prefix}'": partial(_starts, prefix) for prefix in local}
     chosen: set[str] = set()
     for what, test in tests.items():
         found = {name for name in names if test(name)}
@@ -65,6 +66,10 @@ def own_names(names: Sequence[str], local: Local) -> frozenset[str]:
             raise ValueError(f"local: {what} matches none of the module's parameters: {', '.join(names)}")
         chosen |= found
     return frozenset(chosen)
+
+
+def _starts(prefix: str, name: str) -> bool:
+    return name.startswith(prefix)
 
 
 def apply(module: nn.Module, own: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -77,7 +82,7 @@ def apply(module: nn.Module, own: Mapping[str, Tensor], shared: Mapping[str, Ten
         x: (C, B, ...).
     """
     if not own:
-        output = functional_call(module, dict(shared), (x.flatten(0, 1),)).unflatten(0, x.shape[:2])
+        output: Tensor = functional_call(module, dict(shared), (x.flatten(0, 1),)).unflatten(0, x.shape[:2])
     elif len(x) == 1:  # a vmap inside the engine's would give the same numbers, 4 % later on a small network
         output = functional_call(module, {**shared, **{name: value[0, 0] for name, value in own.items()}}, (x[0],))[None]
     else:

@@ -8,7 +8,7 @@ import pyro.distributions as dist
 
 from hierfl.batch import ClientBatch
 from hierfl.models.coefficients import Coefficients, Predictor
-from hierfl.models.likelihood import field, observe
+from hierfl.models.fields import known, observe
 from hierfl.recipes import recorded
 from hierfl.sites import Model
 
@@ -35,12 +35,10 @@ def poisson(x: str | None = "x", y: str = "y", *, exposure: str | None = None, *
 
     def poisson(batch: ClientBatch) -> None:
         own = predictor(batch)
-        at_risk = None if exposure is None else field(batch, exposure)
-        if exposure is not None and at_risk is None:
-            raise ValueError(f"field '{exposure}', the exposure of each row, is missing")
+        at_risk = 1.0 if exposure is None else known(batch, exposure)
         with batch.clients():
-            rate = own().exp()
+            rate = at_risk * own().exp()
             with batch.data():
-                observe(y, dist.Poisson(rate if at_risk is None else at_risk * rate), batch)
+                observe(y, dist.Poisson(rate), batch)
 
     return poisson

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeGuard
 
 import pyro
 import pyro.distributions as dist
@@ -11,7 +12,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import Distribution
 
-Prior = Distribution | Tensor | float
+Prior = TorchDistributionMixin | Tensor | float
 """A distribution (of one number, meant for each alike, or of the whole tensor); or a known value, which makes no site."""
 
 
@@ -27,14 +28,19 @@ def given(name: str, prior: Prior, shape: tuple[int, ...] = (), *, start: Tensor
     Raises:
         ValueError: a prior of another shape.
     """
-    found = torch.Size(prior.shape()) if is_distribution(prior) else torch.as_tensor(prior).shape
-    if found not in (torch.Size(), torch.Size(shape)):
-        raise ValueError(f"the prior of '{name}' has shape {tuple(found)}: it must be of one number, or of shape {shape}")
     if not is_distribution(prior):
-        return torch.as_tensor(prior, dtype=torch.get_default_dtype()).expand(shape)
-    each = prior if found == torch.Size(shape) else prior.expand(shape)
+        known = torch.as_tensor(prior, dtype=torch.get_default_dtype())
+        _check_shape(name, known.shape, shape)
+        return known.expand(shape)
+    _check_shape(name, prior.shape(), shape)
+    each = prior if prior.shape() == torch.Size(shape) else prior.expand(shape)
     value: Tensor = pyro.sample(name, each.to_event(len(each.batch_shape)), infer=_start(start))
     return value
+
+
+def _check_shape(name: str, found: torch.Size, wanted: tuple[int, ...]) -> None:
+    if found not in (torch.Size(), torch.Size(wanted)):
+        raise ValueError(f"the prior of '{name}' has shape {tuple(found)}: it must be of one number, or of shape {wanted}")
 
 
 def varying(name: str, loc: Tensor, scale: Tensor, *, centred: bool, start: Tensor | None = None) -> Tensor:
@@ -63,7 +69,7 @@ def varying(name: str, loc: Tensor, scale: Tensor, *, centred: bool, start: Tens
     return value
 
 
-def _start(start: Tensor | None) -> dict[str, Tensor]:
+def _start(start: Tensor | None) -> Any:
     return {} if start is None else {"start": start}
 
 
@@ -82,7 +88,7 @@ def check_scale(argument: str, prior: Prior) -> Prior:
     return prior
 
 
-def is_distribution(prior: Prior) -> bool:
+def is_distribution(prior: Prior) -> TypeGuard[TorchDistributionMixin]:
     """Whether a prior is a distribution, and no known value.
 
     Raises:

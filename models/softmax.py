@@ -8,7 +8,7 @@ import pyro.distributions as dist
 
 from hierfl.batch import ClientBatch
 from hierfl.models.coefficients import Coefficients, Predictor
-from hierfl.models.likelihood import observe
+from hierfl.models.fields import observe
 from hierfl.recipes import recorded
 from hierfl.sites import Model
 

@@ -1,0 +1,234 @@
+"""What the regressions share: the split, the coordinates, the priors, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from hierfl import guides, models
+from hierfl.batch import ClientBatch
+from hierfl.check import read
+from hierfl.data import ClientData
+from hierfl.program import ProgramError
+from hierfl.recipes import describe, recipe_of, remake
+from tests.models.scene import alone, check_every_engine, densities, everyone, half_normal, normal, numbers, values_at_random
+
+REGRESSIONS: list[tuple[str, dict[str, Any]]] = [
+    ("linear", {}),
+    ("linear", {"noise": "varying"}),
+    ("linear", {"noise_scale": "years", "x": "one"}),
+    ("logistic", {"y": "ill"}),
+    ("softmax", {"num_classes": 3, "y": "kind"}),
+    ("poisson", {"y": "visits", "exposure": "years"}),
+]
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"centred": True},
+    {"slopes": "global"},
+    {"intercept": "global", "centred": True},
+    {"intercept": None},
+    {"x": None},
+    {"intercept": "global", "slopes": "global"},
+]
+
+
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+@pytest.mark.parametrize(("name", "own"), REGRESSIONS, ids=str)
+def test_every_engine_agrees(name: str, own: dict[str, Any], options: dict[str, Any], data: ClientData) -> None:
+    program = read(getattr(models, name)(**{**own, **options}), guides.mean_field, data)
+    label = own.get("y", "y")
+    assert program.labels[label] == label
+    assert check_every_engine(program, data, values_at_random(program)).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "own"), REGRESSIONS, ids=str)
+def test_both_coordinates_are_one_density(name: str, own: dict[str, Any], data: ClientData) -> None:
+    factory = getattr(models, name)
+    centred, offset = (read(factory(**own, centred=c), guides.delta, data) for c in (True, False))
+    values = values_at_random(centred)
+    moved, jacobian = dict(values), torch.zeros(3)
+    for w in [site.name for site in centred.latents.local_block.sites]:
+        loc, scale = (
+            (values["noise_scale"].log(), values["noise_spread"])
+            if w == "log_noise"
+            else (values[f"{w}_loc"], values[f"{w}_scale"])
+        )
+        value = moved.pop(w)
+        moved[f"{w}_offset"] = (value - loc) / scale
+        jacobian = jacobian + scale.log().expand(value.shape).flatten(1).sum(1)
+    batch = everyone(data)
+    (in_w, above), (in_z, same) = densities(centred, values, batch), densities(offset, moved, batch)
+    torch.testing.assert_close(in_z - jacobian, in_w)
+    torch.testing.assert_close(same, above)
+
+
+def test_default_priors_and_the_recorded_value(data: ClientData) -> None:
+    program = read(models.logistic(y="ill"), guides.delta, data)
+    assert [(site.name, site.is_local, tuple(site.start.shape)) for site in program.latents.sites] == [
+        ("slope_loc", False, (2,)),
+        ("slope_scale", False, (2,)),
+        ("intercept_loc", False, ()),
+        ("intercept_scale", False, ()),
+        ("intercept_offset", True, (1, 1)),
+        ("slope_offset", True, (1, 1, 2)),
+    ]
+    values = values_at_random(program)
+    v = numbers(values, 0, set())
+    by_hand = sum(normal(v[f"{w}_loc"], 0.0, 2.5) + half_normal(v[f"{w}_scale"]) for w in ("slope", "intercept"))
+    assert densities(program, values, everyone(data))[1].item() == pytest.approx(by_hand)
+    with pyro.poutine.trace() as seen, pyro.poutine.condition(data=values):
+        program.model(everyone(data))
+    slope = seen.trace.nodes["slope"]["value"]
+    assert slope is not None
+    assert slope.shape == (3, 1, 2)
+    torch.testing.assert_close(slope, values["slope_loc"] + values["slope_scale"] * values["slope_offset"])
+
+
+def test_priors_as_arguments(data: ClientData) -> None:
+    per_feature = dist.Normal(torch.tensor([1.0, -1.0]), 0.5)
+    model = models.linear(
+        prior_loc=per_feature,
+        prior_scale=dist.LogNormal(-1.0, 0.7),
+        intercept_loc=dist.Normal(3.0, 5.0),
+        intercept_scale=dist.HalfCauchy(5.0),
+        noise_scale=0.7,
+        centred=True,
+    )
+    program = read(model, guides.mean_field, data)
+    values = values_at_random(program)
+    by_hand = (
+        per_feature.log_prob(values["slope_loc"]).sum()
+        + dist.LogNormal(-1.0, 0.7).log_prob(values["slope_scale"]).sum()
+        + dist.Normal(3.0, 5.0).log_prob(values["intercept_loc"])
+        + dist.HalfCauchy(5.0).log_prob(values["intercept_scale"])
+    )
+    torch.testing.assert_close(densities(program, values, everyone(data))[1], by_hand)
+
+
+def test_correlated_prior_and_known_numbers(data: ClientData) -> None:
+    joint = dist.MultivariateNormal(torch.zeros(2), torch.tensor([[1.0, 0.8], [0.8, 1.0]]))
+    known: dict[str, Any] = {
+        "prior_scale": torch.tensor([0.5, 2.0]),
+        "intercept_loc": 0.0,
+        "intercept_scale": 1.5,
+        "noise_scale": 1.0,
+    }
+    program = read(models.linear(prior_loc=joint, centred=True, **known), guides.mean_field, data)
+    values = values_at_random(program)
+    assert {site.name for site in program.latents.sites} == {"slope_loc", "slope", "intercept"}
+    own, above = densities(program, values, everyone(data))
+    torch.testing.assert_close(above, joint.log_prob(values["slope_loc"]))
+    rows, v = data.select([1]).fields, numbers(values, 1, {"slope", "intercept"})
+    x, y = rows["x"].numpy(), rows["y"].numpy()
+    by_hand = normal(y, v["intercept"] + x @ v["slope"], 1.0) + normal(v["intercept"], 0.0, 1.5)
+    assert own[1].item() == pytest.approx(by_hand + normal(v["slope"], v["slope_loc"], np.array([0.5, 2.0])))
+
+
+def test_features_of_a_client_and_whole_numbers(data: ClientData) -> None:
+    program = read(models.linear(x="region", slopes="global", centred=True), guides.delta, data)
+    values = values_at_random(program)
+    own = check_every_engine(program, data, values)
+    v, rows = numbers(values, 2, {"intercept"}), data.select([2])
+    loc = v["intercept"] + rows.client_fields["region"][0].numpy() @ v["slope"]
+    by_hand = normal(rows.fields["y"].numpy(), loc, v["noise_scale"]) + normal(
+        v["intercept"], v["intercept_loc"], v["intercept_scale"]
+    )
+    assert own[2].item() == pytest.approx(by_hand)
+    counted = read(models.linear(x="kind", centred=True), guides.delta, data)
+    assert check_every_engine(counted, data, values_at_random(counted)).isfinite().all()
+
+
+def test_a_guide_written_by_hand(data: ClientData) -> None:
+    def guide(batch: ClientBatch) -> None:
+        positive = dist.constraints.positive
+        for name, event in (("slope_loc", (2,)), ("intercept_loc", ())):
+            loc, scale = (
+                pyro.param(f"{name}.m", torch.zeros(event)),
+                pyro.param(f"{name}.s", torch.ones(event), constraint=positive),
+            )
+            pyro.sample(name, dist.Normal(loc, scale).to_event(len(event)))
+        for name, event in (("slope_scale", (2,)), ("intercept_scale", ())):
+            at = pyro.param(f"{name}.at", torch.ones(event), constraint=positive)
+            pyro.sample(name, dist.Delta(at, event_dim=len(event)))
+        with batch.clients():
+            c = batch.num_clients
+            pyro.sample("intercept", dist.Delta(pyro.param("a", torch.zeros(c, 1))))
+            pyro.sample("slope", dist.Delta(pyro.param("b", torch.zeros(c, 1, 2)), event_dim=1))
+
+    program = read(models.logistic(y="ill", centred=True), guide, data)
+    shared, own = program.start()
+    assert set(own) == {"a", "b"}
+    assert program.terms({**shared, **own}, alone(data, 0)).loss(1 / 3).isfinite().all()
+
+
+def test_gradients_reach_every_coefficient(data: ClientData) -> None:
+    program = read(models.poisson(y="visits"), guides.delta, data)
+    values = {name: value.detach().requires_grad_() for name, value in values_at_random(program).items()}
+    own, above = densities(program, values, everyone(data))
+    for gradient in torch.autograd.grad(own.sum() + above, list(values.values())):
+        assert gradient.isfinite().all()
+        assert (gradient != 0).all()
+
+
+def test_rows_unknown_are_predicted(data: ClientData) -> None:
+    program = read(models.logistic(y="ill"), guides.delta, data)
+    batch = everyone(data.with_fields(ill=torch.zeros(data.num_rows)))
+    batch = ClientBatch(**{**{f: getattr(batch, f) for f in batch.__dataclass_fields__}, "fields": {**batch.fields, "ill": None}})
+    assert program.observed(values_at_random(program), batch, {})["ill"].batch_shape == (3, 7)
+    with pytest.raises(ValueError, match="field 'ill' has no values in these rows, and the model needs them"):
+        densities(read(models.linear(x="ill"), guides.delta, data), values_at_random(program), batch)
+
+
+def test_made_again_from_its_recipe(data: ClientData) -> None:
+    for name, own in REGRESSIONS:
+        model = getattr(models, name)(**own, slopes="global", centred=True)
+        assert recipe_of(model) is not None
+        again = remake(describe(model))
+        first, second = (read(m, guides.delta, data) for m in (model, again))
+        values = values_at_random(first)
+        torch.testing.assert_close(densities(first, values, everyone(data)), densities(second, values, everyone(data)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slopes": "random"}, "slopes is 'random'; it must be one of 'varying', 'global'"),
+        ({"intercept": "fixed"}, "intercept is 'fixed'; it must be one of 'varying', 'global', None"),
+        ({"x": None, "intercept": None}, "a regression on nothing"),
+        ({"prior_scale": dist.Normal(0.0, 1.0)}, r"prior_scale is Normal\(.*, not all > 0: give a HalfNormal"),
+        ({"intercept_scale": 0.0}, "intercept_scale is 0.0, not all > 0"),
+    ],
+)
+def test_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        models.logistic(**options)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'slope'"):
+        models.logistic(slope="global")  # type: ignore[call-arg]
+
+
+def test_torch_distributions_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"HalfNormal is torch's own: take pyro\.distributions\.HalfNormal"):
+        models.logistic(prior_scale=torch.distributions.HalfNormal(1.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prior_loc": dist.Normal(torch.zeros(3), 1.0)}, r"prior of 'slope_loc' has shape \(3,\): .* or of shape \(2,\)"),
+        ({"prior_loc": dist.Normal(torch.zeros(2), 1.0)}, r"prior of 'intercept_loc' has shape \(2,\): .* or of shape \(\)"),
+        ({"x": "picture"}, r"field 'picture' has shape \(1, 4, 4\) a row: a regression needs rows of numbers"),
+        ({"y": "x"}, r"field 'x' has shape \(2,\) a row, its likelihood \(Bernoulli\) \(\)"),
+        ({"x": "nothing"}, "the data have no field 'nothing'; they have"),
+    ],
+)
+def test_refused_when_read(options: dict[str, Any], message: str, data: ClientData) -> None:
+    with pytest.raises(ProgramError, match=message):
+        read(models.logistic(**{"y": "ill", **options}), guides.delta, data)
