@@ -12,7 +12,7 @@ from hierfl.sites import Guide, Latents, Model, family
 
 
 def _conditional(model: Model, latents: Latents, *, shared: Shared = full_normal, newton_steps: int = 5) -> Guide:
-    """q(z) q(w_k | z), the latter Normal(mode, minus the inverse Hessian) of client k's log p(y_k, w_k | z): no local params at all.
+    """q(z) q(w_k | z), the latter Normal(mode, minus the inverse Hessian) of client k's log p(y_k, w_k | z): no local params.
 
     Exact for linear-Gaussian clients; what INLA (Rue, Martino and Chopin 2009) does for generalised linear ones, here in each
     client. The global sites' own posterior is Gaussian in unconstrained numbers: a scale with a long tail (eight schools: few

@@ -17,8 +17,8 @@ def structured(
 ) -> Guide:
     """q(z) q(w_k | z):  w_k = loc_k + slope_k e(z) + S_k U_k eps_k, with e(z) the global vector about its mean in its own scale.
 
-    Exact for a linear-Gaussian hierarchy of known variances. Where a *scale* is unknown, the client's mean bends with it and a line
-    does not: prefer `conditional`, or write the model non-centred (errors seen on radon, in posterior standard deviations:
+    Exact for a linear-Gaussian hierarchy of known variances. Where a *scale* is unknown, the client's mean bends with it and a
+    line does not: prefer `conditional`, or write the model non-centred (errors seen on radon, in posterior standard deviations:
     conditional 0.03, structured non-centred 0.11, centred 0.5). Source: SFVI, arXiv:2302.03314, section 3.
 
     Params: those of `shared`; in the plate `_local.loc`, `_local.scale` > 0, `_local.slope` (d_local, d_global), `_local.lower`.

@@ -28,8 +28,8 @@ def unrolled(
 ) -> Guide:
     """q(w_k | z) = Normal(m, s^2) after `steps` gradient steps on client k's own negative ELBO per row, from its prior's centre.
 
-    phi <- phi - lr grad_phi [ -E_q log p(y_k, w_k | z) - entropy(q) ] / n_k,  phi = (m, log s). Clients keep nothing; a new client
-    takes the same steps. FedABML's inner loop (Liu et al. 2023, Eq. 3.8), with MAML's derivative through it (`through`) or without.
+    phi <- phi - lr grad_phi [ -E_q log p(y_k, w_k | z) - entropy(q) ] / n_k,  phi = (m, log s). Clients keep nothing; a new
+    client takes the same steps. FedABML's inner loop (Liu et al. 2023, Eq. 3.8), with MAML's derivative through it or without.
 
     Args:
         model: the program; its own log joint is what is followed.

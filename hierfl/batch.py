@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.poutine.mask_messenger import MaskMessenger
 from torch import Tensor
 
 from hierfl import noise
@@ -89,7 +91,8 @@ class ClientBatch:
             if self.rows is None:
                 yield index
             else:
-                with poutine.mask(mask=self.rows):
+                there: Any = self.rows
+                with MaskMessenger(there):
                     yield index
 
     @property

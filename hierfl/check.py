@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -12,11 +12,11 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch.distributions import kl_divergence, transform_to
-from torch.distributions.constraints import Constraint
 
 from hierfl.batch import CLIENTS, DATA, ClientBatch, gather
 from hierfl.data import ClientData
 from hierfl.draws import NoKeyedDraw
+from hierfl.fields import check_finite, check_labels, label_fields, supports_of
 from hierfl.program import Answer, ParamSpec, Program, ProgramError, Site, in_clients, is_latent, untouched_store
 from hierfl.sites import Family, Guide, Latents, LatentSite, Model
 from hierfl.start import Centre, has_mean
@@ -42,8 +42,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
     with pyro.validation_enabled(True):
         single, pair = (_trace(model, batch, "model", seed, _Start()) for batch in (one, two))
         latents = Latents(tuple(_latent(site, pair.nodes[name]) for name, site in single.nodes.items() if is_latent(site)))
-        labels = _labels(pair, two)
-        supports = _supports(pair, labels, data)
+        labels = label_fields(pair, two)
+        supports = supports_of(pair, labels, data)
         check_labels(supports, data)
         family = guide
         guide = guide.on(model, latents) if isinstance(guide, Family) else guide
@@ -65,20 +65,6 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         )
         _check_start(program, one)
     return program
-
-
-def check_finite(data: ClientData) -> None:
-    """Refuse NaN and infinity, naming the field, the client and how many there are."""
-    for name, values in {**data.fields, **data.client_fields}.items():
-        if values.is_floating_point():
-            bad = ~values.isfinite().flatten(1).all(1) if values.dim() > 1 else ~values.isfinite()
-            if bool(bad.any()):
-                row = int(bad.nonzero()[0])
-                client = data.names[int(data.row_client[row]) if name in data.fields else row]
-                raise ValueError(
-                    f"field '{name}' has NaN or infinity in {int(bad.sum())} rows, the first of client '{client}': "
-                    f"fill it (hierfl.fill_missing adds indicators of what was missing), or model it"
-                )
 
 
 def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
@@ -135,7 +121,7 @@ def _check_plates(name: str, site: Site, batch: ClientBatch) -> None:
         wanted[frame.dim] = frame.size
     if DATA in frames and CLIENTS not in frames:
         raise ProgramError(
-            f"site '{name}' is in the data plate but not in the clients plate: put `with batch.data():` inside `with batch.clients():`"
+            f"site '{name}' is in the data plate but not in the clients plate: open batch.data() inside batch.clients()"
         )
     if site["is_observed"] and CLIENTS not in frames and not isinstance(site["fn"], dist.Unit) and len(shape) > 1:
         raise ProgramError(f"site '{name}' is observed outside the clients plate: put it inside `with batch.clients():`")
@@ -180,47 +166,6 @@ def _latent(site: Site, pair: Site) -> LatentSite:
     )
 
 
-def _labels(trace: Any, batch: ClientBatch) -> dict[str, str]:
-    """Observed site -> the field that it observes."""
-    found = {}
-    for name, site in trace.nodes.items():
-        recorded = site["type"] == "sample" and site["infer"].get("_deterministic")  # pyro.deterministic: observed by itself
-        observed = site["type"] == "sample" and site["is_observed"] and not recorded
-        if observed and in_clients(site) and not isinstance(site["fn"], dist.Unit):
-            fields = [k for k, v in {**batch.fields, **batch.client_fields}.items() if v is site["value"]]
-            found[name] = fields[0] if fields else ""
-    if not found:
-        raise ProgramError(
-            "the model observes nothing inside the clients plate: give a likelihood, pyro.sample(..., obs=batch.y)"
-        )
-    return found
-
-
-def _supports(trace: Any, labels: Mapping[str, str], data: ClientData) -> dict[str, tuple[str, Constraint]]:
-    """Label field -> (its site, the values it can take), where these are the same for every row."""
-    supports = {}
-    for site, name in labels.items():
-        fn = trace.nodes[site]["fn"]
-        base = getattr(fn, "base_dist", fn)
-        if name in data.fields and not fn.event_shape and getattr(base, "total_count", None) is None:
-            supports[name] = (f"'{site}' ({type(base).__name__})", fn.support)
-    return supports
-
-
-def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: ClientData) -> None:
-    """Refuse labels that their site cannot take, naming the client, the value and the site."""
-    for name, (site, support) in program_supports.items():
-        if name not in data.fields:
-            continue
-        good = support.check(data.fields[name])
-        if not bool(good.all()):
-            row = int((~good).nonzero()[0, 0])
-            raise ValueError(
-                f"field '{name}' of client '{data.names[int(data.row_client[row])]}' has the value {data.fields[name][row].item():g}, "
-                f"outside the support {support} of site {site}; {int((~good).sum())} rows are"
-            )
-
-
 def _check_cover(latents: Latents, guide: Any) -> None:
     drawn = {name: site for name, site in guide.nodes.items() if is_latent(site)}
     for site in latents.sites:
@@ -256,8 +201,9 @@ def _params(singles: list[Any], pairs: list[Any]) -> tuple[ParamSpec, ...]:
             if len(differ) != int(local):
                 where = "inside" if local else "outside"
                 raise ProgramError(
-                    f"param '{name}' is {where} the clients plate, but its shape is {tuple(before)} for one client and {tuple(after)} "
-                    f"for two: {'give it one entry a client, (num_clients, 1, ...)' if local else 'it must not depend on the clients'}"
+                    f"param '{name}' is {where} the clients plate, but its shape is {tuple(before)} for one client and "
+                    f"{tuple(after)} for two: "
+                    + ("give it one entry a client, (num_clients, 1, ...)" if local else "it must not depend on the clients")
                 )
             if name in specs and specs[name].is_local != local:
                 raise ProgramError(f"param '{name}' is declared both inside and outside the clients plate: give them two names")
@@ -285,12 +231,10 @@ def _closed(model: Any, guide: Any) -> frozenset[str]:
 
 
 def _is_keyed(guide: Guide, params: tuple[ParamSpec, ...], batch: ClientBatch) -> bool:
-    try:
-        with Answer({p.name: p.start for p in params}, batch):
-            poutine.trace(guide).get_trace(batch)
-    except NoKeyedDraw:
-        return False
-    return True
+    answer = Answer({p.name: p.start for p in params}, batch)
+    with answer:
+        poutine.trace(guide).get_trace(batch)
+    return answer.keyed
 
 
 def _check_start(program: Program, batch: ClientBatch) -> None:
@@ -302,5 +246,5 @@ def _check_start(program: Program, batch: ClientBatch) -> None:
     for value, what in zip(terms, ("log-likelihood", "local sites", "global sites"), strict=True):
         if not bool(value.isfinite().all()):
             raise ProgramError(
-                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide starts: check scales and supports there"
+                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide starts: check the scales there"
             )

@@ -75,8 +75,15 @@ class Federation:
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Where a run stands: the server's state, a row of own state a client, what happened in each round, rounds done, and whether
-    its steps are compiled (so that a resumed run goes on bit for bit)."""
+    """Where a run stands.
+
+    Args:
+        server: the server's state.
+        table: a row of own state a client, changed in place: it may be larger than all else.
+        history: what happened in each round.
+        round: rounds done.
+        compiled: whether the run's steps are compiled, so that a resumed run goes on bit for bit.
+    """
 
     server: Tree
     table: Tree

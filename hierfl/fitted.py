@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import torch
 
-from hierfl.check import check_finite, check_labels
 from hierfl.data import ClientData
 from hierfl.engine import Federation, Progress, adapt
+from hierfl.fields import check_finite, check_labels
 from hierfl.inference import Draws, posterior_draws, predict
 from hierfl.method import Clock, Method
 from hierfl.prediction import Prediction

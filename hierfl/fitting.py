@@ -49,13 +49,13 @@ def fit(
         method: from `hierfl.methods`, or one's own `Method`.
         data: the clients' training rows.
         rounds: exchanges between server and clients.
-        seed: of everything random; noise is a function of (seed, client, step, site), so no result depends on engine, order or resume.
+        seed: of everything random. Noise is a function of (seed, client, step, site), so no result depends on engine or order.
         cohort: clients a round: None for all, a count, or a share in (0, 1].
         engine: "vectorised" carries many clients at once, "sequential" one after another, "pooled" all in one Pyro plate, as if
             the rows had been brought together (for methods that have such a form): the same numbers.
         chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
-        compile: whether each kind of local step becomes one compiled graph (numbers agree to float noise); "auto": where the run is
-            long enough to repay it, by one eager step that is measured. A resumed run does as the run before it did.
+        compile: whether each kind of local step becomes one compiled graph (numbers agree to float noise); "auto": where the
+            run is long enough to repay it, by one eager step that is measured. A resumed run does as the run before it did.
         checkpoint: folder to write checkpoints to.
         every: rounds between checkpoints; the last round is always written.
         resume: go on from the newest whole checkpoint of that folder, if there is one.

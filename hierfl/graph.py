@@ -43,7 +43,7 @@ class Graphs:
             return compiled(function, leaves, spec)
         except Exception as error:  # whatever tracing or lowering meets: the step itself is right, and runs eagerly
             warnings.warn(
-                f"the step is not compiled and runs eagerly, more slowly: {type(error).__name__}: {str(error).splitlines()[0][:300]}",
+                f"the step is not compiled and runs eagerly, more slowly: {type(error).__name__}: {str(error)[:300]}",
                 stacklevel=2,
             )
             return None
@@ -61,7 +61,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any) -> 
     with torch.no_grad():
         graph = make_fx(flat)(*leaves)
         mend(graph)
-        lowered: Any = torch._inductor.compile(graph, leaves)
+        lowered: Any = torch._inductor.compile(graph, list(leaves))
 
     def run(leaves: list[Tensor]) -> Tree:
         with torch.no_grad():
@@ -103,7 +103,7 @@ def transposes_cancel(graph: fx.GraphModule) -> None:
 
 
 def steps_ride_on_products(graph: fx.GraphModule) -> None:
-    """w + c (A B) -> baddbmm(w, A, B, alpha=c): the step rides on the product, and no gradient is ever written."""
+    """Write w + c (A B) as baddbmm(w, A, B, alpha=c): the step rides on the product, and no gradient is ever written."""
     for node in graph.graph.nodes:
         if not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)) or node.kwargs or len(node.args) != 2:
             continue

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.batch import ClientBatch
-from hierfl.program import Answer, log_joint
+from hierfl.program import Answer, Site, log_joint
 from hierfl.sites import Block, Latents, Model, Values
 from hierfl.start import Centre
 
@@ -34,8 +34,8 @@ def prior_centre(model: Model, latents: Latents, shared: Values, batch: ClientBa
     """The middle of the prior of each client's own sites given the global ones, (C, 1, d) unconstrained: where Newton starts."""
     centre = Centre({site.name: site.has_mean for site in latents.sites})
     with poutine.block(hide_types=["sample", "observe"]), Answer({}, batch), centre:
-        trace = poutine.trace(poutine.condition(model, data=shared)).get_trace(batch)
-    return latents.local_block.flatten({site.name: trace.nodes[site.name]["value"] for site in latents.local_block.sites})
+        nodes: dict[str, Site] = poutine.trace(poutine.condition(model, data=shared)).get_trace(batch).nodes
+    return latents.local_block.flatten({site.name: nodes[site.name]["value"] for site in latents.local_block.sites})
 
 
 def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,8 +43,16 @@ def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
 
     Clients share nothing, so one pull-back along a coordinate gives that row of every client's Hessian.
     """
-    slope, pull = vjp(grad(lambda v: density(v).sum()), vector)
-    rows = torch.vmap(lambda axis: pull(axis.expand(vector.shape))[0])(torch.eye(vector.shape[-1], dtype=vector.dtype))
+
+    def total(v: Tensor) -> Tensor:
+        return density(v).sum()
+
+    slope, pull = vjp(grad(total), vector)[:2]
+
+    def row(axis: Tensor) -> Tensor:
+        return pull(axis.expand(vector.shape))[0]
+
+    rows = torch.vmap(row)(torch.eye(vector.shape[-1], dtype=vector.dtype))
     return slope, -rows.movedim(0, -2)
 
 
@@ -72,7 +80,7 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = 4.0) 
 
 
 def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Mode (C, 1, d) and precision (C, 1, d, d) there, of which gradients are right: one differentiable Newton step from the mode.
+    """Mode (C, 1, d) and precision (C, 1, d, d) there, with right gradients: one differentiable Newton step from the mode.
 
     At the mode the slope is 0, so d(step) = H^-1 d(slope): the implicit derivative of the mode, at the price of one step.
     """

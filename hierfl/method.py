@@ -1,8 +1,9 @@
 """The contract of a method, and the few verbs that methods are written in.
 
 A client's functions are written for *one* client, in plain shapes: `start(message, own) -> lane`, phases of
-`step(lane, message, batch) -> lane`, `finish(lane, message, own, rows) -> (up, own)`. The engine runs them one client after another, or
-a cohort at once under `torch.vmap`; a node of a real federation runs them as they are. They are pure: tensors in, tensors out.
+`step(lane, message, batch) -> lane`, `finish(lane, message, own, rows) -> (up, own)`. The engine runs them one client after
+another, or a cohort at once under `torch.vmap`; a node of a real federation runs them as they are. They are pure: tensors in,
+tensors out.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Phase:
 
     Args:
         step: (lane, message, batch) -> lane, on one mini-batch, or on all rows.
-        count: how many, in `unit`s: "step" draws mini-batches from reshuffled passes, "epoch" passes over the rows, last batch smaller.
+        count: how many.
+        unit: "step": mini-batches from reshuffled passes over the rows; "epoch": whole passes, the last batch of each smaller.
         batch_size: rows a mini-batch; None: all rows at each step.
     """
 
@@ -76,7 +78,8 @@ class Client:
         own: what a new client keeps before its first round (`{}`: the client is stateless).
         start: (message, own) -> lane, what it works on.
         phases: what it does.
-        finish: (lane, message, own, rows it has) -> (up, own): all that crosses, and all that stays. Shares of one number are logged.
+        finish: (lane, message, own, rows it has) -> (up, own): all that crosses, and all that stays. A share that is one number
+            is logged.
         params: (message, own) -> the program's params that its posterior and predictions are read from.
         adapt: phases of a client never seen, global params fixed; None: the same as `phases`.
     """
@@ -124,8 +127,8 @@ class Method:
         guide: a guide function, or a family from `hierfl.guides`.
         client: program -> Client.
         server: program -> Server.
-        pooled: program -> (server state, table, batch of all clients, clock) -> (state, table, logged): a round of the method as one
-            step of the pooled program; None: it has no such form.
+        pooled: program -> (server state, table, batch of all clients, clock) -> (state, table, logged): a round of the method as
+            one step of the pooled program; None: it has no such form.
     """
 
     name: str

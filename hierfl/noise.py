@@ -66,10 +66,11 @@ def _words(key: Tensor, count: int, stream: int) -> Tensor:
 
 
 def _units(key: Tensor, count: int, stream: int, dtype: torch.dtype) -> Tensor:
-    """Uniforms inside (0, 1), (..., count), on a grid of 2^-24, or 2^-48 in float64: as fine as arithmetic near 1 can use."""
-    high = (_shifted(_words(key, count, stream), 8)).to(dtype)
+    """Uniforms inside (0, 1), (..., count), on a grid of 2^-23, or 2^-48 in float64: as fine as arithmetic near 1 can use."""
+    words = _words(key, count, stream)
     if dtype != torch.float64:
-        return (high + 0.5) * 2.0**-24
+        return (_shifted(words, 9).to(dtype) + 0.5) * 2.0**-23  # one bit more, and the largest would round to 1
+    high = _shifted(words, 8).to(dtype)
     low = (_shifted(_words(key, count, stream + 2), 8)).to(dtype)
     return high * 2.0**-24 + (low + 0.5) * 2.0**-48
 
@@ -108,5 +109,5 @@ def cohort(seed: int, round_: int, population: int, size: int) -> Tensor:
     """Choose `size` of `population` without replacement for a round: Tensor (size,) int64, sorted, in time O(size)."""
     if size == population:
         return torch.arange(population)
-    generator = np.random.Generator(np.random.Philox(key=[seed & 0xFFFFFFFFFFFFFFFF, round_]))
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed & 0xFFFFFFFFFFFFFFFF, round_], np.uint64)))
     return torch.from_numpy(np.sort(generator.choice(population, size, replace=False, shuffle=False)))

@@ -16,7 +16,7 @@ from hierfl.batch import full_batch
 from hierfl.check import read
 from hierfl.data import ClientData
 from hierfl.engine import Federation, Progress
-from hierfl.guides import delta
+from hierfl.guides.delta import delta
 from hierfl.method import Clock, Method
 from hierfl.program import Params, Program, untouched_store
 from hierfl.sites import Model, Values

@@ -21,14 +21,15 @@ def to_arviz(fit: Fit, draws: Draws) -> Any:
     """
     data = fit.federation.data
     variables = {name: value.numpy()[None] for name, value in {**draws.shared, **draws.own}.items()}
-    dims, coords = {}, {"client": list(data.names)}
+    dims: dict[str, list[str]] = {}
+    coords: dict[str, list[Any]] = {"client": list(data.names)}
     for name, value in variables.items():
         local = name in draws.own
         lead = ["client"] if local else []
         own = value.shape[2 + len(lead) :]
         names = [_feature_dim(data.features, size) or f"{name}_dim_{i}" for i, size in enumerate(own)]
         for label, size in zip(names, own, strict=True):
-            coords.setdefault(label, list(data.features.get(label, range(size))))
+            coords.setdefault(label, list(data.features.get(label) or range(size)))
         dims[name] = [*lead, *names]
     attributes = {
         "inference_library": "hierfl",
@@ -40,10 +41,10 @@ def to_arviz(fit: Fit, draws: Draws) -> Any:
         "bytes_up": int(np.sum([r.get("bytes_up", 0) for r in fit.progress.history])),
         "bytes_down": int(np.sum([r.get("bytes_down", 0) for r in fit.progress.history])),
     }
-    groups = {"posterior": variables}
+    from_dict: Any = az.from_dict
     if hasattr(az, "InferenceData"):
-        return az.from_dict(**groups, dims=dims, coords=coords, posterior_attrs=attributes)
-    return az.from_dict(groups, dims=dims, coords=coords, attrs={"posterior": attributes})
+        return from_dict(posterior=variables, dims=dims, coords=coords, posterior_attrs=attributes)
+    return from_dict({"posterior": variables}, dims=dims, coords=coords, attrs={"posterior": attributes})
 
 
 def _feature_dim(features: Any, size: int) -> str | None:

@@ -24,12 +24,12 @@ from torch.distributions.constraints import Constraint
 
 from hierfl import noise
 from hierfl.batch import CLIENTS, ClientBatch
-from hierfl.draws import Noise, draw
+from hierfl.draws import Noise, NoKeyedDraw, draw, seeded
 from hierfl.sites import Guide, Latents, Model, Values
 from hierfl.start import Centre
 
 Params = dict[str, Tensor]
-Site = dict[str, Any]  # a message of a Pyro trace
+Site = Any  # a message of a Pyro trace: a dict of what its site is
 
 
 class ProgramError(ValueError):
@@ -46,12 +46,15 @@ def is_latent(site: Site) -> bool:
     return site["type"] == "sample" and not site["is_observed"] and not isinstance(site["fn"], _Subsample)
 
 
-class Answer(Messenger):  # type: ignore[misc]
-    """Answers every `pyro.param` from a dict of unconstrained values, and every draw with noise made of the batch's keys."""
+class Answer(Messenger):
+    """Answers every `pyro.param` from a dict of unconstrained values, and every draw with noise made of the batch's keys.
+
+    `keyed` turns false at a draw that is no transform of normals or uniforms: torch's own sampler is seeded by the key then.
+    """
 
     def __init__(self, params: Mapping[str, Tensor], batch: ClientBatch) -> None:
         super().__init__()
-        self.params, self.batch = params, batch
+        self.params, self.batch, self.keyed = params, batch, True
 
     def _pyro_param(self, msg: Site) -> None:
         if msg["name"] in self.params:
@@ -65,7 +68,10 @@ class Answer(Messenger):  # type: ignore[misc]
             return
         local = in_clients(msg)
         key = noise.fold(self.batch.key if local else self.batch.shared_key, noise.word(msg["name"]))
-        msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
+        try:
+            msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
+        except NoKeyedDraw:
+            msg["value"], self.keyed = seeded(msg["fn"], key), False
         msg["done"] = True
 
 
@@ -179,7 +185,7 @@ class Program:
         return difference
 
     def mean_loss(self, params: Params, batch: ClientBatch, *, weight: float = 0.0) -> Tensor:
-        """Mean negative log likelihood of a row + weight * KL of the client's own sites, summed over the clients of the batch, ()."""
+        """Mean negative log likelihood of a row + weight * KL of the client's own sites, summed over the batch's clients, ()."""
         terms = self.terms(params, batch)
         nll = terms.nll / batch.counts
         # 0.0 * x is not dropped by a compiler: leave the term out
@@ -195,8 +201,8 @@ class Program:
     def draw(self, params: Params, batch: ClientBatch) -> Values:
         """One draw of every latent site from the guide, by the batch's keys."""
         with Answer(params, batch):
-            guide = poutine.trace(self.guide).get_trace(batch)
-        return {site.name: guide.nodes[site.name]["value"] for site in self.latents.sites}
+            nodes: dict[str, Site] = poutine.trace(self.guide).get_trace(batch).nodes
+        return {site.name: nodes[site.name]["value"] for site in self.latents.sites}
 
     def observed(self, values: Values, batch: ClientBatch, params: Params) -> dict[str, Any]:
         """The distribution of each observed site given its latent ones; labels may be unknown (None)."""
@@ -219,7 +225,7 @@ def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) 
     return own, shared
 
 
-class _Unlabelled(Messenger):  # type: ignore[misc]
+class _Unlabelled(Messenger):
     """Leaves a site whose label is unknown undrawn: its distribution is what is asked for."""
 
     def _pyro_sample(self, msg: Site) -> None:

@@ -45,7 +45,7 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
         bound.apply_defaults()
         result = factory(*args, **kwargs)
         options = {k: v for k, v in bound.arguments.items() if signature.parameters[k].kind is not inspect.Parameter.VAR_KEYWORD}
-        extra = next((v for k, v in bound.arguments.items() if k not in options), {})
+        extra: dict[str, Any] = next((v for k, v in bound.arguments.items() if k not in options), {})
         object.__setattr__(result, "__recipe__", Recipe(_name(factory), {**options, **extra}))
         return result
 

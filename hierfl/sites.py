@@ -49,7 +49,8 @@ class LatentSite:
     @cached_property
     def transform(self) -> Transform:
         """From all of R^k to the support."""
-        return biject_to(self.support)
+        transform: Transform = biject_to(self.support)
+        return transform
 
     @cached_property
     def free_start(self) -> Tensor:

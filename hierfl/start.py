@@ -11,7 +11,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import biject_to
 
-Site = dict[str, Any]
+Site = Any
 
 
 def has_mean(fn: Any) -> bool:
@@ -32,7 +32,7 @@ def centre(fn: Any, by_mean: bool) -> Tensor:
     return value
 
 
-class Centre(Messenger):  # type: ignore[misc]
+class Centre(Messenger):
     """Sets every latent site to the centre of its prior given the sites before it.
 
     Args:

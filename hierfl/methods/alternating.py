@@ -1,4 +1,4 @@
-"""The core that many personalised methods share: on each mini-batch, K steps on what is the client's own, one on its copy of the rest.
+"""What many personalised methods share: on each mini-batch, K steps on what is the client's own, one on its copy of the rest.
 
 pFedMe is this with a delta guide, pFedBayes and FedABML with a mean-field one: the method is in the program.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,7 +69,8 @@ class Alternating:
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             theta, phi = lane["theta"], lane["phi"]
             for k in range(self.inner):
-                gradient, _ = slope(lambda p, k=k: loss(theta.params, p, batch.redrawn(k)), phi.params)
+                again = batch.redrawn(k)
+                gradient, _ = slope(partial(loss, theta.params, batch=again), phi.params)
                 phi = step(self.local, gradient, phi)
             gradient, value = slope(lambda p: loss(p, phi.params, batch.redrawn(self.inner)), theta.params)
             return {"theta": step(self.shared, gradient, theta), "phi": phi, "loss": value}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hierfl.batch import ClientBatch
-from hierfl.guides import delta
+from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, half_square, slope
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
 from hierfl.program import Program, ProgramError
@@ -38,7 +38,7 @@ def fedavg(
     """FedAvg of a program whose params are all global (`hierfl.models.network`, say).
 
     Args:
-        model: a program with global params and no latent sites: no prior, so the loss is the mean negative log likelihood of a row.
+        model: a program with global params and no latent sites; the loss is the mean negative log likelihood of a row.
         optimiser: of the client, started anew each round.
         steps: mini-batches a round, or passes over the rows (`unit`); 20 mini-batches of 20 rows at 0.01: PRIOR's setting.
         unit: "step" or "epoch".
@@ -51,7 +51,7 @@ def fedavg(
     """
 
     def client(program: Program) -> Client:
-        theta, own = program.start()
+        _, own = program.start()
         if own or program.latents.sites:
             raise ProgramError("fedavg fits global params alone; for sites and local params take fedsvi or a personalised method")
 

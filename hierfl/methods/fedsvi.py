@@ -1,12 +1,15 @@
 """FedSVI: stochastic variational inference of any hierarchical program, the clients' terms of the ELBO apart.
 
-The pooled objective splits as  L = KL(q(z) || p(z)) + sum_k [ E q -log p(y_k | w_k, z) + KL(q(w_k | z) || p(w_k | z)) ];  client k
-holds its own summand and 1/N of the first term. The variational params of z are global: every client of the cohort returns the
-gradient of N times its part, and the server takes one optimiser step along their mean. Those of w_k never leave client k.
+The pooled negative ELBO splits as
+
+    L = KL(q(z) || p(z)) + sum_k [ E_q -log p(y_k | w_k, z) + E_q KL(q(w_k | z) || p(w_k | z)) ];
+
+client k holds its own summand and 1/N of the first term. The variational params of z are global: every client of the cohort
+returns the gradient of N times its part, and the server takes one optimiser step along their mean. Those of w_k stay put.
 
 Source: SFVI and SFVI-Avg, Hassan, Salomone and Mengersen 2023, arXiv:2302.03314, section 3. Difference: any model and any
-reparameterised guide, any optimisers, and with `global_steps` > 1 the mean gradient of the clients' own paths is a pseudo-gradient
-for the server's optimiser (Reddi et al. 2021, arXiv:2003.00295) instead of a barycentre.
+reparameterised guide, any optimisers, and with `global_steps` > 1 the mean gradient along the clients' own paths is a
+pseudo-gradient for the server's optimiser (Reddi et al. 2021, arXiv:2003.00295) instead of a barycentre.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hierfl.batch import ClientBatch
-from hierfl.guides import structured
+from hierfl.guides.structured import structured
 from hierfl.method import Client, Clock, Method, Phase, Pooled, Server, Share, Up, over_draws, slope
 from hierfl.optimisers import Adam, Optimiser, Stepped, step
 from hierfl.pooled import stacked
@@ -53,7 +56,7 @@ def fedsvi(
         optimiser: of the server, on the mean gradient of the cohort (default: our choice, from the radon benchmark).
         local_optimiser: of what a client keeps to itself; its state is kept too.
         local_steps: steps a round on local params alone, before the joint ones.
-        global_steps: steps a round on local and global params together; one synchronous step of all clients is one pooled SVI step.
+        global_steps: steps a round on local and global params together; one step of all clients is one pooled SVI step.
         client_lr: step size of a client's copy of the global params, used between the steps of `global_steps` > 1.
         batch_size: rows a step; None: all of a client's rows.
         num_particles: draws of the guide that each gradient is averaged over.
@@ -85,7 +88,7 @@ def fedsvi(
     def client(program: Program) -> Client:
         if program.reads_all_rows and batch_size is not None:
             raise ProgramError("this guide reads every row of a client at each step: leave batch_size at None")
-        shared, mine = program.start()
+        _, mine = program.start()
 
         def loss(at: Tree, batch: ClientBatch) -> Tensor:
             params = {**at["shared"], **at["mine"]}

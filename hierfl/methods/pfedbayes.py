@@ -12,7 +12,7 @@ mini-batch scaled to stand for all rows.
 
 from __future__ import annotations
 
-from hierfl.guides import mean_field
+from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
 from hierfl.optimisers import Adam

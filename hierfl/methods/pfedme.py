@@ -6,13 +6,13 @@
     server:  theta <- (1 - beta) theta + beta mean_k w_k
 
 Source: T. Dinh et al. 2020, arXiv:2006.08848, Algorithm 1. In a program v is the client's own site, w its prior's mean, and
-D = |v - w|^2 / 2 minus the log density of a prior of unit scale, constants apart; another prior gives another D. As the paper has it
-the mean over clients is uniform (its code weights by rows); as its code has it a round's first prox starts at the global model.
+D = |v - w|^2 / 2 minus the log density of a prior of unit scale, constants apart; another prior gives another D. As in the paper
+the mean over clients is uniform (its code weights by rows); as in its code a round's first prox starts at the global model.
 """
 
 from __future__ import annotations
 
-from hierfl.guides import delta
+from hierfl.guides.delta import delta
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating, at_prior_mean
 from hierfl.optimisers import SGD

@@ -1,0 +1,68 @@
+"""What fields may hold: finite numbers, and labels that their site can take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyro.distributions as dist
+from torch.distributions.constraints import Constraint
+
+from hierfl.batch import ClientBatch
+from hierfl.data import ClientData
+from hierfl.program import ProgramError, in_clients
+
+
+def check_finite(data: ClientData) -> None:
+    """Refuse NaN and infinity, naming the field, the client and how many there are."""
+    for name, values in {**data.fields, **data.client_fields}.items():
+        if values.is_floating_point():
+            bad = ~values.isfinite().flatten(1).all(1) if values.dim() > 1 else ~values.isfinite()
+            if bool(bad.any()):
+                row = int(bad.nonzero()[0])
+                client = data.names[int(data.row_client[row]) if name in data.fields else row]
+                raise ValueError(
+                    f"field '{name}' has NaN or infinity in {int(bad.sum())} rows, the first of client '{client}': "
+                    f"fill it (hierfl.fill_missing adds indicators of what was missing), or model it"
+                )
+
+
+def label_fields(trace: Any, batch: ClientBatch) -> dict[str, str]:
+    """Observed site -> the field that it observes."""
+    found = {}
+    for name, site in trace.nodes.items():
+        recorded = site["type"] == "sample" and site["infer"].get("_deterministic")  # pyro.deterministic: observed by itself
+        observed = site["type"] == "sample" and site["is_observed"] and not recorded
+        if observed and in_clients(site) and not isinstance(site["fn"], dist.Unit):
+            fields = [k for k, v in {**batch.fields, **batch.client_fields}.items() if v is site["value"]]
+            found[name] = fields[0] if fields else ""
+    if not found:
+        raise ProgramError(
+            "the model observes nothing inside the clients plate: give a likelihood, pyro.sample(..., obs=batch.y)"
+        )
+    return found
+
+
+def supports_of(trace: Any, labels: Mapping[str, str], data: ClientData) -> dict[str, tuple[str, Constraint]]:
+    """Label field -> (its site, the values it can take), where these are the same for every row."""
+    supports = {}
+    for site, name in labels.items():
+        fn = trace.nodes[site]["fn"]
+        base = getattr(fn, "base_dist", fn)
+        if name in data.fields and not fn.event_shape and getattr(base, "total_count", None) is None:
+            supports[name] = (f"'{site}' ({type(base).__name__})", fn.support)
+    return supports
+
+
+def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: ClientData) -> None:
+    """Refuse labels that their site cannot take, naming the client, the value and the site."""
+    for name, (site, support) in program_supports.items():
+        if name not in data.fields:
+            continue
+        good = support.check(data.fields[name])
+        if not bool(good.all()):
+            row = int((~good).nonzero()[0, 0])
+            raise ValueError(
+                f"field '{name}' of client '{data.names[int(data.row_client[row])]}' has the value "
+                f"{data.fields[name][row].item():g}, outside the support {support} of site {site}; {int((~good).sum())} rows are"
+            )

@@ -1,0 +1,184 @@
+"""What the tests of the core share: small federations, programs known in closed form, and that closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import transform_to
+
+import hierfl
+from hierfl import guides
+from hierfl.batch import ClientBatch
+from hierfl.data import ClientData
+from hierfl.program import Params, Program, ProgramError
+from hierfl.sites import Family
+
+NAMES = ("north", "south", "east", "west", "mid")  # their order is not that of the alphabet
+fit = partial(hierfl.fit, compile=False)  # a few rounds do not repay compiling; tests of the compiled step are apart
+read = hierfl.read
+
+FAMILIES: dict[str, Family] = {
+    "delta": guides.delta,
+    "mean_field": guides.mean_field,
+    "low_rank": guides.low_rank(rank=2),
+    "structured": guides.structured,
+    "structured_flow": guides.structured(shared=guides.spline_flow, full=False),
+    "conditional": guides.conditional,
+    "amortised": guides.amortised(hidden=4),
+    "unrolled": guides.unrolled(steps=2),
+}
+
+
+def federation(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> ClientData:
+    """Ragged clients with features x (2,), labels y, ill (0/1) and visits (counts), and a field of clients, `height`."""
+    g = torch.Generator().manual_seed(seed)
+    n = sum(counts)
+    x = torch.randn(n, 2, generator=g)
+    return ClientData.from_arrays(
+        torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)),
+        names=NAMES[: len(counts)],
+        client_fields={"height": torch.randn(len(counts), generator=g)},
+        x=x,
+        y=x.sum(-1) + torch.randn(n, generator=g),
+        ill=(torch.rand(n, generator=g) < 0.5).to(x.dtype),
+        visits=torch.poisson(torch.ones(n), generator=g),
+    )
+
+
+def regression(batch: ClientBatch) -> None:
+    """Varying slopes with an unknown spread, their mean moved by a field of clients: nothing in it is conjugate."""
+    loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    spread = pyro.sample("spread", dist.HalfNormal(1.0))
+    lift = pyro.sample("lift", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        slope = pyro.sample("slope", dist.Normal(loc + lift * batch.height[..., None], spread).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * slope).sum(-1), 1.0), obs=batch.y)
+
+
+def logistic(batch: ClientBatch) -> None:
+    """The same slopes under 0/1 labels, with known spread."""
+    loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with batch.clients():
+        slope = pyro.sample("slope", dist.Normal(loc, 0.7).to_event(1))
+        with batch.data():
+            pyro.sample("ill", dist.Bernoulli(logits=(batch.x * slope).sum(-1)), obs=batch.ill)
+
+
+# ------------------------------------------------------------------------------------------------ closed form
+def three() -> ClientData:
+    """Example E2 of methods_bayesian.md."""
+    return ClientData.from_clients({"a": {"y": [1.0, 2.0]}, "b": {"y": [0.0]}, "c": {"y": [3.0, 4.0, 5.0]}})
+
+
+def means(batch: ClientBatch) -> None:
+    """E2: g ~ Normal(0, 2^2), b_k ~ Normal(g, 1), y ~ Normal(b_k, 1)."""
+    g = pyro.sample("g", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(g, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+PRIOR_TRIL = torch.tensor([[1.5, 0.0], [-0.4, 0.8]], dtype=torch.float64)
+SPREAD_TRIL = torch.tensor([[0.9, 0.0], [0.5, 0.6]], dtype=torch.float64)
+PRIOR_LOC = torch.tensor([0.5, -1.0], dtype=torch.float64)
+NOISE = 0.8
+
+
+def slopes(batch: ClientBatch) -> None:
+    """g ~ MVN, b_k ~ MVN(g, L), y ~ Normal(x b_k, v): all variances known, all correlated."""
+    g = pyro.sample("g", dist.MultivariateNormal(PRIOR_LOC, scale_tril=PRIOR_TRIL))
+    with batch.clients():
+        b = pyro.sample("b", dist.MultivariateNormal(g, scale_tril=SPREAD_TRIL))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * b).sum(-1), NOISE), obs=batch.y)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The posterior of a linear-Gaussian hierarchy: of g, of each b_k, of b_k given g (mean at g, covariance, slope in g)."""
+
+    loc: Tensor
+    cov: Tensor
+    own_loc: Tensor
+    own_cov: Tensor
+    given_slope: Tensor
+    given_cov: Tensor
+    log_evidence: float
+
+
+def exact(data: ClientData, name: str) -> Exact:
+    """Oracle O1 of methods_in_depth.md, for `means` or `slopes`."""
+    if name == "means":
+        m0, s0, spread, v = torch.zeros(1), 4.0 * torch.eye(1), torch.eye(1), 1.0
+        designs = [torch.ones(int(c), 1) for c in data.counts]
+    else:
+        m0, s0, spread, v = PRIOR_LOC, PRIOR_TRIL @ PRIOR_TRIL.T, SPREAD_TRIL @ SPREAD_TRIL.T, NOISE**2
+        designs = list(data.fields["x"].split(data.counts.tolist()))
+    ys = data.fields["y"].split(data.counts.tolist())
+    precision, shift = s0.inverse(), s0.inverse() @ m0
+    for x, y in zip(designs, ys, strict=True):
+        c = v * torch.eye(len(y)) + x @ spread @ x.T
+        precision, shift = precision + x.T @ c.inverse() @ x, shift + x.T @ c.inverse() @ y
+    loc, cov = precision.inverse() @ shift, precision.inverse()
+    given_cov = torch.stack([(x.T @ x / v + spread.inverse()).inverse() for x in designs])
+    slope = given_cov @ spread.inverse()
+    base = torch.stack([g @ x.T @ y / v for g, x, y in zip(given_cov, designs, ys, strict=True)])
+    all_x, y = torch.cat(designs), torch.cat(ys)
+    within = torch.block_diag(*(x @ spread @ x.T for x in designs))
+    marginal = dist.MultivariateNormal(all_x @ m0, v * torch.eye(len(y)) + within + all_x @ s0 @ all_x.T)
+    return Exact(
+        loc, cov, base + slope @ loc, given_cov + slope @ cov @ slope.mT, slope, given_cov, marginal.log_prob(y).item()
+    )
+
+
+# ------------------------------------------------------------------------------------------------ handlers
+class Given(Messenger):  # type: ignore[misc]
+    """Params and draws that are handed in, for running a program under Pyro's own machinery: written apart from hierfl's."""
+
+    def __init__(self, params: Params, values: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.params, self.values = params, values
+
+    def _pyro_param(self, msg: dict[str, Any]) -> None:
+        constraint = msg["kwargs"].get("constraint", dist.constraints.real)
+        msg["value"], msg["done"] = transform_to(constraint)(self.params[msg["name"]]), True
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        if msg["name"] in self.values and not msg["is_observed"]:
+            msg["value"], msg["done"] = self.values[msg["name"]], True
+
+
+def at_random(program: Program, *, seed: int = 0, by: float = 0.3) -> Params:
+    """All params, away from where they start: of one client for local ones."""
+    g = torch.Generator().manual_seed(seed)
+    shared, own = program.start()
+    return {name: value + by * torch.randn(value.shape, generator=g) for name, value in {**shared, **own}.items()}
+
+
+__all__ = [
+    "FAMILIES",
+    "NAMES",
+    "Exact",
+    "Given",
+    "ProgramError",
+    "at_random",
+    "exact",
+    "federation",
+    "fit",
+    "logistic",
+    "means",
+    "read",
+    "regression",
+    "slopes",
+    "three",
+]
