@@ -6,14 +6,13 @@ from hierfl.check import read
 from hierfl.data import ClientData
 from hierfl.engine import ClientError
 from hierfl.fitted import Fit
-from hierfl.fitting import fit
+from hierfl.fitting import fit, load
 from hierfl.method import Client, Clock, Method, Phase, Server, Share
 from hierfl.pooled import nuts
 from hierfl.prediction import Prediction
 from hierfl.preprocess import Scaling, fill_missing, standardise
 from hierfl.program import Program, ProgramError
 from hierfl.recipes import CannotRemake
-from hierfl.saved import load
 from hierfl.state import CheckpointError
 
 __version__ = "0.1.0"

@@ -47,14 +47,13 @@ class ClientBatch:
     words: tuple[int | Tensor, ...] = ()
     is_mini_batch: bool = False
 
-    def __getattr__(self, name: str) -> Tensor | None:
-        """A field by its name."""
+    def __getattr__(self, name: str) -> Any:
+        """A field by its name: a Tensor, or None for a label that is not known."""
         if name.startswith("_"):
             raise AttributeError(name)
         for fields in (object.__getattribute__(self, "fields"), object.__getattribute__(self, "client_fields")):
             if name in fields:
-                value: Tensor | None = fields[name]
-                return value
+                return fields[name]
         known = sorted([*self.fields, *self.client_fields])
         raise AttributeError(f"the data have no field '{name}'; they have {', '.join(known)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,22 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch.distributions import kl_divergence, transform_to
 
+from hierfl import noise
 from hierfl.batch import CLIENTS, DATA, ClientBatch, gather
 from hierfl.data import ClientData
-from hierfl.draws import NoKeyedDraw
+from hierfl.draws import Noise, NoKeyedDraw, draw
 from hierfl.fields import check_finite, check_labels, label_fields, supports_of
-from hierfl.program import Answer, ParamSpec, Program, ProgramError, Site, in_clients, is_latent, untouched_store
+from hierfl.program import (
+    Answer,
+    ParamSpec,
+    Program,
+    ProgramError,
+    Site,
+    in_clients,
+    is_deterministic,
+    is_latent,
+    untouched_store,
+)
 from hierfl.sites import Family, Guide, Latents, LatentSite, Model
 from hierfl.start import Centre, has_mean
 
@@ -40,7 +52,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
     check_finite(data)
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
-        single, pair = (_trace(model, batch, "model", seed, _Start()) for batch in (one, two))
+        # two clients first: a local site read outside its plate shows only where they are not one
+        pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
         latents = Latents(tuple(_latent(site, pair.nodes[name]) for name, site in single.nodes.items() if is_latent(site)))
         labels = label_fields(pair, two)
         supports = supports_of(pair, labels, data)
@@ -50,17 +63,25 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         guided, guided_pair = (_trace(guide, batch, "guide", seed, Answer({}, batch)) for batch in (one, two))
         _check_cover(latents, guided)
         params = _params([single, guided], [pair, guided_pair])
+        unkeyed = _unkeyed(guided)
+        if unkeyed:
+            kind = type(guided.nodes[unkeyed[0]]["fn"]).__name__
+            warnings.warn(
+                f"site '{unkeyed[0]}' is drawn from {kind}, no transform of normals or uniforms: clients run one at a time",
+                stacklevel=3,
+            )
         program = Program(
             model=model,
             guide=guide,
             latents=latents,
             params=params,
             closed=_closed(single, guided),
+            derived=_derived(single),
             labels=labels,
             supports=supports,
             num_clients=data.num_clients,
             prototype=one,
-            keyed=_is_keyed(guide, params, one),
+            keyed=not unkeyed,
             reads_all_rows=bool(isinstance(family, Family) and getattr(family.build, "reads_all_rows", False)),
         )
         _check_start(program, one)
@@ -92,10 +113,7 @@ def _trace(program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str,
     try:
         with untouched_store():
             torch.manual_seed(seed & 0x7FFFFFFF)  # for a param's own random start; the generator is put back after
-            try:
-                with handler:
-                    trace = poutine.trace(program).get_trace(batch)
-            except NoKeyedDraw:  # drawn by torch instead; `_is_keyed` finds out, and clients then run one at a time
+            with handler:
                 trace = poutine.trace(program).get_trace(batch)
     except ProgramError:
         raise
@@ -107,7 +125,7 @@ def _trace(program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str,
             f"the batch's fields, [clients, rows, ...]: {fields}, of {dtypes}"
         ) from error
     for name, site in trace.nodes.items():
-        if site["type"] == "sample" and not isinstance(site["fn"], _Subsample):
+        if site["type"] == "sample" and not isinstance(site["fn"], _Subsample) and not is_deterministic(site):
             _check_plates(name, site, batch)
     return trace
 
@@ -164,6 +182,15 @@ def _latent(site: Site, pair: Site) -> LatentSite:
         has_mean(fn),
         site["value"].detach().clone(),
     )
+
+
+def _derived(trace: Any) -> dict[str, int | None]:
+    """Deterministic sites that are not one value a row: name -> plates left of the clients, None for a global one."""
+    found: dict[str, int | None] = {}
+    for name, site in trace.nodes.items():
+        if is_deterministic(site) and not any(f.name == DATA for f in site["cond_indep_stack"]):
+            found[name] = len(site["fn"].batch_shape) - 2 if in_clients(site) else None
+    return found
 
 
 def _check_cover(latents: Latents, guide: Any) -> None:
@@ -230,11 +257,16 @@ def _closed(model: Any, guide: Any) -> frozenset[str]:
     return frozenset(closed)
 
 
-def _is_keyed(guide: Guide, params: tuple[ParamSpec, ...], batch: ClientBatch) -> bool:
-    answer = Answer({p.name: p.start for p in params}, batch)
-    with answer:
-        poutine.trace(guide).get_trace(batch)
-    return answer.keyed
+def _unkeyed(guide: Any) -> tuple[str, ...]:
+    """Sites of a guide that no key can draw: clients are then run one at a time."""
+    found = []
+    for name, site in guide.nodes.items():
+        if is_latent(site):
+            try:
+                draw(site["fn"], Noise(noise.root_key(0), axis=0))
+            except NoKeyedDraw:
+                found.append(name)
+    return tuple(found)
 
 
 def _check_start(program: Program, batch: ClientBatch) -> None:

@@ -51,7 +51,7 @@ def draw(fn: Any, source: Noise) -> Tensor:
     Raises:
         NoKeyedDraw: the distribution (Gamma, Dirichlet, Poisson, ...) is drawn otherwise.
     """
-    shape: torch.Size = fn.shape()
+    shape = torch.Size((*fn.batch_shape, *fn.event_shape))
     if isinstance(fn, dist.Delta):
         return fn.v
     if isinstance(fn, torch_dist.Independent | dist.MaskedDistribution):

@@ -31,7 +31,7 @@ CHUNK_BYTES = 8 << 20  # what a chunk of clients may take: about what fits a cor
 
 
 class ClientError(RuntimeError):
-    """What one client sent or kept is not finite; the message names the client, the round and the tensor."""
+    """A client fails, or what it sends is not finite; the message names the client and the round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,10 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
     total: dict[str, Share] = {}
     for part in ids.split(federation.lanes):
         mine = tree_map(lambda v, part=part: v[part], progress.table)
-        ups, mine = client_round(federation, client.phases, message, mine, part, clock.round)
+        try:
+            ups, mine = client_round(federation, client.phases, message, mine, part, clock.round)
+        except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
+            raise _blamed(federation, message, mine, part, clock.round, error) from error
         _write(progress.table, part, mine)
         summed = {name: Share(tree_map(lambda v: v.sum(0), up.value), up.weight.sum(0)) for name, up in ups.items()}
         _check_finite(summed, ups, data, part, clock.round)
@@ -255,6 +258,19 @@ def _tensors(tree: Tree) -> Tree:
 
 def _where(on: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(on.view(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+def _blamed(federation: Federation, message: Tree, own: Tree, ids: Tensor, round_: int, error: Exception) -> ClientError:
+    """The error of a chunk with the name of the client it is of: clients are run again one by one, until one fails."""
+    alone = replace(federation, engine="sequential", graphs=None)
+    for i in range(len(ids)):
+        try:
+            client_round(
+                alone, federation.client.phases, message, tree_map(lambda v, i=i: v[i : i + 1], own), ids[i : i + 1], round_
+            )
+        except (RuntimeError, ValueError) as own_error:
+            return ClientError(f"round {round_}: client '{federation.data.names[int(ids[i])]}' fails: {own_error}")
+    return ClientError(f"round {round_}: a step of {len(ids)} clients fails, though not of any alone: {error}")
 
 
 def _check_finite(summed: dict[str, Share], ups: dict[str, Share], data: ClientData, ids: Tensor, round_: int) -> None:

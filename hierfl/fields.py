@@ -10,7 +10,7 @@ from torch.distributions.constraints import Constraint
 
 from hierfl.batch import ClientBatch
 from hierfl.data import ClientData
-from hierfl.program import ProgramError, in_clients
+from hierfl.program import ProgramError, in_clients, is_deterministic
 
 
 def check_finite(data: ClientData) -> None:
@@ -31,8 +31,7 @@ def label_fields(trace: Any, batch: ClientBatch) -> dict[str, str]:
     """Observed site -> the field that it observes."""
     found = {}
     for name, site in trace.nodes.items():
-        recorded = site["type"] == "sample" and site["infer"].get("_deterministic")  # pyro.deterministic: observed by itself
-        observed = site["type"] == "sample" and site["is_observed"] and not recorded
+        observed = site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         if observed and in_clients(site) and not isinstance(site["fn"], dist.Unit):
             fields = [k for k, v in {**batch.fields, **batch.client_fields}.items() if v is site["value"]]
             found[name] = fields[0] if fields else ""

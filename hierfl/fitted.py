@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import torch
 
+from hierfl import saved
 from hierfl.data import ClientData
 from hierfl.engine import Federation, Progress, adapt
+from hierfl.federation import about
 from hierfl.fields import check_finite, check_labels
 from hierfl.inference import Draws, posterior_draws, predict
 from hierfl.method import Clock, Method
+from hierfl.posterior import to_arviz
 from hierfl.prediction import Prediction
 from hierfl.program import Program
 from hierfl.trees import Tree, nbytes, tree_map
@@ -69,15 +72,14 @@ class Fit:
             draws: S.
             seed: of the draws.
         """
-        from hierfl.posterior import to_arviz
-
         return to_arviz(self, self.draws(draws, seed=seed))
 
-    def predict(self, rows: ClientData, *, draws: int = 200, seed: int = 0) -> Prediction:
+    def predict(self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0) -> Prediction:
         """The posterior predictive distribution of each row, by its own client's posterior; labels may be absent.
 
         Args:
             rows: of clients that were fitted, matched by name.
+            site: the observed site to predict; None: the model's first.
             draws: of the posterior to average over; 1 for point estimates.
             seed: of the draws.
 
@@ -85,6 +87,8 @@ class Fit:
             KeyError: a client that was not fitted: `personalise` it first.
             ValueError: a field is missing, or holds NaN.
         """
+        if site is not None and site not in self.program.labels:
+            raise KeyError(f"the model observes no site '{site}'; it observes {', '.join(self.program.labels)}")
         unknown = [name for name in rows.names if name not in set(self.clients)]
         if unknown:
             raise KeyError(f"client '{unknown[0]}' was not fitted: infer it first, fit.personalise(its data).predict(...)")
@@ -92,7 +96,7 @@ class Fit:
         ids = self.federation.data.index(rows.names)
         few = replace(self.federation, data=self.federation.data.select(ids))
         table = _rows(self.progress.table, ids)
-        return predict(few, self.message, table, rows, draws=draws, seed=seed)
+        return predict(few, self.message, table, rows, site=site, draws=draws, seed=seed)
 
     def personalise(self, data: ClientData, *, rounds: int = 200) -> Fit:
         """Infer the local sites of clients never seen, global params fixed: a Fit of those clients.
@@ -113,9 +117,7 @@ class Fit:
             folder: made if it is not there.
             with_data: the clients' rows too, so that `hierfl.load(folder)` alone makes the fit anew.
         """
-        from hierfl.saved import save
-
-        save(self, folder, with_data=with_data)
+        saved.write(folder, self.progress, about(self.method, self.federation, self.rounds), self.federation, with_data=with_data)
 
     def _check_rows(self, rows: ClientData) -> None:
         labels = set(self.program.labels.values())

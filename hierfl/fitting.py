@@ -1,8 +1,7 @@
-"""`fit`: a method, a federation, rounds; and what comes of it."""
+"""`fit`: a method, data, rounds, and what comes of it; `load`: the same, from disk."""
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,16 +12,16 @@ from typing import Any, Literal
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from hierfl import state
-from hierfl.check import read
+from hierfl import saved, state
 from hierfl.data import ClientData
 from hierfl.engine import Federation, Progress, begin, worth_compiling
 from hierfl.engine import rounds as run_rounds
+from hierfl.federation import about, federate
 from hierfl.fitted import Fit
 from hierfl.graph import Graphs
 from hierfl.method import Method
 from hierfl.pooled import pooled_rounds
-from hierfl.recipes import describe
+from hierfl.recipes import remake
 
 
 def fit(
@@ -74,7 +73,7 @@ def fit(
     if min(rounds, every, score_every) < 1:
         raise ValueError(f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more")
     federation = federate(method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk)
-    where, who = begin(federation), about(method, federation, rounds, engine)
+    where, who = begin(federation), about(method, federation, rounds)
     if resume and checkpoint is not None and state.checkpoints(checkpoint):
         where = state.load(checkpoint, where, who)
     compiled = where.compiled if where.round else _compiles(compile, engine, federation, rounds)
@@ -96,72 +95,12 @@ def fit(
     return Fit(method, federation, where, rounds)
 
 
-def federate(
-    method: Method,
-    data: ClientData,
-    *,
-    seed: int = 0,
-    cohort: int | float | None = None,
-    engine: str = "vectorised",
-    chunk: int | None = None,
-) -> Federation:
-    """Check a method's program against the data, and set up what stays the same from round to round."""
-    if engine not in ("vectorised", "sequential", "pooled"):
-        raise ValueError(f"there is no engine '{engine}': vectorised, sequential or pooled")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is {chunk}: it must be 1 or more")
-    size = cohort_size(cohort, data.num_clients)
-    program = read(method.model, method.guide, data, seed=seed)
-    return Federation(
-        program=program,
-        client=method.client(program),
-        server=method.server(program),
-        data=data,
-        seed=seed,
-        cohort=size,
-        engine="sequential" if engine == "sequential" else "vectorised",
-        chunk=chunk,
-    )
-
-
 def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: int) -> bool:
     if compile not in ("auto", True, False):
         raise ValueError(f"compile is {compile!r}: True, False or 'auto'")
     if engine != "vectorised":
         return False
     return worth_compiling(federation, rounds) if compile == "auto" else bool(compile)
-
-
-def cohort_size(cohort: int | float | None, population: int) -> int:
-    """Clients a round: all, a count, or a share of them (at least one).
-
-    Raises:
-        ValueError: none, or more than there are.
-    """
-    if cohort is None:
-        return population
-    if isinstance(cohort, float):
-        if not 0.0 < cohort <= 1.0:
-            raise ValueError(f"cohort is {cohort}: a share of the clients lies in (0, 1]; for a count give an integer")
-        return max(1, round(cohort * population))
-    if not 1 <= cohort <= population:
-        raise ValueError(f"a cohort of {cohort} cannot be drawn from {population} clients")
-    return cohort
-
-
-def about(method: Method, federation: Federation, rounds: int, engine: str) -> dict[str, Any]:
-    """What identifies a run: a checkpoint of another one is refused."""
-    data = federation.data
-    return {
-        "method": describe(method),
-        "rounds": rounds,
-        "seed": federation.seed,
-        "cohort": federation.cohort,
-        "engine": "pooled" if engine == "pooled" else "federated",
-        "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
-        "rows": hashlib.sha256(data.counts.numpy().tobytes()).hexdigest(),
-        "fields": {name: [str(v.dtype), *v.shape[1:]] for name, v in {**data.fields, **data.client_fields}.items()},
-    }
 
 
 def _score(fitted: Fit, held_out: ClientData) -> float:
@@ -199,3 +138,30 @@ def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
             bar.update(task, completed=where.round, last=last)
 
         yield tick
+
+
+def load(folder: str | Path, *, method: Method | None = None, data: ClientData | None = None) -> Fit:
+    """Read a fit that `Fit.save`, or a checkpoint of `fit`, has written.
+
+    Args:
+        folder: of the fit or the run.
+        method: what was fitted; None: made again from its record, for methods, models and guides of hierfl and functions of
+            modules that are imported already.
+        data: the clients' training rows; None: those saved with it.
+
+    Raises:
+        CheckpointError: no whole checkpoint is there, or it is of another method or other clients.
+        CannotRemake: the method cannot be made again: hand it in.
+        FileNotFoundError: the rows were not saved: hand them in.
+    """
+    root = Path(folder)
+    found = state.checkpoints(root)
+    if not found:
+        raise state.CheckpointError(f"'{folder}' holds no hierfl run")
+    who = saved.newest_record(found)["about"]
+    data = saved.read_rows(root) if data is None else data
+    method = remake(who["method"]) if method is None else method
+    federation = federate(method, data, seed=who["seed"])
+    same = {key: value for key, value in about(method, federation, who["rounds"]).items() if key in ("clients", "rows", "fields")}
+    progress = state.load(root, begin(federation), same)
+    return Fit(method, federation, progress, who["rounds"])

@@ -34,9 +34,11 @@ def posterior_draws(federation: Federation, message: Tree, table: Tree, *, draws
     """Draw every latent site; each client draws its own, given the draws of the global sites that all share."""
     program = federation.program
     local = {site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local}
+    local |= {name: inner for name, inner in program.derived.items() if inner is not None}
 
-    def draw(params: Params, batch: ClientBatch, _: ClientBatch) -> Values:
-        return program.draw(params, batch)
+    def draw(params: Params, batch: ClientBatch, asked: ClientBatch) -> Values:
+        values = program.draw(params, batch)
+        return {**values, **program.derive(values, params, asked)}
 
     parts = [values for _, values in _each_client(federation, message, table, draw, draws=draws, seed=seed)]
     shared = {name: value[0] for name, value in parts[0].items() if name not in local}
@@ -47,10 +49,13 @@ def posterior_draws(federation: Federation, message: Tree, table: Tree, *, draws
     return Draws(shared, own)
 
 
-def predict(federation: Federation, message: Tree, table: Tree, rows: ClientData, *, draws: int, seed: int) -> Prediction:
+def predict(
+    federation: Federation, message: Tree, table: Tree, rows: ClientData, *, site: str | None, draws: int, seed: int
+) -> Prediction:
     """The posterior predictive of rows of the federation's clients, client i of `rows` being client i of the federation."""
     program = federation.program
-    site, label = next(iter(program.labels.items()))
+    site = next(iter(program.labels)) if site is None else site
+    label = program.labels[site]
     known = label in rows.fields
     kinds: set[str] = set()
 
@@ -91,7 +96,7 @@ def _each_client(
     at_once = federation.lanes > 1
     for ids in torch.arange(data.num_clients).split(min(federation.lanes, LANES)):
         batch = full_batch(data, ids, seed=seed, at=at)
-        asked = batch if rows is None else _asked(full_batch(rows, ids, seed=seed, at=at), program.labels.values())
+        asked = _asked(batch if rows is None else full_batch(rows, ids, seed=seed, at=at), program.labels.values())
         own_rows, shared = lanes_of(batch)
 
         def of_client(

@@ -152,10 +152,12 @@ def descend(loss: Callable[[Tree], Tensor], params: Tree, lr: float | Tensor) ->
     return tree_map(lambda p, g: p - lr * g, params, gradient)
 
 
-def over_draws(loss: Callable[[ClientBatch], Tensor], batch: ClientBatch, draws: int) -> Tensor:
-    """Mean of a loss over independent draws of its noise: one more dimension, not a loop."""
+def over_draws(loss: Callable[[ClientBatch], Tensor], batch: ClientBatch, draws: int, *, keyed: bool = True) -> Tensor:
+    """Mean of a loss over independent draws of its noise: one more dimension, not a loop (but where draws are not `keyed`)."""
     if draws == 1:
         return loss(batch)
+    if not keyed:
+        return torch.stack([loss(batch.redrawn(d)) for d in range(draws)]).mean(0)
     return torch.vmap(lambda d: loss(batch.redrawn(d)))(torch.arange(draws, dtype=torch.int32)).mean(0)
 
 

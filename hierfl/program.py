@@ -46,15 +46,17 @@ def is_latent(site: Site) -> bool:
     return site["type"] == "sample" and not site["is_observed"] and not isinstance(site["fn"], _Subsample)
 
 
-class Answer(Messenger):
-    """Answers every `pyro.param` from a dict of unconstrained values, and every draw with noise made of the batch's keys.
+def is_deterministic(site: Site) -> bool:
+    """Whether a site is a `pyro.deterministic`: a value that is computed, and recorded by name."""
+    return site["type"] == "sample" and bool(site["infer"].get("_deterministic"))
 
-    `keyed` turns false at a draw that is no transform of normals or uniforms: torch's own sampler is seeded by the key then.
-    """
+
+class Answer(Messenger):
+    """Answers every `pyro.param` from a dict of unconstrained values, and every draw with noise made of the batch's keys."""
 
     def __init__(self, params: Mapping[str, Tensor], batch: ClientBatch) -> None:
         super().__init__()
-        self.params, self.batch, self.keyed = params, batch, True
+        self.params, self.batch = params, batch
 
     def _pyro_param(self, msg: Site) -> None:
         if msg["name"] in self.params:
@@ -71,7 +73,7 @@ class Answer(Messenger):
         try:
             msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
         except NoKeyedDraw:
-            msg["value"], self.keyed = seeded(msg["fn"], key), False
+            msg["value"] = seeded(msg["fn"], key)
         msg["done"] = True
 
 
@@ -113,6 +115,7 @@ class Program:
         latents: the model's latent sites.
         params: every param of both.
         closed: sites whose KL has a closed form that may be used: drawn in the same order in model and guide.
+        derived: `pyro.deterministic` sites -> their plates left of the clients, None for a global one.
         labels: observed site -> the field of data that it observes.
         supports: label field -> (its site, the values it can take).
         num_clients: N.
@@ -126,6 +129,7 @@ class Program:
     latents: Latents
     params: tuple[ParamSpec, ...]
     closed: frozenset[str]
+    derived: Mapping[str, int | None]
     labels: Mapping[str, str]
     supports: Mapping[str, tuple[str, Constraint]]
     num_clients: int
@@ -152,7 +156,7 @@ class Program:
         total = Terms(*(torch.zeros(n, device=batch.counts.device) for n in (batch.num_clients, batch.num_clients, 1)))
         nll, local_kl, global_kl = total.nll, total.local_kl, total.global_kl.squeeze(0)
         for name, site in _samples(model):
-            if site["is_observed"] and not _is_factor(site):
+            if site["is_observed"] and in_clients(site) and not _is_factor(site):
                 nll = nll - per_client(_scored(site, site["fn"].log_prob(site["value"])))
                 continue
             of = guide.nodes.get(name)
@@ -203,6 +207,14 @@ class Program:
         with Answer(params, batch):
             nodes: dict[str, Site] = poutine.trace(self.guide).get_trace(batch).nodes
         return {site.name: nodes[site.name]["value"] for site in self.latents.sites}
+
+    def derive(self, values: Values, params: Params, batch: ClientBatch) -> Values:
+        """The model's deterministic sites at given latent ones."""
+        if not self.derived:
+            return {}
+        with Answer(params, batch), _Unlabelled():
+            nodes: dict[str, Site] = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
+        return {name: nodes[name]["value"] for name in self.derived}
 
     def observed(self, values: Values, batch: ClientBatch, params: Params) -> dict[str, Any]:
         """The distribution of each observed site given its latent ones; labels may be unknown (None)."""

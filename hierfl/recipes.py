@@ -67,6 +67,8 @@ def describe(value: Any) -> JSON:
     recipe = recipe_of(value)
     if recipe is not None:
         return {"made_by": recipe.factory, "with": {k: describe(v) for k, v in recipe.options.items()}}
+    if isinstance(value, torch.distributions.Distribution) and not isinstance(value, torch.distributions.Independent):
+        return {"made_by": _name(type(value)), "with": {k: describe(getattr(value, k)) for k in value.arg_constraints}}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor) and value.numel() <= 1000:

@@ -33,7 +33,7 @@ def centre(fn: Any, by_mean: bool) -> Tensor:
 
 
 class Centre(Messenger):
-    """Sets every latent site to the centre of its prior given the sites before it.
+    """Sets every latent site to the centre of its prior given the sites before it, or to the `start` in its `infer`.
 
     Args:
         by_mean: site -> whether to take the mean; sites it does not name are looked at (which no graph can do).
@@ -45,6 +45,10 @@ class Centre(Messenger):
 
     def _pyro_sample(self, msg: Site) -> None:
         if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):
+            return
+        start = msg["infer"].get("start")
+        if start is not None:  # a program may say where a site starts: a network's weights, say
+            msg["value"], msg["done"] = torch.as_tensor(start).expand(msg["fn"].shape()), True
             return
         by_mean = self.by_mean[msg["name"]] if msg["name"] in self.by_mean else has_mean(msg["fn"])
         msg["value"], msg["done"] = centre(msg["fn"], by_mean), True

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -35,6 +36,10 @@ FAMILIES: dict[str, Family] = {
     "amortised": guides.amortised(hidden=4),
     "unrolled": guides.unrolled(steps=2),
 }
+
+# Pyro's splines index by a boolean mask, which `torch.vmap` over draws refuses: a flow can be fitted, but not yet drawn from
+NO_DRAWS = pytest.mark.xfail(raises=RuntimeError, reason="Pyro's spline cannot be mapped over draws")
+DRAWN = [pytest.param(name, marks=NO_DRAWS) if name == "structured_flow" else name for name in FAMILIES]
 
 
 def federation(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> ClientData:
@@ -166,6 +171,7 @@ def at_random(program: Program, *, seed: int = 0, by: float = 0.3) -> Params:
 
 
 __all__ = [
+    "DRAWN",
     "FAMILIES",
     "NAMES",
     "Exact",

@@ -56,7 +56,10 @@ class Alternating:
             )
 
         def loss(theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
-            return over_draws(lambda b: self.loss(program.terms({**theta, **phi}, b), b.counts), batch, self.draws)
+            def one(b: ClientBatch) -> Tensor:
+                return self.loss(program.terms({**theta, **phi}, b), b.counts)
+
+            return over_draws(one, batch, self.draws, keyed=program.keyed)
 
         def start(message: Tree, own: Tree) -> Tree:
             phi = own["phi"] if self.restart is None else self.restart(program, message)

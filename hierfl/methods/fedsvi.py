@@ -92,7 +92,7 @@ def fedsvi(
 
         def loss(at: Tree, batch: ClientBatch) -> Tensor:
             params = {**at["shared"], **at["mine"]}
-            return over_draws(lambda b: program.terms(params, b).loss(program.share), batch, num_particles)
+            return over_draws(lambda b: program.terms(params, b).loss(program.share), batch, num_particles, keyed=program.keyed)
 
         def start(message: Tree, own: Tree) -> Tree:
             return {
@@ -171,7 +171,7 @@ def fedsvi(
                     terms = program.terms({**at["shared"], **stacked(program, at["mine"])}, b)
                     return terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
 
-                return over_draws(one, batch, num_particles)
+                return over_draws(one, batch, num_particles, keyed=program.keyed)
 
             gradient, value = slope(loss, {"shared": state["params"], "mine": table["params"]})
 
