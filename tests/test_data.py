@@ -107,14 +107,14 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "features too few": (lambda: direct(features={"x": ("p",)}), ValueError, "features name 1 columns of 'x'"),
     "features of nothing": (lambda: direct(features={"w": ("p", "q")}), ValueError, "features name 2 columns of 'w'"),
     "ids of two dims": (lambda: ClientData.from_arrays([[0], [1]], y=[1, 2]), ValueError, r"client_id has shape \(2, 1\)"),
-    "floating ids": (lambda: ClientData.from_arrays([0.0, np.nan], y=[1, 2]), TypeError, "client_id is floating"),
+    "floating ids": (lambda: ClientData.from_arrays([0.0, np.nan], y=[1, 2]), TypeError, "client_id must be integers or strings"),
     "too few names": (lambda: ClientData.from_arrays(ROWS, names=["a"], y=ROWS), ValueError, "`names` has 1 entries"),
     "names for strings": (lambda: ClientData.from_arrays(["u"], names=["a"], y=[1]), ValueError, "ids must be integers"),
     "a name without rows": (
         lambda: ClientData.from_arrays([0, 2], names=["a", "b", "c"], y=[1, 2]), ValueError, "client 'b' has no rows"
     ),
     "rows of a field": (lambda: ClientData.from_arrays(ROWS, y=[1, 2]), ValueError, r"'y' has shape \(2,\); client_id"),
-    "a number for a field": (lambda: ClientData.from_arrays([0], y=1.0), ValueError, r"'y' has shape \(\)"),
+    "a number for a field": (lambda: ClientData.from_arrays([0], y=1.0), ValueError, "field 'y' is a single number"),
     "words": (lambda: ClientData.from_arrays(["u"], y=["ill"]), TypeError, "field 'y' is not numeric"),
     "complex": (lambda: ClientData.from_arrays([0], y=[1j]), TypeError, "field 'y' is complex"),
     "no clients": (lambda: ClientData.from_clients([]), ValueError, "no clients were given"),

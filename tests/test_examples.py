@@ -1,0 +1,27 @@
+"""Every example runs, small; one that is not listed here fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ["own_model.py"]
+
+
+def test_every_example_is_listed() -> None:
+    assert sorted(EXAMPLES) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_runs(name: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), "--smoke"], capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "thalach" in done.stdout
