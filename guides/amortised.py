@@ -59,7 +59,7 @@ def amortised(
 
 def _rows(batch: ClientBatch, fields: tuple[str, ...] | None) -> Tensor:
     """What the network reads, (C, B, F): fields side by side."""
-    names = tuple(batch.fields) if fields is None else fields
+    names = tuple(sorted(batch.fields)) if fields is None else fields  # data given in another order are the same data
     missing = [name for name in names if batch.fields.get(name) is None]
     if missing:
         raise ValueError(

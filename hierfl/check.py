@@ -18,7 +18,7 @@ from hierfl import noise
 from hierfl.batch import CLIENTS, DATA, ClientBatch, gather
 from hierfl.data import ClientData
 from hierfl.draws import Noise, NoKeyedDraw, draw
-from hierfl.fields import check_finite, check_labels, label_fields, supports_of
+from hierfl.fields import check_finite, check_labels, check_scored, label_fields, supports_of
 from hierfl.program import (
     Answer,
     ParamSpec,
@@ -58,6 +58,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         labels = label_fields(pair, two)
         supports = supports_of(pair, labels, data)
         check_labels(supports, data)
+        check_scored(pair, labels)
         family = guide
         guide = guide.on(model, latents) if isinstance(guide, Family) else guide
         guided, guided_pair = (_trace(guide, batch, "guide", seed, Answer({}, batch)) for batch in (one, two))
@@ -113,7 +114,10 @@ def _trace(program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str,
     try:
         with untouched_store():
             torch.manual_seed(seed & 0x7FFFFFFF)  # for a param's own random start; the generator is put back after
-            with handler:
+            try:
+                with handler:
+                    trace = poutine.trace(program).get_trace(batch)
+            except NoKeyedDraw:  # of two clients at once, which only shapes are wanted of: `_unkeyed` finds out
                 trace = poutine.trace(program).get_trace(batch)
     except ProgramError:
         raise
@@ -264,7 +268,11 @@ def _unkeyed(guide: Any) -> tuple[str, ...]:
         if is_latent(site):
             try:
                 draw(site["fn"], Noise(noise.root_key(0), axis=0))
-            except NoKeyedDraw:
+            except NoKeyedDraw as error:
+                if not site["fn"].has_rsample:
+                    raise ProgramError(
+                        f"site '{name}' of the guide is drawn from {error}, which has no reparameterised draw: no gradient passes it"
+                    ) from error
                 found.append(name)
     return tuple(found)
 

@@ -101,7 +101,7 @@ def begin(federation: Federation) -> Progress:
 
 def rounds(federation: Federation, progress: Progress, until: int) -> Iterator[Progress]:
     """Run rounds, yielding where the run stands after each."""
-    while progress.round < until:
+    while progress.round < until and not federation.server.finished(progress.server):
         progress = one_round(federation, progress, until)
         yield progress
 

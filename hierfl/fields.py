@@ -65,3 +65,17 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
                 f"field '{name}' of client '{data.names[int(data.row_client[row])]}' has the value "
                 f"{data.fields[name][row].item():g}, outside the support {support} of site {site}; {int((~good).sum())} rows are"
             )
+
+
+def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
+    """Refuse labels of a kind that their site cannot score (integers under torch's Bernoulli), naming field and site."""
+    for name, label in labels.items():
+        site = trace.nodes[name]
+        try:
+            site["fn"].log_prob(site["value"])
+        except (ValueError, RuntimeError) as error:
+            kind, dtype = type(getattr(site["fn"], "base_dist", site["fn"])).__name__, str(site["value"].dtype).removeprefix("torch.")
+            raise ProgramError(
+                f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype} and shape {tuple(site['value'].shape)}: {error}; "
+                f"labels of another dtype: data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
+            ) from error

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from hierfl import saved
+from hierfl.batch import full_batch
 from hierfl.data import ClientData
 from hierfl.engine import Federation, Progress, adapt
 from hierfl.federation import about
@@ -19,7 +20,7 @@ from hierfl.method import Clock, Method
 from hierfl.posterior import to_arviz
 from hierfl.prediction import Prediction
 from hierfl.program import Program
-from hierfl.trees import Tree, nbytes, tree_map
+from hierfl.trees import Tree, nbytes, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -104,9 +105,13 @@ class Fit:
         Args:
             data: the new clients' rows; without labels where the guide needs none.
             rounds: rounds of the client's own steps; none are taken where the guide keeps nothing local.
+
+        Raises:
+            ValueError: a field is missing, or holds NaN, or labels that the guide reads are missing.
         """
         self._check_rows(data)
         federation = replace(self.federation, data=data)
+        self._check_labels_given(federation)
         table = adapt(federation, self.progress.server, rounds)
         return replace(self, federation=federation, progress=replace(self.progress, table=table))
 
@@ -118,6 +123,26 @@ class Fit:
             with_data: the clients' rows too, so that `hierfl.load(folder)` alone makes the fit anew.
         """
         saved.write(folder, self.progress, about(self.method, self.federation, self.rounds), self.federation, with_data=with_data)
+
+    def _check_labels_given(self, federation: Federation) -> None:
+        """Refuse new clients without labels where what they keep, or their guide, is made of labels."""
+        missing = [name for name in self.program.labels.values() if name not in federation.data.fields]
+        if not missing:
+            return
+        own = federation.client.own
+        try:
+            if not tree_leaves(own):
+                self.program.draw(federation.client.params(self.message, own), full_batch(federation.data, torch.tensor([0])))
+                return
+        except (AttributeError, RuntimeError, ValueError) as error:
+            raise self._needs(missing[0]) from error
+        raise self._needs(missing[0])
+
+    def _needs(self, label: str) -> ValueError:
+        return ValueError(
+            f"new clients are inferred from their labels, and the rows have no field '{label}': give it, or fit with a guide that "
+            f"does without, guides.amortised(fields=...); before any label, predict_from_prior(fit, rows)"
+        )
 
     def _check_rows(self, rows: ClientData) -> None:
         labels = set(self.program.labels.values())

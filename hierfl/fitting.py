@@ -87,7 +87,7 @@ def fit(
                 where.history[-1]["held_out_log_score"] = score
                 best, since = (score, 0) if score > best else (best, since + 1)
             tick(where)
-            stop = patience is not None and since >= patience
+            stop = federation.server.finished(where.server) or (patience is not None and since >= patience)
             if checkpoint is not None and (where.round % every == 0 or where.round == rounds or stop):
                 state.save(checkpoint, where, who)
             if stop:

@@ -96,6 +96,10 @@ def _whole(state: Tree, clock: Clock) -> Tree:
     return state
 
 
+def _never(state: Tree) -> bool:
+    return False
+
+
 @dataclass(frozen=True, eq=False)
 class Server:
     """What the server keeps, sends and learns.
@@ -104,6 +108,7 @@ class Server:
         state: before the first round.
         update: (state, means, clock) -> state; `means` holds, by name, the cohort's weighted mean of each share.
         down: (state, clock) -> message, what every client of the cohort receives.
+        finished: whether a state asks for no more rounds, however many were allowed.
         final: (state, clock) -> message, that posterior and predictions are read with and new clients adapt to; None: `down`.
     """
 
@@ -111,6 +116,7 @@ class Server:
     update: Callable[[Tree, dict[str, Tree], Clock], Tree]
     down: Callable[[Tree, Clock], Tree] = _whole
     final: Callable[[Tree, Clock], Tree] | None = None
+    finished: Callable[[Tree], bool] = _never
 
     def last(self, state: Tree, clock: Clock) -> Tree:
         """The message that posterior and predictions are read with."""

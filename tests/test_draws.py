@@ -17,6 +17,7 @@ import hierfl
 from hierfl import noise
 from hierfl.batch import ClientBatch
 from hierfl.draws import NoKeyedDraw, Noise, draw, seeded
+from hierfl.program import ProgramError
 from tests.programs import federation, fit, read
 
 KEY = noise.fold(noise.root_key(1), noise.word("site"))
@@ -182,11 +183,24 @@ def test_a_guide_without_keyed_draws_runs_one_client_at_a_time() -> None:
         assert not read(rates, rates_guide, data).keyed
         runs = [fit(method, data, rounds=4, seed=2, engine=e) for e in ("vectorised", "sequential")]  # type: ignore[arg-type]
         turned = fit(method, data.select(["east", "north", "south"]), rounds=4, seed=2)
+        other = fit(method, data, rounds=4, seed=3)
     assert runs[0].history["elbo"].tolist() == runs[1].history["elbo"].tolist()
     assert turned.history["elbo"].tolist() == pytest.approx(runs[0].history["elbo"].tolist(), abs=1e-10)
     draws = [run.draws(20, seed=1) for run in runs]
     assert torch.equal(draws[0].own["rate"], draws[1].own["rate"])
     assert draws[0].own["rate"].shape == (20, 3)
     assert len(draws[0].own["rate"].unique()) == 60
-    other = fit(method, data, rounds=4, seed=3)
     assert other.history["elbo"].tolist() != runs[0].history["elbo"].tolist()
+
+
+def test_a_guide_without_reparameterised_draws_is_refused() -> None:
+    def angle(batch: ClientBatch) -> None:
+        at = pyro.sample("at", dist.Normal(0.0, 1.0))
+        with batch.clients(), batch.data():
+            pyro.sample("y", dist.Normal(at, 1.0), obs=batch.y)
+
+    def guide(batch: ClientBatch) -> None:
+        pyro.sample("at", dist.VonMises(0.0, 1.0))
+
+    with pytest.raises(ProgramError, match="site 'at' of the guide is drawn from VonMises, which has no reparameterised draw"):
+        read(angle, guide, federation())
