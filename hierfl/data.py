@@ -107,7 +107,7 @@ class ClientData:
         >>> data.names, data.counts.tolist(), data.fields["y"].tolist()
         (('a', 'b'), [1, 2], [2.0, 1.0, 3.0])
         """
-        raw = client_id.numpy() if isinstance(client_id, Tensor) else np.asarray(client_id)
+        raw = np.asarray(client_id)
         if raw.ndim != 1:
             raise ValueError(f"client_id has shape {raw.shape}; one id a row is needed: ({len(raw)},)")
         if raw.dtype.kind == "f" or (raw.dtype.kind == "O" and len({type(i) for i in raw}) > 1):
@@ -166,13 +166,9 @@ class ClientData:
                     raise ValueError(f"client '{client}': a row of '{name}' has shape {found}, the first client's {wanted}")
                 columns[name].append(values)
             counts.append(next(iter(lengths.values())))
-        return cls(
-            fields={name: torch.cat(parts) for name, parts in columns.items()},
-            offsets=torch.as_tensor(np.concatenate([[0], np.cumsum(counts)])).long(),
-            names=tuple(named),
-            client_fields={name: as_tensor(v, name) for name, v in (client_fields or {}).items()},
-            features={name: tuple(map(str, v)) for name, v in (features or {}).items()},
-        )
+        ids = np.repeat(np.arange(len(named)), counts)
+        joined = {name: torch.cat(parts) for name, parts in columns.items()}
+        return cls.from_arrays(ids, names=list(named), client_fields=client_fields, features=features, **joined)
 
     @classmethod
     def from_frame(cls, frame: Any, client: str, **fields: str | Sequence[str]) -> ClientData:
