@@ -1,6 +1,6 @@
 """A model of one's own, from prior to posterior: patients of four hospitals, each with coefficients of its own.
 
-    python examples/own_model.py [--smoke]
+python examples/own_model.py [--smoke]
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from hierfl.laplace import client_density, climb, mode_and_precision, prior_cent
 from hierfl.sites import Guide, Latents, Model, family
 
 
-def _conditional(model: Model, latents: Latents, *, shared: Shared = full_normal, newton_steps: int = 5) -> Guide:
+@family
+def conditional(model: Model, latents: Latents, *, shared: Shared = full_normal, newton_steps: int = 5) -> Guide:
     """q(z) q(w_k | z), the latter Normal(mode, minus the inverse Hessian) of client k's log p(y_k, w_k | z): no local params.
 
     Exact for linear-Gaussian clients; what INLA (Rue, Martino and Chopin 2009) does for generalised linear ones, here in each
@@ -39,13 +40,17 @@ def _conditional(model: Model, latents: Latents, *, shared: Shared = full_normal
         near = climb(held, prior_centre(model, latents, values, batch), steps=newton_steps)
         mode, precision = mode_and_precision(density, near)
         with batch.clients():
-            vector = pyro.sample(
-                "_local", dist.MultivariateNormal(mode, precision_matrix=precision), infer={"is_auxiliary": True}
-            )
+            try:
+                normal = dist.MultivariateNormal(mode, precision_matrix=precision)
+            except (RuntimeError, ValueError):  # torch prints the whole matrix
+                raise ValueError(
+                    f"guides.conditional: where newton_steps={newton_steps} ended, a client's log joint is not curved like a Gaussian's: "
+                    f"take more newton_steps, or guides.structured if its local sites have no single mode"
+                ) from None
+            vector = pyro.sample("_local", normal, infer={"is_auxiliary": True})
         emit(block, vector, batch)
 
     return guide
 
 
-_conditional.reads_all_rows = True  # type: ignore[attr-defined]
-conditional = family(_conditional)
+conditional.build.reads_all_rows = True  # type: ignore[attr-defined]

@@ -1,5 +1,11 @@
 """hierfl: hierarchical Bayesian federated learning on Pyro. One program, inferred federatedly, a plate per client."""
 
+import os
+
+# Read when torch is first imported: waiting threads that spin lose the core to whoever else wants it. With other processes on a
+# machine of two cores a compiled round of FedAvg took 0.57 s spinning, and 0.15 s not.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 from hierfl import datasets, guides, methods, models, optimisers, partition
 from hierfl.batch import ClientBatch
 from hierfl.check import read

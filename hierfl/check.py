@@ -16,9 +16,19 @@ from torch.distributions import kl_divergence, transform_to
 
 from hierfl import noise
 from hierfl.batch import CLIENTS, DATA, ClientBatch, gather
+from hierfl.boundary import check_boundary
 from hierfl.data import ClientData
 from hierfl.draws import Noise, NoKeyedDraw, draw
-from hierfl.fields import check_finite, check_labels, check_scored, label_fields, supports_of
+from hierfl.fields import (
+    by_row,
+    check_finite,
+    check_labels,
+    check_labels_by_row,
+    check_names,
+    check_scored,
+    label_fields,
+    supports_of,
+)
 from hierfl.program import (
     Answer,
     ParamSpec,
@@ -49,6 +59,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         ValueError: NaN or infinity in a field, or labels outside the support of their site, naming client and field.
         ProgramError: anything wrong with the program itself.
     """
+    check_names(data)
     check_finite(data)
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
@@ -59,10 +70,14 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         supports = supports_of(pair, labels, data)
         check_labels(supports, data)
         check_scored(pair, labels)
+        with untouched_store():
+            check_labels_by_row(model, data, [site for site in labels if by_row(pair.nodes[site]["fn"])])
         family = guide
         guide = guide.on(model, latents) if isinstance(guide, Family) else guide
         guided, guided_pair = (_trace(guide, batch, "guide", seed, Answer({}, batch)) for batch in (one, two))
         _check_cover(latents, guided)
+        check_boundary(model, one, "model", _Start())
+        check_boundary(guide, one, "guide", Answer({}, one))
         params = _params([single, guided], [pair, guided_pair])
         unkeyed = _unkeyed(guided)
         if unkeyed:

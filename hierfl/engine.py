@@ -109,7 +109,7 @@ def rounds(federation: Federation, progress: Progress, until: int) -> Iterator[P
 def one_round(federation: Federation, progress: Progress, until: int) -> Progress:
     """One round: sample a cohort, let it work, update the server."""
     began = time.perf_counter()
-    clock = Clock(progress.round, until)
+    clock = Clock(progress.round, until, federation.cohort)
     data, client, server = federation.data, federation.client, federation.server
     # a cohort is drawn among clients in the order of their names, so that it does not depend on the order of the data
     chosen = noise.cohort(federation.seed, clock.round, data.num_clients, federation.cohort)
@@ -136,6 +136,7 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
         "round": clock.round,
         "clients": len(ids),
         **{name: float(mean) for name, mean in means.items() if isinstance(mean, Tensor) and mean.numel() == 1},
+        **server.logged(state),
         "bytes_down": nbytes(message) * len(ids),
         "bytes_up": nbytes(list(total.values())) * len(ids),
         "seconds": time.perf_counter() - began,

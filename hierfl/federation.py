@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from torch import Tensor
+
 from hierfl.check import read
 from hierfl.data import ClientData
 from hierfl.engine import Federation
@@ -27,6 +29,11 @@ def federate(
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}: it must be 1 or more")
     size = cohort_size(cohort, data.num_clients)
+    if method.everyone and size < data.num_clients:
+        raise ValueError(
+            f"{method.name} adds up what all clients send in each round: a cohort of {size} of {data.num_clients} cannot stand in "
+            f"for them; leave cohort=None, or take a method of many small rounds (fedsvi)"
+        )
     program = read(method.model, method.guide, data, seed=seed)
     return Federation(
         program=program,
@@ -66,6 +73,14 @@ def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]
         "seed": federation.seed,
         "cohort": federation.cohort,
         "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
-        "rows": hashlib.sha256(data.counts.numpy().tobytes()).hexdigest(),
         "fields": {name: [str(v.dtype), *v.shape[1:]] for name, v in {**data.fields, **data.client_fields}.items()},
+        "rows": _digest([data.counts, *data.fields.values(), *data.client_fields.values()]),
     }
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    """A hash of what tensors hold, so that another split of the same rows is told apart."""
+    found = hashlib.sha256()
+    for values in tensors:
+        found.update(memoryview(values.contiguous().numpy()).cast("B") if values.numel() else b"")
+    return found.hexdigest()

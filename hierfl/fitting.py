@@ -79,7 +79,12 @@ def fit(
     compiled = where.compiled if where.round else _compiles(compile, engine, federation, rounds)
     federation, where = replace(federation, graphs=Graphs() if compiled else None), replace(where, compiled=compiled)
     best, since = _best(where, patience)
-    steps = pooled_rounds(method, federation, where, rounds) if engine == "pooled" else run_rounds(federation, where, rounds)
+
+    def over(where: Progress) -> bool:
+        return federation.server.finished(where.server) or (patience is not None and since >= patience)
+
+    until = where.round if where.round and over(where) else rounds  # a run that had stopped stays as it was
+    steps = pooled_rounds(method, federation, where, until) if engine == "pooled" else run_rounds(federation, where, until)
     with _bar(progress, method.name, where.round, rounds) as tick:
         for where in steps:
             if held_out is not None and where.round % score_every == 0:
@@ -87,7 +92,7 @@ def fit(
                 where.history[-1]["held_out_log_score"] = score
                 best, since = (score, 0) if score > best else (best, since + 1)
             tick(where)
-            stop = federation.server.finished(where.server) or (patience is not None and since >= patience)
+            stop = over(where)
             if checkpoint is not None and (where.round % every == 0 or where.round == rounds or stop):
                 state.save(checkpoint, where, who)
             if stop:

@@ -23,10 +23,11 @@ from hierfl.trees import Tree, scaled, tree_map
 
 
 class Clock(NamedTuple):
-    """Which round it is, of how many."""
+    """Which round it is, of how many, and how many clients take part in it (0: none is asked)."""
 
     round: int
     rounds: int
+    clients: int = 0
 
 
 class Share(NamedTuple):
@@ -100,6 +101,10 @@ def _never(state: Tree) -> bool:
     return False
 
 
+def _nothing(state: Tree) -> dict[str, float]:
+    return {}
+
+
 @dataclass(frozen=True, eq=False)
 class Server:
     """What the server keeps, sends and learns.
@@ -109,6 +114,7 @@ class Server:
         update: (state, means, clock) -> state; `means` holds, by name, the cohort's weighted mean of each share.
         down: (state, clock) -> message, what every client of the cohort receives.
         finished: whether a state asks for no more rounds, however many were allowed.
+        logged: state after a round -> numbers for its row of the history.
         final: (state, clock) -> message, that posterior and predictions are read with and new clients adapt to; None: `down`.
     """
 
@@ -117,6 +123,7 @@ class Server:
     down: Callable[[Tree, Clock], Tree] = _whole
     final: Callable[[Tree, Clock], Tree] | None = None
     finished: Callable[[Tree], bool] = _never
+    logged: Callable[[Tree], dict[str, float]] = _nothing
 
     def last(self, state: Tree, clock: Clock) -> Tree:
         """The message that posterior and predictions are read with."""
@@ -135,6 +142,7 @@ class Method:
         server: program -> Server.
         pooled: program -> (server state, table, batch of all clients, clock) -> (state, table, logged): a round of the method as
             one step of the pooled program; None: it has no such form.
+        everyone: every client must take part in every round: a cohort of some is refused.
     """
 
     name: str
@@ -143,6 +151,7 @@ class Method:
     client: Callable[[Program], Client]
     server: Callable[[Program], Server]
     pooled: Callable[[Program], Pooled] | None = None
+    everyone: bool = False
 
 
 # ------------------------------------------------------------------------------------------------ the verbs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyro
@@ -19,7 +20,7 @@ from hierfl.draws import NoKeyedDraw
 from hierfl.engine import over_clients
 from hierfl.inference import AT_ONCE, LANES, _asked, _averaged, posterior_draws
 from hierfl.prediction import Prediction, kind_of, moments
-from hierfl.program import Answer, Params, Program, ProgramError
+from hierfl.program import Answer, Params, Program
 from hierfl.sites import Values
 from hierfl.trees import Tree, tree_map
 
@@ -44,36 +45,52 @@ def predict_from_prior(fit: Fit, rows: ClientData, *, draws: int = 200, seed: in
 
     Raises:
         ValueError: a field is missing, or holds NaN.
-        ProgramError: the prior of a local site cannot be drawn from by keys (a Gamma, say).
     """
     fit._check_rows(rows)
-    program, client, message = fit.program, fit.federation.client, fit.message
+    program = fit.program
     site, label = next(iter(program.labels.items()))
-    shared = _global_draws(fit, draws, seed)
     kinds: set[str] = set()
-    parts = []
-    for ids in torch.arange(rows.num_clients).split(min(fit.federation.lanes, LANES)):
-        batch = _asked(full_batch(rows, ids, seed=seed, at=(noise.word("newcomer"),)), program.labels.values())
-        lanes, common = lanes_of(batch)
 
-        def of_client(lane: Tree, batch: ClientBatch = batch, common: Tree = common) -> Tree:
-            one, params = one_lane(lane, common, batch), client.params(message, client.own)
+    def score(params: Params, shared: Values, asked: ClientBatch) -> Tree:
+        fn = _given_prior(program, shared, asked, params)[site]
+        kinds.add(kind_of(fn))
+        return moments(fn, getattr(asked, label))
 
-            def score(index: Tensor, values: Values) -> Tree:
-                fn = _given_prior(program, values, one.redrawn(index), params)[site]
-                kinds.add(kind_of(fn))
-                return moments(fn, getattr(one, label))
-
-            at_once = torch.vmap(score, chunk_size=max(1, AT_ONCE // len(batch.counts)))
-            scores: Tree = at_once(torch.arange(draws, dtype=torch.int32), shared)
-            return scores
-
-        with pyro.validation_enabled(False), torch.no_grad():
-            values = over_clients(of_client, fit.federation.lanes > 1)(lanes, count=len(ids))
-        parts.append({name: _averaged(name, value)[batch.mask()] for name, value in values.items()})
+    found = _each_newcomer(fit, rows, score, draws=draws, seed=seed)
+    parts = [{name: _averaged(name, value)[batch.mask()] for name, value in values.items()} for batch, values in found]
     flat = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
     return Prediction(rows, label, flat["mean"], sd, flat.get("log_prob"), kinds.pop())
+
+
+Score = Callable[[Params, Values, ClientBatch], Tree]
+
+
+def _each_newcomer(fit: Fit, rows: ClientData, score: Score, *, draws: int, seed: int) -> Iterator[tuple[ClientBatch, Tree]]:
+    """`score(params, global draw, rows asked of)` for every draw and client: chunks of (batch of C, trees (C, S, ...))."""
+    shared, message, client = _global_draws(fit, draws, seed), fit.message, fit.federation.client
+    index = torch.arange(draws, dtype=torch.int32)
+    for ids in torch.arange(rows.num_clients).split(min(fit.federation.lanes, LANES)):
+        batch = _asked(full_batch(rows, ids, seed=seed, at=(noise.word("newcomer"),)), fit.program.labels.values())
+        own, common = lanes_of(batch)
+
+        def of_client(lane: Tree, keyed: bool, batch: ClientBatch = batch, common: Tree = common) -> Tree:
+            one, params = one_lane(lane, common, batch), client.params(message, client.own)
+
+            def of_draw(d: Tensor, of_d: Values) -> Tree:
+                return score(params, of_d, one.redrawn(d))
+
+            if keyed:
+                return torch.vmap(of_draw, chunk_size=max(1, AT_ONCE // len(batch.counts)))(index, shared)
+            each = [of_draw(index[d], {name: value[d] for name, value in shared.items()}) for d in range(draws)]
+            return tree_map(lambda *v: torch.stack(v), *each)
+
+        with pyro.validation_enabled(False), torch.no_grad():
+            try:
+                values = over_clients(partial(of_client, keyed=True), fit.federation.lanes > 1)(own, count=len(ids))
+            except NoKeyedDraw:  # a Gamma, say: drawn by torch itself, one client and one draw at a time
+                values = over_clients(partial(of_client, keyed=False), False)(own, count=len(ids))
+        yield batch, values
 
 
 def _global_draws(fit: Fit, draws: int, seed: int) -> Values:
@@ -85,18 +102,12 @@ def _global_draws(fit: Fit, draws: int, seed: int) -> Values:
 
 def _given_prior(program: Program, shared: Values, batch: ClientBatch, params: Params) -> dict[str, Any]:
     """The distribution of each observed site, local sites drawn from their prior given the global ones, by the batch's keys."""
-    try:
-        with Answer(params, batch), _Undrawn(program.labels):
-            trace = poutine.trace(poutine.condition(program.model, data=shared)).get_trace(batch)
-    except NoKeyedDraw as error:
-        raise ProgramError(
-            f"the prior of a local site is a {error}, which has no draw by key: a client without data can be predicted for if it "
-            f"is a transform of normals or uniforms (a LogNormal, say); one with data by fit.personalise"
-        ) from error
+    with Answer(params, batch), _Undrawn(program.labels):
+        trace = poutine.trace(poutine.condition(program.model, data=shared)).get_trace(batch)
     return {name: trace.nodes[name]["fn"] for name in program.labels}
 
 
-class _Undrawn(Messenger):  # type: ignore[misc]
+class _Undrawn(Messenger):
     """Leaves sites undrawn whose labels are unknown: their distribution is what is asked for."""
 
     def __init__(self, names: Mapping[str, str]) -> None:

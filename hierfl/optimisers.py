@@ -96,15 +96,16 @@ class TorchOptimiser:
     options: dict[str, Any]
 
     def init(self, params: Tree) -> Tree:
-        """The state before the first step: that of one step with no gradient, its counts set back to 0."""
+        """The state before the first step, of which only shapes count: what it starts from, torch's optimiser knows itself."""
         _, state = self._step(params, zeros_like(params), None)
-        return zeros_like(state)
+        return {"begun": torch.zeros(()), "of": zeros_like(state)}
 
     def update(self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False) -> tuple[Tree, Tree]:
         """What to add to the params, and the next state."""
         if params is None:
             raise ValueError("a torch optimiser needs the params: pass params=")
-        return self._step(params, updates, state)
+        moved, kept = self._step(params, updates, state["of"] if bool(state["begun"]) else None)
+        return moved, {"begun": torch.ones(()), "of": kept}
 
     def _step(self, params: Tree, gradients: Tree, state: Tree | None) -> tuple[Tree, Tree]:
         names, leaves = zip(*named_leaves(params).items(), strict=True)

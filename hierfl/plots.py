@@ -1,6 +1,6 @@
 """Pictures of posteriors and predictions: each function draws on Matplotlib's Axes and returns them.
 
-Colours are Okabe and Ito's, which all kinds of colour vision tell apart; markers differ too, so that grey prints do.
+Colours are of Okabe and Ito's palette, the first four those that all kinds of colour vision tell apart; markers differ too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from xarray import DataArray
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#000000", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
-def forest(
-    ax: Axes, local: DataArray, prior: DataArray, *, prob: float = 0.9, labels: Mapping[str, str] | None = None
-) -> Axes:
+def forest(ax: Axes, local: DataArray, prior: DataArray, *, prob: float = 0.9, labels: Mapping[str, str] | None = None) -> Axes:
     """Every client's coefficients, median and interval, over the band where the global level expects a client's.
 
     Args:
@@ -37,13 +35,13 @@ def forest(
     clients = [str(name) for name in local.coords["client"].values]
     at = np.arange(len(names), dtype=float)
     low, middle, high = _interval(prior, prob, dim)
-    ax.barh(at, high - low, left=low, height=0.86, color="0.88", label="global prior of a hospital's", zorder=1)
+    ax.barh(at, high - low, left=low, height=0.86, color="0.88", label="global prior", zorder=1)
     ax.vlines(middle, at - 0.43, at + 0.43, color="0.45", linewidth=1.2, zorder=2)
     shifts = np.linspace(-0.28, 0.28, len(clients)) if len(clients) > 1 else np.zeros(1)
     for k, client in enumerate(clients):
         low, middle, high = _interval(local.sel(client=client), prob, dim)
-        style = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
-        ax.errorbar(middle, at + shifts[k], xerr=[middle - low, high - middle], label=client, zorder=3, **style, **_LINES)
+        style = {**_POINTS, "color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
+        ax.errorbar(middle, at + shifts[k], xerr=[middle - low, high - middle], label=client, zorder=3, **style)
     ax.axvline(0.0, color="black", linewidth=0.7, zorder=0)
     ax.set_yticks(at, [(labels or {}).get(name, name) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
@@ -52,7 +50,7 @@ def forest(
     return ax
 
 
-_LINES: dict[str, Any] = {"linestyle": "none", "markersize": 3.2, "elinewidth": 1.0, "capsize": 0}
+_POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.2, "elinewidth": 1.0, "capsize": 0}
 
 
 def _interval(draws: DataArray, prob: float, dim: str) -> tuple[NDArray[np.float64], ...]:
@@ -88,18 +86,9 @@ def reliability(
     shifts = np.linspace(-0.006, 0.006, len(predicted)) if len(predicted) > 1 else np.zeros(1)
     for k, (name, (p, y)) in enumerate(predicted.items()):
         mean, share, low, high = equal_mass(p, y, bins=bins, prob=prob)
-        style = {"color": colours[k % len(colours)], "marker": MARKERS[k % len(MARKERS)]}
-        ax.errorbar(
-            mean + shifts[k],
-            share,
-            yerr=[share - low, high - share],
-            label=name,
-            zorder=3,
-            linewidth=1.0,
-            markersize=4.5,
-            elinewidth=1.0,
-            **style,
-        )
+        style: dict[str, Any] = {"color": colours[k % len(colours)], "marker": MARKERS[k % len(MARKERS)], "zorder": 3}
+        bars = [share - low, high - share]
+        ax.errorbar(mean + shifts[k], share, yerr=bars, label=name, linewidth=1.0, markersize=4.5, elinewidth=1.0, **style)
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     ax.set_xticks([0.0, 0.25, 0.5, 0.75, 1.0])
     ax.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0])

@@ -27,7 +27,10 @@ def to_arviz(fit: Fit, draws: Draws) -> Any:
         local = name in draws.own
         lead = ["client"] if local else []
         own = value.shape[2 + len(lead) :]
-        names = [_feature_dim(data.features, size) or f"{name}_dim_{i}" for i, size in enumerate(own)]
+        names: list[str] = []
+        for i, size in enumerate(own):
+            label = _feature_dim(data.features, size)
+            names.append(f"{name}_dim_{i}" if label is None or label in names else label)  # no dimension twice
         for label, size in zip(names, own, strict=True):
             coords.setdefault(label, list(data.features.get(label) or range(size)))
         dims[name] = [*lead, *names]

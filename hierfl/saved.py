@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -28,6 +29,7 @@ def write(folder: str | Path, progress: Progress, who: Mapping[str, Any], federa
         "features": {name: list(labels) for name, labels in data.features.items()},
     }
     (root / SCHEMA).write_text(json.dumps(schema))
+    (root / ROWS).unlink(missing_ok=True)  # of a fit that was here before
     if with_data:
         tensors = {f"field.{k}": v.contiguous() for k, v in data.fields.items()}
         tensors |= {f"client_field.{k}": v.contiguous() for k, v in data.client_fields.items()}
@@ -54,7 +56,12 @@ def read_rows(root: Path) -> ClientData:
     path = root / ROWS
     if not path.exists():
         raise FileNotFoundError(f"'{root}' was saved without the clients' rows: hand them in, load(..., data=...)")
-    schema, tensors = json.loads((root / SCHEMA).read_text()), load_file(path)
+    try:
+        schema, tensors = json.loads((root / SCHEMA).read_text()), load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise state.CheckpointError(
+            f"'{path}' or {SCHEMA} beside it is truncated or changed ({error}): load(..., data=...)"
+        ) from error
     part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
     for name, value in tensors.items():
         kind, _, key = name.partition(".")

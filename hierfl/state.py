@@ -58,16 +58,27 @@ def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Pa
         "about": about,
         "history": progress.history,
     }
-    _flush(draft / "state.json", json.dumps(record).encode())
+    _flush(draft / "state.json", json.dumps({**record, "sha256": _digest(record)}).encode())
     if final.exists():  # the same round again: the older copy makes way only for a complete one
         shutil.rmtree(final)
     os.replace(draft, final)
     _sync(root)
+    for other in checkpoints(root):  # of a run that was here before: what is written last is what is found
+        if other.name > final.name or not _is_of(other, about):
+            shutil.rmtree(other, ignore_errors=True)
     for old in checkpoints(root)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     for left in root.glob(".draft-*"):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     return final
+
+
+def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
+    try:
+        found: Any = read_record(path)["about"]
+    except CheckpointError:
+        return True  # damaged: `load` passes it over, and says so
+    return bool(found == json.loads(json.dumps(about)))
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -123,7 +134,13 @@ def read_record(path: Path) -> dict[str, Any]:
         raise CheckpointError("state.json is not of a hierfl run")
     if record.get("version") != VERSION:
         raise CheckpointError(f"it was written in format {record.get('version')}; this hierfl reads {VERSION}")
+    if record.pop("sha256", None) != _digest(record):
+        raise CheckpointError("state.json is truncated or changed")
     return record
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
 def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyro
 import pyro.distributions as dist
-import pytest
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -36,10 +35,6 @@ FAMILIES: dict[str, Family] = {
     "amortised": guides.amortised(hidden=4),
     "unrolled": guides.unrolled(steps=2),
 }
-
-# Pyro's splines index by a boolean mask, which `torch.vmap` over draws refuses: a flow can be fitted, but not yet drawn from
-NO_DRAWS = pytest.mark.xfail(raises=RuntimeError, reason="Pyro's spline cannot be mapped over draws")
-DRAWN = [pytest.param(name, marks=NO_DRAWS) if name == "structured_flow" else name for name in FAMILIES]
 
 
 def federation(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> ClientData:
@@ -141,13 +136,11 @@ def exact(data: ClientData, name: str) -> Exact:
     all_x, y = torch.cat(designs), torch.cat(ys)
     within = torch.block_diag(*(x @ spread @ x.T for x in designs))
     marginal = dist.MultivariateNormal(all_x @ m0, v * torch.eye(len(y)) + within + all_x @ s0 @ all_x.T)
-    return Exact(
-        loc, cov, base + slope @ loc, given_cov + slope @ cov @ slope.mT, slope, given_cov, marginal.log_prob(y).item()
-    )
+    return Exact(loc, cov, base + slope @ loc, given_cov + slope @ cov @ slope.mT, slope, given_cov, marginal.log_prob(y).item())
 
 
 # ------------------------------------------------------------------------------------------------ handlers
-class Given(Messenger):  # type: ignore[misc]
+class Given(Messenger):
     """Params and draws that are handed in, for running a program under Pyro's own machinery: written apart from hierfl's."""
 
     def __init__(self, params: Params, values: dict[str, Tensor]) -> None:
@@ -171,7 +164,6 @@ def at_random(program: Program, *, seed: int = 0, by: float = 0.3) -> Params:
 
 
 __all__ = [
-    "DRAWN",
     "FAMILIES",
     "NAMES",
     "Exact",

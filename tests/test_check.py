@@ -12,9 +12,8 @@ import torch
 
 from hierfl import guides
 from hierfl.batch import ClientBatch
-from hierfl.data import ClientData
 from hierfl.program import ProgramError
-from tests.programs import federation, logistic, read
+from tests.programs import federation, read
 
 Fn = Callable[[ClientBatch], Any]
 
@@ -159,7 +158,10 @@ WRONG_MODELS: dict[str, tuple[Fn, str]] = {
         model(outside=lambda batch: pyro.factor("f", torch.tensor(-torch.inf))),
         r"log-density of the global sites is -?inf where the guide starts",
     ),
-    "param in the plate without clients": (model(inside=shared_in_plate), r"'shared' is inside the clients plate.*\(num_clients, 1"),
+    "param in the plate without clients": (
+        model(inside=shared_in_plate),
+        r"'shared' is inside the clients plate.*\(num_clients, 1",
+    ),
     "param of clients outside the plate": (model(outside=own_outside), r"'own' is outside the clients plate.*must not depend"),
 }
 
@@ -172,7 +174,9 @@ def test_models_that_cannot_be_run(what: str) -> None:
 
 
 def test_a_param_is_local_or_global_not_both() -> None:
-    with pytest.raises(ProgramError, match="param 'p' is declared both inside and outside the clients plate: give them two names"):
+    with pytest.raises(
+        ProgramError, match="param 'p' is declared both inside and outside the clients plate: give them two names"
+    ):
         read(
             model(inside=once_each),
             guide(extra=lambda batch: pyro.param("p", torch.zeros(1, 1))),
@@ -224,7 +228,7 @@ def test_a_guide_outside_the_support() -> None:
     def negative(batch: ClientBatch) -> None:
         pyro.sample("s", dist.Normal(pyro.param("at", torch.tensor(-5.0)), 0.01))
 
-    with pytest.raises(ProgramError, match="(?s)where the guide starts"):
+    with pytest.raises(ProgramError, match=r"(?s)where the guide starts"):
         read(spread, negative, federation())
 
 
@@ -237,5 +241,5 @@ def test_a_site_named_as_a_guides_own(family: Any) -> None:
             with batch.data():
                 pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
 
-    with pytest.raises(ProgramError, match="(?s)the guide fails .*'_shared'"):
+    with pytest.raises(ProgramError, match=r"(?s)the guide fails .*'_shared'"):
         read(clash, family, federation())

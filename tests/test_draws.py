@@ -16,7 +16,7 @@ from torch import Tensor
 import hierfl
 from hierfl import noise
 from hierfl.batch import ClientBatch
-from hierfl.draws import NoKeyedDraw, Noise, draw, seeded
+from hierfl.draws import Noise, NoKeyedDraw, draw, seeded
 from hierfl.program import ProgramError
 from tests.programs import federation, fit, read
 
@@ -151,11 +151,11 @@ def test_torch_s_own_samplers_seeded_by_a_key(name: str) -> None:
 
 
 def test_seeded_draws_are_of_one_client_and_reparameterised() -> None:
-    with pytest.raises(NoKeyedDraw, match="Poisson .*no reparameterised draw"):
+    with pytest.raises(NoKeyedDraw, match=r"Poisson .*no reparameterised draw"):
         seeded(dist.Poisson(1.0), KEY)
-    with pytest.raises(NoKeyedDraw, match="Gamma .*one client"):
+    with pytest.raises(NoKeyedDraw, match=r"Gamma .*one client"):
         seeded(dist.Gamma(torch.ones(2, 1), 1.0), noise.client_keys(["a", "b"]))
-    with pytest.raises(NoKeyedDraw, match="Gamma .*one client"):
+    with pytest.raises(NoKeyedDraw, match=r"Gamma .*one client"):
         torch.vmap(lambda key: seeded(dist.Gamma(2.0, 1.0), key))(noise.client_keys(["a", "b"]))
 
 
@@ -181,7 +181,7 @@ def test_a_guide_without_keyed_draws_runs_one_client_at_a_time() -> None:
     method = hierfl.methods.fedsvi(rates, rates_guide)
     with pytest.warns(UserWarning, match="site 'spread' is drawn from Gamma.*one at a time"):
         assert not read(rates, rates_guide, data).keyed
-        runs = [fit(method, data, rounds=4, seed=2, engine=e) for e in ("vectorised", "sequential")]  # type: ignore[arg-type]
+        runs = [fit(method, data, rounds=4, seed=2, engine=e) for e in ("vectorised", "sequential")]
         turned = fit(method, data.select(["east", "north", "south"]), rounds=4, seed=2)
         other = fit(method, data, rounds=4, seed=3)
     assert runs[0].history["elbo"].tolist() == runs[1].history["elbo"].tolist()

@@ -24,7 +24,7 @@ from hierfl.method import Method
 from hierfl.optimisers import SGD, Adam
 from hierfl.pooled import stacked
 from hierfl.trees import named_leaves
-from tests.programs import DRAWN, FAMILIES, federation, fit, read, regression
+from tests.programs import FAMILIES, federation, fit, read, regression
 
 WAYS: dict[str, dict[str, Any]] = {
     "in chunks": {"chunk": 2},
@@ -61,7 +61,7 @@ def test_every_guide_on_every_engine(family: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["in chunks", "sequential"])
-@pytest.mark.parametrize("family", [name for name in DRAWN if name != "conditional"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "conditional"])
 def test_mini_batches_local_steps_particles_and_cohorts(family: str, way: str) -> None:
     method = hierfl.methods.fedsvi(
         regression, FAMILIES[family], batch_size=2, local_steps=1, global_steps=2, num_particles=2, client_lr=0.01
@@ -154,7 +154,7 @@ def test_threads_are_irrelevant() -> None:
 
 
 # ------------------------------------------------------------------ Pyro's own SVI
-class Noisy(Messenger):  # type: ignore[misc]
+class Noisy(Messenger):
     """Draws Normal sites with noise that is handed in, gradients and all; written apart from hierfl's own."""
 
     def __init__(self, eps: dict[str, Tensor]) -> None:
@@ -185,7 +185,12 @@ def test_a_synchronous_step_is_a_pooled_step_of_pyro(engine: str) -> None:
     eps = {n: noise.normals(noise.fold(batch.shared_key, noise.word(n)), s) for n, s in shapes.items()}
     eps["slope"] = noise.normals(noise.fold(batch.key, noise.word("slope")), (1, 2))
     with Noisy(eps):  # a batch each: Pyro counts the plates that model and guide make
-        svi = SVI(lambda b: program.model(replace(b)), lambda b: program.guide(replace(b)), pyro.optim.SGD({"lr": lr}), TraceMeanField_ELBO())
+        svi = SVI(
+            lambda b: program.model(replace(b)),
+            lambda b: program.guide(replace(b)),
+            pyro.optim.PyroOptim(torch.optim.SGD, {"lr": lr}),
+            TraceMeanField_ELBO(),
+        )
         loss = svi.step(batch)
     after = {name: value.detach() for name, value in pyro.get_param_store().named_parameters()}
     pyro.clear_param_store()
@@ -223,7 +228,7 @@ def test_batches_of_a_program_are_plain_tensors() -> None:
     seen: list[tuple[int, ...]] = []
 
     def spied(batch: ClientBatch) -> None:
-        seen.append((batch.num_clients, *tuple(batch.x.shape)))  # type: ignore[union-attr]
+        seen.append((batch.num_clients, *tuple(batch.x.shape)))
         with batch.clients():
             own = pyro.sample("own", dist.Normal(0.0, 1.0))
             with batch.data():

@@ -21,7 +21,12 @@ def test_every_example_is_listed() -> None:
 def test_runs(name: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), "--smoke"], capture_output=True, text=True, env=environment, timeout=300, check=False
+        [sys.executable, str(ROOT / "examples" / name), "--smoke"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "thalach" in done.stdout

@@ -13,13 +13,13 @@ import hierfl
 from hierfl.batch import ClientBatch, full_batch
 from hierfl.program import Answer
 from hierfl.trees import named_leaves
-from tests.programs import DRAWN, FAMILIES, federation, fit, logistic, read, regression
+from tests.programs import FAMILIES, federation, fit, logistic, read, regression
 
 constraints = dist.constraints
 
 
 @pytest.mark.usefixtures("global_generator_untouched")
-@pytest.mark.parametrize("family", DRAWN)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_is_left_in_pyro_or_torch(family: str) -> None:
     data = federation()
     fitted = fit(hierfl.methods.fedsvi(regression, FAMILIES[family]), data, rounds=2)

@@ -1,8 +1,11 @@
 """Methods, one file each: what a client does, what the server does, and the equations they come from."""
 
+from hierfl.methods.bfi import bfi
 from hierfl.methods.fedavg import fedavg
+from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedme import pfedme
+from hierfl.methods.pvi import pvi
 
-__all__ = ["fedavg", "fedsvi", "pfedbayes", "pfedme"]
+__all__ = ["bfi", "fedavg", "fedlaplace", "fedsvi", "pfedbayes", "pfedme", "pvi"]

@@ -78,11 +78,14 @@ def fedsvi(
         late = clock.round + 1 > (1.0 - average) * clock.rounds
         return {"params": params, "rate": torch.tensor(rate(clock)), "late": torch.tensor(float(average == 0.0 or late))}
 
+    def weight(late: Tensor, seen: Tensor) -> Tensor:  # until the mean begins, it is the params as they are
+        return torch.where(seen > 0.0, late / seen.clamp(min=1.0), torch.ones(()))
+
     def kept(lane: Tree, message: Tree, own: Tree) -> Tree:
         if not own["params"]:
             return own
         seen = own["seen"] + message["late"]
-        mean = lerp(own["mean"], lane["mine"], message["late"] / seen.clamp(min=1.0)) if average else lane["mine"]
+        mean = lerp(own["mean"], lane["mine"], weight(message["late"], seen)) if average else lane["mine"]
         return {"params": lane["mine"], "state": lane["state"], "mean": mean, "seen": seen}
 
     def client(program: Program) -> Client:
@@ -147,7 +150,7 @@ def fedsvi(
             now = down(state["params"], clock)
             params, memory = step(optimiser, means["gradient"], Stepped(state["params"], state["memory"]), now["rate"])
             seen = state["seen"] + now["late"]
-            mean = lerp(state["mean"], params, now["late"] / seen.clamp(min=1.0)) if average else params
+            mean = lerp(state["mean"], params, weight(now["late"], seen)) if average else params
             return {"params": params, "memory": memory, "mean": mean, "seen": seen}
 
         start = {"params": shared, "memory": optimiser.init(shared), "mean": shared, "seen": torch.zeros(())}

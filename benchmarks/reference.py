@@ -1,0 +1,261 @@
+"""How near federated posteriors come to reference ones: `python -m benchmarks.reference radon | hospitals | eight_schools`.
+
+Prints a table, and as the last line one JSON object. Two of the references are read from HIERFL_DATA; where they are not there,
+pooled NUTS of the same program is run instead, once, and kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pyro.ops.stats import effective_sample_size
+from rich.console import Console
+from rich.table import Table
+
+import hierfl
+from benchmarks.reference_models import PROBLEMS, Bar, Draws, Problem, Way, all_sites
+from hierfl.datasets import Summary
+
+Entries = dict[str, NDArray[np.float64]]  # site -> one number for each of its entries
+
+
+@dataclass(frozen=True)
+class Errors:
+    """A posterior against a reference, entry by entry.
+
+    Args:
+        mean: site -> |difference of means| / reference standard deviation.
+        sd: site -> standard deviation / the reference's.
+    """
+
+    mean: Entries
+    sd: Entries
+
+    def of(self, what: Literal["mean", "sd"], sites: Sequence[str] | None = None) -> NDArray[np.float64]:
+        """All entries of some sites (None: of all) in one array."""
+        by_site = self.mean if what == "mean" else self.sd
+        return np.concatenate([values.reshape(-1) for site, values in by_site.items() if sites is None or site in sites])
+
+    def worst_sd(self) -> tuple[str, float]:
+        """The ratio of standard deviations that is farthest from 1, in its logarithm, and its site."""
+        at = {site: float(r.reshape(-1)[np.abs(np.log(r)).reshape(-1).argmax()]) for site, r in self.sd.items()}
+        site = max(at, key=lambda s: abs(np.log(at[s])))
+        return site, at[site]
+
+    def broken(self, bars: Sequence[Bar]) -> list[str]:
+        """What does not hold, in words."""
+        out = []
+        for bar in bars:
+            values = self.of(bar.what, bar.sites)
+            values = np.median(values, keepdims=True) if bar.median else values
+            if values.min() < bar.low or values.max() > bar.high:
+                which = f"{'median ' if bar.median else ''}{bar.what} of {', '.join(bar.sites or ('all sites',))}"
+                out.append(f"{which}: {values.min():.3f} to {values.max():.3f}, wanted {bar.low} to {bar.high}")
+        return out
+
+
+def compare(draws: Draws, truth: Mapping[str, Summary]) -> Errors:
+    """Means and standard deviations of draws against a reference's, for the sites that both have."""
+    mean, sd = {}, {}
+    for site, summary in truth.items():
+        values = draws[site].double().numpy().reshape(len(draws[site]), *np.shape(summary.mean))
+        mean[site] = np.asarray(np.abs(values.mean(0) - summary.mean) / summary.sd)
+        sd[site] = np.asarray(values.std(0) / summary.sd)
+    return Errors(mean, sd)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One way to fit a problem, fitted and measured.
+
+    Args:
+        errors: against the reference.
+        seconds: of the fit.
+        rounds: of the fit.
+        broken: bars that do not hold; None where none is set.
+    """
+
+    errors: Errors
+    seconds: float
+    rounds: int
+    broken: tuple[str, ...] | None
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        mean, sd, (site, worst) = self.errors.of("mean"), self.errors.of("sd"), self.errors.worst_sd()
+        return {
+            "max_mean_error_sd": round(float(mean.max()), 4),
+            "median_mean_error_sd": round(float(np.median(mean)), 4),
+            "worst_sd_ratio": round(worst, 4),
+            "worst_sd_site": site,
+            "sd_ratio_min": round(float(sd.min()), 4),
+            "sd_ratio_median": round(float(np.median(sd)), 4),
+            "sd_ratio_max": round(float(sd.max()), 4),
+            "seconds": round(self.seconds, 1),
+            "rounds": self.rounds,
+            "holds": None if self.broken is None else not self.broken,
+            "broken": list(self.broken or ()),
+        }
+
+
+def measure(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: int = 0) -> Result:
+    """Fit a problem one way, and compare the posterior with the reference."""
+    optimiser = hierfl.optimisers.Adam(way.lr)
+    method = hierfl.methods.fedsvi(
+        way.model,
+        way.guide,
+        optimiser=optimiser,
+        local_optimiser=optimiser,
+        num_particles=way.num_particles,
+        average=way.average,
+    )
+    began = time.perf_counter()
+    fit = hierfl.fit(method, problem.data(), rounds=way.rounds, seed=seed, cohort=way.cohort, compile=way.compile)
+    seconds = time.perf_counter() - began
+    drawn = fit.draws(way.draws, seed=seed)
+    errors = compare(problem.effects(all_sites(drawn.shared, drawn.own)), truth)
+    return Result(errors, seconds, way.rounds, tuple(errors.broken(way.bars)) if way.bars else None)
+
+
+# ------------------------------------------------------------------------------------------------ pooled NUTS
+def pooled_nuts(problem: Problem, *, draws: int = 1000, warmup: int = 500, chains: int = 4, seed: int = 0) -> dict[str, Summary]:
+    """The problem's posterior by NUTS on all rows together, with Monte Carlo standard errors of the means."""
+    answer = hierfl.nuts(problem.sampled, problem.data(), draws=draws, warmup=warmup, chains=chains, seed=seed)
+    worst = max(answer.r_hat.values())
+    Console(stderr=True).print(
+        f"pooled NUTS of {problem.name}: {chains} x {draws} draws, {answer.seconds:.0f} s, R-hat {worst:.3f}"
+    )
+    out = {}
+    for site, values in problem.effects(all_sites(answer.shared, answer.own)).items():
+        apart = values.double().reshape(chains, draws, *values.shape[1:])
+        size = effective_sample_size(apart, chain_dim=0, sample_dim=1).clamp(max=float(chains * draws))
+        sd = values.double().std(0)
+        out[site] = Summary(values.double().mean(0).numpy(), sd.numpy(), (sd / size.sqrt()).numpy())
+    return out
+
+
+def agreement(one: Mapping[str, Summary], other: Mapping[str, Summary]) -> Entries:
+    """By site: difference of two means in units of its Monte Carlo standard error, for sites that both have."""
+    out = {}
+    for site in one.keys() & other.keys():
+        a, b = one[site], other[site]
+        error = np.sqrt(np.square(0.0 if a.mcse is None else a.mcse) + np.square(0.0 if b.mcse is None else b.mcse))
+        out[site] = np.asarray(np.abs(a.mean - b.mean) / error)
+    return out
+
+
+def cache() -> Path:
+    """Where references that were run here are kept: hierfl in $XDG_CACHE_HOME, %LOCALAPPDATA% (Windows), or ~/.cache."""
+    folder = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    return Path(folder) / "hierfl"
+
+
+def cached_nuts(problem: Problem, *, again: bool = False) -> dict[str, Summary]:
+    """`pooled_nuts`, from the cache where it is there."""
+    file = cache() / f"nuts_{problem.name}.npz"
+    if again or not file.is_file():
+        found = pooled_nuts(problem)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        flat: dict[str, Any] = {
+            f"{site}.{what}": np.asarray(getattr(s, what)) for site, s in found.items() for what in ("mean", "sd", "mcse")
+        }
+        partial = file.with_suffix(".partial.npz")
+        np.savez(partial, **flat)
+        partial.replace(file)
+    with np.load(file, allow_pickle=False) as kept:
+        sites = sorted({name.rsplit(".", 1)[0] for name in kept.files})
+        return {site: Summary(kept[f"{site}.mean"], kept[f"{site}.sd"], kept[f"{site}.mcse"]) for site in sites}
+
+
+def truth_of(problem: Problem) -> dict[str, Summary]:
+    """The reference posterior, shipped or from HIERFL_DATA; else by pooled NUTS."""
+    return problem.shipped() or cached_nuts(problem)
+
+
+# ------------------------------------------------------------------------------------------------ the command
+def table(problem: Problem, results: Mapping[str, Result]) -> Table:
+    """A row a guide."""
+    out = Table(title=f"{problem.name}: against the reference posterior", title_justify="left")
+    for heading in (
+        "guide",
+        "means off by, sd: max (at)",
+        "median",
+        "sd ratio: min",
+        "median",
+        "max",
+        "rounds",
+        "seconds",
+        "holds",
+    ):
+        out.add_column(heading, justify="left" if heading == "guide" else "right")
+    for name, result in results.items():
+        mean, sd = result.errors.of("mean"), result.errors.of("sd")
+        at = max(result.errors.mean, key=lambda s: result.errors.mean[s].max())
+        low, high = (
+            pick(result.errors.sd, key=lambda s: sign * result.errors.sd[s].max()) for pick, sign in ((min, 1), (max, 1))
+        )
+        out.add_row(
+            name,
+            f"{mean.max():.3f} ({at})",
+            f"{np.median(mean):.3f}",
+            f"{sd.min():.2f} ({low})",
+            f"{np.median(sd):.2f}",
+            f"{sd.max():.2f} ({high})",
+            str(result.rounds),
+            f"{result.seconds:.1f}",
+            "" if result.broken is None else "no" if result.broken else "yes",
+        )
+    return out
+
+
+def run(problem: Problem, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure a problem's ways, print the table, and return the record."""
+    console, truth = Console(width=140), truth_of(problem)
+    chosen = {name: way for name, way in problem.ways.items() if not args.guide or name in args.guide}
+    results = {}
+    for name, way in chosen.items():
+        changed = {"rounds": args.rounds, "cohort": args.cohort}
+        mine = replace(way, **{k: v for k, v in changed.items() if v is not None})
+        results[name] = measure(mine, problem, truth, seed=args.seed)
+    console.print(table(problem, results))
+    for name, result in results.items():
+        for line in result.broken or ():
+            console.print(f"{name}: {line}")
+    record: dict[str, Any] = {"reference": problem.name, "seed": args.seed}
+    if args.nuts:
+        scores = agreement(cached_nuts(problem, again=True), truth)
+        record["nuts_mean_error_mcse"] = {site: round(float(z.max()), 2) for site, z in scores.items()}
+        console.print(f"pooled NUTS, means off by (Monte Carlo standard errors, worst entry): {record['nuts_mean_error_mcse']}")
+    return {**record, "guides": {name: result.record() for name, result in results.items()}}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reference", description=__doc__)
+    parser.add_argument("name", nargs="?", choices=[*PROBLEMS], help="the reference")
+    parser.add_argument("--all", action="store_true", help="every reference")
+    parser.add_argument("--guide", action="append", help="only this one (may be repeated)")
+    parser.add_argument("--rounds", type=int, help="instead of the guide's own")
+    parser.add_argument("--cohort", type=float, help="share of the clients in a round")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--nuts", action="store_true", help="run pooled NUTS of the same program anew, and compare it too")
+    args = parser.parse_args(argv)
+    if args.all == bool(args.name):
+        parser.error("name a reference, or --all")
+    torch.set_default_dtype(torch.float64)
+    records = [run(problem, args) for name, problem in PROBLEMS.items() if args.all or name == args.name]
+    print(json.dumps({"references": records} if args.all else records[0]))
+
+
+if __name__ == "__main__":
+    main()

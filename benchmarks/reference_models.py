@@ -1,0 +1,246 @@
+"""The problems that reference posteriors are known for: data, programs, ways to fit them, and what must hold.
+
+Each `Way` is a program, a guide and the settings that were found to reach its bars. A program may be written centred (a local
+site is the effect itself) or non-centred (it is the effect in units of its prior): the posterior is the same, guides fare
+differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import ClientBatch, ClientData, guides
+from hierfl.datasets import Summary, reference
+from hierfl.sites import Family, Model, Values
+
+Draws = Mapping[str, Tensor]  # site -> (S, *shape), local ones (S, N, *shape)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a way to fit must reach.
+
+    Args:
+        what: "mean": errors of posterior means in posterior standard deviations; "sd": ratios of standard deviations.
+        low: that all entries, or their median, must not be below.
+        high: that they must not be above.
+        median: of the entries' median, not of all of them.
+        sites: that it is asked of; None: all.
+    """
+
+    what: Literal["mean", "sd"]
+    low: float
+    high: float
+    median: bool = False
+    sites: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to fit a problem by `hierfl.methods.fedsvi`.
+
+    Args:
+        model: the program.
+        guide: its guide.
+        rounds: of federated SVI.
+        lr: Adam's, on the server and on each client, falling to 0 on a half cosine.
+        num_particles: draws of the guide that a gradient is averaged over.
+        average: share of the last rounds whose params are averaged.
+        cohort: clients a round, as `hierfl.fit`'s.
+        draws: of the posterior that is measured.
+        compile: as `hierfl.fit`'s.
+        bars: what must hold.
+    """
+
+    model: Model
+    guide: Family
+    rounds: int
+    lr: float
+    num_particles: int
+    average: float = 0.5
+    cohort: float | None = None
+    draws: int = 10_000
+    compile: Literal["auto"] | bool = "auto"
+    bars: tuple[Bar, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data, a model written in one or two ways, and its posterior by long runs of MCMC.
+
+    Args:
+        name: of the reference.
+        source: its name in `hierfl.datasets.reference`.
+        data: reads the clients' rows.
+        effects: from draws of the sites to draws of all that the reference knows.
+        sampled: the program for pooled NUTS.
+        ways: name -> a way to fit it.
+    """
+
+    name: str
+    source: str
+    data: Callable[[], ClientData]
+    effects: Callable[[Draws], Draws]
+    sampled: Model
+    ways: Mapping[str, Way] = field(default_factory=dict)
+
+    def shipped(self) -> dict[str, Summary] | None:
+        """The reference posterior; None where its file is not there."""
+        try:
+            return reference(self.source)
+        except FileNotFoundError:
+            return None
+
+
+# ------------------------------------------------------------------------------------------------ radon
+def _radon_globals() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    slope = pyro.sample("slope", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    return mu, tau, slope, pyro.sample("sigma", dist.HalfNormal(1.0))
+
+
+def radon_centred(batch: ClientBatch) -> None:
+    """Model y ~ Normal(a_j + x . slope, sigma), a_j ~ Normal(mu, tau): 919 homes in 85 counties."""
+    mu, tau, slope, sigma = _radon_globals()
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, tau))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a + batch.x @ slope, sigma), obs=batch.y)
+
+
+def radon_non_centred(batch: ClientBatch) -> None:
+    """The same with a_j = mu + tau e_j, e_j ~ Normal(0, 1)."""
+    mu, tau, slope, sigma = _radon_globals()
+    with batch.clients():
+        e = pyro.sample("e", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(mu + tau * e + batch.x @ slope, sigma), obs=batch.y)
+
+
+def radon_effects(draws: Draws) -> Draws:
+    """The counties' effects, whichever way they were written."""
+    return draws if "a" in draws else {**draws, "a": draws["mu"][:, None] + draws["tau"][:, None] * draws["e"]}
+
+
+EXACT = guides.conditional(newton_steps=0)  # given the global sites, rows and effects are Gaussian: one Newton step is the mode
+RADON = Problem(
+    name="radon",
+    source="radon",
+    data=hierfl.datasets.radon,
+    effects=radon_effects,
+    sampled=radon_non_centred,
+    ways={
+        "conditional": Way(radon_centred, EXACT, 1000, 0.1, 8, bars=(Bar("mean", 0.0, 0.08), Bar("sd", 0.9, 1.1))),
+        "conditional_third": Way(radon_centred, EXACT, 6000, 0.02, 4, average=0.7, cohort=1 / 3, bars=(Bar("mean", 0.0, 0.12),)),
+        "structured_non_centred": Way(radon_non_centred, guides.structured, 1000, 0.05, 8, bars=(Bar("mean", 0.0, 0.2),)),
+        "structured_centred": Way(radon_centred, guides.structured, 1000, 0.05, 8),
+        "mean_field_non_centred": Way(radon_non_centred, guides.mean_field, 1000, 0.05, 8),
+        "mean_field_centred": Way(radon_centred, guides.mean_field, 1000, 0.05, 8),
+    },
+)
+
+# ------------------------------------------------------------------------------------------------ hospitals
+COLUMNS = [0, 1, 2, 3, 4, 7, 8, 9]  # those that at least three of the hospitals have
+
+
+def hospital_data() -> ClientData:
+    """heart_disease: an intercept and 8 columns, standardised over all patients, 0 where a value is missing."""
+    raw = hierfl.datasets.heart_disease("raw")
+    (scaled,) = hierfl.standardise(raw)
+    x = scaled.fields["x"][:, COLUMNS].nan_to_num(0.0)
+    names = ["intercept", *(raw.features["x"][j] for j in COLUMNS)]
+    rows = torch.cat([torch.ones(len(x), 1), x], 1)
+    return ClientData.from_arrays(raw.row_client, names=raw.names, features={"x": names}, x=rows, y=raw.fields["y"])
+
+
+def hospitals(batch: ClientBatch) -> None:
+    """Logistic regression, its nine weights w_k ~ Normal(mu, exp(log_tau)) apart: 920 patients of 4 hospitals."""
+    mu = pyro.sample("mu", dist.Normal(torch.zeros(9), 1.0).to_event(1))
+    log_tau = pyro.sample("log_tau", dist.Normal(-torch.ones(9), 0.7).to_event(1))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(mu, log_tau.exp()).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.y)
+
+
+LOCAL = ("w",)
+HOSPITALS = Problem(
+    name="hospitals",
+    source="hospitals",
+    data=hospital_data,
+    effects=lambda draws: draws,
+    sampled=hospitals,
+    ways={
+        "conditional": Way(
+            hospitals,
+            guides.conditional(newton_steps=3),
+            400,
+            0.05,
+            2,
+            draws=2000,
+            bars=(
+                Bar("mean", 0.0, 0.1, median=True, sites=LOCAL),
+                Bar("mean", 0.0, 0.5, sites=LOCAL),
+                Bar("sd", 0.95, 1.05, median=True, sites=LOCAL),
+            ),
+        ),
+        "structured": Way(hospitals, guides.structured, 1000, 0.05, 4),
+        "mean_field": Way(hospitals, guides.mean_field, 1000, 0.05, 4),
+    },
+)
+
+
+# ------------------------------------------------------------------------------------------------ eight schools
+def schools(batch: ClientBatch) -> None:
+    """Model y_j ~ Normal(mu + tau e_j, sigma_j), sigma_j known, mu ~ Normal(0, 5), tau ~ HalfCauchy(5)."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+    with batch.clients():
+        e = pyro.sample("e", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(mu + tau * e, batch.sigma), obs=batch.y)
+
+
+def school_effects(draws: Draws) -> Draws:
+    """theta_j = mu + tau e_j."""
+    return {**draws, "theta": draws["mu"][:, None] + draws["tau"][:, None] * draws["e"]}
+
+
+MEANS = Bar("mean", 0.0, 0.15)
+SCHOOLS = Problem(
+    name="eight_schools",
+    source="eight_schools_half_cauchy",
+    data=hierfl.datasets.eight_schools,
+    effects=school_effects,
+    sampled=schools,
+    ways={
+        "conditional": Way(schools, EXACT, 500, 0.05, 8, bars=(MEANS, Bar("sd", 0.7, 1.3, sites=("mu", "theta")))),
+        "conditional_flow": Way(
+            schools,
+            guides.conditional(newton_steps=0, shared=guides.spline_flow),
+            500,
+            0.02,
+            8,
+            compile=False,  # the graph takes longer to make than the rounds to run
+            bars=(MEANS, Bar("sd", 0.8, 1.2)),
+        ),
+        "structured": Way(schools, guides.structured, 1000, 0.05, 8),
+        "mean_field": Way(schools, guides.mean_field, 1000, 0.05, 8),
+    },
+)
+
+PROBLEMS = {problem.name: problem for problem in (RADON, HOSPITALS, SCHOOLS)}
+
+
+def all_sites(shared: Values, own: Values) -> Draws:
+    """Draws of global and local sites side by side."""
+    return {**shared, **own}

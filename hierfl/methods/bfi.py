@@ -1,0 +1,120 @@
+"""BFI, Bayesian federated inference: one round, a Gaussian from each centre.
+
+Centre k sends its posterior mode z_k and curvature A_k under the common prior; the server divides the prior out of all but one:
+
+    A = sum_k A_k - (N - 1) Lam,    z = A^-1 (sum_k A_k z_k - (N - 1) Lam z_0)
+
+Here a centre sends the same with its own copy of the prior divided out already, Lam_k = A_k - Lam and the shift that belongs to it,
+and the server finds the mode of prior times factors: the same numbers where the prior is Gaussian, and right where it is not.
+
+Source: Jonker, Pazira and Coolen 2024, Statistics in Medicine, doi:10.1002/sim.10072, and the R package BFI. What a centre keeps to
+itself (BFI's "stratified" parameters, or a hierarchy's local sites, which BFI does not have) is integrated out by Laplace's method.
+What it costs: each centre's Gaussian is taken at its own mode, far from the common one where it has few rows.
+"""
+
+from __future__ import annotations
+
+import pyro
+import torch
+from torch import Tensor
+
+from hierfl.batch import ClientBatch
+from hierfl.guides.conditional import conditional
+from hierfl.guides.shared import full_normal
+from hierfl.laplace import newton_step
+from hierfl.marginal import Expansion, Marginal, check_integrable
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.laplace_server import normal_params
+from hierfl.program import Program
+from hierfl.recipes import recorded
+from hierfl.sites import Model
+from hierfl.trees import Tree
+
+NEWTON, LONGEST = 10, 2.0  # steps to the mode of a client's own sites at each z; the longest step of z
+
+
+@recorded
+def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
+    """BFI of a program: fit it with `rounds=1`.
+
+    Args:
+        model: with global sites; local ones are integrated out.
+        steps: safeguarded Newton steps of each centre to its own mode.
+        limit: on the numbers in the global sites.
+
+    Raises:
+        ProgramError: (at fit) as `fedlaplace`.
+        ValueError: (after the round) the product of the centres' Gaussians is none.
+    """
+
+    def client(program: Program) -> Client:
+        check_integrable(program, limit, ())
+        return _client(Marginal(program), steps)
+
+    def server(program: Program) -> Server:
+        check_integrable(program, limit, ())
+        return _server(Marginal(program), steps)
+
+    return Method("bfi", model, conditional(shared=full_normal, newton_steps=10), client, server, everyone=True)
+
+
+def _client(marginal: Marginal, steps: int) -> Client:
+    def at(z: Tensor, batch: ClientBatch) -> tuple[Expansion, Expansion]:
+        return marginal.expand(z, marginal.start(z, batch) if marginal.own.size else torch.zeros(0), batch, NEWTON)[
+            0
+        ], marginal.prior(z)
+
+    def value(z: Tensor, batch: ClientBatch) -> Tensor:
+        near = marginal.start(z, batch) if marginal.own.size else torch.zeros(0)
+        return marginal.value(z, near, batch, NEWTON)[0] + marginal.log_prior(z)
+
+    def climb(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        with torch.no_grad():
+            likelihood, prior = at(lane["z"], batch)
+            step = newton_step(likelihood.gradient + prior.gradient, -likelihood.hessian - prior.hessian, cap=LONGEST)
+            return {**lane, "z": lane["z"] + _best(lambda z: value(z, batch), lane["z"], step)}
+
+    def look(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        with torch.no_grad():
+            likelihood, _ = at(lane["z"], batch)
+        precision = -likelihood.hessian
+        return {"z": lane["z"], "shift": likelihood.gradient + precision @ lane["z"], "precision": precision}
+
+    def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        return {"shift": Share(lane["shift"]), "precision": Share(lane["precision"])}, own
+
+    return Client(
+        own={},
+        start=lambda message, own: {"z": message["loc"], "shift": message["loc"], "precision": message["precision"]},
+        phases=(Phase(climb, count=steps), Phase(look)),
+        finish=finish,
+        params=lambda message, own: message["params"],
+    )
+
+
+def _best(value: object, z: Tensor, step: Tensor) -> Tensor:
+    shares = torch.tensor([1.0, 0.5, 0.25, 0.0], dtype=z.dtype)
+    values = torch.stack([value(z + by * step) for by in shares])  # type: ignore[operator]
+    return shares[values.nan_to_num(nan=-torch.inf).argmax(0)] * step
+
+
+def _server(marginal: Marginal, steps: int) -> Server:
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        count, z = marginal.program.num_clients, state["loc"]
+        with torch.no_grad(), pyro.validation_enabled(False):
+            for _ in range(steps):
+                prior = marginal.prior(z)
+                precision = count * means["precision"] - prior.hessian
+                slope = count * (means["shift"] - means["precision"] @ z) + prior.gradient
+                z = z + newton_step(slope, precision, cap=LONGEST)
+            precision = count * means["precision"] - marginal.prior(z).hessian
+        smallest = float(torch.linalg.eigvalsh(precision)[0])
+        if not smallest > 0.0:
+            raise ValueError(f"the product of the centres' Gaussians is none (an eigenvalue of its precision is {smallest:.3g})")
+        return {"loc": z, "precision": precision}
+
+    def final(state: Tree, clock: Clock) -> Tree:
+        return {"params": normal_params(state["loc"], state["precision"])}
+
+    size = marginal.shared.size
+    return Server(state={"loc": marginal.shared.start.detach().clone(), "precision": torch.eye(size)}, update=update, final=final)

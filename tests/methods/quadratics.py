@@ -1,0 +1,49 @@
+"""Fixture Q3 of methods_baselines.md: three clients whose mean negative log likelihood is a quadratic, (w - b)' H (w - b) / 2."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from hierfl.batch import ClientBatch
+from hierfl.data import ClientData
+
+H = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.5], [0.5, 1.0]], [[0.5, 0.0], [0.0, 3.0]]], dtype=torch.float64)
+B = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]], dtype=torch.float64)
+P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+UNIFORM = torch.full((3,), 1.0 / 3.0, dtype=torch.float64)
+START = torch.tensor([3.0, -2.0], dtype=torch.float64)
+I2 = torch.eye(2, dtype=torch.float64)
+
+
+def clients() -> ClientData:
+    """Of 5, 3 and 2 equal rows: a row's factor R and label R b, so that |R w - R b|^2 / 2 is the quadratic, with R'R = H."""
+    roots = torch.linalg.cholesky(H).mT
+    rows = {}
+    for k, n in enumerate((5, 3, 2)):
+        rows["abc"[k]] = {"factor": roots[k].expand(n, 2, 2), "y": (roots[k] @ B[k]).expand(n, 2)}
+    return ClientData.from_clients(rows)
+
+
+def at(start: Tensor, *, personal: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    """The program whose params start at a point: theta alone, or w_k ~ Normal(theta, 1) above the rows."""
+
+    def model(batch: ClientBatch) -> None:
+        w = theta = pyro.param("theta", start.clone())
+        with batch.clients():
+            if personal:
+                w = pyro.sample("w", dist.Normal(theta, 1.0).to_event(1))
+            else:
+                w = theta.expand(batch.num_clients, 1, 2)
+            with batch.data():
+                loc = (batch.factor @ w[..., None])[..., 0]
+                pyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=batch.y)
+
+    return model
+
+
+def stationary(weights: Tensor) -> Tensor:
+    """S(W), the w with sum_k W_k (w - b_k) = 0, of weights (3, 2, 2)."""
+    return torch.linalg.solve(weights.sum(0), (weights @ B[..., None]).sum(0))[:, 0]

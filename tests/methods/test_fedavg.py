@@ -1,0 +1,130 @@
+"""FedAvg and FedProx: fixed points in closed form, one client against a plain torch loop, equalities between methods."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl.data import ClientData
+from hierfl.method import Phase
+from hierfl.methods import fedavg
+from hierfl.models import network
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD, Adam
+from hierfl.schedule import row_plan
+from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
+from tests.programs import federation, fit
+
+LR = 0.1
+
+
+def powers(a: Tensor, m: int) -> Tensor:
+    return torch.linalg.matrix_power(I2 - LR * a, m)
+
+
+def theta(fitted: hierfl.Fit) -> Tensor:
+    value: Tensor = fitted.message["theta"]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("m", "prox", "beta", "published"),
+    [
+        (1, 0.0, 1.0, (0.509413, 0.591362)),
+        (5, 0.0, 1.0, (0.479235, 0.617678)),
+        (20, 0.0, 1.0, (0.391585, 0.734012)),
+        (5, 0.0, 2.0, (0.479235, 0.617678)),
+        (5, 1.0, 1.0, (0.479816, 0.617230)),
+    ],
+)
+def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, float]) -> None:
+    a = H + prox * I2
+    fixed = stationary(P[:, None, None] * (I2 - powers(a, m)) @ torch.linalg.solve(a, H))
+    assert fixed.tolist() == pytest.approx(published, abs=1e-6)
+    method = fedavg(at(fixed), optimiser=SGD(LR), steps=m, batch_size=None, prox=prox, beta=beta)
+    assert torch.allclose(theta(fit(method, clients(), rounds=1)), fixed, atol=1e-12), "one round leaves it where it is"
+    away = fit(
+        fedavg(at(START), optimiser=SGD(LR), steps=m, batch_size=None, prox=prox, beta=beta), clients(), rounds=max(12, 60 // m)
+    )
+    assert torch.allclose(theta(away), fixed, atol=0.03), "and it is where rounds lead"
+
+
+@pytest.mark.parametrize(
+    ("prox", "beta", "published"),
+    [(0.0, 1.0, (1.976274, -0.475792)), (0.0, 2.0, (0.952547, 1.048415)), (1.0, 1.0, (2.158687, -0.741601))],
+)
+def test_first_round(prox: float, beta: float, published: tuple[float, float]) -> None:
+    method = fedavg(at(START), optimiser=SGD(LR), steps=5, batch_size=None, prox=prox, beta=beta)
+    assert theta(fit(method, clients(), rounds=1)).tolist() == pytest.approx(published, abs=1e-6)
+
+
+def test_one_full_batch_step_is_pooled_gradient_descent() -> None:
+    fitted = fit(fedavg(at(START), optimiser=SGD(LR), steps=1, batch_size=None), clients(), rounds=3)
+    w = START
+    for _ in range(3):
+        w = w - LR * (P[:, None] * (H @ (w - B)[..., None])[..., 0]).sum(0)
+    assert torch.allclose(theta(fitted), w, atol=1e-13)
+
+
+@pytest.mark.parametrize(("unit", "steps"), [("step", 7), ("epoch", 3)])
+@pytest.mark.parametrize("opt", ["sgd", "momentum", "adam"])
+def test_one_client_is_a_plain_torch_loop(unit: str, steps: int, opt: str) -> None:
+    data = federation((11,))
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    ours = {"sgd": SGD(0.05), "momentum": SGD(0.05, 0.9), "adam": Adam(0.05)}[opt]
+    model = network(net, likelihood=normal(1.0))
+    fitted = fit(fedavg(model, optimiser=ours, steps=steps, unit=unit, batch_size=4), data, rounds=2, seed=3)  # type: ignore[arg-type]
+    for round_ in range(2):
+        moving = list(net.parameters())
+        theirs: torch.optim.Optimizer
+        if opt == "adam":
+            theirs = torch.optim.Adam(moving, 0.05)
+        else:
+            theirs = torch.optim.SGD(moving, 0.05, momentum=0.9 if opt == "momentum" else 0.0)
+        phase = Phase(lambda lane, message, batch: lane, steps, unit, 4)  # type: ignore[arg-type]
+        index, inside, active = row_plan(data, torch.tensor([0]), phase, seed=3, at=(round_, 0))
+        assert bool(active.all())
+        for rows, there in zip(index[:, 0], inside[:, 0], strict=True):
+            chosen = rows[there]
+            residual = net(data.fields["x"][chosen])[:, 0] - data.fields["y"][chosen]
+            theirs.zero_grad()
+            (0.5 * residual.square().mean()).backward()
+            theirs.step()
+    for name, value in net.named_parameters():
+        assert torch.allclose(fitted.message[f"theta.{name}"], value, atol=1e-12), name
+
+
+def test_fedprox_without_a_pull_is_fedavg_and_with_all_pull_stays() -> None:
+    data = federation((5, 3, 7))
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    plain, none, strong = (
+        fit(fedavg(model, optimiser=SGD(0.01), steps=4, batch_size=2, prox=prox), data, rounds=3, seed=2)
+        for prox in (0.0, 1e-300, 90.0)
+    )
+    start = plain.program.start()[0]
+    for name, value in plain.message.items():
+        assert torch.allclose(value, none.message[name], atol=1e-14)
+        # the first of four steps is not pulled; with lr * prox = 0.9 the others all but take it back
+        assert (strong.message[name] - start[name]).norm() < 0.6 * (value - start[name]).norm()
+    assert (plain.method.name, strong.method.name) == ("fedavg", "fedprox")
+
+
+def test_means_are_weighted_by_rows_and_a_client_alone_is_itself() -> None:
+    twice = ClientData.from_clients({k: {n: v for n, v in clients().select([k]).fields.items()} for k in "abc"})
+    one = fit(fedavg(at(START), optimiser=SGD(LR), steps=3, batch_size=None), twice, rounds=1)
+    c = powers(H, 3)
+    expected = (P[:, None] * (B + (c @ (START - B)[..., None])[..., 0])).sum(0)
+    assert torch.allclose(theta(one), expected, atol=1e-13)
+    uniform = (UNIFORM[:, None] * (B + (c @ (START - B)[..., None])[..., 0])).sum(0)
+    assert not torch.allclose(theta(one), uniform, atol=1e-2)
+    alone = fit(fedavg(at(START), optimiser=SGD(LR), steps=3, batch_size=None), twice, rounds=1, cohort=1, seed=1)
+    assert min((theta(alone) - (b + ck @ (START - b))).abs().max() for b, ck in zip(B, c, strict=True)) < 1e-13
+
+
+def test_the_loss_is_that_of_the_last_step() -> None:
+    fitted = fit(fedavg(at(START), optimiser=SGD(LR), steps=1, batch_size=None), clients(), rounds=1)
+    half = 0.5 * torch.einsum("ki,kij,kj->k", START - B, H, START - B)
+    constant = torch.log(torch.tensor(2.0 * torch.pi)).item()
+    assert fitted.history["loss"][0] == pytest.approx(float((P * half).sum()) + constant)

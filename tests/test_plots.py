@@ -1,0 +1,95 @@
+"""Pictures show the numbers they are given: intervals, bins, names; and in colours that all can tell apart."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from scipy.stats import beta, norm
+
+from hierfl import plots
+
+CLIENTS, NAMES = ["north", "south"], ["age", "sex", "dose"]
+
+
+def axes() -> Axes:
+    return Figure().subplots()
+
+
+def draws(size: int = 4000) -> tuple[xr.DataArray, xr.DataArray]:
+    noise = np.random.default_rng(1).standard_normal((1, size, 2, 3))
+    means = np.array([[0.0, 1.0, 2.0], [-1.0, 0.0, 5.0]])
+    local = xr.DataArray(means + noise, dims=["chain", "draw", "client", "x"], coords={"client": CLIENTS, "x": NAMES})
+    return local, (2.0 * local.isel(client=0, drop=True))
+
+
+def test_forest_shows_medians_and_intervals_of_every_client_and_the_prior() -> None:
+    local, prior = draws()
+    ax = plots.forest(axes(), local, prior, prob=0.8, labels={"dose": "dose (mg)"})
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["age", "sex", "dose (mg)"]
+    handles, names = ax.get_legend_handles_labels()
+    assert sorted(names) == ["global prior", "north", "south"]
+    points = dict(zip(names, handles, strict=True))["south"][0]
+    np.testing.assert_allclose(points.get_xdata(), [-1.0, 0.0, 5.0], atol=0.06)
+    bars = dict(zip(names, handles, strict=True))["south"][2][0].get_segments()
+    half = norm.ppf(0.9)
+    np.testing.assert_allclose([b[:, 0] for b in bars], [[m - half, m + half] for m in (-1.0, 0.0, 5.0)], atol=0.12)
+    bands = [(p.get_x(), p.get_x() + p.get_width()) for p in ax.patches if isinstance(p, Rectangle)]
+    np.testing.assert_allclose(bands, [[2 * m - 2 * half, 2 * m + 2 * half] for m in (0.0, 1.0, 2.0)], atol=0.24)
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "the first name stands at the top"
+
+
+def test_no_two_clients_of_a_coefficient_overlap() -> None:
+    local, prior = draws(50)
+    ax = plots.forest(axes(), local, prior)
+    heights = {float(y) for line in ax.lines for y in np.atleast_1d(line.get_ydata()) if np.size(line.get_xdata()) == 3}
+    assert len(heights) == 6
+    assert min(np.diff(sorted(heights))) > 0.2
+
+
+def test_reliability_of_calibrated_predictions_lies_on_the_diagonal() -> None:
+    source = np.random.default_rng(2)
+    p = source.uniform(size=20_000)
+    mean, share, low, high = plots.equal_mass(p, source.uniform(size=20_000) < p, bins=10)
+    np.testing.assert_allclose(mean, np.arange(0.05, 1.0, 0.1), atol=0.01)
+    assert np.abs(mean - share).max() < 0.03
+    inside = (low < mean) & (mean < high)
+    assert inside.mean() >= 0.7
+
+
+def test_bins_hold_equal_numbers_and_their_intervals_are_jeffreys() -> None:
+    p, y = np.linspace(0, 1, 11), np.array([0, 0, 0, 1, 0, 1, 1, 0, 1, 1, 1])
+    mean, share, low, high = plots.equal_mass(p, y, bins=3, prob=0.95)
+    np.testing.assert_allclose(mean, [0.15, 0.55, 0.9])
+    np.testing.assert_allclose(share, [0.25, 0.5, 1.0])
+    np.testing.assert_allclose([low[1], high[1]], beta.ppf([0.025, 0.975], 2.5, 2.5))
+    assert high[2] == 1.0
+    assert len(plots.equal_mass([0.2, 0.4, 0.6], [0, 1, 1], bins=8)[0]) == 1
+
+
+@pytest.mark.parametrize(("p", "y"), [([0.1, 0.2], [1]), ([], []), ([[0.1]], [[1]])])
+def test_rows_that_do_not_match_are_refused(p: list[float], y: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"both must be \(n,\), n > 0"):
+        plots.equal_mass(p, y)
+
+
+def test_reliability_draws_each_name() -> None:
+    source = np.random.default_rng(3)
+    rows = {name: (source.uniform(size=40), source.integers(0, 2, size=40)) for name in ("one", "two")}
+    ax = plots.reliability(axes(), rows, bins=4)
+    assert ax.get_legend_handles_labels()[1] == ["one", "two"]
+    assert ax.get_aspect() == 1.0
+
+
+def test_colours_differ_in_lightness_or_hue_for_the_colour_blind() -> None:
+    """In each simulated deficiency (Viénot, Brettel and Mollon 1999) no two of the first four colours come close."""
+    linear = np.array([to_rgb(c) for c in plots.COLOURS[:4]]) ** 2.2
+    protan = np.array([[0.11238, 0.88762, 0.0], [0.11238, 0.88762, 0.0], [0.00401, -0.00401, 1.0]])
+    deutan = np.array([[0.29275, 0.70725, 0.0], [0.29275, 0.70725, 0.0], [-0.02234, 0.02234, 1.0]])
+    for matrix in (np.eye(3), protan, deutan):
+        seen = np.clip(linear @ matrix.T, 0.0, 1.0) ** (1 / 2.2)
+        gaps = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[i + 1 :]]
+        assert min(gaps) > 0.3
+    assert len(set(plots.MARKERS[:6])) == 6

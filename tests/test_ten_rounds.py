@@ -1,0 +1,312 @@
+"""FedLaplace: derivatives right to second order, exact where all is Gaussian, the same on every engine, honest when it fails."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import arviz
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import datasets, guides
+from hierfl.ascent import positive
+from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
+from hierfl.data import ClientData
+from hierfl.importance import normal_points, resampled, smoothed, student_log_prob, student_points
+from hierfl.marginal import Expansion, Marginal
+from hierfl.method import Clock
+from hierfl.methods import fedlaplace
+from hierfl.program import ProgramError
+from hierfl.trees import named_leaves
+from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
+from tests.test_pvi import close, gaussian
+
+SMALL: dict[str, Any] = {"points": 8, "weighed": 256, "enough": 50, "corrections": 2}
+
+
+def visits(batch: ClientBatch) -> None:
+    """Poisson counts with an own rate and an unknown spread."""
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    spread = pyro.sample("spread", dist.HalfNormal(1.0))
+    with batch.clients():
+        rate = pyro.sample("rate", dist.Normal(loc, spread))
+        with batch.data():
+            pyro.sample("visits", dist.Poisson(rate.exp()), obs=batch.visits)
+
+
+def expansions(model: Any, data: ClientData, z: Tensor) -> Expansion:
+    """Of all clients at once, mapped as the engine maps them, padding and all: (C,), (C, K), (C, K, K)."""
+    marginal = Marginal(hierfl.read(model, guides.conditional, data))
+    lanes, common = lanes_of(batch := full_batch(data, torch.arange(data.num_clients)))
+
+    def one(lane: Any) -> Expansion:
+        own = one_lane(lane, common, batch)
+        return marginal.expand(z, marginal.start(z, own), own, 12)[0]
+
+    with torch.no_grad(), pyro.validation_enabled(False):
+        return torch.vmap(one)(lanes)  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------------ derivatives
+@pytest.mark.parametrize("model", [regression, logistic, visits])
+def test_derivatives_through_the_mode_are_right_to_second_order(model: Any) -> None:
+    data, h = federation(), 1e-4
+    size = Marginal(hierfl.read(model, guides.conditional, data)).shared.size
+    z = 0.3 * torch.sin(torch.arange(1.0, size + 1))
+    here = expansions(model, data, z)
+    for k, axis in enumerate(torch.eye(size)):
+        up, down = expansions(model, data, z + h * axis), expansions(model, data, z - h * axis)
+        close((up.value - down.value) / (2 * h), here.gradient[:, k], 1e-6)
+        close((up.gradient - down.gradient) / (2 * h), here.hessian[:, :, k], 1e-4)
+
+
+def test_the_marginal_is_exact_where_rows_are_gaussian() -> None:
+    data, z = federation(), torch.tensor([0.2, -0.4])
+    found = expansions(slopes, data, z).value
+    known = exact(data, "slopes")
+    total = found.sum() + Marginal(hierfl.read(slopes, guides.conditional, data)).log_prior(z)
+    posterior = dist.MultivariateNormal(known.loc, known.cov).log_prob(z)
+    close(total - posterior, known.log_evidence)
+
+
+# ------------------------------------------------------------------------------------------------ the method
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("name", ["means", "slopes"])
+def test_one_newton_step_is_exact(name: str, engine: Any) -> None:
+    model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
+    fitted = fit(fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=4, engine=engine)
+    known, (loc, precision) = exact(data, name), gaussian(fitted)
+    close(loc, known.loc)
+    close(precision, torch.linalg.inv(known.cov))
+    with pytest.warns(UserWarning, match="rounds ended while climbing"):
+        after_one = fit(fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=1, engine=engine)
+    close(after_one.progress.server["loc"], known.loc)
+    close(after_one.progress.server["precision"], torch.linalg.inv(known.cov))
+
+
+def test_engines_agree() -> None:
+    data = federation()
+    one, two, three_ = (
+        fit(fedlaplace(regression, **SMALL), data, rounds=12, **way) for way in ({}, {"chunk": 2}, {"engine": "sequential"})
+    )
+    for other in (two, three_):
+        for name, value in named_leaves(one.progress.server).items():
+            close(value.double(), named_leaves(other.progress.server)[name].double(), 1e-7)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    data, method = federation(), fedlaplace(regression, **SMALL)
+    whole = fit(method, data, rounds=12, checkpoint=tmp_path / "a", every=1)
+    for left in sorted((tmp_path / "a").glob("round-*"))[1:]:
+        for file in left.iterdir():
+            file.unlink()
+        left.rmdir()
+    again = fit(method, data, rounds=12, checkpoint=tmp_path / "a", resume=True)
+    for name, value in named_leaves(whole.progress.server).items():
+        assert torch.equal(value.nan_to_num(), named_leaves(again.progress.server)[name].nan_to_num()), name
+    loaded = hierfl.load(tmp_path / "a", method=method, data=data)
+    assert torch.equal(loaded.draws(20).shared["loc"], again.draws(20).shared["loc"])
+
+
+def test_all_that_crosses() -> None:
+    """Sums over clients and averages over points; with weights one number a point. No row, no mode, no effect of a client."""
+    fitted = fit(fedlaplace(regression, **SMALL), federation(), rounds=12)
+    federation_, state, size = fitted.federation, fitted.federation.server.state, 4
+    message = federation_.server.down(state, Clock(0, 1))
+    batch = full_batch(federation_.data, torch.tensor([0]))
+
+    def up(message: Any) -> dict[str, tuple[int, ...]]:
+        client = federation_.client
+        with pyro.validation_enabled(False):
+            lane = client.phases[0].step(client.start(message, client.own), message, batch)
+        answer, kept = client.finish(lane, message, client.own, torch.ones(()))
+        assert set(kept) == {"mode", "slope", "loc"}
+        return {name: tuple(share.value.shape) for name, share in answer.items()}
+
+    expanded = {"log_marginal": (), "gradient": (size,), "hessian": (size, size), "lost": ()}
+    assert up(message) == expanded
+    about_q = {"loc": torch.zeros(size), "tril": torch.eye(size), "part": torch.tensor(0)}
+    assert up(about_q) == expanded
+    assert up({**about_q, "weigh": torch.zeros(())}) == {"log_marginals": (256,), "lost": ()}
+
+
+def test_history_posterior_and_new_clients() -> None:
+    data = federation((12, 9, 15, 8, 11))
+    fitted = fit(fedlaplace(regression, **SMALL), data.select([0, 1, 2, 3]), rounds=12)
+    history = fitted.history
+    assert history["stage"].iloc[-1] == 3 and history["k_hat"].notna().iloc[-1] and len(history) < 12
+    assert (history[["bytes_up", "bytes_down"]] > 0).all().all()
+    assert fitted.posterior(20).posterior["slope"].shape == (1, 20, 4, 2)
+    new = fitted.personalise(data.select([4]))
+    assert new.predict(data.select([4]), draws=20).log_score is not None
+
+
+def test_an_empirical_posterior_draws_its_points() -> None:
+    fitted = fit(fedlaplace(means, **SMALL), three(), rounds=12)
+    points, draws = fitted.message["params"]["_shared.points"], fitted.draws(500).shared["g"]
+    assert bool(torch.isin(draws, points[:, 0]).all())
+    assert torch.equal(fitted.draws(256).shared["g"].sort().values, points[:, 0].sort().values)
+    close(points.mean(0), [1.8461538], 0.05)
+    close(points.std(0), [0.46153846**0.5], 0.05)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+def test_a_cohort_of_some_is_refused() -> None:
+    with pytest.raises(ValueError, match="adds up what all clients send"):
+        fit(fedlaplace(regression), federation(), rounds=2, cohort=2)
+
+
+def test_too_many_global_numbers() -> None:
+    with pytest.raises(ProgramError, match=r"4 numbers \(2 of them in 'loc'\), and the limit is 3"):
+        fit(fedlaplace(regression, limit=3), federation(), rounds=2)
+
+
+def flat(batch: ClientBatch) -> None:
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Laplace(loc, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Laplace(b, 1.0), obs=batch.y)
+
+
+def learned(batch: ClientBatch) -> None:
+    spread = pyro.param("spread", torch.tensor(1.0), constraint=dist.constraints.positive)
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(loc, spread))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+def lonely(batch: ClientBatch) -> None:
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (flat, {}, "local site 'b' cannot be integrated out"),
+        (learned, {}, "param 'spread' is to be learned"),
+        (lonely, {}, "no site is global"),
+        (means, {"start": {"b": 1.0}}, "start names 'b', which is no global site; those are g"),
+    ],
+)
+def test_programs_it_cannot_serve(model: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProgramError, match=words):
+        fit(fedlaplace(model, **options), federation() if model is not means else three(), rounds=2)
+
+
+def test_options_it_refuses() -> None:
+    with pytest.raises(ValueError, match="must be even"):
+        fedlaplace(means, points=3)
+
+
+def test_a_bad_k_hat_is_said() -> None:
+    server = fit(fedlaplace(means, **{**SMALL, "corrections": 1}), three(), rounds=12).federation.server
+    state = {**server.state, "stage": torch.tensor(2)}
+    ups = {"log_marginals": torch.linspace(0.0, 400.0, 256), "lost": torch.zeros(())}
+    with pytest.warns(UserWarning, match="k-hat is .* Do not trust"):
+        server.update(state, ups, Clock(5, 12, 3))
+
+
+# ------------------------------------------------------------------------------------------------ its parts
+@pytest.mark.parametrize("tail", [0.3, 0.8, 1.5])
+def test_smoothed_weights_are_arvizs(tail: float) -> None:
+    ratios = tail * np.random.default_rng(0).standard_exponential(3000)
+    weights = smoothed(torch.as_tensor(ratios))
+    log, k_hat = arviz.psislw(ratios)
+    assert weights.k_hat == pytest.approx(float(k_hat), abs=1e-10)
+    assert np.allclose(weights.log.numpy(), np.asarray(log), atol=1e-10)
+
+
+def test_points_have_the_moments_of_their_distribution() -> None:
+    normal, heavy = normal_points(4096, 4), student_points(4096, 4, freedom=7.0)
+    close(normal.T @ normal / 4096, torch.eye(4), 0.02)
+    close(heavy.T @ heavy / 4096, 7 / 5 * torch.eye(4), 0.05)
+    ratio = student_log_prob(heavy, torch.zeros(4), torch.eye(4), 7.0) - dist.StudentT(7.0).log_prob(heavy).sum(-1)
+    assert ratio.std() > 0.0  # jointly t, not one by one
+    one = student_log_prob(heavy[:, :1], torch.tensor([0.5]), torch.tensor([[2.0]]), 7.0)
+    close(one, dist.StudentT(7.0, 0.5, 2.0).log_prob(heavy[:, 0]))
+    assert torch.equal(normal, normal_points(4096, 4)) and not torch.equal(normal, normal_points(4096, 4, seed=1))
+
+
+def test_resampling_keeps_shares() -> None:
+    points = torch.arange(4.0)[:, None]
+    drawn = resampled(points, torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), 1000)
+    assert torch.bincount(drawn[:, 0].long()).tolist() == [100, 200, 300, 400]
+
+
+def test_a_precision_is_made_positive_and_counted() -> None:
+    precision, raised = positive(torch.diag(torch.tensor([-3.0, 0.5, 9.0])), torch.tensor([1.0, 2.0, 1.0]), fold=False)
+    close(precision, torch.diag(torch.tensor([1.0, 4.0, 9.0])))
+    assert float(raised) == 2.0
+
+
+# ------------------------------------------------------------------------------------------------ real data
+def worst(fitted: hierfl.Fit, name: str) -> tuple[float, float]:
+    """Largest error of a mean in reference sds, and of an sd as a share."""
+    summaries = datasets.reference(name)
+    drawn = fitted.draws(4000)
+    values = {**drawn.shared, **drawn.own}
+    errors = [np.abs((values[s].mean(0).numpy() - ref.mean) / ref.sd).max() for s, ref in summaries.items() if s in values]
+    ratios = [np.abs(values[s].std(0).numpy() / ref.sd - 1.0).max() for s, ref in summaries.items() if s in values]
+    return float(max(errors)), float(max(ratios))
+
+
+def radon(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    slope = pyro.sample("slope", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, tau))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a + batch.x @ slope, sigma), obs=batch.y)
+
+
+def schools(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+    log_tau = pyro.sample("log_tau", dist.Normal(5.0, 1.0))
+    with batch.clients():
+        e = pyro.sample("e", dist.Normal(0.0, 1.0))
+        pyro.deterministic("theta", mu + log_tau.exp() * e)
+        with batch.data():
+            pyro.sample("y", dist.Normal(mu + log_tau.exp() * e, batch.sigma), obs=batch.y)
+
+
+def test_eight_schools_in_nine_rounds() -> None:
+    fitted = fit(fedlaplace(schools), datasets.eight_schools(), rounds=9)
+    mean, spread = worst(fitted, "eight_schools")
+    assert mean < 0.06 and spread < 0.06, (mean, spread)
+
+
+@pytest.mark.slow
+def test_radon_in_twelve_rounds() -> None:
+    fitted = fit(fedlaplace(radon), datasets.radon(), rounds=12)
+    mean, spread = worst(fitted, "radon")
+    assert mean < 0.06 and spread < 0.06, (mean, spread)
+
+
+@pytest.mark.slow
+def test_bad_starts_arrive() -> None:
+    """Ten draws from radon's prior: all settle on the same q; a start that does not would have warned."""
+    g, found = torch.Generator().manual_seed(0), []
+    for _ in range(10):
+        e = torch.randn(6, generator=g)
+        start = {"mu": e[0], "tau": e[1].abs(), "slope": e[2:5], "sigma": e[5].abs()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found.append(gaussian(fit(fedlaplace(radon, corrections=0, start=start, points=16), datasets.radon(), rounds=40)))
+    loc, precision = found[0]
+    for other, _ in found[1:]:
+        assert float(((other - loc) @ precision @ (other - loc)).sqrt()) < 0.3
