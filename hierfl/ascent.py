@@ -52,8 +52,8 @@ def climbing(start: Tensor, radius: float) -> Tree:
 def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
     """One trust-region Newton step, from what was found at `loc`; a point that is lower than the best so far is gone back on.
 
-    `moved` is the length of the whole Newton step in standard deviations: below 1 the mode is as good as reached. The radius is in
-    units of the prior, doubled after a step that was taken and quartered after one that was not.
+    `moved` is the length of the whole Newton step in standard deviations: below 1 the mode is as good as reached. The radius is
+    in units of the prior, doubled after a step that was taken and quartered after one that was not.
     """
     first = bool(state["value"].isneginf())
     better = bool(found.value > state["value"] - 1e-9)
@@ -82,7 +82,7 @@ def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
 # ------------------------------------------------------------------------------------------------ to the posterior
 def settling(state: Tree) -> Tree:
     """What the natural-gradient steps remember of one another."""
-    return {**state, "halvings": torch.zeros_like(state["radius"]), "moved": torch.full_like(state["radius"], torch.inf)}
+    return {**state, "averaged": torch.zeros_like(state["radius"]), "moved": torch.full_like(state["radius"], torch.inf)}
 
 
 def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
@@ -97,9 +97,9 @@ def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
     """
     curvature, raised = positive(-found.hessian, unit, fold=False)
     full = length(torch.linalg.solve(curvature, found.gradient), curvature)
-    last = state["moved"] * (1.0 + state["halvings"])
-    halvings = state["halvings"] + (full > 0.5 * last).to(full.dtype)
-    rate = 1.0 / (1.0 + halvings)
+    last = state["moved"] * (1.0 + state["averaged"])
+    averaged = state["averaged"] + (full > 0.5 * last).to(full.dtype)
+    rate = 1.0 / (1.0 + averaged)
     precision = (1.0 - rate) * state["precision"] + rate * curvature
     move = torch.linalg.solve(precision, found.gradient)
     moved = length(move, precision)
@@ -108,7 +108,7 @@ def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
         **state,
         "loc": state["loc"] + move,
         "precision": precision,
-        "halvings": halvings,
+        "averaged": averaged,
         "raised": raised,
         "moved": rate * moved,
     }

@@ -156,7 +156,7 @@ def coefficients(posterior: Any) -> Figure:
         ax.set_xlabel("change in log odds of heart disease", fontsize=8)
         ax.tick_params(labelsize=7.5)
     handles, named = left.get_legend_handles_labels()
-    title = "median and 90 % interval: band, where the global level expects a hospital's"
+    title = "point and line: median and 90 % interval at a hospital; band: 90 % of what the global level expects of one"
     style: dict[str, Any] = {"fontsize": 7.5, "title_fontsize": 7.5, "frameon": False}
     figure.legend(handles, named, loc="outside lower center", ncols=5, title=title, **style)
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -74,13 +75,17 @@ def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]
         "cohort": federation.cohort,
         "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
         "fields": {name: [str(v.dtype), *v.shape[1:]] for name, v in {**data.fields, **data.client_fields}.items()},
-        "rows": _digest([data.counts, *data.fields.values(), *data.client_fields.values()]),
+        "rows": _digest([data.counts, *_by_name(data.fields), *_by_name(data.client_fields)]),
     }
+
+
+def _by_name(fields: Mapping[str, Tensor]) -> list[Tensor]:
+    return [fields[name] for name in sorted(fields)]
 
 
 def _digest(tensors: list[Tensor]) -> str:
     """A hash of what tensors hold, so that another split of the same rows is told apart."""
     found = hashlib.sha256()
     for values in tensors:
-        found.update(memoryview(values.contiguous().numpy()).cast("B") if values.numel() else b"")
+        found.update(values.contiguous().numpy().tobytes())
     return found.hexdigest()

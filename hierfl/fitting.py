@@ -74,7 +74,9 @@ def fit(
         raise ValueError(f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more")
     federation = federate(method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk)
     where, who = begin(federation), about(method, federation, rounds)
-    if resume and checkpoint is not None and state.checkpoints(checkpoint):
+    if checkpoint is not None and state.checkpoints(checkpoint):
+        if not resume:
+            raise ValueError(f"'{checkpoint}' holds a run already: go on with it by resume=True, or name another folder")
         where = state.load(checkpoint, where, who)
     compiled = where.compiled if where.round else _compiles(compile, engine, federation, rounds)
     federation, where = replace(federation, graphs=Graphs() if compiled else None), replace(where, compiled=compiled)

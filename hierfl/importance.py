@@ -61,7 +61,7 @@ def smoothed(log_ratios: Tensor) -> Weights:
     """Pareto-smoothed weights of points whose log (target / proposal) is given, (S,)."""
     x = log_ratios.double().numpy() - float(log_ratios.max())
     count = len(x)
-    tail = int(math.ceil(min(0.2 * count, 3.0 * math.sqrt(count))))
+    tail = math.ceil(min(0.2 * count, 3.0 * math.sqrt(count)))
     order = np.argsort(x, kind="stable")
     largest, cut = order[-tail:], max(float(x[order[-tail - 1]]), math.log(np.finfo(np.float64).tiny))
     excess = np.exp(x[largest]) - math.exp(cut)
@@ -77,7 +77,7 @@ def smoothed(log_ratios: Tensor) -> Weights:
 
 
 def pareto_fit(excess: Array) -> tuple[float, float]:
-    """Shape and scale of the generalised Pareto distribution of some excesses over a threshold, ascending, by Zhang and Stephens."""
+    """Shape and scale of the generalised Pareto distribution of excesses over a threshold, ascending: Zhang and Stephens."""
     count = len(excess)
     grid = 30 + int(math.sqrt(count))
     b = 1.0 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))

@@ -10,14 +10,14 @@ g = -log det(A) / 2, J = (I; S) and v = A^-1 g_w held still,
 
     L_z = h_z + g_z + S' g_w,        L_zz = J' [d^2 (h + g + v . h_w) / d(z, w)^2] J:
 
-the derivative of an implicit function twice over, no derivative of the search for the mode. All of it is reverse mode over reverse
-mode: forward mode, nested, gives wrong numbers through some losses of torch (binary_cross_entropy_with_logits).
+the derivative of an implicit function twice over, no derivative of the search for the mode. All of it is reverse mode over
+reverse mode: forward mode, nested, gives wrong numbers through some losses of torch (binary_cross_entropy_with_logits).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -82,7 +82,7 @@ class Marginal:
 
     def prior(self, z: Tensor) -> Expansion:
         """Log p(z), its gradient and its Hessian."""
-        slope, pull = vjp(grad(self.log_prior), z)
+        slope, pull = vjp(grad(self.log_prior), z)[:2]
         hessian = torch.vmap(lambda a: pull(a)[0])(torch.eye(len(z), dtype=z.dtype))
         return Expansion(self.log_prior(z), slope, hessian)
 
@@ -138,7 +138,7 @@ class Marginal:
 
         def rows(function: Callable[[Tensor], Tensor], along: Tensor) -> tuple[Tensor, Tensor]:
             """A gradient at (z, w^), and its derivatives along some directions, one a row."""
-            slope, pull = vjp(function, at)
+            slope, pull = vjp(function, at)[:2]
             return slope, torch.vmap(lambda a: pull(a)[0])(along)
 
         unit = torch.eye(len(at), dtype=z.dtype)
@@ -162,13 +162,13 @@ class Marginal:
         def value(z: Tensor) -> Tensor:
             return self.density(z, batch)(torch.zeros(1, 1, 0))[0]
 
-        slope, pull = vjp(grad(value), z)
+        slope, pull = vjp(grad(value), z)[:2]
         hessian = torch.vmap(lambda a: pull(a)[0])(torch.eye(len(z), dtype=z.dtype))
         nothing = torch.zeros(0)
         return Expansion(value(z), slope, hessian), Inner(nothing, torch.zeros(0, len(z)), torch.zeros(()), torch.zeros(0, 0))
 
 
-def check_integrable(program: Program, limit: int, start: Mapping[str, object]) -> None:
+def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) -> None:
     """Refuse programs whose local sites Laplace's method cannot integrate out, or with too many global numbers.
 
     Args:
@@ -187,7 +187,8 @@ def check_integrable(program: Program, limit: int, start: Mapping[str, object]) 
         raise ProgramError(f"start names '{foreign[0]}', which is no global site; those are {', '.join(named)}")
     if learned:
         raise ProgramError(
-            f"param '{learned[0]}' is to be learned: here every unknown has a prior; sample it outside the clients plate, or take fedsvi"
+            f"param '{learned[0]}' is to be learned: here every unknown has a prior; sample it outside the clients plate, or take "
+            f"fedsvi"
         )
     if not shared.size:
         raise ProgramError("no site is global: clients have nothing in common to be inferred")
@@ -206,14 +207,14 @@ def _check_curved(program: Program) -> None:
     marginal, batch = Marginal(program), program.prototype
     with torch.no_grad(), pyro.validation_enabled(False):
         z = marginal.shared.start
-        mode, precision, lost = marginal.mode(z, marginal.start(z, batch), batch, 30)
+        _, precision, lost = marginal.mode(z, marginal.start(z, batch), batch, 30)
     if not bool(lost) and bool(precision.isfinite().all()):
         return
     for site, piece in zip(marginal.own.sites, precision.diagonal().split([s.size for s in marginal.own.sites]), strict=True):
         if not bool((piece > 1e-9).all()):
             raise ProgramError(
-                f"local site '{site.name}' cannot be integrated out: given the rest the log density of its client does not curve down "
-                f"at a mode ({piece.min():.3g}), as that of a Laplace prior or a plateau does not; give it a Normal prior, or take "
+                f"local site '{site.name}' cannot be integrated out: given the rest the log density of its client does not curve "
+                f"down at a mode ({piece.min():.3g}), as a Laplace prior or a plateau does not; give it a Normal prior, or take "
                 f"fedsvi with guides.structured"
             )
 

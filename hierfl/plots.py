@@ -42,7 +42,7 @@ def forest(ax: Axes, local: DataArray, prior: DataArray, *, prob: float = 0.9, l
         low, middle, high = _interval(local.sel(client=client), prob, dim)
         style = {**_POINTS, "color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
         ax.errorbar(middle, at + shifts[k], xerr=[middle - low, high - middle], label=client, zorder=3, **style)
-    ax.axvline(0.0, color="black", linewidth=0.7, zorder=0)
+    ax.axvline(0.0, color="black", linewidth=0.7, linestyle=":", zorder=2)
     ax.set_yticks(at, [(labels or {}).get(name, name) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)

@@ -54,6 +54,9 @@ def row_plan(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tupl
     steps = int((passes * phase.count).max()) if by_epoch else phase.count
     k = torch.arange(steps)
     epoch, part = k[:, None] // passes, k[:, None] % passes  # (K, C)
+    active = epoch < phase.count if by_epoch else torch.ones_like(epoch, dtype=torch.bool)
+    if by_epoch:
+        epoch = epoch.clamp(max=phase.count - 1)  # a small client that is done is not shuffled on and on
     keys = noise.fold(data.keys[ids], seed, seed >> 32, noise.word("rows"), *at)
     width = int(counts.max())
     shuffled = [noise.permutations(noise.fold(keys, e), counts, width) for e in range(int(epoch.max()) + 1 if steps else 0)]
@@ -62,5 +65,4 @@ def row_plan(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tupl
     inside = place < counts[:, None]
     lane = torch.arange(len(ids))[None, :, None]
     within = orders[epoch[..., None], lane, torch.where(inside, place, 0)]
-    active = epoch < phase.count if by_epoch else torch.ones_like(epoch, dtype=torch.bool)
     return data.offsets[ids][:, None] + torch.where(inside, within, 0), inside, active

@@ -117,7 +117,7 @@ def load(folder: str | Path, template: Progress, about: Mapping[str, Any] | None
             warnings.warn(f"passed over damaged checkpoints of '{folder}': {'; '.join(reasons)}", stacklevel=2)
         return state
     found = "; ".join(reasons) or "there is none"
-    raise CheckpointError(f"no whole checkpoint in '{folder}' ({found}): start anew with resume=False, or name another folder")
+    raise CheckpointError(f"no whole checkpoint in '{folder}' ({found}): name another folder, or remove this one and start anew")
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -202,12 +202,12 @@ def test_what_the_conditional_guide_draws_for_a_client(case: str) -> None:
     ("case", "family", "rounds", "particles", "within"),
     [
         ("means", guides.structured, 400, 256, 0.01),
-        ("slopes", guides.structured, 500, 600, 0.01),
-        ("slopes", guides.conditional(newton_steps=0), 200, 100, 0.03),
+        ("slopes", guides.structured, 400, 200, 0.03),
+        ("slopes", guides.conditional(newton_steps=0), 120, 60, 0.05),
     ],
 )
 def test_a_federated_run_reaches_the_posterior(case: str, family: Family, rounds: int, particles: int, within: float) -> None:
-    """Noise and all, by Adam: means within 1e-2 posterior standard deviations, these within 3 %."""
+    """Noise and all, by Adam: means within 1e-2 posterior standard deviations (more, with fewer draws), these within 3 %."""
     model, make = CASES[case]
     data, truth = make(), exact(make(), case)
     method = hierfl.methods.fedsvi(model, family, optimiser=Adam(0.1), local_optimiser=Adam(0.1), num_particles=particles)
@@ -227,9 +227,9 @@ def test_a_federated_run_reaches_the_posterior(case: str, family: Family, rounds
 
 def test_nuts_on_all_rows_together_is_the_same_posterior() -> None:
     data, truth = three(), exact(three(), "means")
-    reference = hierfl.nuts(means, data, draws=400, warmup=150, seed=1)
+    reference = hierfl.nuts(means, data, draws=300, warmup=100, seed=1)
     assert reference.shared["g"].mean().item() == pytest.approx(truth.loc.item(), abs=0.12)
-    assert reference.own["b"].shape == (400, 3)
+    assert reference.own["b"].shape == (300, 3)
     assert torch.allclose(reference.own["b"].mean(0), truth.own_loc[:, 0], atol=0.15)
     assert torch.allclose(reference.own["b"].var(0), truth.own_cov[:, 0, 0], rtol=0.25)
     assert reference.r_hat["g"] < 1.05

@@ -1,6 +1,8 @@
-"""State is an object: nothing in Pyro's store or torch's generator, params where they were declared, two fits apart."""
+"""State is an object: nothing in Pyro's store or torch's generator, params where they were declared, two fits and clients apart."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -11,7 +13,7 @@ from torch.distributions import transform_to
 
 import hierfl
 from hierfl.batch import ClientBatch, full_batch
-from hierfl.program import Answer
+from hierfl.program import Answer, ProgramError
 from hierfl.trees import named_leaves
 from tests.programs import FAMILIES, federation, fit, logistic, read, regression
 
@@ -113,3 +115,52 @@ def test_params_stay_in_their_constraint_and_are_learned() -> None:
     for name in ("base", "share", "noise", "own"):
         site = trace.nodes[name]
         assert bool(site["kwargs"]["constraint"].check(site["value"]).all()), name
+
+
+# ------------------------------------------------------------------ the boundary
+def summed_up(batch: ClientBatch) -> None:
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(0.0, 1.0))
+    pyro.sample("leak", dist.Normal(own.mean(), 1.0))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+
+
+def centred_on_rows(batch: ClientBatch) -> None:
+    level = pyro.sample("leak", dist.Normal(batch.x.mean(), 1.0))  # type: ignore[union-attr]
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(level, 1.0), obs=batch.y)
+
+
+def factor_of_a_local_param(batch: ClientBatch) -> None:
+    with batch.clients():
+        own = pyro.param("own", lambda: torch.zeros(batch.num_clients, 1))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+    pyro.factor("leak", -(own**2).sum())
+
+
+@pytest.mark.parametrize("model", [summed_up, centred_on_rows, factor_of_a_local_param])
+def test_what_is_global_is_made_of_nothing_local_however_it_is_summed_up(model: Any) -> None:
+    with pytest.raises(
+        ProgramError, match="'leak' stands outside the clients plate in the model, but is made of what stands inside"
+    ):
+        read(model, FAMILIES["mean_field"], federation())
+
+
+def test_nor_is_a_guides_global_site() -> None:
+    def backwards(batch: ClientBatch) -> None:
+        with batch.clients():
+            own = pyro.param("own", lambda: torch.zeros(batch.num_clients, 1, 2))
+            slope = pyro.sample("slope", dist.Normal(own, 1.0).to_event(1))
+        pyro.sample("loc", dist.Normal(slope.mean((0, 1)), 0.1).to_event(1))
+
+    with pytest.raises(
+        ProgramError, match="'loc' stands outside the clients plate in the guide, but is made of what stands inside"
+    ):
+        read(logistic, backwards, federation())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_may_cross_into_the_plate_does(family: str) -> None:
+    assert read(regression, FAMILIES[family], federation()).latents.global_block.size == 4

@@ -44,7 +44,7 @@ def test_own_steps_by_hand(family: str) -> None:
             assert torch.allclose(new.progress.table["params"][name][k], value, atol=1e-10), name
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "structured_flow"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_global_params_and_the_fitted_clients_stay(family: str) -> None:
     fitted = fit(fedsvi(regression, FAMILIES[family]), federation(), rounds=2)
     before = {**named_leaves(fitted.progress.server), **named_leaves(fitted.progress.table)}

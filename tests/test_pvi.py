@@ -25,8 +25,8 @@ MEAN = torch.tensor([0.7333333333333333, 0.5666666666666667], dtype=torch.float6
 
 def e1(*, by_row: bool = False) -> ClientData:
     """Example E1; `by_row` gives each row of A and C a client of its own."""
-    rows = {"a": ([[1, 0], [1, 1]], [1, 2]), "b": ([[0, 2]], [1]), "c": ([[1, -1], [2, 1]], [0, 2])}
-    clients = {name: {"x": x, "y": y} for name, (x, y) in rows.items()}
+    rows: dict[str, Any] = {"a": ([[1, 0], [1, 1]], [1, 2]), "b": ([[0, 2]], [1]), "c": ([[1, -1], [2, 1]], [0, 2])}
+    clients: dict[str, Any] = {name: {"x": x, "y": y} for name, (x, y) in rows.items()}
     if by_row:
         clients = {f"{n}{i}": {"x": [c["x"][i]], "y": [c["y"][i]]} for n, c in clients.items() for i in range(len(c["y"]))}
     return ClientData.from_clients(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hierfl import noise
 from hierfl.data import ClientData
 from hierfl.method import Phase
 from hierfl.schedule import batches, row_plan
@@ -102,9 +103,12 @@ def test_no_steps_and_all_rows() -> None:
         phase(-1, None, "step")
 
 
-def test_a_chunk_with_long_and_short_clients_is_cheap() -> None:
-    """A client of 10 rows beside one of 2,000 in a pass of batches of 10: it is shuffled once, not once a step."""
-    data = federation((2000, 10))
-    index, _, active = row_plan(data, torch.arange(2), phase(1, 10, "epoch"), seed=0, at=(0, 0))
+def test_a_small_client_that_is_done_is_not_shuffled_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 rows beside 2,000, in batches of 10: it is done after one step of 200, and all rows are shuffled once."""
+    shuffles = []
+    permutations = noise.permutations
+    monkeypatch.setattr(noise, "permutations", lambda *args: shuffles.append(args) or permutations(*args))
+    index, _, active = row_plan(federation((2000, 10)), torch.arange(2), phase(1, 10, "epoch"), seed=0, at=(0, 0))
     assert active[:, 1].tolist() == [True] + [False] * 199
     assert index.shape == (200, 2, 10)
+    assert len(shuffles) == 1

@@ -194,7 +194,7 @@ def test_a_missing_file_is_passed_over_too_and_none_left_is_an_error(tmp_path: P
     run_until(4, method, data, rounds=6, checkpoint=tmp_path, every=2)
     for checkpoint in state.checkpoints(tmp_path):
         (checkpoint / "local.safetensors").unlink()
-    with pytest.raises(hierfl.CheckpointError, match=r"no whole checkpoint in .*local.safetensors is missing.*resume=False"):
+    with pytest.raises(hierfl.CheckpointError, match=r"no whole checkpoint in .*local.safetensors is missing.*start anew"):
         fit(method, data, rounds=6, checkpoint=tmp_path, resume=True)
 
 
@@ -235,10 +235,10 @@ def test_a_checkpoint_of_another_run_is_refused(what: str, tmp_path: Path) -> No
         fit(method, data, checkpoint=tmp_path, resume=True, **{"rounds": 4, **made})
 
 
-def test_a_new_run_in_the_folder_of_an_old_one_does_not_lose_itself(tmp_path: Path) -> None:
-    """Fewer rounds than the run before it had: its checkpoints must be the ones that are kept and found."""
+def test_a_new_run_in_the_folder_of_an_old_one_is_refused(tmp_path: Path) -> None:
+    """Nothing is lost: a forgotten resume=True must not write over what days of rounds have made."""
     data = federation()
-    fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2)
-    method = METHODS["conditional"]()
-    shorter = fit(method, data, rounds=3, checkpoint=tmp_path, every=1)
-    same(shorter, fit(method, data, rounds=3, checkpoint=tmp_path, every=1, resume=True))
+    old = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2)
+    with pytest.raises(ValueError, match="holds a run already: go on with it by resume=True"):
+        fit(METHODS["conditional"](), data, rounds=3, checkpoint=tmp_path, every=1)
+    same(old, fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2, resume=True))

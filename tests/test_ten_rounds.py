@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import arviz
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -16,10 +15,8 @@ from torch import Tensor
 
 import hierfl
 from hierfl import datasets, guides
-from hierfl.ascent import positive
 from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
 from hierfl.data import ClientData
-from hierfl.importance import normal_points, resampled, smoothed, student_log_prob, student_points
 from hierfl.marginal import Expansion, Marginal
 from hierfl.method import Clock
 from hierfl.methods import fedlaplace
@@ -51,7 +48,7 @@ def expansions(model: Any, data: ClientData, z: Tensor) -> Expansion:
         return marginal.expand(z, marginal.start(z, own), own, 12)[0]
 
     with torch.no_grad(), pyro.validation_enabled(False):
-        return torch.vmap(one)(lanes)  # type: ignore[no-any-return]
+        return torch.vmap(one)(lanes)
 
 
 # ------------------------------------------------------------------------------------------------ derivatives
@@ -143,7 +140,7 @@ def test_history_posterior_and_new_clients() -> None:
     history = fitted.history
     assert history["stage"].iloc[-1] == 3 and history["k_hat"].notna().iloc[-1] and len(history) < 12
     assert (history[["bytes_up", "bytes_down"]] > 0).all().all()
-    assert fitted.posterior(20).posterior["slope"].shape == (1, 20, 4, 2)
+    assert fitted.posterior(20)["posterior"]["slope"].shape == (1, 20, 4, 2)
     new = fitted.personalise(data.select([4]))
     assert new.predict(data.select([4]), draws=20).log_score is not None
 
@@ -217,39 +214,6 @@ def test_a_bad_k_hat_is_said() -> None:
     ups = {"log_marginals": torch.linspace(0.0, 400.0, 256), "lost": torch.zeros(())}
     with pytest.warns(UserWarning, match="k-hat is .* Do not trust"):
         server.update(state, ups, Clock(5, 12, 3))
-
-
-# ------------------------------------------------------------------------------------------------ its parts
-@pytest.mark.parametrize("tail", [0.3, 0.8, 1.5])
-def test_smoothed_weights_are_arvizs(tail: float) -> None:
-    ratios = tail * np.random.default_rng(0).standard_exponential(3000)
-    weights = smoothed(torch.as_tensor(ratios))
-    log, k_hat = arviz.psislw(ratios)
-    assert weights.k_hat == pytest.approx(float(k_hat), abs=1e-10)
-    assert np.allclose(weights.log.numpy(), np.asarray(log), atol=1e-10)
-
-
-def test_points_have_the_moments_of_their_distribution() -> None:
-    normal, heavy = normal_points(4096, 4), student_points(4096, 4, freedom=7.0)
-    close(normal.T @ normal / 4096, torch.eye(4), 0.02)
-    close(heavy.T @ heavy / 4096, 7 / 5 * torch.eye(4), 0.05)
-    ratio = student_log_prob(heavy, torch.zeros(4), torch.eye(4), 7.0) - dist.StudentT(7.0).log_prob(heavy).sum(-1)
-    assert ratio.std() > 0.0  # jointly t, not one by one
-    one = student_log_prob(heavy[:, :1], torch.tensor([0.5]), torch.tensor([[2.0]]), 7.0)
-    close(one, dist.StudentT(7.0, 0.5, 2.0).log_prob(heavy[:, 0]))
-    assert torch.equal(normal, normal_points(4096, 4)) and not torch.equal(normal, normal_points(4096, 4, seed=1))
-
-
-def test_resampling_keeps_shares() -> None:
-    points = torch.arange(4.0)[:, None]
-    drawn = resampled(points, torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), 1000)
-    assert torch.bincount(drawn[:, 0].long()).tolist() == [100, 200, 300, 400]
-
-
-def test_a_precision_is_made_positive_and_counted() -> None:
-    precision, raised = positive(torch.diag(torch.tensor([-3.0, 0.5, 9.0])), torch.tensor([1.0, 2.0, 1.0]), fold=False)
-    close(precision, torch.diag(torch.tensor([1.0, 4.0, 9.0])))
-    assert float(raised) == 2.0
 
 
 # ------------------------------------------------------------------------------------------------ real data

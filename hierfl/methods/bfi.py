@@ -4,15 +4,17 @@ Centre k sends its posterior mode z_k and curvature A_k under the common prior; 
 
     A = sum_k A_k - (N - 1) Lam,    z = A^-1 (sum_k A_k z_k - (N - 1) Lam z_0)
 
-Here a centre sends the same with its own copy of the prior divided out already, Lam_k = A_k - Lam and the shift that belongs to it,
-and the server finds the mode of prior times factors: the same numbers where the prior is Gaussian, and right where it is not.
+Here a centre sends the same with its own copy of the prior divided out already, Lam_k = A_k - Lam and the shift that belongs to
+it, and the server finds the mode of prior times factors: the same where the prior is Gaussian, and right where it is not.
 
-Source: Jonker, Pazira and Coolen 2024, Statistics in Medicine, doi:10.1002/sim.10072, and the R package BFI. What a centre keeps to
-itself (BFI's "stratified" parameters, or a hierarchy's local sites, which BFI does not have) is integrated out by Laplace's method.
-What it costs: each centre's Gaussian is taken at its own mode, far from the common one where it has few rows.
+Source: Jonker, Pazira and Coolen 2024, Statistics in Medicine, doi:10.1002/sim.10072, and the R package BFI. What a centre keeps
+to itself (BFI's "stratified" parameters, or a hierarchy's local sites, which BFI does not have) is integrated out by Laplace's
+method. What it costs: each centre's Gaussian is taken at its own mode, far from the common one where it has few rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pyro
 import torch
@@ -48,11 +50,11 @@ def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
     """
 
     def client(program: Program) -> Client:
-        check_integrable(program, limit, ())
+        check_integrable(program, limit)
         return _client(Marginal(program), steps)
 
     def server(program: Program) -> Server:
-        check_integrable(program, limit, ())
+        check_integrable(program, limit)
         return _server(Marginal(program), steps)
 
     return Method("bfi", model, conditional(shared=full_normal, newton_steps=10), client, server, everyone=True)
@@ -92,9 +94,9 @@ def _client(marginal: Marginal, steps: int) -> Client:
     )
 
 
-def _best(value: object, z: Tensor, step: Tensor) -> Tensor:
+def _best(value: Callable[[Tensor], Tensor], z: Tensor, step: Tensor) -> Tensor:
     shares = torch.tensor([1.0, 0.5, 0.25, 0.0], dtype=z.dtype)
-    values = torch.stack([value(z + by * step) for by in shares])  # type: ignore[operator]
+    values = torch.stack([value(z + by * step) for by in shares])
     return shares[values.nan_to_num(nan=-torch.inf).argmax(0)] * step
 
 

@@ -4,11 +4,12 @@ Each client integrates its own sites w out by Laplace's method and answers with 
 
     l_k(z) = log p(y_k | z) = log integral p(y_k, w | z) dw,        log p(z | y) = log p(z) + sum_k l_k(z) + constant,
 
-its gradient and its Hessian (`hierfl.marginal`), averaged over a handful of points that all clients share. They add up, and nothing
-else crosses. The server goes through three stages, a round an evaluation:
+its gradient and its Hessian (`hierfl.marginal`), averaged over a handful of points that all clients share. They add up, and
+nothing else crosses. The server goes through three stages, a round an evaluation:
 
     climb    trust-region Newton to the mode of log p(z | y);
-    settle   natural-gradient steps of q(z) = Normal(m, P^-1), on quasi-random points of q, until they are shorter than 0.05 sd:
+    settle   natural-gradient steps of q(z) = Normal(m, P^-1), on quasi-random points of q, until they are short (0.05 sd; 0.2 sd
+             if weights follow):
                  P <- -E_q[d2 log p],    m <- m + P^-1 E_q[d log p];
     weigh    clients return l_k at each of many points of a Student t about q, which become draws of p(z | y) by Pareto-smoothed
              weights p(z) exp(sum_k l_k(z)) / t(z); again from a t refitted to those draws while too few points are effective.
@@ -59,8 +60,8 @@ def fedlaplace(
     """The posterior of a program with few global sites, by its clients' marginal likelihoods.
 
     Every client takes part in every round. `fit` stops by itself; its history has the stage that comes next (0 climb, 1 settle,
-    2 weigh, 3 done), how far q moved, eigenvalues of its precision that were raised to the prior's, the share of modes that clients
-    did not find (`lost`), k-hat and the effective points.
+    2 weigh, 3 done), how far q moved, eigenvalues of its precision that were raised to the prior's, the share of modes that
+    clients did not find (`lost`), k-hat and the effective points.
 
     Args:
         model: any program whose local sites have one mode given the global ones: linear, logistic, Poisson hierarchies, ...
@@ -75,8 +76,8 @@ def fedlaplace(
 
     Raises:
         ValueError: points that are odd, or none; negative corrections.
-        ProgramError: (at fit) no global site, or more than `limit` numbers in them; params to be learned; a `start` of a site that
-            is not global; a local site that Laplace's method cannot integrate, named.
+        ProgramError: (at fit) no global site, or more than `limit` numbers in them; params to be learned; a `start` of a site
+            that is not global; a local site that Laplace's method cannot integrate, named.
     """
     if min(points, weighed) < 2 or points % 2 or weighed % 2 or corrections < 0:
         raise ValueError(f"points ({points}) and weighed ({weighed}) must be even and positive, corrections ({corrections}) >= 0")
@@ -111,11 +112,13 @@ def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
     def named(batch: ClientBatch) -> None:
         try:
             guide(batch)
-        except torch.linalg.LinAlgError as error:
+        except RuntimeError as error:
+            if "linalg" not in str(error):
+                raise
             sites = ", ".join(f"'{site.name}'" for site in latents.local_block.sites)
             raise ProgramError(
-                f"local site {sites} cannot be integrated out: the log density of its client does not curve at its mode ({error}); "
-                f"give it a prior that curves, a Normal say, or take fedsvi with guides.structured"
+                f"local site {sites} cannot be integrated out: the log density of its client does not curve at its mode "
+                f"({error}); give it a prior that curves, a Normal say, or take fedsvi with guides.structured"
             ) from error
 
     return named

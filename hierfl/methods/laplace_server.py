@@ -25,7 +25,7 @@ CLIMB, SETTLE, WEIGH, DONE = range(4)
 STAGES = ("climbing to the mode", "settling", "weighing", "done")
 PARTS = 16  # settling rounds with points of their own; then the first ones again
 STILL, STILL_ENOUGH = 0.05, 0.2  # standard deviations that q may still move when it has settled: as the answer, as a proposal
-FREEDOM = 7.0  # degrees of the Student t that points to be weighed are of
+FREEDOM = 4.0  # degrees of the Student t that points to be weighed are of
 K_HAT = 0.7
 
 
@@ -135,8 +135,8 @@ class Rounds:
             if bool(means["lost"] > 0.0):
                 if _nothing_known(state):
                     raise ValueError(
-                        f"at the start {float(means['lost']):.0%} of the clients find no mode of their own sites: start elsewhere "
-                        f"(start=), or give those sites a prior that curves"
+                        f"at the start {float(means['lost']):.0%} of the clients find no mode of their own sites: start "
+                        f"elsewhere (start=), or give those sites a prior that curves"
                     )
                 found = found._replace(value=torch.full_like(found.value, -torch.inf))
             state = climbed(state, found, self.unit)
@@ -222,9 +222,9 @@ def _tell(state: Tree, left: int) -> None:
     stage = int(state["stage"])
     if stage == DONE and float(state["k_hat"]) >= K_HAT:
         warnings.warn(
-            f"k-hat is {float(state['k_hat']):.2f}, above {K_HAT}: the Gaussian over the global sites misses a part of the posterior "
-            f"that weights cannot make up for ({float(state['effective']):.0f} effective points). Do not trust tails and spreads; "
-            f"allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
+            f"k-hat is {float(state['k_hat']):.2f}, above {K_HAT}: the Gaussian over the global sites misses a part of the "
+            f"posterior that weights cannot make up for ({float(state['effective']):.0f} effective points). Do not trust tails and "
+            f"spreads; allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
             stacklevel=4,
         )
     if stage != DONE and left == 0:

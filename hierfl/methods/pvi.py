@@ -6,12 +6,12 @@
     server:  q <- q prod_k (q_k / q_old)^delta
 
 Where a client has sites of its own they are integrated out by Laplace's method, so that l_k is its log marginal likelihood; with
-known Gaussian variances t_k is then hierarchical PVI's message to phi, N(m_t; phi, V_t + L), and every number exact after one visit
-to each client. The argmax is found by natural-gradient steps on quasi-random points, exact in one where l_k is quadratic.
+known Gaussian variances t_k is then hierarchical PVI's message to phi, N(m_t; phi, V_t + L), and every number exact after one
+visit to each client. The argmax is found by natural-gradient steps on quasi-random points, exact in one where l_k is quadratic.
 
-Sources: Bui et al. 2018, arXiv:1811.11206, Algorithm 1; Ashman et al. 2022, arXiv:2202.12275; their code's HPVIServer. Differences:
-second derivatives instead of Adam; any hierarchy instead of one Gaussian layer with known variance; a prior that is not Gaussian in
-unconstrained numbers is a factor of the server's own, renewed in each round.
+Sources: Bui et al. 2018, arXiv:1811.11206, Algorithm 1; Ashman et al. 2022, arXiv:2202.12275; their code's HPVIServer.
+Differences: second derivatives instead of Adam; any hierarchy instead of one Gaussian layer with known variance; a prior that is
+not Gaussian in unconstrained numbers is a factor of the server's own, renewed in each round.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def pvi(
         raise ValueError(f"points ({points}) must be even and positive, steps ({steps}) 1 or more")
 
     def client(program: Program) -> Client:
-        check_integrable(program, limit, ())
+        check_integrable(program, limit)
         standard = normal_points(points, program.latents.global_block.size, seed=seed)
         delta = program.share if damping is None else damping
         return _client(Marginal(program), standard, delta=delta, steps=steps, full=factors == "full")
 
     def server(program: Program) -> Server:
-        check_integrable(program, limit, ())
+        check_integrable(program, limit)
         standard = normal_points(points, program.latents.global_block.size, seed=seed)
         return _server(Marginal(program), standard, full=factors == "full")
 
