@@ -16,7 +16,7 @@ from hierfl.batch import ClientBatch
 from hierfl.program import ProgramError, Site, in_clients, untouched_store
 
 
-class _Marked(Messenger):  # type: ignore[misc]
+class _Marked(Messenger):
     """Marks the values of local sites and params, as `requires_grad`; what is made of them then bears the mark."""
 
     def _pyro_post_sample(self, msg: Site) -> None:

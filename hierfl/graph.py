@@ -58,7 +58,8 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any) -> 
         shape[:] = [out_spec]
         return out
 
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # inductor's, of its own insides
         graph = make_fx(flat)(*leaves)
         mend(graph)
         lowered: Any = torch._inductor.compile(graph, list(leaves))

@@ -127,7 +127,7 @@ def summed_up(batch: ClientBatch) -> None:
 
 
 def centred_on_rows(batch: ClientBatch) -> None:
-    level = pyro.sample("leak", dist.Normal(batch.x.mean(), 1.0))  # type: ignore[union-attr]
+    level = pyro.sample("leak", dist.Normal(batch.x.mean(), 1.0))
     with batch.clients(), batch.data():
         pyro.sample("y", dist.Normal(level, 1.0), obs=batch.y)
 

@@ -131,6 +131,30 @@ def test_sizes_do_not_depend_on_rows_or_clients(name: str) -> None:
     assert not sizes & {d for shape in shapes(up, skip=1).values() for d in shape}, "no dimension is one of rows"
 
 
+TEN_ROUNDS: dict[str, Callable[[], Method]] = {
+    "bfi": lambda: hierfl.methods.bfi(regression),
+    "fedlaplace": lambda: hierfl.methods.fedlaplace(regression, points=8, weighed=64, enough=8, corrections=1),
+    "pvi": lambda: hierfl.methods.pvi(regression, points=4),
+}
+
+
+@pytest.mark.parametrize("name", TEN_ROUNDS)
+def test_methods_of_few_rounds_send_numbers_about_global_sites_alone(name: str) -> None:
+    """Values, slopes and curvatures in the 4 global numbers: as large for 3 rows as for 70, and none of a local site."""
+    (down, up, _, program), (down_, up_, *_) = (exchange(TEN_ROUNDS[name](), federation(n)) for n in ((5, 3), (50, 30, 70)))
+    local = {s.name for s in program.latents.local_block.sites}
+    assert not [path for path in (*named_leaves(down), *named_leaves(up)) if any(f"'{site}'" in path for site in local)]
+    for tree, tree_ in ((down, down_), (up, up_)):
+        sizes, sizes_ = ({k: v.shape for k, v in named_leaves(t).items()} for t in (tree, tree_))
+        lead = 1 if tree is up else 0
+        assert {k: v[lead:] for k, v in sizes.items()} == {k: v[lead:] for k, v in sizes_.items()}
+
+
+def test_no_method_is_left_out() -> None:
+    assert {name.split()[0] for name in (*METHODS, *TEN_ROUNDS)} == set(hierfl.methods.__all__)
+    assert set(CROSSES) | {"structured_flow"} == set(FAMILIES)
+
+
 @pytest.mark.parametrize("name", [n for n in METHODS if n.startswith("fedsvi")])
 def test_one_clients_message_does_not_depend_on_the_others(name: str) -> None:
     data = federation()

@@ -107,7 +107,12 @@ def test_a_small_client_that_is_done_is_not_shuffled_on(monkeypatch: pytest.Monk
     """10 rows beside 2,000, in batches of 10: it is done after one step of 200, and all rows are shuffled once."""
     shuffles = []
     permutations = noise.permutations
-    monkeypatch.setattr(noise, "permutations", lambda *args: shuffles.append(args) or permutations(*args))
+
+    def counted(key: Tensor, counts: Tensor, width: int) -> Tensor:
+        shuffles.append(width)
+        return permutations(key, counts, width)
+
+    monkeypatch.setattr(noise, "permutations", counted)
     index, _, active = row_plan(federation((2000, 10)), torch.arange(2), phase(1, 10, "epoch"), seed=0, at=(0, 0))
     assert active[:, 1].tolist() == [True] + [False] * 199
     assert index.shape == (200, 2, 10)

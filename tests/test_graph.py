@@ -1,0 +1,112 @@
+"""A compiled step is the eager step: its numbers, its noise; and each pass over the graph leaves them as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import hierfl
+from hierfl import graph, guides
+from hierfl.trees import tree_leaves
+
+
+def rows(seed: int = 0) -> hierfl.ClientData:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(90, 4, generator=g)
+    return hierfl.ClientData.from_arrays(torch.arange(90) % 7, x=x, y=(x.sum(1) > 0).to(x.dtype), label=torch.arange(90) % 3)
+
+
+def hierarchy(batch: hierfl.ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(mu, tau).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.y)
+
+
+def apart(a: Any, b: Any) -> float:
+    return max(
+        (float((u - v).abs().max()) for u, v in zip(tree_leaves(a), tree_leaves(b), strict=True) if u.numel()), default=0.0
+    )
+
+
+def test_compiled_and_eager_agree_for_stochastic_guides() -> None:
+    method = hierfl.methods.fedsvi(hierarchy, guides.mean_field)
+    eager, compiled = (hierfl.fit(method, rows(), rounds=3, cohort=5, seed=4, compile=c) for c in (False, True))
+    assert compiled.progress.compiled
+    assert apart(eager.progress.server, compiled.progress.server) < 1e-10
+    assert apart(eager.progress.table, compiled.progress.table) < 1e-10
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_compiled_and_eager_agree_on_ragged_mini_batches(momentum: float) -> None:
+    net = hierfl.models.network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), y="label")
+    sgd = hierfl.optimisers.SGD(0.1, momentum=momentum)
+    method = hierfl.methods.fedavg(net, optimiser=sgd, steps=2, unit="epoch", batch_size=4)
+    eager, compiled = (hierfl.fit(method, rows(), rounds=3, compile=c) for c in (False, True))
+    assert apart(eager.message, compiled.message) < 1e-12
+
+
+def test_a_tensor_that_comes_in_twice_is_two_inputs() -> None:
+    """make_fx takes it for one, silently; a lane may well start as the message itself."""
+    a, b = torch.ones(3), 2.0 * torch.ones(3)
+    graphs = graph.Graphs()
+    assert graphs.run("sum", lambda u, v: u + 10.0 * v, a, a).tolist() == [11.0] * 3
+    assert graphs.run("sum", lambda u, v: u + 10.0 * v, a, b).tolist() == [21.0] * 3
+    assert len(graphs.made) == 1
+
+
+def test_what_cannot_be_traced_runs_eagerly_with_one_warning() -> None:
+    def step(x: Tensor) -> Tensor:
+        return x + 1.0 if bool(x.sum() > 0) else x - 1.0
+
+    graphs = graph.Graphs()
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        assert graphs.run("step", step, torch.ones(2)).tolist() == [2.0, 2.0]
+    assert graphs.run("step", step, -torch.ones(2)).tolist() == [-2.0, -2.0]
+
+
+def gradient_step(w: Tensor, x: Tensor, g: Tensor) -> Tensor:
+    """The step of a dense layer as its gradient comes: transposed twice."""
+    product = torch.bmm(g.transpose(1, 2), x)
+    return w - 0.01 * product.transpose(1, 2).transpose(1, 2)
+
+
+def called(found: fx.GraphModule, op: object) -> int:
+    return sum(node.target is op for node in found.graph.nodes)
+
+
+def test_the_passes_keep_the_numbers_and_write_no_gradient() -> None:
+    inputs = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
+    traced = make_fx(gradient_step)(*inputs)
+    graph.mend(traced)
+    torch.testing.assert_close(traced(*inputs), gradient_step(*inputs))
+    assert called(traced, torch.ops.aten.baddbmm.default) == 1
+    assert called(traced, torch.ops.aten.bmm.default) == called(traced, torch.ops.aten.mul.Tensor) == 0
+
+
+def test_a_gradient_that_is_used_twice_is_left_alone() -> None:
+    def step(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        product = torch.bmm(a, b)
+        return w - 0.1 * product, product.square().sum()
+
+    inputs = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
+    traced = make_fx(step)(*inputs)
+    graph.mend(traced)
+    assert called(traced, torch.ops.aten.baddbmm.default) == 0
+    for found, wanted in zip(traced(*inputs), step(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_auto_compiles_a_long_run_only() -> None:
+    method = hierfl.methods.fedsvi(hierarchy, guides.delta)
+    assert not hierfl.fit(method, rows(), rounds=2).progress.compiled
+    with pytest.raises(ValueError, match="compile is 'yes'"):
+        hierfl.fit(method, rows(), rounds=2, compile="yes")  # type: ignore[arg-type]
