@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -44,7 +44,7 @@ def emit(block: Block, vector: Tensor, batch: ClientBatch) -> Values:
     return values
 
 
-def _drawn(block: Block, fn: dist.Distribution, loc: Tensor, scale: Tensor, batch: ClientBatch) -> Drawn:
+def _drawn(block: Block, fn: Any, loc: Tensor, scale: Tensor, batch: ClientBatch) -> Drawn:
     vector = pyro.sample("_shared", fn, infer={"is_auxiliary": True})
     return Drawn(vector, (vector - loc) / scale, emit(block, vector, batch))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,10 +79,12 @@ class SplineFlow(nn.Module):
         width = [max(hidden, size)] * 2
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # for size 1 Pyro advises against a network: there is nothing to condition on
-            self.bends: Any = AutoRegressiveNN(size, width, [bins, bins, bins - 1], order, nonlinearity=nn.Tanh())
-            self.moves: Any = AutoRegressiveNN(size, width, [1, 1], order.flip(0), nonlinearity=nn.Tanh())
-        for network in (self.bends, self.moves):
-            last = network.layers[-1]
+            bends = AutoRegressiveNN(size, width, [bins, bins, bins - 1], order, nonlinearity=nn.Tanh())
+            moves = AutoRegressiveNN(size, width, [1, 1], order.flip(0), nonlinearity=nn.Tanh())
+        self.bends: Callable[[Tensor], tuple[Tensor, ...]] = bends
+        self.moves: Callable[[Tensor], tuple[Tensor, ...]] = moves
+        for network in (bends, moves):
+            last: Any = network.layers[-1]
             last.weight.data.mul_(0.01)
             last.bias.data.zero_()
 

@@ -14,6 +14,7 @@ from hierfl.engine import ClientError
 from hierfl.fitted import Fit
 from hierfl.fitting import fit, load
 from hierfl.method import Client, Clock, Method, Phase, Server, Share
+from hierfl.newcomers import predict_from_prior
 from hierfl.pooled import nuts
 from hierfl.prediction import Prediction
 from hierfl.preprocess import Scaling, fill_missing, standardise
@@ -50,6 +51,7 @@ __all__ = [
     "nuts",
     "optimisers",
     "partition",
+    "predict_from_prior",
     "read",
     "standardise",
 ]

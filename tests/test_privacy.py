@@ -132,7 +132,7 @@ def test_sizes_do_not_depend_on_rows_or_clients(name: str) -> None:
 
 
 TEN_ROUNDS: dict[str, Callable[[], Method]] = {
-    "bfi": lambda: hierfl.methods.bfi(regression),
+    "bfi": lambda: hierfl.methods.bfi(regression, steps=1),
     "fedlaplace": lambda: hierfl.methods.fedlaplace(regression, points=8, weighed=64, enough=8, corrections=1),
     "pvi": lambda: hierfl.methods.pvi(regression, points=4),
 }
