@@ -85,5 +85,6 @@ def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tenso
     At the mode the slope is 0, so d(step) = H^-1 d(slope): the implicit derivative of the mode, at the price of one step.
     """
     slope, minus_hessian = curvature(density, near)
-    mode = near + torch.linalg.solve(minus_hessian, slope[..., None])[..., 0]
+    # inv, not solve: nested derivatives of a batched solve have come out wrong under vmap without gradients
+    mode = near + (torch.linalg.inv(minus_hessian) @ slope[..., None])[..., 0]
     return mode, curvature(density, mode)[1]

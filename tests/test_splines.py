@@ -61,6 +61,6 @@ def test_what_it_makes_of_a_normal_integrates_to_1() -> None:
     e = dist.Normal(0.0, 1.0).icdf(torch.cartesian_prod(unit, unit))
     z, log_det = functional_call(flow, weights, (e,))
     log_q = -0.5 * e.square().sum(-1) - math.log(2.0 * math.pi) - log_det
-    for scale in (0.3, 0.8):
+    for scale in (0.2, 0.5):
         log_r = dist.Normal(z.mean(0), scale * z.std(0)).log_prob(z).sum(-1)
         assert (log_r - log_q).exp().mean().item() == pytest.approx(1.0, abs=5e-3)

@@ -25,7 +25,7 @@ CLIMB, SETTLE, WEIGH, DONE = range(4)
 STAGES = ("climbing to the mode", "settling", "weighing", "done")
 PARTS = 16  # settling rounds with points of their own; then the first ones again
 STILL, STILL_ENOUGH = 0.05, 0.2  # standard deviations that q may still move when it has settled: as the answer, as a proposal
-FREEDOM = 4.0  # degrees of the Student t that points to be weighed are of
+FREEDOM = 7.0  # degrees of the Student t that points to be weighed are of
 K_HAT = 0.7
 
 
