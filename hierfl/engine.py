@@ -225,7 +225,7 @@ def _step(federation: Federation, p: int, phase: Phase, lane: Tree, message: Tre
 
     if federation.graphs is None:
         return step(lane, message, rows, shared)
-    return federation.graphs.run(p, step, lane, message, rows, shared)
+    return federation.graphs.run((p, phase.step), step, lane, message, rows, shared)
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:

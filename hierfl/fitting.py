@@ -73,6 +73,8 @@ def fit(
     if min(rounds, every, score_every) < 1:
         raise ValueError(f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more")
     federation = federate(method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk)
+    if held_out is not None:
+        data.index(held_out.names)  # an unknown client is found now, not at the first score
     where, who = begin(federation), about(method, federation, rounds)
     if checkpoint is not None and state.checkpoints(checkpoint):
         if not resume:

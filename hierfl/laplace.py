@@ -15,6 +15,7 @@ from hierfl.sites import Block, Latents, Model, Values
 from hierfl.start import Centre
 
 LogDensity = Callable[[Tensor], Tensor]
+CAP = 4.0  # the longest Newton step, in the unconstrained numbers of a client's own sites
 
 
 def client_density(model: Model, block: Block, shared: Values, batch: ClientBatch) -> LogDensity:
@@ -65,7 +66,7 @@ def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
     return step * (cap / (step.norm(dim=-1, keepdim=True) + 1e-12)).clamp(max=1.0)
 
 
-def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = 4.0) -> Tensor:
+def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) -> Tensor:
     """Safeguarded Newton to the mode, no gradient kept: (C, 1, d).
 
     A step that lowers a client's density is halved twice before it is taken, so that separable rows do not throw it out.
@@ -86,5 +87,6 @@ def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tenso
     """
     slope, minus_hessian = curvature(density, near)
     # inv, not solve: nested derivatives of a batched solve have come out wrong under vmap without gradients
-    mode = near + (torch.linalg.inv(minus_hessian) @ slope[..., None])[..., 0]
+    step = (torch.linalg.inv(minus_hessian) @ slope[..., None])[..., 0]
+    mode = near + step * (CAP / (step.norm(dim=-1, keepdim=True) + 1e-12)).clamp(max=1.0).detach()
     return mode, curvature(density, mode)[1]
