@@ -56,7 +56,6 @@ class Way:
         average: share of the last rounds whose params are averaged.
         cohort: clients a round, as `hierfl.fit`'s.
         draws: of the posterior that is measured.
-        compile: as `hierfl.fit`'s.
         bars: what must hold.
     """
 
@@ -68,7 +67,6 @@ class Way:
     average: float = 0.5
     cohort: float | None = None
     draws: int = 10_000
-    compile: Literal["auto"] | bool = "auto"
     bars: tuple[Bar, ...] = ()
 
 
@@ -230,7 +228,6 @@ SCHOOLS = Problem(
             500,
             0.02,
             8,
-            compile=False,  # the graph takes longer to make than the rounds to run
             bars=(MEANS, Bar("sd", 0.8, 1.2)),
         ),
         "structured": Way(schools, guides.structured, 1000, 0.05, 8),

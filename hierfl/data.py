@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import Any
 
@@ -78,6 +79,10 @@ class ClientData:
         for name, labels in self.features.items():
             if name not in self.fields or len(labels) != self.fields[name].shape[-1]:
                 raise ValueError(f"features name {len(labels)} columns of '{name}', which has not as many")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process is sent: not what is cached, which may be growing meanwhile."""
+        return {part.name: getattr(self, part.name) for part in dataclass_fields(self)}
 
     # ------------------------------------------------------------------ made from
     @classmethod

@@ -21,13 +21,15 @@ Each is scored in three settings:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pandas as pd
@@ -125,6 +127,15 @@ def beside(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
 def _as_here(dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     torch.set_num_threads(1)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def writable(folder: Path) -> Path:
@@ -143,7 +154,7 @@ def writable(folder: Path) -> Path:
 def write(folder: Path, posterior: Any, patients: pd.DataFrame, scores: pd.DataFrame) -> dict[Path, str]:
     """The four files, each with what it holds."""
     posterior.to_netcdf(str(folder / "posterior.nc"))
-    scores.to_csv(folder / "scores.csv", index=False)
+    scores.to_csv(folder / "scores.csv", index=False, float_format="%.10g")  # the last bits depend on the machine
     forest, curve = report.pictures(posterior["posterior"], patients, folder)
     return {
         folder / "posterior.nc": "draws of all coefficients, by hospital and global, for arviz.from_netcdf",

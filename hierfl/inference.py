@@ -19,7 +19,7 @@ from hierfl.program import Params
 from hierfl.sites import Values
 from hierfl.trees import Tree, tree_map
 
-LANES, AT_ONCE = 64, 4096  # clients, and clients x draws, carried at once
+LANES, AT_ONCE = 64, 512  # clients, and clients x draws, carried at once
 
 
 @dataclass(frozen=True, eq=False)

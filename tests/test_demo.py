@@ -1,6 +1,11 @@
 """The main job: every number of its table is there and is what the predictions say; its files open; its errors are clear."""
 
+import json
+import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +117,29 @@ def test_the_same_seed_gives_the_same_numbers(job: tuple[Path, Result], tmp_path
 def test_other_processes_change_no_number(job: tuple[Path, Result], tmp_path: Path) -> None:
     demo.run(tmp_path, quick=True, seed=3, workers=2)
     assert (tmp_path / "scores.csv").read_bytes() == (job[0] / "scores.csv").read_bytes()
+
+
+def worker_pids(seconds: float) -> list[int]:
+    time.sleep(seconds)
+    return [os.getpid()]
+
+
+def test_workers_end_with_their_parent() -> None:
+    """Killed outright, the parent cannot tell them to; they must not be left behind."""
+    code = (
+        "import os, signal, torch; from tests.test_demo import worker_pids; from hierfl.demo import beside\n"
+        "if __name__ == '__main__':\n"
+        "    with beside(2) as spread:\n"
+        "        print([next(spread(worker_pids, [0.0]))[0]], flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[1]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    (pid,) = json.loads(ended.stdout)
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"worker {pid} is still there")
 
 
 # ------------------------------------------------------------------ what the numbers are
