@@ -227,7 +227,7 @@ def run(problem: Problem, args: argparse.Namespace) -> dict[str, Any]:
     chosen = {name: way for name, way in problem.ways.items() if not args.guide or name in args.guide}
     results = {}
     for name, way in chosen.items():
-        changed = {"rounds": args.rounds, "cohort": args.cohort}
+        changed = {"rounds": args.rounds, "cohort": args.cohort, "draws": args.draws}
         mine = replace(way, **{k: v for k, v in changed.items() if v is not None})
         results[name] = measure(mine, problem, truth, seed=args.seed)
     console.print(table(problem, results))
@@ -251,6 +251,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, help="instead of the guide's own")
     parser.add_argument("--cohort", type=float, help="share of the clients in a round")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--draws", type=int, help="of the posterior, instead of the guide's own")
     parser.add_argument("--nuts", action="store_true", help="run pooled NUTS of the same program anew, and compare it too")
     args = parser.parse_args(argv)
     if args.all == bool(args.name):

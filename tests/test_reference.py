@@ -50,7 +50,7 @@ def test_radon_with_a_third_of_the_counties_a_round() -> None:
 def test_radon_non_centred_with_the_structured_guide() -> None:
     """Means within 0.2 sd; the spread of tau is too small under a Gaussian that follows the global sites by a line."""
     bars = (*RADON.ways["structured_non_centred"].bars, Bar("sd", 0.5, 0.75, sites=("tau",)))
-    assert not broken(RADON, "structured_non_centred", bars=bars)
+    assert not broken(RADON, "structured_non_centred", rounds=800, draws=2000, bars=bars)
 
 
 @needs_files
@@ -118,7 +118,8 @@ def test_what_is_not_shipped_is_sampled_once_and_kept(monkeypatch: pytest.Monkey
 
 
 def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    bench.main(["radon", "--guide", "mean_field_centred", "--guide", "structured_centred", "--rounds", "3", "--cohort", "0.2"])
+    few = ["--rounds", "3", "--cohort", "0.2", "--draws", "100"]
+    bench.main(["radon", "--guide", "mean_field_centred", "--guide", "structured_centred", *few])
     lines = capsys.readouterr().out.strip().splitlines()
     record = json.loads(lines[-1])
     assert record["reference"] == "radon" and [*record["guides"]] == ["structured_centred", "mean_field_centred"]
