@@ -13,7 +13,7 @@ from hierfl.data import ClientData
 from hierfl.engine import ClientError
 from hierfl.fitted import Fit
 from hierfl.fitting import fit, load
-from hierfl.method import Client, Clock, Method, Phase, Server, Share
+from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
 from hierfl.newcomers import predict_from_prior
 from hierfl.pooled import nuts
 from hierfl.prediction import Prediction
@@ -33,6 +33,7 @@ __all__ = [
     "ClientError",
     "Clock",
     "Fit",
+    "LogShare",
     "Method",
     "Phase",
     "Prediction",

@@ -3,9 +3,10 @@
 from hierfl.methods.bfi import bfi
 from hierfl.methods.fedavg import fedavg
 from hierfl.methods.fedlaplace import fedlaplace
+from hierfl.methods.fedmap import fedmap
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
 
-__all__ = ["bfi", "fedavg", "fedlaplace", "fedsvi", "pfedbayes", "pfedme", "pvi"]
+__all__ = ["bfi", "fedavg", "fedlaplace", "fedmap", "fedsvi", "pfedbayes", "pfedme", "pvi"]
