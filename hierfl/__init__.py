@@ -15,6 +15,7 @@ from hierfl.fitted import Fit
 from hierfl.fitting import fit, load
 from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
 from hierfl.newcomers import predict_from_prior
+from hierfl.pac_bayes import PacBayes, pac_bayes
 from hierfl.pooled import nuts
 from hierfl.prediction import Prediction
 from hierfl.preprocess import Scaling, fill_missing, standardise
@@ -35,6 +36,7 @@ __all__ = [
     "Fit",
     "LogShare",
     "Method",
+    "PacBayes",
     "Phase",
     "Prediction",
     "Program",
@@ -51,6 +53,7 @@ __all__ = [
     "models",
     "nuts",
     "optimisers",
+    "pac_bayes",
     "partition",
     "predict_from_prior",
     "read",

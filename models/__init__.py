@@ -12,10 +12,12 @@ from hierfl.models.bayes_net import bayesian_network, network
 from hierfl.models.linear import linear
 from hierfl.models.logistic import logistic
 from hierfl.models.map_network import map_network
+from hierfl.models.personal_heads import PersonalHeads
 from hierfl.models.poisson import poisson
 from hierfl.models.softmax import softmax
 
 __all__ = [
+    "PersonalHeads",
     "batch_norm_network",
     "bayesian_network",
     "likelihood",

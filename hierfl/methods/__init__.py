@@ -7,8 +7,22 @@ from hierfl.methods.fedbn import fedbn
 from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedmap import fedmap
 from hierfl.methods.fedsvi import fedsvi
+from hierfl.methods.fedvi import fedvi
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
 
-__all__ = ["bfi", "ditto", "fedavg", "fedbn", "fedlaplace", "fedmap", "fedsvi", "individual", "pfedbayes", "pfedme", "pvi"]
+__all__ = [
+    "bfi",
+    "ditto",
+    "fedavg",
+    "fedbn",
+    "fedlaplace",
+    "fedmap",
+    "fedsvi",
+    "fedvi",
+    "individual",
+    "pfedbayes",
+    "pfedme",
+    "pvi",
+]
