@@ -18,10 +18,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
 
 from hierfl.batch import ClientBatch
 from hierfl.guides.constructed import constructed
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
 from hierfl.program import Params, Program, Terms
@@ -75,10 +76,8 @@ def fedvi(
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             support, query = halves(batch)
-            gradient, _ = slope(lambda theta: objective(theta, support, query)[0], lane["theta"])
+            gradient, (_, terms) = grad_and_value(objective, has_aux=True)(lane["theta"], support, query)
             theta, state = step(optimiser, gradient, Stepped(lane["theta"], lane["state"]))
-            with torch.no_grad():
-                terms = objective(lane["theta"], support, query)[1]
             return {
                 "theta": theta,
                 "state": state,

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from hierfl.studies.kept import Found, Say, quiet
 
-STUDIES: dict[str, tuple[str, ...]] = {}
+STUDIES: dict[str, tuple[str, ...]] = {
+    "fedmap-synthetic": ("fedmap_synthetic",),
+}
 
 __all__ = ["STUDIES", "Found", "names", "run"]
 
