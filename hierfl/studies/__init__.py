@@ -18,6 +18,8 @@ from hierfl.studies.kept import Found, Say, quiet
 
 STUDIES: dict[str, tuple[str, ...]] = {
     "fedmap-synthetic": ("fedmap_synthetic",),
+    "new-clients": ("writers",),
+    "toy-linear-regression": ("toy_fedmap",),
 }
 
 __all__ = ["STUDIES", "Found", "names", "run"]

@@ -418,6 +418,18 @@ def test_what_crosses_is_the_clients_weights_in_sums_and_nothing_of_its_rows() -
     assert shapes[0] == shapes[1]
 
 
+def test_a_prior_for_each_layer() -> None:
+    prior = {"0.": Isotropic(math.inf), "": LearnedVariance(c=0.7)}
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "epochs": 2, "batch_size": 3, "server_optimiser": SGD(0.0)}
+    both = fit(fedmap(personal(prior), **options), federation(), rounds=1)
+    loose, tight = (fit(fedmap(personal(p), **options), federation(), rounds=1) for p in prior.values())
+    assert {name.partition(".")[0] for name in both.message["gamma"] if ".0." in name} == {"theta"}
+    assert {name.partition(".")[0] for name in both.message["gamma"] if ".2." in name} == {"theta", "s"}
+    assert all(not torch.equal(both.message["gamma"]["theta.0.bias"], f.message["gamma"]["theta.0.bias"]) for f in (loose, tight))
+    with pytest.raises(ValueError, match=r"prior: none of '1\.' begins '0\.weight'"):
+        personal({"1.": Isotropic()})
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
