@@ -150,11 +150,6 @@ def test_methods_of_few_rounds_send_numbers_about_global_sites_alone(name: str) 
         assert {k: v[lead:] for k, v in sizes.items()} == {k: v[lead:] for k, v in sizes_.items()}
 
 
-def test_no_method_is_left_out() -> None:
-    assert {name.split()[0] for name in (*METHODS, *TEN_ROUNDS)} == set(hierfl.methods.__all__)
-    assert set(CROSSES) | {"structured_flow"} == set(FAMILIES)
-
-
 @pytest.mark.parametrize("name", [n for n in METHODS if n.startswith("fedsvi")])
 def test_one_clients_message_does_not_depend_on_the_others(name: str) -> None:
     data = federation()

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from hierfl.engine import begin, client_round
+from hierfl.federation import federate
+from hierfl.method import Clock
 from hierfl.methods import ditto, fedavg, fedmap, individual
 from hierfl.models import map_network, network
 from hierfl.models.likelihood import normal
@@ -79,6 +82,19 @@ def test_a_new_client_takes_the_personal_steps_alone() -> None:
     for name, value in new.message.items():
         assert torch.equal(value, fitted.message[name])
     assert not torch.equal(new.progress.table["theta"]["theta.weight"][0], fitted.message["theta.weight"])
+
+
+def test_the_personal_model_stays() -> None:
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    for method, expected in ((ditto(model), {"theta", "loss"}), (individual(model), {"loss"})):
+        federation_ = federate(method, federation())
+        start = begin(federation_)
+        message = federation_.server.down(start.server, Clock(0, 1))
+        up, own = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(4), 0)
+        assert set(up) == expected
+        if "theta" in up:  # FedAvg's copy, each times its rows
+            mine = own["theta"]["theta.weight"] * up["theta"].weight[:, None, None]
+            assert not torch.allclose(up["theta"].value["theta.weight"], mine)
 
 
 def test_programs_with_sites_are_refused() -> None:

@@ -197,6 +197,8 @@ def test_v4_a_server_of_rate_1_takes_the_weighted_mean() -> None:
     where = begin(federation_)
     message = federation_.server.down(where.server, Clock(0, 1))
     ups, _ = client_round(federation_, federation_.client.phases, message, where.table, torch.arange(3), 0)
+    assert set(ups) == {"move", "loss", "kl"}, "global params, and two numbers"
+    assert {k: tuple(v.shape[1:]) for k, v in ups["move"].value.items()} == {k: tuple(v.shape) for k, v in message.items()}
     move: Any = ups["move"]
     assert move.weight.tolist() == [4.0, 2.0, 6.0], "two epochs of 2 (of 5 = 4 + 1), 1 (of 3) and 3 (of 7 = 4 + 3) queried rows"
     after = fit(method(server_optimiser=SGD(1.0)), data, rounds=1)
