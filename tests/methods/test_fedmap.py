@@ -151,13 +151,14 @@ def test_theorem_1(omega: str) -> None:
     assert torch.allclose(gamma_of(fitted), gamma - lr * slope, atol=1e-5)
 
 
-def test_m4_a_tight_prior_is_gradient_descent_on_the_mean_loss() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_m4_a_tight_prior_is_gradient_descent_on_the_mean_loss(way: str) -> None:
     """(gamma' - gamma) / sigma^2 -> -sum_k w_k grad f_k(gamma), with an error of order sigma^2."""
     wanted = -(P[:, None] * (H @ (START - B)[..., None])[..., 0]).sum(0)
     errors = []
     for variance in (0.1, 0.01, 0.001):
         prior = {"loc": START, "scale": torch.tensor(variance).sqrt()}
-        fitted = fit(fedmap(of_quadratics(prior), newton_steps=1), clients(), rounds=1)
+        fitted = fit(fedmap(of_quadratics(prior), newton_steps=1), clients(), rounds=1, **WAYS[way])
         errors.append(float(((fitted.message["gamma"]["theta.v"] - START) / variance - wanted).norm()))
     assert errors[0] / errors[1] == pytest.approx(10, rel=0.45)
     assert errors[1] / errors[2] == pytest.approx(10, rel=0.1)

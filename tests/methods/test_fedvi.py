@@ -249,6 +249,26 @@ def _fixed(loc: Tensor, scale: Tensor, value: Tensor) -> Any:
     return Fixed(loc, scale).to_event(2)  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_is_down_the_slope_of_sums_with_tau_and_gamma(way: str) -> None:
+    data, lr = federation((6, 4)), 0.01
+    model = heads(global_scale=0.8)
+    options: dict[str, Any] = {"loss": "sum", "tau": 0.7, "gamma": 0.3, "epochs": 1, "batch_size": None, "optimiser": SGD(lr)}
+    fitted = fit(method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way])
+    theta, moves = fitted.program.start()[0], []
+    for k in range(2):
+        support, query = halves(full_batch(data, torch.tensor([k]), seed=2, at=(0, 0, 0)))
+
+        def loss(p: dict[str, Tensor], support: Any = support, query: Any = query) -> Tensor:
+            terms = fitted.program.terms(p, query, support=support)
+            return terms.nll.sum() + 0.7 * terms.local_kl.sum() + 0.3 / 2 * terms.global_kl
+
+        moves.append(grad(loss)(theta))
+    for name, value in fitted.message.items():
+        wanted = theta[name] - lr * (3 * moves[0][name] + 2 * moves[1][name]) / 5
+        assert torch.allclose(value, wanted, atol=1e-12), name
+
+
 def test_halves_are_apart_and_all_there() -> None:
     data = federation((5, 3, 1))
     batch = full_batch(data, torch.arange(3))

@@ -78,8 +78,8 @@ def test_the_table_is_of_means_over_clients_then_seeds() -> None:
         for c in range(2)
     ]
     table = fedmap_synthetic.table(pd.DataFrame(rows))
-    assert table.loc["Individual", "label"] == "51.50 ± 1.41"
-    assert table.loc["FedMAP", "quantity, published"] == "78.24"
+    assert table.loc["Individual", "label"] == "51.5 ± 1.4 (76.6)"
+    assert table.loc["FedMAP, by layer", "quantity"] == "56.5 ± 1.4"
     lines = fedmap_synthetic.reading(pd.DataFrame(rows))
     assert lines[0] == "feature skew: FedMAP is +1.00 points from the best of the others, FedBN, above it in 2 of 2 seeds."
 
