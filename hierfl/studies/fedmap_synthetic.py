@@ -54,7 +54,7 @@ class Settings:
         variance: of FedMAP's prior.
         first: of the first layer's, by layer.
         rest: of the others'.
-        prox: FedProx's mu; the code's 2 and 5 leave nothing learned in as many epochs.
+        prox: FedProx's mu; with the code's first, 2, it had 54 % on a draw that is not reported (quantity skew), with 0 it had 64.
     """
 
     rows: int = 2000
