@@ -8,8 +8,9 @@
 
 With fixed omega (by rows, or uniform) the gradient server descends the envelope M(gamma) = sum_k omega_k min_w [...] (Theorem 1).
 
-Source: FedMAP, Zhang et al. 2024, Algorithms 1 to 3 and appendix A; and the code of its first versions, which computes omega of
-Eq. (8) and then averages by rows: that is the default here. With `restart="global"` and an isotropic prior it is FedProx.
+Source: "FedMAP: Unlocking Potential in Personalized Federated Learning through Bi-Level MAP Optimization", 2024, Algorithms 1 to 3
+and appendix A; and the code of its first versions, which computes omega of Eq. (8) and then averages by rows: the default here.
+With `restart="global"` and an isotropic prior it is FedProx.
 """
 
 from __future__ import annotations

@@ -100,6 +100,6 @@ def test_the_toy_learns_that_slopes_are_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", writers.METHODS)
 def test_every_method_of_the_writers_runs(name: str) -> None:
     torch.set_default_dtype(torch.float32)
-    found: Any = writers.one(name, 0, writers.Settings(rounds=1, cohort=2, writers=3))
-    assert {"participating", "new", "kl", "empirical_risk"} <= set(found)
+    found: Any = writers.one(name, 0, writers.Settings(rounds=1, cohort=2, writers=4, new=1))
+    assert {"participating", "new", "other mix", "kl", "empirical_risk"} <= set(found)
     assert found["kl"] > 0.0 if name.startswith("FedVI") else found["kl"] == 0.0
