@@ -205,7 +205,7 @@ def picture(numbers: Numbers) -> Figure:
     for ax, name in ((axes[1, 1], "Ditto"), (axes[1, 2], "FedMAP, exact")):
         for k, each in enumerate(numbers["lines"][name]):
             _draw(ax, each, (k - 2.5, k + 2.5), {"color": plots.COLOURS[k], "linewidth": 1.8})
-    axes[0, 0].legend(title="client (rows)", fontsize=8, title_fontsize=8, frameon=False, ncols=2, loc="upper left")
+    axes[0, 0].legend(title="client (rows)", fontsize=8, title_fontsize=8, frameon=False, loc="upper left")
     axes[0, 0].set_ylim(-6.0, 20.0)
     for ax in axes[1]:
         ax.set_xlabel("x")
