@@ -28,7 +28,7 @@ def clients(names: range, seed: int) -> hierfl.ClientData:
     return hierfl.ClientData.from_clients(parts)
 
 
-def main(rounds: int = 80) -> None:
+def main(rounds: int = 160) -> None:
     """Train on thirty clients; then ten new ones hand over inputs, no label."""
     torch.manual_seed(0)
     train, new = clients(range(30), seed=1), clients(range(30, 40), seed=2)
@@ -49,4 +49,4 @@ def main(rounds: int = 80) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=3 if "--smoke" in sys.argv else 80)
+    main(rounds=3 if "--smoke" in sys.argv else 160)
