@@ -26,7 +26,7 @@ class ClientBatch:
     """Rows of C clients, padded to B rows each.
 
     Args:
-        fields: name -> Tensor (C, B, ...), or None for a label that is not known (an unlabelled row to predict). Padding
+        fields: name -> Tensor (C, B, ...). Padding
             repeats the client's own first row: no row of one client ever stands in another's place.
         client_fields: name -> Tensor (C, 1, ...).
         rows: (C, B) bool, false at padding; None where there is none.
@@ -38,7 +38,7 @@ class ClientBatch:
     A field is read as an attribute: `batch.x`.
     """
 
-    fields: Mapping[str, Tensor | None]
+    fields: Mapping[str, Tensor]
     client_fields: Mapping[str, Tensor]
     rows: Tensor | None
     counts: Tensor
@@ -48,7 +48,7 @@ class ClientBatch:
     is_mini_batch: bool = False
 
     def __getattr__(self, name: str) -> Any:
-        """A field by its name: a Tensor, or None for a label that is not known."""
+        """A field by its name."""
         if name.startswith("_"):
             raise AttributeError(name)
         for fields in (object.__getattribute__(self, "fields"), object.__getattribute__(self, "client_fields")):
@@ -65,7 +65,7 @@ class ClientBatch:
     @property
     def num_rows(self) -> int:
         """B, padding counted."""
-        return next(v.shape[1] for v in self.fields.values() if v is not None)
+        return next(v.shape[1] for v in self.fields.values())
 
     @cached_property
     def _plates(self) -> dict[str, pyro.plate]:
@@ -156,9 +156,8 @@ def gather(
 
 def lanes_of(batch: ClientBatch) -> tuple[Tree, Tree]:
     """A batch of C clients as C batches of one: tensors with the clients in front (for vmap), and what they share."""
-    known = {name: values[:, None] for name, values in batch.fields.items() if values is not None}
     lanes = {
-        "fields": known,
+        "fields": {name: values[:, None] for name, values in batch.fields.items()},
         "client_fields": {name: values[:, None] for name, values in batch.client_fields.items()},
         "rows": {} if batch.rows is None else {"rows": batch.rows[:, None]},
         "counts": batch.counts[:, None],
@@ -169,10 +168,9 @@ def lanes_of(batch: ClientBatch) -> tuple[Tree, Tree]:
 
 def one_lane(lane: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
     """The batch of one client that a lane of `lanes_of` stands for."""
-    fields = {name: lane["fields"].get(name) for name in like.fields}
     return replace(
         like,
-        fields=fields,
+        fields=lane["fields"],
         client_fields=lane["client_fields"],
         rows=lane["rows"].get("rows"),
         counts=lane["counts"],

@@ -26,6 +26,7 @@ from hierfl.fields import (
     check_labels_by_row,
     check_names,
     check_scored,
+    fields_read,
     label_fields,
     supports_of,
 )
@@ -34,6 +35,7 @@ from hierfl.program import (
     ParamSpec,
     Program,
     ProgramError,
+    Reads,
     Site,
     in_clients,
     is_deterministic,
@@ -66,7 +68,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         # two clients first: a local site read outside its plate shows only where they are not one
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
         latents = Latents(tuple(_latent(site, pair.nodes[name]) for name, site in single.nodes.items() if is_latent(site)))
-        labels = label_fields(pair, two)
+        with untouched_store():
+            labels = label_fields(model, pair, two)
         supports = supports_of(pair, labels, data)
         check_labels(supports, data)
         check_scored(pair, labels)
@@ -78,6 +81,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         _check_cover(latents, guided)
         check_boundary(model, one, "model", _Start())
         check_boundary(guide, one, "guide", Answer({}, one))
+        with untouched_store():
+            reads = Reads(fields_read(model, one, _Start()), fields_read(guide, one, Answer({}, one)))
         params = _params([single, guided], [pair, guided_pair])
         unkeyed = _unkeyed(guided)
         if unkeyed:
@@ -95,6 +100,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             derived=_derived(single),
             labels=labels,
             supports=supports,
+            reads=reads,
             num_clients=data.num_clients,
             prototype=one,
             keyed=not unkeyed,
@@ -137,8 +143,8 @@ def _trace(program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str,
     except ProgramError:
         raise
     except Exception as error:
-        fields = {k: tuple(v.shape) for k, v in {**batch.fields, **batch.client_fields}.items() if v is not None}
-        dtypes = {k: str(v.dtype).removeprefix("torch.") for k, v in batch.fields.items() if v is not None}
+        fields = {k: tuple(v.shape) for k, v in {**batch.fields, **batch.client_fields}.items()}
+        dtypes = {k: str(v.dtype).removeprefix("torch.") for k, v in batch.fields.items()}
         raise ProgramError(
             f"the {what} fails on a batch of {batch.num_clients} client(s): {type(error).__name__}: {error}\n"
             f"the batch's fields, [clients, rows, ...]: {fields}, of {dtypes}"

@@ -42,10 +42,15 @@ def pooled_rounds(method: Method, federation: Federation, progress: Progress, un
     """The rounds of a method, each as one step of the pooled program.
 
     Raises:
-        ValueError: the method has no pooled form.
+        ValueError: the method has no pooled form, or the guide draws one client at a time.
     """
     if method.pooled is None:
         raise ValueError(f"method '{method.name}' has no pooled form: use engine='vectorised' or 'sequential'")
+    if not federation.program.keyed:
+        raise ValueError(
+            "engine='pooled' draws for all clients at once, which the guide's own sampler cannot: use engine='sequential', "
+            "or a guide of Normals (hierfl.nuts samples the model itself)"
+        )
     move = method.pooled(federation.program)
     everyone = torch.arange(federation.data.num_clients)
     while progress.round < until:

@@ -105,6 +105,13 @@ class ParamSpec:
     axis: int
 
 
+class Reads(NamedTuple):
+    """The fields that a model and its guide read."""
+
+    model: frozenset[str]
+    guide: frozenset[str]
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A model and its guide, read and checked (`hierfl.check.read`).
@@ -116,8 +123,9 @@ class Program:
         params: every param of both.
         closed: sites whose KL has a closed form that may be used: drawn in the same order in model and guide.
         derived: `pyro.deterministic` sites -> their plates left of the clients, None for a global one.
-        labels: observed site -> the field of data that it observes.
+        labels: observed site -> the field of data that it observes, as it is or changed.
         supports: label field -> (its site, the values it can take).
+        reads: the fields that model and guide read.
         num_clients: N.
         prototype: a few rows of one client, that stand for any where a value does not depend on rows.
         keyed: every draw is a function of its key under `torch.vmap`; else clients are run one at a time.
@@ -132,6 +140,7 @@ class Program:
     derived: Mapping[str, int | None]
     labels: Mapping[str, str]
     supports: Mapping[str, tuple[str, Constraint]]
+    reads: Reads
     num_clients: int
     prototype: ClientBatch
     keyed: bool = True
@@ -212,15 +221,35 @@ class Program:
         """The model's deterministic sites at given latent ones."""
         if not self.derived:
             return {}
-        with Answer(params, batch), _Unlabelled():
+        with Answer(params, batch):
             nodes: dict[str, Site] = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
         return {name: nodes[name]["value"] for name in self.derived}
 
-    def observed(self, values: Values, batch: ClientBatch, params: Params) -> dict[str, Any]:
-        """The distribution of each observed site given its latent ones; labels may be unknown (None)."""
-        with Answer(params, batch), _Unlabelled():
-            trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch)
-        return {name: trace.nodes[name]["fn"] for name in self.labels}
+    def observed(self, values: Values, batch: ClientBatch, params: Params) -> dict[str, tuple[Any, Tensor]]:
+        """Observed site -> (its distribution given the latent ones, what it observes); a latent site not given is drawn."""
+        with Answer(params, batch):
+            nodes: dict[str, Site] = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
+        return {name: (nodes[name]["fn"], nodes[name]["value"]) for name in self.labels}
+
+    @property
+    def sites_of_rows(self) -> tuple[str, ...]:
+        """The observed sites that have one value a row."""
+        return tuple(site for site, label in self.labels.items() if label in self.prototype.fields)
+
+    def observed_site(self, name: str | None) -> str:
+        """The observed site of a name; None: the only one.
+
+        Raises:
+            KeyError: there is none of that name.
+            ValueError: there are several, and none is named.
+        """
+        of_rows = self.sites_of_rows
+        sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
+        if name is None and len(of_rows) != 1:
+            raise ValueError(f"the sites that the model observes a row are {sites}: say which to predict, site=")
+        if name is not None and name not in of_rows:
+            raise KeyError(f"the model observes no site '{name}' a row; those it does are {sites}")
+        return name or of_rows[0]
 
 
 def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) -> tuple[Tensor, Tensor]:
@@ -235,14 +264,6 @@ def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) 
         else:
             shared = shared + term.sum()
     return own, shared
-
-
-class _Unlabelled(Messenger):
-    """Leaves a site whose label is unknown undrawn: its distribution is what is asked for."""
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
-            msg["value"], msg["done"] = torch.zeros(msg["fn"].shape()), True
 
 
 def _samples(trace: Any) -> Iterator[tuple[str, Site]]:

@@ -210,8 +210,8 @@ def test_padding_is_the_clients_own_rows(size: int | None, unit: Any, ids: list[
     phase = Phase(lambda lane, message, batch: lane, 3, unit, size)
     for batch, _ in batches(data, chosen, phase, seed=1, at=(0, 0)):
         owner = chosen[:, None].expand(-1, batch.num_rows).to(torch.get_default_dtype())
-        assert torch.equal(batch.fields["y"], owner)  # type: ignore[arg-type]
-        assert torch.equal(batch.fields["x"][..., 1], owner)  # type: ignore[index]
+        assert torch.equal(batch.fields["y"], owner)
+        assert torch.equal(batch.fields["x"][..., 1], owner)
         assert torch.equal(batch.client_fields["height"][:, 0], data.client_fields["height"][chosen])
     whole = full_batch(data, chosen)
     assert whole.rows is None or bool((whole.rows.sum(1) == data.counts[chosen]).all())
