@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -31,8 +31,8 @@ class ClientBatch:
         client_fields: name -> Tensor (C, 1, ...).
         rows: (C, B) bool, false at padding; None where there is none.
         counts: (C,) rows that each client has in all, in the dtype of the model; a batch of fewer stands for all of them.
-        own_keys: (C, 2) int32, of the clients; `root` (2,) int32, the key they share.
-        words: folded into both: the step, the draw. Keys are made when a site is drawn, so a guide without noise pays nothing.
+        own_keys: (C, 2) int32, of the clients at this step; `root` (2,) int32, the key they share.
+        words: folded into both: the draw. Keys are folded when a site is drawn, so a guide without noise pays nothing.
         is_mini_batch: the rows are some of the client's, scaled up to stand for all.
 
     A field is read as an attribute: `batch.x`.
@@ -94,12 +94,12 @@ class ClientBatch:
                 with MaskMessenger(there):
                     yield index
 
-    @property
+    @cached_property
     def key(self) -> Tensor:
         """All that the noise inside the clients plate depends on, (C, 2) int32."""
         return noise.fold(self.own_keys, *self.words)
 
-    @property
+    @cached_property
     def shared_key(self) -> Tensor:
         """All that the noise outside the clients plate depends on, (2,) int32."""
         return noise.fold(self.root, *self.words)
@@ -128,7 +128,29 @@ def full_batch(data: ClientData, ids: Tensor, *, seed: int = 0, at: tuple[int, .
     place = torch.arange(int(counts.max()))[None]
     inside = place < counts[:, None]
     index = data.offsets[ids][:, None] + torch.where(inside, place, 0)
-    return gather(data, ids, index, None if bool(inside.all()) else inside, seed=seed, at=at)
+    return gather(data, ids, index, None if bool(inside.all()) else inside, keys_of(data, ids, seed, *at))
+
+
+class Keys(NamedTuple):
+    """What the noise of a step is a function of: (..., C, 2) int32, a key a client, and (..., 2) int32, the one they share."""
+
+    own: Tensor
+    shared: Tensor
+
+    def folded(self, *words: int | Tensor) -> Keys:
+        """The keys of what happens later: words are folded in, one after another."""
+        return Keys(noise.fold(self.own, *words), noise.fold(self.shared, *words))
+
+    def of_steps(self, count: int) -> list[Keys]:
+        """The keys of steps 0, 1, ..., made at once."""
+        step = torch.arange(count, dtype=torch.int32)
+        own, shared = noise.fold(self.own[None], step[:, None]), noise.fold(self.shared[None], step)
+        return [Keys(*both) for both in zip(own.unbind(), shared.unbind(), strict=True)]
+
+
+def keys_of(data: ClientData, ids: Tensor, seed: int, *at: int) -> Keys:
+    """Keys of some clients, and the one they share, at a time in the run."""
+    return Keys(noise.fold(data.keys[ids], seed, seed >> 32), noise.root_key(seed)).folded(*at)
 
 
 def gather(
@@ -136,9 +158,8 @@ def gather(
     ids: Tensor,
     index: Tensor,
     inside: Tensor | None,
+    keys: Keys,
     *,
-    seed: int,
-    at: tuple[int, ...],
     is_mini_batch: bool = False,
 ) -> ClientBatch:
     """The one place where rows are gathered: `index` (C, B) says which, `inside` (C, B) which of them are no padding."""
@@ -147,9 +168,8 @@ def gather(
         client_fields={name: values[ids][:, None] for name, values in data.client_fields.items()},
         rows=inside,
         counts=data.counts[ids].to(torch.get_default_dtype()),
-        own_keys=noise.fold(data.keys[ids], seed, seed >> 32),
-        root=noise.root_key(seed),
-        words=at,
+        own_keys=keys.own,
+        root=keys.shared,
         is_mini_batch=is_mini_batch,
     )
 

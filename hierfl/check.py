@@ -15,7 +15,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch.distributions import kl_divergence, transform_to
 
 from hierfl import noise
-from hierfl.batch import CLIENTS, DATA, ClientBatch, gather
+from hierfl.batch import CLIENTS, DATA, ClientBatch, gather, keys_of
 from hierfl.boundary import check_boundary
 from hierfl.data import ClientData
 from hierfl.draws import Noise, NoKeyedDraw, draw
@@ -81,8 +81,6 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         _check_cover(latents, guided)
         check_boundary(model, one, "model", _Start())
         check_boundary(guide, one, "guide", Answer({}, one))
-        with untouched_store():
-            reads = Reads(fields_read(model, one, _Start()), fields_read(guide, one, Answer({}, one)))
         params = _params([single, guided], [pair, guided_pair])
         unkeyed = _unkeyed(guided)
         if unkeyed:
@@ -91,6 +89,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
                 f"site '{unkeyed[0]}' is drawn from {kind}, no transform of normals or uniforms: clients run one at a time",
                 stacklevel=3,
             )
+        with untouched_store():
+            reads = Reads(fields_read(model, one, _Start()), fields_read(guide, one, Answer({}, one)))
         program = Program(
             model=model,
             guide=guide,
@@ -115,7 +115,7 @@ def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
     place = torch.arange(ROWS)[None]
     inside = place < data.counts[chosen][:, None]
     index = data.offsets[chosen][:, None] + torch.where(inside, place, 0)
-    return gather(data, chosen, index, inside, seed=0, at=(0,))
+    return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
 
 
 class _Start(Centre):

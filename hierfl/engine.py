@@ -72,6 +72,11 @@ class Federation:
         state = sum(spec.start.nbytes for spec in self.program.params)
         return max(8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
 
+    def parts(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """Clients in chunks of about one size: each size is compiled for itself."""
+        chunks = -(-len(ids) // self.lanes)
+        return ids.split(-(-len(ids) // chunks))
+
 
 @dataclass(frozen=True, eq=False)
 class Progress:
@@ -116,7 +121,7 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
     ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
     total: dict[str, Share] = {}
-    for part in ids.split(federation.lanes):
+    for part in federation.parts(ids):
         mine = tree_map(lambda v, part=part: v[part], progress.table)
         try:
             ups, mine = client_round(federation, client.phases, message, mine, part, clock.round)
@@ -153,7 +158,7 @@ def adapt(federation: Federation, server: Tree, count: int) -> Tree:
         return table
     for r in range(count):
         message = federation.server.last(server, Clock(r, count))
-        for part in torch.arange(n).split(federation.lanes):
+        for part in federation.parts(torch.arange(n)):
             mine = tree_map(lambda v, part=part: v[part], table)
             _, mine = client_round(federation, phases, message, mine, part, r)
             _write(table, part, mine)
@@ -173,9 +178,11 @@ def client_round(
     client, seed, at_once = federation.client, federation.seed, federation.lanes > 1
     with pyro.validation_enabled(False):
         lane = over_clients(lambda own: client.start(message, own), at_once)(own, count=len(ids))
+        if federation.graphs is not None:
+            lane = tree_map(torch.clone, lane)  # a compiled step writes over the lane, which may have started as the message
         for p, phase in enumerate(phases):
             for batch, active in batches(federation.data, ids, phase, seed=seed, at=(round_, p)):
-                moved = _step(federation, p, phase, lane, message, batch)
+                moved = _step(federation, p, phase, lane, message, batch, give=active is None)
                 lane = moved if active is None else tree_map(lambda new, old, on=active: _where(on, new, old), moved, lane)
 
         def finish(lane: Tree, own: Tree, rows: Tensor) -> tuple[dict[str, Share], Tree]:
@@ -214,8 +221,10 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
     return seconds > COMPILING_SECONDS
 
 
-def _step(federation: Federation, p: int, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-    """One local step of a chunk of clients, by its graph where there is one."""
+def _step(
+    federation: Federation, p: int, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch, *, give: bool = False
+) -> Tree:
+    """One local step of a chunk of clients, by its graph where there is one, which may then write over a lane given away."""
     if federation.lanes == 1:
         return over_batch(lambda lane, b: phase.step(lane, message, b), at_once=False)(lane, batch)
     rows, shared = lanes_of(batch)
@@ -225,7 +234,7 @@ def _step(federation: Federation, p: int, phase: Phase, lane: Tree, message: Tre
 
     if federation.graphs is None:
         return step(lane, message, rows, shared)
-    return federation.graphs.run((p, phase.step), step, lane, message, rows, shared)
+    return federation.graphs.run((p, phase.step), step, lane, message, rows, shared, give=give)
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:

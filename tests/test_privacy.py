@@ -14,7 +14,7 @@ from torch import Tensor
 
 import hierfl
 from hierfl import guides, models, noise
-from hierfl.batch import ClientBatch, full_batch, gather
+from hierfl.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data import ClientData
 from hierfl.engine import begin, client_round
 from hierfl.federation import federate
@@ -219,7 +219,7 @@ def test_padding_is_the_clients_own_rows(size: int | None, unit: Any, ids: list[
 
 def test_keys_of_a_batch_are_those_of_its_clients_alone() -> None:
     data = federation()
-    one = gather(data, torch.tensor([2]), torch.tensor([[8, 9]]), None, seed=7, at=(1, 2))
+    one = gather(data, torch.tensor([2]), torch.tensor([[8, 9]]), None, keys_of(data, torch.tensor([2]), 7, 1, 2))
     among = full_batch(data, torch.arange(4), seed=7, at=(1, 2))
     assert torch.equal(one.key[0], among.key[2])
     assert torch.equal(one.shared_key, among.shared_key)
