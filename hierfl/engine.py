@@ -73,9 +73,10 @@ class Federation:
         return max(8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
 
     def parts(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """Clients in chunks of about one size: each size is compiled for itself."""
-        chunks = -(-len(ids) // self.lanes)
-        return ids.split(-(-len(ids) // chunks))
+        """Clients in chunks of one size, if need be smaller ones: each size is compiled for itself."""
+        fewest = -(-len(ids) // self.lanes)
+        even = (n for n in range(fewest, 2 * fewest) if len(ids) % n == 0)
+        return ids.split(-(-len(ids) // next(even, fewest)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +285,7 @@ def _blamed(federation: Federation, message: Tree, own: Tree, ids: Tensor, round
 
 
 def _check_finite(summed: dict[str, Share], ups: dict[str, Share], data: ClientData, ids: Tensor, round_: int) -> None:
-    if all(bool(leaf.isfinite().all()) for leaf in tree_leaves(summed)):
+    if all(bool(leaf.sum().isfinite()) for leaf in tree_leaves(summed)):  # a sum is finite only if all it is of is
         return
     for path, leaf in named_leaves(ups).items():
         bad = ~leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else ~leaf.isfinite()

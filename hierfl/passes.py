@@ -50,8 +50,8 @@ def transposes_cancel(graph: fx.GraphModule) -> None:
 
 def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
     """W + c (A B) -> w, with c (A B) added in place: no gradient is written, and where w may be overwritten nothing is copied."""
-    inputs = {node for node in graph.graph.nodes if node.op == "placeholder"}
-    free = {node for node in list(graph.graph.nodes)[:given] if node.op == "placeholder"}
+    lent = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
+    free = set(lent)
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
     for node in list(graph.graph.nodes):
         if not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)) or node.kwargs or len(node.args) != 2:
@@ -66,14 +66,15 @@ def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
         if weight.meta["val"].shape != shape or shape.numel() != wanted.numel():
             continue
         origin = _origin(weight)
-        at_end = origin in free and not inputs & {_origin(left), _origin(right)} and _leaves_only(origin, node, end)
+        at_end = origin in free and not lent & {_origin(left), _origin(right)} and _leaves_only(origin, node, end)
         free -= {origin}
         with graph.graph.inserting_before(end if at_end else node):
             moved = weight
             if not at_end and not _is_read_once(weight):
                 moved = graph.graph.call_function(aten.clone.default, (weight,), {"memory_format": torch.contiguous_format})
                 moved.meta["val"] = node.meta["val"].contiguous()
-            graph.graph.call_function(add_product, (moved, left, right, sign * factor))
+            # the tensor itself, not a view of it: a view would be copied first
+            graph.graph.call_function(add_product, (_viewed(moved), left, right, sign * factor))
         node.replace_all_uses_with(moved)
 
 
@@ -92,9 +93,18 @@ def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
 
 def _is_read_once(weight: fx.Node) -> bool:
     """Whether a weight is a tensor of its own that nothing else reads."""
-    while len(weight.users) == 1 and any(_is(weight, view) for view in VIEWS):
-        weight = weight.args[0]  # type: ignore[assignment]
-    return len(weight.users) == 1 and any(_is(weight, op) for op in FRESH) and weight.meta["val"].is_contiguous()
+    chain = [weight]
+    while any(_is(chain[-1], view) for view in VIEWS):
+        chain.append(chain[-1].args[0])  # type: ignore[arg-type]
+    own = chain[-1]
+    return all(len(node.users) == 1 for node in chain) and any(_is(own, op) for op in FRESH) and own.meta["val"].is_contiguous()
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """The tensor of the same numbers in the same order that a node is a view of, or the node itself."""
+    while any(_is(node, view) for view in VIEWS) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def _origin(node: Any) -> Any:
