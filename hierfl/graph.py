@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.passes import mend
@@ -70,7 +73,11 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         warnings.simplefilter("ignore")  # inductor's, of its own insides
         graph = make_fx(flat)(*leaves)
         mend(graph, given)
-        lowered: Any = torch._inductor.compile(graph, list(leaves))
+        # with a shape environment, though no shape is dynamic, inductor keeps what it makes on disk for the next process
+        fake = FakeTensorMode(shape_env=ShapeEnv())
+        examples: list[Any] = [fake.from_tensor(leaf, static_shapes=True) for leaf in leaves]
+        with tracing(TracingContext(fake)):
+            lowered: Any = torch._inductor.compile(graph, examples)
 
     def run(leaves: list[Tensor]) -> Tree:
         with torch.no_grad():
