@@ -132,7 +132,7 @@ def test_the_log_evidence_of_a_hierarchy() -> None:
     total = marginal.log_prior(z)
     for k in range(3):
         batch = full_batch(three(), torch.tensor([k]))
-        total = total + marginal.value(z, marginal.start(z, batch), batch, 5)[0]
+        total = total + marginal.value(z, marginal.start(z, batch), batch)[0]
     posterior = dist.Normal(1.8461538461538463, 0.46153846153846156**0.5).log_prob(z[0])
     close(total - posterior, -12.4900925468, 1e-8)
 

@@ -129,8 +129,9 @@ def test_all_that_crosses() -> None:
     expanded = {"log_marginal": (), "gradient": (size,), "hessian": (size, size), "lost": ()}
     assert up(message) == expanded
     about_q = {"loc": torch.zeros(size), "tril": torch.eye(size), "part": torch.tensor(0)}
-    assert up(about_q) == expanded
-    assert up({**about_q, "weigh": torch.zeros(())}) == {"log_marginals": (256,), "lost": ()}
+    assert up(about_q) == {**expanded, "along": (2 * size + 1,)}
+    sides = {"right": torch.ones(size), "left": torch.ones(size)}
+    assert up({**about_q, **sides}) == {"log_marginals": (256,), "lost": ()}
 
 
 def test_history_posterior_and_new_clients() -> None:
