@@ -154,7 +154,7 @@ def test_bfi_is_exact_where_all_is_gaussian(by_row: bool) -> None:
 def test_bfi_is_close_where_it_is_not() -> None:
     data = federation((40, 30, 50))
     (loc, precision), (q, its) = (
-        gaussian(fit(m, data, rounds=12)) for m in (bfi(logistic, steps=8), fedlaplace(logistic, corrections=0))
+        gaussian(fit(m, data, rounds=12)) for m in (bfi(logistic, steps=8), fedlaplace(logistic, corrections=0, points=8))
     )
     close((loc - q) * its.diagonal().sqrt(), torch.zeros(()), 0.6)
     close(precision / its, torch.ones(()), 0.5)

@@ -37,7 +37,7 @@ SHARES = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step that are tried
 
 @recorded
 def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
-    """BFI of a program: fit it with `rounds=1`.
+    """BFI of a program. One round is all of it, however many are allowed.
 
     Args:
         model: with global sites; local ones are integrated out.
@@ -121,10 +121,11 @@ def _server(marginal: Marginal, steps: int) -> Server:
         smallest = float(torch.linalg.eigvalsh(precision)[0])
         if not smallest > 0.0:
             raise ValueError(f"the product of the centres' Gaussians is none (an eigenvalue of its precision is {smallest:.3g})")
-        return {"loc": z, "precision": precision}
+        return {"loc": z, "precision": precision, "done": torch.ones(())}
 
     def final(state: Tree, clock: Clock) -> Tree:
         return {"params": normal_params(state["loc"], state["precision"])}
 
     size = marginal.shared.size
-    return Server(state={"loc": marginal.shared.start.detach().clone(), "precision": torch.eye(size)}, update=update, final=final)
+    state = {"loc": marginal.shared.start.detach().clone(), "precision": torch.eye(size), "done": torch.zeros(())}
+    return Server(state=state, update=update, final=final, finished=lambda state: bool(state["done"] > 0.0))
