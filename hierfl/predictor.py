@@ -22,7 +22,7 @@ from torch.func import grad, vjp
 from hierfl.batch import ClientBatch
 from hierfl.products import softplus, times
 from hierfl.program import Answer, Program, Site, in_clients, per_client, samples, scored, untouched_store
-from hierfl.sites import Block, Values
+from hierfl.sites import Values
 
 TRIES, SIZES = 3, (0.3, 2.0, 8.0)  # points at which a predictor must be seen to be linear, and how far from 0 they lie
 
@@ -60,11 +60,28 @@ LINKS: Mapping[type, Link] = {
 
 
 class Rows(NamedTuple):
-    """Rows of one observed site at one z: eta = base (n,) + design (n, d) w, and their log likelihoods (n,) of eta."""
+    """Rows of one observed site at one z: eta = base (n,) + design (n, d) w, and their log likelihoods (n,) of eta.
+
+    Where the design is `fixed`, the same at every z, no derivative is taken of it.
+    """
 
     base: Tensor
     design: Tensor
     score: Callable[[Tensor], Tensor]
+    fixed: bool
+
+    def predictor(self, w: Tensor) -> Tensor:
+        """Eta, (n,)."""
+        return self.base + (times(w, self.design.T) if self.fixed else self.design @ w)
+
+    def curved(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient (d,) and Hessian (d, d) of their log likelihood in w."""
+        slope, pull = vjp(grad(self.total), self.predictor(w))[:2]
+        second = pull(torch.ones_like(slope))[0]  # rows do not know of one another
+        if self.fixed:
+            outer = (self.design[:, :, None] * self.design[:, None, :]).flatten(1)
+            return times(slope, self.design), times(second, outer).view(len(w), len(w))
+        return slope @ self.design, (self.design.T * second) @ self.design
 
     def total(self, eta: Tensor) -> Tensor:
         """The log likelihood of all rows, ()."""
@@ -85,7 +102,7 @@ class Parts:
 
     def density(self, w: Tensor) -> Tensor:
         """H(z, w), ()."""
-        return sum((r.total(r.base + times(w, r.design.T)) for r in self.rows), self.rest(w))
+        return sum((r.total(r.predictor(w)) for r in self.rows), self.rest(w))
 
     def slope(self, w: Tensor) -> Tensor:
         """Its gradient in w, (d,)."""
@@ -97,11 +114,8 @@ class Parts:
         slope, pull = vjp(grad(self.rest), w)[:2]
         minus_hessian = -torch.vmap(lambda axis: pull(axis)[0])(torch.eye(len(w), dtype=w.dtype))
         for r in self.rows:
-            first, pull_eta = vjp(grad(r.total), r.base + times(w, r.design.T))[:2]
-            second = pull_eta(torch.ones_like(first))[0]  # rows do not know of one another
-            slope = slope + times(first, r.design)
-            outer = (r.design[:, :, None] * r.design[:, None, :]).flatten(1)
-            minus_hessian = minus_hessian - times(second, outer).view(len(w), len(w))
+            first, second = r.curved(w)
+            slope, minus_hessian = slope + first, minus_hessian - second
         return slope, minus_hessian
 
 
@@ -111,10 +125,12 @@ class Linear:
 
     Args:
         sites: observed sites that know the local ones by a linear predictor.
+        fixed: those of them whose design is the same at every z, as it is where the local sites are effects themselves (centred).
         prior_alone: all the rest is the local sites' prior, and that reads no rows.
     """
 
     sites: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
     prior_alone: bool = False
 
 
@@ -135,10 +151,12 @@ def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) 
                 total = total + per_client(scored(site, site["fn"].log_prob(site["value"])))[0]
         return total
 
-    return Parts(rest, _rows(program, linear.sites, own, shared, batch) if linear.sites else ())
+    return Parts(rest, _rows(program, linear, shared, batch) if linear.sites else ())
 
 
-def _rows(program: Program, names: frozenset[str], own: Block, shared: Values, batch: ClientBatch) -> tuple[Rows, ...]:
+def _rows(program: Program, linear: Linear, shared: Values, batch: ClientBatch) -> tuple[Rows, ...]:
+    own, names = program.latents.local_block, linear.sites
+
     def predictors(w: Tensor) -> dict[str, Tensor]:
         values, _ = own.unflatten(w[None, None])
         nodes = _nodes(program, {**shared, **values}, batch)
@@ -156,7 +174,7 @@ def _rows(program: Program, names: frozenset[str], own: Block, shared: Values, b
 
         return of
 
-    return tuple(Rows(base[n], (along[n] - base[n]).T, score(nodes[n])) for n in sorted(names))
+    return tuple(Rows(base[n], (along[n] - base[n]).T, score(nodes[n]), n in linear.fixed) for n in sorted(names))
 
 
 def seen_linear(program: Program) -> Linear:
@@ -172,8 +190,9 @@ def seen_linear(program: Program) -> Linear:
     batch = _made_up(program.prototype, names_of_labels=frozenset(program.labels.values()), g=g)
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
         found = frozenset(name for name in names if _try(partial(_is_linear, program, name, batch, g)))
+        fixed = frozenset(name for name in found if _is_fixed(program, name, batch, g))
         alone = found == names and _try(partial(_reads_no_rows, program, found, batch, g))
-    return Linear(found, alone)
+    return Linear(found, fixed, alone)
 
 
 def _try(question: Callable[[], bool]) -> bool:
@@ -191,11 +210,17 @@ def _is_linear(program: Program, name: str, batch: ClientBatch, g: torch.Generat
         if not in_clients(site) or type(site["fn"]) not in LINKS:
             return False
         known = scored(site, site["fn"].log_prob(site["value"])).flatten()
-        (rows,) = _rows(program, frozenset([name]), own, shared, batch)
-        made = rows.score(rows.base + rows.design @ w)
+        (rows,) = _rows(program, Linear(frozenset([name])), shared, batch)
+        made = rows.score(rows.predictor(w))
         if not (bool(known.isfinite().all()) and torch.allclose(made, known, rtol=1e-8, atol=1e-8)):
             return False
     return True
+
+
+def _is_fixed(program: Program, name: str, batch: ClientBatch, g: torch.Generator) -> bool:
+    of_site = Linear(frozenset([name]))
+    designs = [_rows(program, of_site, shared, batch)[0].design for shared, _ in _points(program, g)]
+    return all(torch.allclose(design, designs[0], rtol=1e-10, atol=1e-10) for design in designs)
 
 
 def _reads_no_rows(program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator) -> bool:

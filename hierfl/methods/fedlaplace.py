@@ -43,7 +43,7 @@ from hierfl.recipes import recorded
 from hierfl.sites import Guide, Latents, Model, family
 from hierfl.trees import Tree
 
-COLD, WARM, FOR_DRAWS = 25, 4, 10  # Newton steps to a client's mode: the first time, from the last one found, for its draws
+COLD, WARM, FOR_DRAWS = 25, 4, 6  # Newton steps to a client's mode: the first time, from the last one found, for its draws
 EXPANDED, VALUED = 32, 256  # points carried at once with derivatives, and without
 
 
