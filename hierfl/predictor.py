@@ -241,8 +241,8 @@ def _points(program: Program, g: torch.Generator) -> list[tuple[Values, Tensor]]
 
 
 def _made_up(batch: ClientBatch, *, names_of_labels: frozenset[str], g: torch.Generator) -> ClientBatch:
-    def moved(name: str, v: Tensor | None) -> Tensor | None:
-        if v is None or name in names_of_labels or not v.is_floating_point():
+    def moved(name: str, v: Tensor) -> Tensor:
+        if name in names_of_labels or not v.is_floating_point():
             return v
         u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # what is positive stays so
         return v * (1.0 + 0.3 * u) + 0.1 * u
@@ -251,7 +251,7 @@ def _made_up(batch: ClientBatch, *, names_of_labels: frozenset[str], g: torch.Ge
 
 
 def _first_row(batch: ClientBatch) -> ClientBatch:
-    fields = {name: None if v is None else v[:, :1] for name, v in batch.fields.items()}
+    fields = {name: v[:, :1] for name, v in batch.fields.items()}
     return replace(batch, fields=fields, rows=None if batch.rows is None else batch.rows[:, :1])
 
 
