@@ -81,6 +81,7 @@ class Problem:
         effects: from draws of the sites to draws of all that the reference knows.
         sampled: the program for pooled NUTS.
         ways: name -> a way to fit it.
+        dense: sites whose correlations pooled NUTS is to learn.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Problem:
     effects: Callable[[Draws], Draws]
     sampled: Model
     ways: Mapping[str, Way] = field(default_factory=dict)
+    dense: tuple[str, ...] = ()
 
     def shipped(self) -> dict[str, Summary] | None:
         """The reference posterior; None where its file is not there."""

@@ -1,6 +1,6 @@
-"""Rounds and bytes until a posterior is right: `python -m benchmarks.rounds [NAME] [--write]`, NAME one of radon, hospitals,
-eight_schools, ilea, election88.
+"""Rounds and bytes until a posterior is right: `python -m benchmarks.rounds [NAME] [--write]`.
 
+NAME is one of radon, hospitals, eight_schools, ilea and election88; none: all of them.
 For each method: how many rounds, and bytes to and from all clients, until the mean of every entry of every global site is within
 0.1 standard deviations of the reference's and stays there; then the errors of the last round's posterior, local sites and all.
 Prints a table, and for one NAME as the last line a JSON object of fedlaplace's numbers. What was measured is kept in the user's

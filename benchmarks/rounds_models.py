@@ -20,10 +20,11 @@ PUPILS = [1, 2, 3, 4, 6, 7, 8, 14]  # two of three years, two per cents of the s
 
 
 def ilea_data() -> ClientData:
-    """school_ilea: eight of its columns, the two in per cent and the score standardised over all pupils."""
+    """school_ilea: eight of its columns, centred over all pupils, the two in per cent and the score standardised."""
     raw = hierfl.datasets.school_ilea()
     x, y = raw.fields["x"].double()[:, PUPILS], raw.fields["y"].double()
-    x[:, 2:4] = (x[:, 2:4] - x[:, 2:4].mean(0)) / x[:, 2:4].std(0)
+    x[:, 2:4] = x[:, 2:4] / x[:, 2:4].std(0)
+    x = x - x.mean(0)
     return ClientData.from_arrays(raw.row_client, names=raw.names, x=x, y=(y - y.mean()) / y.std())
 
 
@@ -44,22 +45,27 @@ REGIONS = 4  # Midwest, South, West and DC stand beside the Northeast
 
 
 def election_data() -> ClientData:
-    """election88 counted: the voters of a state who are alike in sex, race, age and schooling are one row, `y` of `n` for Bush."""
+    """election88 counted: the voters of a state who are alike in sex, race, age and schooling are one row, `y` of `n` for Bush.
+
+    All columns are centred over the voters, so that the intercept is theirs.
+    """
     raw = hierfl.datasets.election88()
     x = torch.cat([raw.fields["x"], raw.fields["age"][:, None], raw.fields["edu"][:, None]], 1).long()
     kinds = torch.cat([raw.row_client[:, None], x], 1).numpy()
     cells, which = np.unique(kinds, axis=0, return_inverse=True)
     n = np.bincount(which.reshape(-1)).astype(np.float64)
     y = np.bincount(which.reshape(-1), raw.fields["y"].numpy())
-    own = raw.client_fields
+    own, state = raw.client_fields, cells[:, 0]
+    region = torch.nn.functional.one_hot(own["region"].reshape(-1), REGIONS + 1)[:, 1:].double().numpy()
+    columns = _coded(torch.as_tensor(cells[:, 1:])).numpy()
     return ClientData.from_arrays(
-        cells[:, 0],
+        state,
         names=raw.names,
         client_fields={
-            "region": torch.nn.functional.one_hot(own["region"].reshape(-1), REGIONS + 1)[:, 1:].double().numpy(),
+            "region": region - n @ region[state] / n.sum(),
             "v_prev": (10.0 * (own["v_prev"].reshape(-1) - 0.54)).numpy(),
         },
-        x=_coded(torch.as_tensor(cells[:, 1:])).numpy(),
+        x=columns - n @ columns / n.sum(),
         n=n,
         y=y,
     )
@@ -92,6 +98,7 @@ ILEA = Problem(
     effects=lambda draws: draws,
     sampled=ilea,
     ways={"conditional": Way(ilea, EXACT, 600, 0.05, 4, draws=2000)},
+    dense=("mu", "slope"),
 )
 ELECTION = Problem(
     name="election88",
@@ -100,5 +107,6 @@ ELECTION = Problem(
     effects=lambda draws: draws,
     sampled=election,
     ways={"conditional": Way(election, guides.conditional(newton_steps=3), 600, 0.05, 2, draws=2000)},
+    dense=("mu", "vote", "area", "slope"),
 )
 ALL = {**PROBLEMS, **{problem.name: problem for problem in (ILEA, ELECTION)}}
