@@ -72,8 +72,14 @@ class Federation:
         state = sum(spec.start.nbytes for spec in self.program.params)
         return max(8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
 
-    def parts(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """Clients in chunks of one size, if need be smaller ones: each size is compiled for itself."""
+    def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
+        """Clients in chunks of one size, if need be smaller ones: each size is compiled for itself.
+
+        Where they ask for it, those with like numbers of rows (within a factor of 4) are carried together instead.
+        """
+        if self.lanes > 1 and self.client.like_rows(message):
+            kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
+            return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.lanes))
         fewest = -(-len(ids) // self.lanes)
         even = (n for n in range(fewest, 2 * fewest) if len(ids) % n == 0)
         return ids.split(-(-len(ids) // next(even, fewest)))
@@ -122,7 +128,7 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
     ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
     total: dict[str, Share] = {}
-    for part in federation.parts(ids):
+    for part in federation.parts(ids, message):
         mine = tree_map(lambda v, part=part: v[part], progress.table)
         try:
             ups, mine = client_round(federation, client.phases, message, mine, part, clock.round)
@@ -159,7 +165,7 @@ def adapt(federation: Federation, server: Tree, count: int) -> Tree:
         return table
     for r in range(count):
         message = federation.server.last(server, Clock(r, count))
-        for part in federation.parts(torch.arange(n)):
+        for part in federation.parts(torch.arange(n), message):
             mine = tree_map(lambda v, part=part: v[part], table)
             _, mine = client_round(federation, phases, message, mine, part, r)
             _write(table, part, mine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyro
@@ -85,7 +85,16 @@ class Reference:
     seconds: float
 
 
-def nuts(model: Model, data: ClientData, *, draws: int = 1000, warmup: int = 500, chains: int = 1, seed: int = 0) -> Reference:
+def nuts(
+    model: Model,
+    data: ClientData,
+    *,
+    draws: int = 1000,
+    warmup: int = 500,
+    chains: int = 1,
+    seed: int = 0,
+    dense: Sequence[str] = (),
+) -> Reference:
     """The pooled posterior of a model by the No-U-Turn Sampler: what federated answers are measured against.
 
     Args:
@@ -95,6 +104,7 @@ def nuts(model: Model, data: ClientData, *, draws: int = 1000, warmup: int = 500
         warmup: thrown away, a chain.
         chains: run one after another.
         seed: of all chains.
+        dense: sites whose correlations with one another the sampler learns; of the others it learns the scales alone.
     """
     program = read(model, delta, data, seed=seed)
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
@@ -104,7 +114,10 @@ def nuts(model: Model, data: ClientData, *, draws: int = 1000, warmup: int = 500
         for chain in range(chains):
             pyro.set_rng_seed(seed + chain)
             sampler = MCMC(
-                NUTS(lambda: model(batch), jit_compile=False), num_samples=draws, warmup_steps=warmup, disable_progbar=True
+                NUTS(lambda: model(batch), jit_compile=False, full_mass=[tuple(dense)] if dense else False),
+                num_samples=draws,
+                warmup_steps=warmup,
+                disable_progbar=True,
             )
             sampler.run()
             found.append(sampler.get_samples())

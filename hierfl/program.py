@@ -164,19 +164,19 @@ class Program:
             model = poutine.trace(poutine.replay(self.model, guide)).get_trace(batch)
         total = Terms(*(torch.zeros(n, device=batch.counts.device) for n in (batch.num_clients, batch.num_clients, 1)))
         nll, local_kl, global_kl = total.nll, total.local_kl, total.global_kl.squeeze(0)
-        for name, site in _samples(model):
+        for name, site in samples(model):
             if site["is_observed"] and in_clients(site) and not _is_factor(site):
-                nll = nll - per_client(_scored(site, site["fn"].log_prob(site["value"])))
+                nll = nll - per_client(scored(site, site["fn"].log_prob(site["value"])))
                 continue
             of = guide.nodes.get(name)
-            term = _scored(site, self._kl(site, of))
+            term = scored(site, self._kl(site, of))
             if in_clients(site):
                 local_kl = local_kl + per_client(term)
             else:
                 global_kl = global_kl + term.sum()
-        for name, site in _samples(guide):
+        for name, site in samples(guide):
             if name not in model.nodes:  # auxiliary: a vector that other sites are cut from
-                term = _scored(site, site["fn"].log_prob(site["value"]))
+                term = scored(site, site["fn"].log_prob(site["value"]))
                 if in_clients(site):
                     local_kl = local_kl + per_client(term)
                 else:
@@ -257,8 +257,8 @@ def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) 
     with Answer(params, batch):
         trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
     own, shared = torch.zeros(batch.num_clients, device=batch.counts.device), torch.zeros((), device=batch.counts.device)
-    for _, site in _samples(trace):
-        term = _scored(site, site["fn"].log_prob(site["value"]))
+    for _, site in samples(trace):
+        term = scored(site, site["fn"].log_prob(site["value"]))
         if in_clients(site):
             own = own + per_client(term)
         else:
@@ -266,7 +266,8 @@ def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) 
     return own, shared
 
 
-def _samples(trace: Any) -> Iterator[tuple[str, Site]]:
+def samples(trace: Any) -> Iterator[tuple[str, Site]]:
+    """Name and site of every sample statement of a trace, observed or not, plates' own indices left out."""
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not isinstance(site["fn"], _Subsample):
             yield name, site
@@ -276,9 +277,10 @@ def _is_factor(site: Site) -> bool:
     return isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.Unit)
 
 
-def _scored(site: Site, term: Tensor) -> Tensor:
-    scored: Tensor = scale_and_mask(term, site["scale"], site["mask"])
-    return scored
+def scored(site: Site, term: Tensor) -> Tensor:
+    """A term of a site, scaled and masked as its plates say."""
+    counted: Tensor = scale_and_mask(term, site["scale"], site["mask"])
+    return counted
 
 
 def per_client(term: Tensor) -> Tensor:
