@@ -133,7 +133,9 @@ def measure(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: i
 # ------------------------------------------------------------------------------------------------ pooled NUTS
 def pooled_nuts(problem: Problem, *, draws: int = 1000, warmup: int = 300, chains: int = 2, seed: int = 0) -> dict[str, Summary]:
     """The problem's posterior by NUTS on all rows together, with Monte Carlo standard errors of the means."""
-    answer = hierfl.nuts(problem.sampled, problem.data(), draws=draws, warmup=warmup, chains=chains, seed=seed)
+    answer = hierfl.nuts(
+        problem.sampled, problem.data(), draws=draws, warmup=warmup, chains=chains, seed=seed, dense=problem.dense
+    )
     worst = max(answer.r_hat.values())
     Console(stderr=True).print(
         f"pooled NUTS of {problem.name}: {chains} x {draws} draws, {answer.seconds:.0f} s, R-hat {worst:.3f}"

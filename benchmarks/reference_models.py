@@ -76,22 +76,26 @@ class Problem:
 
     Args:
         name: of the reference.
-        source: its name in `hierfl.datasets.reference`.
+        source: its name in `hierfl.datasets.reference`; None: it has none, and pooled NUTS is run.
         data: reads the clients' rows.
         effects: from draws of the sites to draws of all that the reference knows.
         sampled: the program for pooled NUTS.
         ways: name -> a way to fit it.
+        dense: sites whose correlations pooled NUTS is to learn.
     """
 
     name: str
-    source: str
+    source: str | None
     data: Callable[[], ClientData]
     effects: Callable[[Draws], Draws]
     sampled: Model
     ways: Mapping[str, Way] = field(default_factory=dict)
+    dense: tuple[str, ...] = ()
 
     def shipped(self) -> dict[str, Summary] | None:
         """The reference posterior; None where its file is not there."""
+        if self.source is None:
+            return None
         try:
             return reference(self.source)
         except FileNotFoundError:

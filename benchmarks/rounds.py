@@ -1,19 +1,23 @@
-"""Rounds and bytes until a posterior is right: `python -m benchmarks.rounds [radon | hospitals | eight_schools]`.
+"""Rounds and bytes until a posterior is right: `python -m benchmarks.rounds [NAME] [--write]`.
 
+NAME is one of radon, hospitals, eight_schools, ilea and election88; none: all of them.
 For each method: how many rounds, and bytes to and from all clients, until the mean of every entry of every global site is within
 0.1 standard deviations of the reference's and stays there; then the errors of the last round's posterior, local sites and all.
-Prints a table, and for one NAME as the last line a JSON object of fedlaplace's numbers.
+Prints a table, and for one NAME as the last line a JSON object of fedlaplace's numbers. What was measured is kept in the user's
+cache folder; `--write` makes benchmarks/ROUNDS.md of all that is kept there, measuring what is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 import hierfl
-from benchmarks.reference import Errors, compare, truth_of
-from benchmarks.reference_models import PROBLEMS, Problem, all_sites
+from benchmarks.reference import Errors, cache, compare, truth_of
+from benchmarks.reference_models import Problem, all_sites
+from benchmarks.rounds_models import ALL
 from hierfl.datasets import Summary
 from hierfl.engine import begin
 from hierfl.engine import rounds as run_rounds
@@ -31,8 +36,14 @@ from hierfl.fitted import Fit
 from hierfl.method import Method
 
 WITHIN, DRAWS = 0.1, 4000
-BEST = {"radon": "conditional", "hospitals": "conditional", "eight_schools": "conditional_flow"}  # of fedsvi's ways
+BEST = {"eight_schools": "conditional_flow"}  # of fedsvi's ways; else "conditional"
+DAMPING = {
+    "radon": 0.5,
+    "ilea": 0.5,
+    "election88": 0.5,
+}  # of PVI's factors; else 1 / N, which 85 clients would take 400 rounds with
 NAMES = ("fedlaplace", "pvi", "bfi", "fedsvi")
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,14 +57,14 @@ class Way:
 
 def ways(problem: Problem) -> dict[str, Way]:
     """Name -> how each method fits a problem."""
-    best = problem.ways[BEST[problem.name]]
+    best = problem.ways[BEST.get(problem.name, "conditional")]
     adam = hierfl.optimisers.Adam(best.lr)
     svi = hierfl.methods.fedsvi(
         best.model, best.guide, optimiser=adam, local_optimiser=adam, num_particles=best.num_particles, average=best.average
     )
     return {
         "fedlaplace": Way(hierfl.methods.fedlaplace(best.model), 12),
-        "pvi": Way(hierfl.methods.pvi(best.model), 60, every=3),
+        "pvi": Way(hierfl.methods.pvi(best.model, damping=DAMPING.get(problem.name)), 30, every=2),
         "bfi": Way(hierfl.methods.bfi(best.model), 1),
         "fedsvi": Way(svi, best.rounds, every=50),
     }
@@ -125,54 +136,105 @@ def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary]) -> fl
     return float(compare(shared, {site: truth[site] for site in shared if site in truth}).of("mean").max())
 
 
-def table(problem: Problem, courses: Mapping[str, Course]) -> Table:
-    """A row a method."""
-    out = Table(
-        title=f"{problem.name}: until every global mean is within {WITHIN} sd ({platform.machine()}, {platform.system()})"
-    )
-    for heading in ("method", "rounds", "bytes", "of rounds", "means off by, sd: max", "median", "worst sd ratio", "seconds"):
-        out.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, found in courses.items():
-        r = found.record()
-        values = (r["rounds"] or "never", f"{r['bytes']:,}", r["rounds_in_all"], *(r[k] for k in ERRORS), r["seconds"])
-        out.add_row(name, *map(str, values))
-    return out
+HEADINGS = ("method", "rounds", "bytes", "of rounds", "means off by, sd: max", "median", "worst sd ratio", "seconds")
+
+
+def row(name: str, record: Record) -> tuple[str, ...]:
+    """What a table says of one method."""
+    if "stops" in record:
+        return (name, "stops", *[""] * (len(HEADINGS) - 2))
+    within = record["rounds"] or "never"
+    values = (within, f"{record['bytes']:,}", record["rounds_in_all"], *(record[k] for k in ERRORS), record["seconds"])
+    return (name, *map(str, values))
 
 
 ERRORS = ("max_mean_error_sd", "median_mean_error_sd", "worst_sd_ratio")
 
 
-def run(problem: Problem, names: Sequence[str], *, seed: int) -> dict[str, Course]:
-    """Measure some methods on a problem, and print the table."""
-    truth, console, courses = truth_of(problem), Console(width=140), {}
+def table(problem: Problem, records: Mapping[str, Record]) -> Table:
+    """A row a method."""
+    out = Table(title=f"{problem.name}: until every global mean is within {WITHIN} sd ({machine()})")
+    for heading in HEADINGS:
+        out.add_column(heading, justify="left" if heading == "method" else "right")
+    for name, record in records.items():
+        out.add_row(*row(name, record))
+    return out
+
+
+def machine() -> str:
+    """What the seconds were measured on."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def measured(problem: Problem, name: str, way: Way, *, seed: int) -> Record:
+    """How one method goes on a problem; a method that stops says why."""
+    truth, console, began = truth_of(problem), Console(stderr=True, width=140), time.perf_counter()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            record = course(way, problem, truth, seed=seed).record()
+        except (RuntimeError, ValueError) as error:
+            record = {"stops": str(error)}
+            console.print(f"{problem.name}, {name} stops: {error}")
+    for line in {str(w.message) for w in told}:
+        console.print(f"{name}: {line}")
+    console.print(f"{problem.name}, {name}: {time.perf_counter() - began:.0f} s with looking", style="dim")
+    return {**record, "machine": machine()}
+
+
+def run(problem: Problem, names: Sequence[str], *, seed: int, again: bool = True) -> dict[str, Record]:
+    """Measure some methods on a problem, and keep what was measured; without `again` what is kept already is taken."""
+    file = cache() / f"rounds_{problem.name}.json"
+    kept: dict[str, Record] = json.loads(file.read_text()) if file.is_file() else {}
+    found = {}
     for name, way in ways(problem).items():
         if name in names:
-            began = time.perf_counter()
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                try:
-                    courses[name] = course(way, problem, truth, seed=seed)
-                except (RuntimeError, ValueError) as error:
-                    console.print(f"{name} stops: {error}")
-            for line in {str(w.message) for w in told}:
-                console.print(f"{name}: {line}")
-            console.print(f"{name}: {time.perf_counter() - began:.0f} s with looking", style="dim")
-    console.print(table(problem, courses))
-    return courses
+            found[name] = kept[name] if name in kept and not again else measured(problem, name, way, seed=seed)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({**kept, **found}, indent=1))
+    Console(width=140).print(table(problem, found))
+    return found
+
+
+def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
+    """The tables of all problems as benchmarks/ROUNDS.md."""
+    lines = [
+        "# Rounds and bytes until a posterior is right",
+        "",
+        f"Until the mean of every entry of every global site is within {WITHIN} reference standard deviations and stays so; bytes to",
+        "and from all clients until then (or until the end, where that is never). The errors are those of the posterior after the last",
+        "round, local sites included, from 4,000 draws. Radon, hospitals and eight schools against long runs of Stan or NUTS, ilea and",
+        "election88 against pooled NUTS of the same program. Written by `python -m benchmarks.rounds --write`.",
+    ]
+    for problem, records in found.items():
+        lines += ["", f"## {problem}", "", "| " + " | ".join(HEADINGS) + " |", "|---" + "|---:" * (len(HEADINGS) - 1) + "|"]
+        lines += ["| " + " | ".join(row(name, record)) + " |" for name, record in records.items()]
+        lines += ["", *(f"{name} stops: {record['stops']}" for name, record in records.items() if "stops" in record)]
+        machines = sorted({record["machine"] for record in records.values()})
+        lines += [f"Measured on {'; '.join(machines)}."]
+    file = Path(__file__).with_name("ROUNDS.md")
+    file.write_text("\n".join(lines).replace("\n\n\n", "\n\n") + "\n")
+    return file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=[*PROBLEMS], help="the problem; none: all")
+    parser.add_argument("name", nargs="?", choices=[*ALL], help="the problem; none: all")
     parser.add_argument("--method", action="append", choices=NAMES, help="only this one (may be repeated)")
+    parser.add_argument(
+        "--write", action="store_true", help="write benchmarks/ROUNDS.md of all problems; what was measured is not again"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     torch.set_default_dtype(torch.float64)
-    found = {n: run(p, args.method or NAMES, seed=args.seed) for n, p in PROBLEMS.items() if args.name in (None, n)}
-    if args.name and "fedlaplace" in found[args.name]:
-        others = {name: c.record() for name, c in found[args.name].items() if name != "fedlaplace"}
-        print(json.dumps({**found[args.name]["fedlaplace"].record(), "others": others}))
+    chosen = {n: p for n, p in ALL.items() if args.write or args.name in (None, n)}
+    found = {n: run(p, args.method or NAMES, seed=args.seed, again=not args.write) for n, p in chosen.items()}
+    if args.write:
+        print(write(found))
+    elif args.name and "fedlaplace" in found[args.name]:
+        others = {name: record for name, record in found[args.name].items() if name != "fedlaplace"}
+        print(json.dumps({**found[args.name]["fedlaplace"], "others": others}))
 
 
 if __name__ == "__main__":

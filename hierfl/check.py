@@ -15,7 +15,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch.distributions import kl_divergence, transform_to
 
 from hierfl import noise
-from hierfl.batch import CLIENTS, DATA, ClientBatch, gather
+from hierfl.batch import CLIENTS, DATA, ClientBatch, gather, keys_of
 from hierfl.boundary import check_boundary
 from hierfl.data import ClientData
 from hierfl.draws import Noise, NoKeyedDraw, draw
@@ -26,6 +26,7 @@ from hierfl.fields import (
     check_labels_by_row,
     check_names,
     check_scored,
+    fields_read,
     label_fields,
     supports_of,
 )
@@ -34,6 +35,7 @@ from hierfl.program import (
     ParamSpec,
     Program,
     ProgramError,
+    Reads,
     Site,
     in_clients,
     is_deterministic,
@@ -66,7 +68,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         # two clients first: a local site read outside its plate shows only where they are not one
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
         latents = Latents(tuple(_latent(site, pair.nodes[name]) for name, site in single.nodes.items() if is_latent(site)))
-        labels = label_fields(pair, two)
+        with untouched_store():
+            labels = label_fields(model, pair, two)
         supports = supports_of(pair, labels, data)
         check_labels(supports, data)
         check_scored(pair, labels)
@@ -86,6 +89,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
                 f"site '{unkeyed[0]}' is drawn from {kind}, no transform of normals or uniforms: clients run one at a time",
                 stacklevel=3,
             )
+        with untouched_store():
+            reads = Reads(fields_read(model, one, _Start()), fields_read(guide, one, Answer({}, one)))
         program = Program(
             model=model,
             guide=guide,
@@ -95,6 +100,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             derived=_derived(single),
             labels=labels,
             supports=supports,
+            reads=reads,
             num_clients=data.num_clients,
             prototype=one,
             keyed=not unkeyed,
@@ -109,7 +115,7 @@ def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
     place = torch.arange(ROWS)[None]
     inside = place < data.counts[chosen][:, None]
     index = data.offsets[chosen][:, None] + torch.where(inside, place, 0)
-    return gather(data, chosen, index, inside, seed=0, at=(0,))
+    return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
 
 
 class _Start(Centre):
@@ -137,8 +143,8 @@ def _trace(program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str,
     except ProgramError:
         raise
     except Exception as error:
-        fields = {k: tuple(v.shape) for k, v in {**batch.fields, **batch.client_fields}.items() if v is not None}
-        dtypes = {k: str(v.dtype).removeprefix("torch.") for k, v in batch.fields.items() if v is not None}
+        fields = {k: tuple(v.shape) for k, v in {**batch.fields, **batch.client_fields}.items()}
+        dtypes = {k: str(v.dtype).removeprefix("torch.") for k, v in batch.fields.items()}
         raise ProgramError(
             f"the {what} fails on a batch of {batch.num_clients} client(s): {type(error).__name__}: {error}\n"
             f"the batch's fields, [clients, rows, ...]: {fields}, of {dtypes}"

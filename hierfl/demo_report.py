@@ -42,9 +42,8 @@ UNITS = {
 
 def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
     """A row a held-out patient: setting, method, hospital, patient (place in the hospital), p, y, and the scores."""
-    data, y, p = prediction.data, prediction.data.fields[prediction.label], prediction.mean
-    if prediction.log_score is None:
-        raise ValueError(f"the rows have no labels '{prediction.label}': nothing to score")
+    data, p = prediction.data, prediction.mean
+    y, scores = prediction.known()
     client = data.row_client
     columns: dict[str, Any] = {
         "setting": setting,
@@ -53,7 +52,7 @@ def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
         "patient": np.arange(data.num_rows) - data.offsets[client].numpy(),
         "p": p.double().numpy(),
         "y": y.double().numpy(),
-        "log_score": prediction.log_score.double().numpy(),
+        "log_score": scores.double().numpy(),
         "accuracy": ((p > 0.5) == (y > 0.5)).double().numpy(),
         "brier": (p - y).square().double().numpy(),
     }

@@ -72,6 +72,18 @@ class Federation:
         state = sum(spec.start.nbytes for spec in self.program.params)
         return max(8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
 
+    def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
+        """Clients in chunks of one size, if need be smaller ones: each size is compiled for itself.
+
+        Where they ask for it, those with like numbers of rows (within a factor of 4) are carried together instead.
+        """
+        if self.lanes > 1 and self.client.like_rows(message):
+            kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
+            return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.lanes))
+        fewest = -(-len(ids) // self.lanes)
+        even = (n for n in range(fewest, 2 * fewest) if len(ids) % n == 0)
+        return ids.split(-(-len(ids) // next(even, fewest)))
+
 
 @dataclass(frozen=True, eq=False)
 class Progress:
@@ -116,7 +128,7 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
     ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
     total: dict[str, Share | LogSum] = {}
-    for part in ids.split(federation.lanes):
+    for part in federation.parts(ids, message):
         mine = tree_map(lambda v, part=part: v[part], progress.table)
         try:
             ups, mine = client_round(federation, client.phases, message, mine, part, clock.round)
@@ -149,7 +161,7 @@ def adapt(federation: Federation, server: Tree, count: int) -> Tree:
         return table
     for r in range(count):
         message = federation.server.last(server, Clock(r, count))
-        for part in torch.arange(n).split(federation.lanes):
+        for part in federation.parts(torch.arange(n), message):
             mine = tree_map(lambda v, part=part: v[part], table)
             _, mine = client_round(federation, phases, message, mine, part, r)
             _write(table, part, mine)
@@ -169,9 +181,11 @@ def client_round(
     client, seed, at_once = federation.client, federation.seed, federation.lanes > 1
     with pyro.validation_enabled(False):
         lane = over_clients(lambda own: client.start(message, own), at_once)(own, count=len(ids))
+        if federation.graphs is not None:
+            lane = tree_map(torch.clone, lane)  # a compiled step writes over the lane, which may have started as the message
         for p, phase in enumerate(phases):
             for batch, active in batches(federation.data, ids, phase, seed=seed, at=(round_, p)):
-                moved = _step(federation, p, phase, lane, message, batch)
+                moved = _step(federation, p, phase, lane, message, batch, give=active is None)
                 lane = moved if active is None else tree_map(lambda new, old, on=active: _where(on, new, old), moved, lane)
 
         def finish(lane: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
@@ -217,8 +231,10 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
     return seconds > COMPILING_SECONDS
 
 
-def _step(federation: Federation, p: int, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-    """One local step of a chunk of clients, by its graph where there is one."""
+def _step(
+    federation: Federation, p: int, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch, *, give: bool = False
+) -> Tree:
+    """One local step of a chunk of clients, by its graph where there is one, which may then write over a lane given away."""
     if federation.lanes == 1:
         return over_batch(lambda lane, b: phase.step(lane, message, b), at_once=False)(lane, batch)
     rows, shared = lanes_of(batch)
@@ -228,7 +244,7 @@ def _step(federation: Federation, p: int, phase: Phase, lane: Tree, message: Tre
 
     if federation.graphs is None:
         return step(lane, message, rows, shared)
-    return federation.graphs.run((p, phase.step), step, lane, message, rows, shared)
+    return federation.graphs.run((p, phase.step), step, lane, message, rows, shared, give=give)
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:
@@ -278,7 +294,7 @@ def _blamed(federation: Federation, message: Tree, own: Tree, ids: Tensor, round
 
 
 def _check_finite(summed: dict[str, Share | LogSum], ups: Up, data: ClientData, ids: Tensor, round_: int) -> None:
-    if all(bool(leaf.isfinite().all()) for leaf in tree_leaves(summed)):
+    if all(bool(leaf.sum().isfinite()) for leaf in tree_leaves(summed)):  # a sum is finite only if all it is of is
         return
     for path, leaf in named_leaves(ups).items():
         bad = ~leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else ~leaf.isfinite()

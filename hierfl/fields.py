@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyro.distributions as dist
 import torch
 from pyro import poutine
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
@@ -40,19 +42,80 @@ def check_finite(data: ClientData) -> None:
                 )
 
 
-def label_fields(trace: Any, batch: ClientBatch) -> dict[str, str]:
-    """Observed site -> the field that it observes."""
-    found = {}
+def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:
+    """Observed site -> the field that it observes, as it is (`obs=batch.y`) or changed (`obs=batch.y.float()`).
+
+    Args:
+        model: that was traced.
+        trace: of the batch.
+        batch: of a few rows.
+
+    Raises:
+        ProgramError: a site observes what is made of several fields, or the model observes nothing.
+    """
+    values = {}
     for name, site in trace.nodes.items():
         observed = site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         if observed and in_clients(site) and not isinstance(site["fn"], dist.Unit):
-            fields = [k for k, v in {**batch.fields, **batch.client_fields}.items() if v is site["value"]]
-            found[name] = fields[0] if fields else ""
-    if not found:
+            values[name] = site["value"]
+    known = {**batch.fields, **batch.client_fields}
+    found = {name: [k for k, v in known.items() if v is value] for name, value in values.items()}
+    if not all(found.values()):
+        found = {name: fields or _made_of(model, name, values[name], batch) for name, fields in found.items()}
+    for name, fields in found.items():
+        if len(fields) > 1 and not any(known[k] is values[name] for k in fields):
+            raise ProgramError(
+                f"site '{name}' observes what is made of the fields {', '.join(fields)}: which of them is unknown when it is "
+                f"predicted cannot be told; make it a field of its own, data.with_fields({name}=...)"
+            )
+    labels = {name: fields[0] for name, fields in found.items() if fields}  # one that observes no field (zeros, say) is no label
+    if not labels:
         raise ProgramError(
-            "the model observes nothing inside the clients plate: give a likelihood, pyro.sample(..., obs=batch.y)"
+            "the model observes no field inside the clients plate: give a likelihood, pyro.sample(..., obs=batch.y)"
         )
+    return labels
+
+
+def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list[str]:
+    """Fields that an observed value changes with, by changing one at a time."""
+    found = []
+    for name, field in batch.fields.items():
+        other = ~field if field.dtype == torch.bool else field + 1
+        try:
+            with Centre():
+                nodes = poutine.trace(model).get_trace(replace(batch, fields={**batch.fields, name: other})).nodes
+        except (RuntimeError, ValueError, IndexError):
+            continue  # a field that the model cannot take otherwise, an index say, is no label
+        if not torch.equal(torch.as_tensor(nodes[site]["value"]), value):
+            found.append(name)
     return found
+
+
+def fields_read(program: Model, batch: ClientBatch, handler: Messenger) -> frozenset[str]:
+    """Fields that a model or guide reads, found by running it on fields that tell."""
+    read: set[str] = set()
+    telling = replace(batch, fields=_Telling(batch.fields, read), client_fields=_Telling(batch.client_fields, read))
+    with handler:
+        poutine.trace(program).get_trace(telling)
+    return frozenset(read)
+
+
+class _Telling(Mapping[str, Any]):
+    """Fields that write down which of them is asked for."""
+
+    def __init__(self, fields: Mapping[str, Any], read: set[str]) -> None:
+        self.fields, self.read = fields, read
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.fields[name]
+        self.read.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
 
 
 def supports_of(trace: Any, labels: Mapping[str, str], data: ClientData) -> dict[str, tuple[str, Constraint]]:

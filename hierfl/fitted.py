@@ -80,20 +80,19 @@ class Fit:
 
         Args:
             rows: of clients that were fitted, matched by name.
-            site: the observed site to predict; None: the model's first.
+            site: the observed site to predict; None: the model's, if it has one alone.
             draws: of the posterior to average over; 1 for point estimates.
             seed: of the draws.
 
         Raises:
-            KeyError: a client that was not fitted: `personalise` it first.
-            ValueError: a field is missing, or holds NaN.
+            KeyError: a client that was not fitted (`personalise` it first), or no such site.
+            ValueError: a field is missing, or holds NaN; or the model observes several sites, and none is chosen.
         """
-        if site is not None and site not in self.program.labels:
-            raise KeyError(f"the model observes no site '{site}'; it observes {', '.join(self.program.labels)}")
+        site = self.program.observed_site(site)
         unknown = [name for name in rows.names if name not in set(self.clients)]
         if unknown:
             raise KeyError(f"client '{unknown[0]}' was not fitted: infer it first, fit.personalise(its data).predict(...)")
-        self._check_rows(rows)
+        self.check_rows(rows, self.program.reads.model)
         ids = self.federation.data.index(rows.names)
         few = replace(self.federation, data=self.federation.data.select(ids))
         table = _rows(self.progress.table, ids)
@@ -109,7 +108,7 @@ class Fit:
         Raises:
             ValueError: a field is missing, or holds NaN, or labels that the guide reads are missing.
         """
-        self._check_rows(data)
+        self.check_rows(data, self.program.reads.model | self.program.reads.guide)
         federation = replace(self.federation, data=data)
         self._check_labels_given(federation)
         table = adapt(federation, self.progress.server, rounds)
@@ -126,7 +125,11 @@ class Fit:
 
     def _check_labels_given(self, federation: Federation) -> None:
         """Refuse new clients without labels where what they keep, or their guide, is made of labels."""
-        missing = [name for name in self.program.labels.values() if name not in federation.data.fields]
+        missing = [
+            name
+            for name in self.program.labels.values()
+            if name not in {**federation.data.fields, **federation.data.client_fields}
+        ]
         if not missing:
             return
         own = federation.client.own
@@ -144,12 +147,11 @@ class Fit:
             f"does without, guides.amortised(fields=...); before any label, predict_from_prior(fit, rows)"
         )
 
-    def _check_rows(self, rows: ClientData) -> None:
-        labels = set(self.program.labels.values())
-        needed = [*self.federation.data.fields, *self.federation.data.client_fields]
-        missing = [n for n in needed if n not in labels and n not in rows.fields and n not in rows.client_fields]
+    def check_rows(self, rows: ClientData, reads: frozenset[str]) -> None:
+        """Refuse rows that lack a field that is read, labels apart, or that hold what model and guide cannot take."""
+        missing = reads - {*self.program.labels.values(), *rows.fields, *rows.client_fields}
         if missing:
-            raise ValueError(f"the rows have no field '{missing[0]}', which the model was fitted with")
+            raise ValueError(f"the rows have no field '{min(missing)}', which the model or its guide reads")
         for name, values in rows.fields.items():
             like = self.federation.data.fields.get(name)
             if like is not None and values.shape[1:] != like.shape[1:]:

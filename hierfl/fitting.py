@@ -113,10 +113,14 @@ def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: 
 
 
 def _score(fitted: Fit, held_out: ClientData) -> float:
-    scores = fitted.predict(held_out, draws=50).log_score
-    if scores is None:
-        raise ValueError("held_out has no labels: nothing to score")
-    return float(scores.mean())
+    """Mean over rows of the log score, summed over the sites that are observed a row."""
+    total = 0.0
+    for site in fitted.program.sites_of_rows:
+        scores = fitted.predict(held_out, site=site, draws=50).log_score
+        if scores is None:
+            raise ValueError(f"held_out has no labels for site '{site}': nothing to score")
+        total += float(scores.mean())
+    return total
 
 
 def _best(where: Progress, patience: int | None) -> tuple[float, int]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 Array = NDArray[np.float64]
+NARROWEST, WIDEST = 0.7, 3.0  # a side of a proposal, in standard deviations of q: too narrow is worse than too wide
 
 
 def _uniforms(count: int, size: int, seed: int) -> Array:
@@ -33,20 +34,56 @@ def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
     return torch.cat([half, -half])
 
 
-def student_points(count: int, size: int, *, freedom: float, seed: int = 0) -> Tensor:
-    """Quasi-random points of the standard multivariate t with `freedom` degrees, (count, size), reflected as the normals are."""
+def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Quasi-random standard normals (count, size), reflected, and what makes their rows Student t's when multiplied by it, (count, 1)."""
     uniforms = _uniforms(count // 2, size + 1, seed)
-    shrink = np.sqrt(gammaincinv(freedom / 2.0, uniforms[:, -1:]) * 2.0 / freedom)
-    half = torch.as_tensor(ndtri(uniforms[:, :-1]) / shrink, dtype=torch.get_default_dtype())
-    return torch.cat([half, -half])
+    stretch = 1.0 / np.sqrt(gammaincinv(freedom / 2.0, uniforms[:, -1:]) * 2.0 / freedom)
+    normal, heavy = (torch.as_tensor(v, dtype=torch.get_default_dtype()) for v in (ndtri(uniforms[:, :-1]), stretch))
+    return torch.cat([normal, -normal]), torch.cat([heavy, heavy])
 
 
-def student_log_prob(points: Tensor, loc: Tensor, tril: Tensor, freedom: float) -> Tensor:
-    """Log density (S,) of points (S, K) under the multivariate t about loc (K,) with scale tril tril' (K, K)."""
-    size = loc.shape[0]
-    away = torch.linalg.solve_triangular(tril, (points - loc).T, upper=False).square().sum(0)
-    constant = math.lgamma((freedom + size) / 2.0) - math.lgamma(freedom / 2.0) - 0.5 * size * math.log(freedom * math.pi)
-    return constant - tril.diagonal().log().sum() - 0.5 * (freedom + size) * torch.log1p(away / freedom)
+class Split(NamedTuple):
+    """A Student t about `loc` (K,) with scale tril tril' (K, K), wider on one side than on the other along each column of tril.
+
+    Along column i its scale is right_i (K,) on the positive side and left_i on the negative one; the density is continuous.
+
+    Source: Geweke 1989, Econometrica 57(6), section 4, with the density made continuous (as in the two-piece normal).
+    """
+
+    loc: Tensor
+    tril: Tensor
+    right: Tensor
+    left: Tensor
+
+    def points(self, normal: Tensor, stretch: Tensor) -> Tensor:
+        """The points (S, K) that standard normals (S, K) and the stretches of their rows (S, 1) become."""
+        both, ndtr, ndtri_ = self.left + self.right, torch.special.ndtr, torch.special.ndtri
+        low, high = ndtr(normal), ndtr(-normal)
+        down = self.left * ndtri_((low * both / (2.0 * self.left)).clamp(max=0.5))
+        up = -self.right * ndtri_((high * both / (2.0 * self.right)).clamp(max=0.5))
+        return self.loc + (torch.where(low * both < self.left, down, up) * stretch) @ self.tril.mT
+
+    def log_prob(self, points: Tensor, freedom: float) -> Tensor:
+        """Log density (S,) at points (S, K), for `freedom` degrees."""
+        size = self.loc.shape[0]
+        away = torch.linalg.solve_triangular(self.tril, (points - self.loc).T, upper=False).T
+        square = (away / torch.where(away > 0.0, self.right, self.left)).square().sum(-1)
+        constant = math.lgamma((freedom + size) / 2.0) - math.lgamma(freedom / 2.0) - 0.5 * size * math.log(freedom * math.pi)
+        volume = self.tril.diagonal().log().sum() + ((self.left + self.right) / 2.0).log().sum()
+        return constant - volume - 0.5 * (freedom + size) * torch.log1p(square / freedom)
+
+    def refitted(self, loc: Tensor, covariance: Tensor) -> Split:
+        """The same skews with this mean and this covariance (but for the factor that a t's covariance has)."""
+        apart = self.right - self.left
+        deviation = ((1.0 - 2.0 / math.pi) * apart.square() + self.right * self.left).sqrt()  # of a two-piece normal
+        tril = torch.linalg.cholesky(covariance)
+        right, left = self.right / deviation, self.left / deviation
+        return Split(loc - tril @ ((right - left) * math.sqrt(2.0 / math.pi)), tril, right, left)
+
+
+def sides(fall: Tensor, far: float) -> Tensor:
+    """Scales (...) of a Gaussian whose log density falls by `fall` (...) over `far`, between 0.7 and 3."""
+    return (far / (2.0 * fall.clamp(min=1e-9)).sqrt()).nan_to_num(nan=1.0).clamp(NARROWEST, WIDEST)
 
 
 class Weights(NamedTuple):

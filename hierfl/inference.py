@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pyro
@@ -14,8 +13,8 @@ from hierfl import noise
 from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
 from hierfl.data import ClientData
 from hierfl.engine import Federation, over_clients
-from hierfl.prediction import Prediction, kind_of, moments
-from hierfl.program import Params
+from hierfl.prediction import Prediction, averaged, gathered, kind_of, moments
+from hierfl.program import Params, Program
 from hierfl.sites import Values
 from hierfl.trees import Tree, tree_map
 
@@ -50,34 +49,24 @@ def posterior_draws(federation: Federation, message: Tree, table: Tree, *, draws
 
 
 def predict(
-    federation: Federation, message: Tree, table: Tree, rows: ClientData, *, site: str | None, draws: int, seed: int
+    federation: Federation, message: Tree, table: Tree, rows: ClientData, *, site: str, draws: int, seed: int
 ) -> Prediction:
     """The posterior predictive of rows of the federation's clients, client i of `rows` being client i of the federation."""
     program = federation.program
-    site = next(iter(program.labels)) if site is None else site
-    label = program.labels[site]
-    known = label in rows.fields
+    known = program.labels[site] in rows.fields
     kinds: set[str] = set()
 
     def score(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        fn = program.observed(program.draw(params, own), asked, params)[site]
+        fn, value = program.observed(program.draw(params, own), asked, params)[site]
         kinds.add(kind_of(fn))
-        return moments(fn, getattr(asked, label) if known else None)
+        return moments(fn, value if known else None)
 
     parts = []
     for ids, values in _each_client(federation, message, table, score, draws=draws, seed=seed, rows=rows):
         counts = rows.counts[ids]
         inside = torch.arange(int(counts.max()))[None] < counts[:, None]
-        parts.append({name: _averaged(name, value)[inside] for name, value in values.items()})
-    flat = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
-    return Prediction(rows, label, flat["mean"], sd, flat.get("log_prob"), kinds.pop())
-
-
-def _averaged(name: str, value: Tensor) -> Tensor:
-    """Over draws: (C, S, 1, B, ...) -> (C, B, ...), a mean, or of log densities the log of the mean density."""
-    value = value.squeeze(2)
-    return value.logsumexp(1) - math.log(value.shape[1]) if name == "log_prob" else value.mean(1)
+        parts.append({name: averaged(name, value)[inside] for name, value in values.items()})
+    return gathered(rows, site, parts, kinds.pop())
 
 
 def _each_client(
@@ -96,7 +85,7 @@ def _each_client(
     at_once = federation.lanes > 1
     for ids in torch.arange(data.num_clients).split(min(federation.lanes, LANES)):
         batch = full_batch(data, ids, seed=seed, at=at)
-        asked = _asked(batch if rows is None else full_batch(rows, ids, seed=seed, at=at), program.labels.values())
+        asked = labelled(batch if rows is None else full_batch(rows, ids, seed=seed, at=at), program)
         own_rows, shared = lanes_of(batch)
 
         def of_client(
@@ -116,6 +105,8 @@ def _each_client(
             yield ids, over_clients(of_client, at_once)(mine, own_rows, lanes_of(asked)[0], count=len(ids))
 
 
-def _asked(batch: ClientBatch, labels: Iterable[str]) -> ClientBatch:
-    """A batch whose missing labels are known to be missing."""
-    return replace(batch, fields={**dict.fromkeys(labels), **batch.fields})
+def labelled(batch: ClientBatch, program: Program) -> ClientBatch:
+    """A batch whose missing labels are zeros, so that a model can be asked for the distribution of what it observes."""
+    like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
+    missing = {k: v.new_zeros(batch.num_clients, batch.num_rows, *v.shape[2:]) for k, v in like.items() if v is not None}
+    return replace(batch, fields={**missing, **batch.fields})

@@ -85,6 +85,10 @@ class Phase:
             raise ValueError(f"batch_size is {self.batch_size}: it must be 1 or more, or None for all rows")
 
 
+def _never(state: Tree) -> bool:
+    return False
+
+
 def _own_params(message: Tree, own: Tree) -> Params:
     params: Params = {**message, **own}
     return params
@@ -102,6 +106,8 @@ class Client:
             is logged.
         params: (message, own) -> the program's params that its posterior and predictions are read from.
         adapt: phases of a client never seen, global params fixed; None: the same as `phases`.
+        like_rows: message -> whether clients with like numbers of rows are to be carried together, in more chunks: where a step
+            goes through its rows so often that padding costs more than starting anew.
     """
 
     own: Tree
@@ -110,14 +116,11 @@ class Client:
     finish: Callable[[Tree, Tree, Tree, Tensor], tuple[Up, Tree]]
     params: Callable[[Tree, Tree], Params] = _own_params
     adapt: tuple[Phase, ...] | None = None
+    like_rows: Callable[[Tree], bool] = _never
 
 
 def _whole(state: Tree, clock: Clock) -> Tree:
     return state
-
-
-def _never(state: Tree) -> bool:
-    return False
 
 
 def _nothing(state: Tree) -> dict[str, float]:

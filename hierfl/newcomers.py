@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyro
 import torch
-from pyro import poutine
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from hierfl import noise
@@ -18,9 +16,9 @@ from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
 from hierfl.data import ClientData
 from hierfl.draws import NoKeyedDraw
 from hierfl.engine import over_clients
-from hierfl.inference import AT_ONCE, LANES, _asked, _averaged, posterior_draws
-from hierfl.prediction import Prediction, kind_of, moments
-from hierfl.program import Answer, Params, Program
+from hierfl.inference import AT_ONCE, LANES, labelled, posterior_draws
+from hierfl.prediction import Prediction, averaged, gathered, kind_of, moments
+from hierfl.program import Params
 from hierfl.sites import Values
 from hierfl.trees import Tree, tree_map
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from hierfl.fitted import Fit
 
 
-def predict_from_prior(fit: Fit, rows: ClientData, *, draws: int = 200, seed: int = 0) -> Prediction:
+def predict_from_prior(fit: Fit, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0) -> Prediction:
     """What a fit says of clients of which it has seen nothing, no label and no row.
 
         p(y | x) = E_{z ~ q(z)} E_{w ~ p(w | z)} p(y | x, w, z),    z the global sites, w those of the new client
@@ -40,27 +38,28 @@ def predict_from_prior(fit: Fit, rows: ClientData, *, draws: int = 200, seed: in
         fit: of other clients.
         rows: of the new clients, labelled (then they are scored) or not. A name may be that of a client that was fitted: what is
             known of it is not used.
+        site: the observed site to predict; None: the model's, if it has one alone.
         draws: S.
         seed: of the draws.
 
     Raises:
-        ValueError: a field is missing, or holds NaN.
+        ValueError: a field is missing, or holds NaN; or the model observes several sites, and none is chosen.
+        KeyError: the model observes no such site.
     """
-    fit._check_rows(rows)
+    fit.check_rows(rows, fit.program.reads.model)
     program = fit.program
-    site, label = next(iter(program.labels.items()))
+    site = program.observed_site(site)
+    known = program.labels[site] in rows.fields
     kinds: set[str] = set()
 
     def score(params: Params, shared: Values, asked: ClientBatch) -> Tree:
-        fn = _given_prior(program, shared, asked, params)[site]
+        fn, value = program.observed(shared, asked, params)[site]
         kinds.add(kind_of(fn))
-        return moments(fn, getattr(asked, label))
+        return moments(fn, value if known else None)
 
     found = _each_newcomer(fit, rows, score, draws=draws, seed=seed)
-    parts = [{name: _averaged(name, value)[batch.mask()] for name, value in values.items()} for batch, values in found]
-    flat = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
-    return Prediction(rows, label, flat["mean"], sd, flat.get("log_prob"), kinds.pop())
+    parts = [{name: averaged(name, value)[batch.mask()] for name, value in values.items()} for batch, values in found]
+    return gathered(rows, site, parts, kinds.pop())
 
 
 Score = Callable[[Params, Values, ClientBatch], Tree]
@@ -71,7 +70,7 @@ def _each_newcomer(fit: Fit, rows: ClientData, score: Score, *, draws: int, seed
     shared, message, client = _global_draws(fit, draws, seed), fit.message, fit.federation.client
     index = torch.arange(draws, dtype=torch.int32)
     for ids in torch.arange(rows.num_clients).split(min(fit.federation.lanes, LANES)):
-        batch = _asked(full_batch(rows, ids, seed=seed, at=(noise.word("newcomer"),)), fit.program.labels.values())
+        batch = labelled(full_batch(rows, ids, seed=seed, at=(noise.word("newcomer"),)), fit.program)
         own, common = lanes_of(batch)
 
         def of_client(lane: Tree, keyed: bool, batch: ClientBatch = batch, common: Tree = common) -> Tree:
@@ -98,22 +97,3 @@ def _global_draws(fit: Fit, draws: int, seed: int) -> Values:
     first = replace(fit.federation, data=fit.federation.data.select([0]))
     table = tree_map(lambda v: v[:1], fit.progress.table)
     return posterior_draws(first, fit.message, table, draws=draws, seed=seed).shared
-
-
-def _given_prior(program: Program, shared: Values, batch: ClientBatch, params: Params) -> dict[str, Any]:
-    """The distribution of each observed site, local sites drawn from their prior given the global ones, by the batch's keys."""
-    with Answer(params, batch), _Undrawn(program.labels):
-        trace = poutine.trace(poutine.condition(program.model, data=shared)).get_trace(batch)
-    return {name: trace.nodes[name]["fn"] for name in program.labels}
-
-
-class _Undrawn(Messenger):
-    """Leaves sites undrawn whose labels are unknown: their distribution is what is asked for."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        super().__init__()
-        self.names = names
-
-    def _pyro_sample(self, msg: dict[str, Any]) -> None:
-        if msg["name"] in self.names and not msg["done"] and not msg["is_observed"]:
-            msg["value"], msg["done"] = torch.zeros(msg["fn"].shape()), True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyro
@@ -42,10 +42,15 @@ def pooled_rounds(method: Method, federation: Federation, progress: Progress, un
     """The rounds of a method, each as one step of the pooled program.
 
     Raises:
-        ValueError: the method has no pooled form.
+        ValueError: the method has no pooled form, or the guide draws one client at a time.
     """
     if method.pooled is None:
         raise ValueError(f"method '{method.name}' has no pooled form: use engine='vectorised' or 'sequential'")
+    if not federation.program.keyed:
+        raise ValueError(
+            "engine='pooled' draws for all clients at once, which the guide's own sampler cannot: use engine='sequential', "
+            "or a guide of Normals (hierfl.nuts samples the model itself)"
+        )
     move = method.pooled(federation.program)
     everyone = torch.arange(federation.data.num_clients)
     while progress.round < until:
@@ -80,7 +85,16 @@ class Reference:
     seconds: float
 
 
-def nuts(model: Model, data: ClientData, *, draws: int = 1000, warmup: int = 500, chains: int = 1, seed: int = 0) -> Reference:
+def nuts(
+    model: Model,
+    data: ClientData,
+    *,
+    draws: int = 1000,
+    warmup: int = 500,
+    chains: int = 1,
+    seed: int = 0,
+    dense: Sequence[str] = (),
+) -> Reference:
     """The pooled posterior of a model by the No-U-Turn Sampler: what federated answers are measured against.
 
     Args:
@@ -90,6 +104,7 @@ def nuts(model: Model, data: ClientData, *, draws: int = 1000, warmup: int = 500
         warmup: thrown away, a chain.
         chains: run one after another.
         seed: of all chains.
+        dense: sites whose correlations with one another the sampler learns; of the others it learns the scales alone.
     """
     program = read(model, delta, data, seed=seed)
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
@@ -99,7 +114,10 @@ def nuts(model: Model, data: ClientData, *, draws: int = 1000, warmup: int = 500
         for chain in range(chains):
             pyro.set_rng_seed(seed + chain)
             sampler = MCMC(
-                NUTS(lambda: model(batch), jit_compile=False), num_samples=draws, warmup_steps=warmup, disable_progbar=True
+                NUTS(lambda: model(batch), jit_compile=False, full_mass=[tuple(dense)] if dense else False),
+                num_samples=draws,
+                warmup_steps=warmup,
+                disable_progbar=True,
             )
             sampler.run()
             found.append(sampler.get_samples())

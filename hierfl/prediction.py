@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,8 @@ class Prediction:
 
     Args:
         data: the rows, labelled or not.
-        label: the field that is predicted.
+        site: the observed site that is predicted.
+        label: (n,) what it observes, or None where labels are unknown.
         mean: (n,) E[y | x]: the probability of 1 for a Bernoulli site; (n, K) probabilities for a categorical one.
         sd: (n,) standard deviation of y, over draws and of the likelihood; None for a categorical one.
         log_score: (n,) log of the mean density of the true label, in nats (higher is better); None where labels are unknown.
@@ -29,7 +32,8 @@ class Prediction:
     """
 
     data: ClientData
-    label: str
+    site: str
+    label: Tensor | None
     mean: Tensor
     sd: Tensor | None
     log_score: Tensor | None
@@ -43,9 +47,8 @@ class Prediction:
         Raises:
             ValueError: the rows have no labels.
         """
-        if self.log_score is None:
-            raise ValueError(f"the rows have no labels '{self.label}': nothing to score")
-        row = {"log_score": self.log_score, **self._losses(self.data.fields[self.label])}
+        label, log_score = self.known()
+        row = {"log_score": log_score, **self._losses(label)}
         frame = pd.DataFrame({name: v.double().numpy() for name, v in row.items()})
         client = np.asarray(self.data.names)[self.data.row_client.numpy()]
         table = frame.groupby(client, sort=False).mean()
@@ -54,6 +57,16 @@ class Prediction:
         table.insert(0, "rows", self.data.counts.numpy())
         table.index.name = "client"
         return table
+
+    def known(self) -> tuple[Tensor, Tensor]:
+        """(n,) the labels, and (n,) their log scores.
+
+        Raises:
+            ValueError: the rows have none.
+        """
+        if self.label is None or self.log_score is None:
+            raise ValueError(f"the rows have no labels for site '{self.site}': nothing to score")
+        return self.label, self.log_score
 
     def _losses(self, y: Tensor) -> dict[str, Tensor]:
         if self.kind == "binary":
@@ -75,12 +88,27 @@ def kind_of(fn: Any) -> str:
 
 
 def moments(fn: Any, label: Tensor | None) -> Tree:
-    """What is averaged over draws: the mean and mean square of y (or class probabilities), and the log density of the label."""
+    """What is averaged over draws: mean and mean square of y (or class probabilities), log density of the label; and the label."""
     base = getattr(fn, "base_dist", fn)
     probabilities = isinstance(base, dist.Categorical)
     out = {"mean": fn.probs if probabilities else fn.mean}
     if not probabilities:
         out["square"] = fn.variance + fn.mean**2
     if label is not None:
-        out["log_prob"] = fn.log_prob(label)
+        out["log_prob"], out["label"] = fn.log_prob(label), label
     return out
+
+
+def averaged(name: str, value: Tensor) -> Tensor:
+    """Over draws: (C, S, 1, B, ...) -> (C, B, ...), a mean, or of log densities the log of the mean density."""
+    value = value.squeeze(2)
+    if name == "label":
+        return value[:, 0]
+    return value.logsumexp(1) - math.log(value.shape[1]) if name == "log_prob" else value.mean(1)
+
+
+def gathered(rows: ClientData, site: str, parts: Sequence[Tree], kind: str) -> Prediction:
+    """The averages of chunks of clients, as the prediction of all rows."""
+    flat = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
+    return Prediction(rows, site, flat.get("label"), flat["mean"], sd, flat.get("log_prob"), kind)

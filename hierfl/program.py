@@ -108,6 +108,13 @@ class ParamSpec:
     axis: int
 
 
+class Reads(NamedTuple):
+    """The fields that a model and its guide read."""
+
+    model: frozenset[str]
+    guide: frozenset[str]
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A model and its guide, read and checked (`hierfl.check.read`).
@@ -119,8 +126,9 @@ class Program:
         params: every param of both.
         closed: sites whose KL has a closed form that may be used: drawn in the same order in model and guide.
         derived: `pyro.deterministic` sites -> their plates left of the clients, None for a global one.
-        labels: observed site -> the field of data that it observes.
+        labels: observed site -> the field of data that it observes, as it is or changed.
         supports: label field -> (its site, the values it can take).
+        reads: the fields that model and guide read.
         num_clients: N.
         prototype: a few rows of one client, that stand for any where a value does not depend on rows.
         keyed: every draw is a function of its key under `torch.vmap`; else clients are run one at a time.
@@ -135,6 +143,7 @@ class Program:
     derived: Mapping[str, int | None]
     labels: Mapping[str, str]
     supports: Mapping[str, tuple[str, Constraint]]
+    reads: Reads
     num_clients: int
     prototype: ClientBatch
     keyed: bool = True
@@ -164,19 +173,19 @@ class Program:
             model = poutine.trace(poutine.replay(self.model, guide)).get_trace(batch)
         total = Terms(*(torch.zeros(n, device=batch.counts.device) for n in (batch.num_clients, batch.num_clients, 1)))
         nll, local_kl, global_kl = total.nll, total.local_kl, total.global_kl.squeeze(0)
-        for name, site in _samples(model):
+        for name, site in samples(model):
             if site["is_observed"] and in_clients(site) and not _is_factor(site):
-                nll = nll - per_client(_scored(site, site["fn"].log_prob(site["value"])))
+                nll = nll - per_client(scored(site, site["fn"].log_prob(site["value"])))
                 continue
             of = guide.nodes.get(name)
-            term = _scored(site, self._kl(site, of))
+            term = scored(site, self._kl(site, of))
             if in_clients(site):
                 local_kl = local_kl + per_client(term)
             else:
                 global_kl = global_kl + term.sum()
-        for name, site in _samples(guide):
+        for name, site in samples(guide):
             if name not in model.nodes:  # auxiliary: a vector that other sites are cut from
-                term = _scored(site, site["fn"].log_prob(site["value"]))
+                term = scored(site, site["fn"].log_prob(site["value"]))
                 if in_clients(site):
                     local_kl = local_kl + per_client(term)
                 else:
@@ -221,15 +230,35 @@ class Program:
         """The model's deterministic sites at given latent ones."""
         if not self.derived:
             return {}
-        with Answer(params, batch), _Unlabelled():
+        with Answer(params, batch):
             nodes: dict[str, Site] = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
         return {name: nodes[name]["value"] for name in self.derived}
 
-    def observed(self, values: Values, batch: ClientBatch, params: Params) -> dict[str, Any]:
-        """The distribution of each observed site given its latent ones; labels may be unknown (None)."""
-        with Answer(params, batch), _Unlabelled():
-            trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch)
-        return {name: trace.nodes[name]["fn"] for name in self.labels}
+    def observed(self, values: Values, batch: ClientBatch, params: Params) -> dict[str, tuple[Any, Tensor]]:
+        """Observed site -> (its distribution given the latent ones, what it observes); a latent site not given is drawn."""
+        with Answer(params, batch):
+            nodes: dict[str, Site] = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
+        return {name: (nodes[name]["fn"], nodes[name]["value"]) for name in self.labels}
+
+    @property
+    def sites_of_rows(self) -> tuple[str, ...]:
+        """The observed sites that have one value a row."""
+        return tuple(site for site, label in self.labels.items() if label in self.prototype.fields)
+
+    def observed_site(self, name: str | None) -> str:
+        """The observed site of a name; None: the only one.
+
+        Raises:
+            KeyError: there is none of that name.
+            ValueError: there are several, and none is named.
+        """
+        of_rows = self.sites_of_rows
+        sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
+        if name is None and len(of_rows) != 1:
+            raise ValueError(f"the sites that the model observes a row are {sites}: say which to predict, site=")
+        if name is not None and name not in of_rows:
+            raise KeyError(f"the model observes no site '{name}' a row; those it does are {sites}")
+        return name or of_rows[0]
 
 
 def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) -> tuple[Tensor, Tensor]:
@@ -237,8 +266,8 @@ def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) 
     with Answer(params, batch):
         trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
     own, shared = torch.zeros(batch.num_clients, device=batch.counts.device), torch.zeros((), device=batch.counts.device)
-    for _, site in _samples(trace):
-        term = _scored(site, site["fn"].log_prob(site["value"]))
+    for _, site in samples(trace):
+        term = scored(site, site["fn"].log_prob(site["value"]))
         if in_clients(site):
             own = own + per_client(term)
         else:
@@ -246,15 +275,8 @@ def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) 
     return own, shared
 
 
-class _Unlabelled(Messenger):
-    """Leaves a site whose label is unknown undrawn: its distribution is what is asked for."""
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
-            msg["value"], msg["done"] = torch.zeros(msg["fn"].shape()), True
-
-
-def _samples(trace: Any) -> Iterator[tuple[str, Site]]:
+def samples(trace: Any) -> Iterator[tuple[str, Site]]:
+    """Name and site of every sample statement of a trace, observed or not, plates' own indices left out."""
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not isinstance(site["fn"], _Subsample):
             yield name, site
@@ -264,9 +286,10 @@ def _is_factor(site: Site) -> bool:
     return isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.Unit)
 
 
-def _scored(site: Site, term: Tensor) -> Tensor:
-    scored: Tensor = scale_and_mask(term, site["scale"], site["mask"])
-    return scored
+def scored(site: Site, term: Tensor) -> Tensor:
+    """A term of a site, scaled and masked as its plates say."""
+    counted: Tensor = scale_and_mask(term, site["scale"], site["mask"])
+    return counted
 
 
 def per_client(term: Tensor) -> Tensor:

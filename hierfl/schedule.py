@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hierfl import noise
-from hierfl.batch import ClientBatch, full_batch, gather
+from hierfl.batch import ClientBatch, Keys, full_batch, gather, keys_of
 from hierfl.data import ClientData
 from hierfl.method import Phase
 
@@ -27,14 +28,14 @@ def batches(
     """
     if phase.batch_size is None:
         whole = full_batch(data, ids, seed=seed, at=at)
-        for k in range(phase.count):
-            yield whole.redrawn(k), None
+        for own, shared in Keys(whole.own_keys, whole.root).of_steps(phase.count):
+            yield replace(whole, own_keys=own, root=shared), None
         return
     index, inside, active = row_plan(data, ids, phase, seed=seed, at=at)
     padded, ragged = not bool(inside.all()), not bool(active.all())
-    for k in range(len(index)):
+    for k, keys in enumerate(keys_of(data, ids, seed, *at).of_steps(len(index))):
         mask = inside[k] if padded else None
-        batch = gather(data, ids, index[k], mask, seed=seed, at=(*at, k), is_mini_batch=True)
+        batch = gather(data, ids, index[k], mask, keys, is_mini_batch=True)
         yield batch, active[k] if ragged else None
 
 

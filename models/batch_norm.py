@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hierfl.batch import ClientBatch
-from hierfl.models.fields import known, observe
+from hierfl.models.fields import field, observe
 from hierfl.models.likelihood import Likelihood, categorical
 from hierfl.models.modules import frozen_copy
 from hierfl.recipes import recorded
@@ -101,7 +101,7 @@ def batch_norm_network(
         return output, seen
 
     def batch_norm_network(batch: ClientBatch) -> None:
-        label, rows, clients = given_output(), known(batch, x), batch.num_clients
+        label, rows, clients = given_output(), field(batch, x), batch.num_clients
         shared = {name: pyro.param(f"theta.{name}", start.clone()) for name, start in tensors.items()}
         with batch.clients():
             own = {}

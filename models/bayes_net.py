@@ -8,7 +8,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
 from hierfl.batch import ClientBatch
-from hierfl.models.fields import known, observe
+from hierfl.models.fields import field, observe
 from hierfl.models.likelihood import Likelihood, categorical
 from hierfl.models.modules import Local, apply, frozen_copy, own_names, weights
 from hierfl.models.priors import Prior
@@ -80,7 +80,7 @@ def bayesian_network(
         with batch.clients():
             own = priors.below(theta, scale)
             shared = {name: value for name, value in theta.items() if name not in own}
-            output = apply(net, own, shared, known(batch, x))
+            output = apply(net, own, shared, field(batch, x))
             with batch.data():
                 observe(y, label(output), batch)
 

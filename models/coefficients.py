@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.batch import ClientBatch
-from hierfl.models.fields import known
+from hierfl.models.fields import field
 from hierfl.models.priors import Prior, check_scale, either, given, varying
 
 Whose = Literal["varying", "global"]
@@ -111,7 +111,7 @@ class Predictor:
 
 def features(batch: ClientBatch, name: str) -> Tensor:
     """A field as rows of features, (C, B, D), in the model's dtype; one number a row is one feature."""
-    x = known(batch, name)
+    x = field(batch, name)
     if x.dim() not in (2, 3):
         raise ValueError(f"field '{name}' has shape {tuple(x.shape[2:])} a row: a regression needs rows of numbers, (D,) or ()")
     return (x if x.dim() == 3 else x[..., None]).to(batch.counts.dtype)

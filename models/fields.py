@@ -9,21 +9,9 @@ from torch import Tensor
 from hierfl.batch import ClientBatch
 
 
-def field(batch: ClientBatch, name: str) -> Tensor | None:
-    """A field by its name, whatever else a batch has of that name; None where labels are not known."""
-    value: Tensor | None = batch.fields[name] if name in batch.fields else getattr(batch, name)
-    return value
-
-
-def known(batch: ClientBatch, name: str) -> Tensor:
-    """A field that no prediction can do without.
-
-    Raises:
-        ValueError: a field without values.
-    """
-    value = field(batch, name)
-    if value is None:
-        raise ValueError(f"field '{name}' has no values in these rows, and the model needs them")
+def field(batch: ClientBatch, name: str) -> Tensor:
+    """A field by its name, whatever else a batch has of that name."""
+    value: Tensor = batch.fields[name] if name in batch.fields else getattr(batch, name)
     return value
 
 
@@ -34,7 +22,7 @@ def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
         ValueError: labels of another shape than the distribution's, which would broadcast silently.
     """
     y = field(batch, name)
-    if y is not None and y.dim() != 2 + len(fn.event_shape):
+    if y.dim() != 2 + len(fn.event_shape):
         found, wanted = tuple(y.shape[2:]), tuple(fn.event_shape)
         raise ValueError(f"field '{name}' has shape {found} a row, its likelihood ({type(fn).__name__}) {wanted}")
     pyro.sample(name, fn, obs=y)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hierfl.batch import ClientBatch
 from hierfl.models.coefficients import Coefficients, Predictor
-from hierfl.models.fields import known, observe
+from hierfl.models.fields import field, observe
 from hierfl.models.priors import Prior, check_scale, either, given, varying
 from hierfl.recipes import recorded
 from hierfl.sites import Model
@@ -60,7 +60,7 @@ def linear(
 
     def sigma(batch: ClientBatch) -> Callable[[], Tensor]:
         if isinstance(noise_scale, str):
-            known_scale = known(batch, noise_scale)
+            known_scale = field(batch, noise_scale)
             return lambda: known_scale
         scale = given("noise_scale", either(noise_scale, lambda: dist.HalfNormal(1.0)))
         if noise == "global":

@@ -10,7 +10,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
 from hierfl.batch import ClientBatch
-from hierfl.models.fields import known, observe
+from hierfl.models.fields import field, observe
 from hierfl.models.likelihood import Likelihood, categorical
 from hierfl.models.map_priors import Isotropic, MapPrior
 from hierfl.models.modules import apply, frozen_copy, weights
@@ -54,7 +54,7 @@ def map_network(
         pyro.factor("hyper", -torch.stack([priors[name].hyper(a) for name, a in above.items()]).sum())
         with batch.clients():
             own = {name: pyro.sample(f"w.{name}", priors[name].given(a)) for name, a in above.items()}
-            output = apply(net, own, {}, known(batch, x))
+            output = apply(net, own, {}, field(batch, x))
             with batch.data():
                 observe(y, label(output), batch)
 

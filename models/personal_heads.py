@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hierfl import noise
 from hierfl.batch import ClientBatch
-from hierfl.models.fields import known, observe
+from hierfl.models.fields import field, observe
 from hierfl.models.likelihood import Likelihood, categorical
 from hierfl.models.map_priors import Penalised
 from hierfl.models.modules import apply, frozen_copy, weights
@@ -71,7 +71,7 @@ class PersonalHeads:
 
     def _embedded(self, batch: ClientBatch) -> Tensor:
         own = {name: pyro.param(f"embedding.{name}", start.clone()) for name, start in self.tensors.items()}
-        found = apply(self.net, {}, own, known(batch, self.x))
+        found = apply(self.net, {}, own, field(batch, self.x))
         if found.shape[2:] != (self.features,):
             raise ValueError(f"the embedding gives {tuple(found.shape[2:])} a row; features={self.features} are asked for")
         return found

@@ -8,7 +8,7 @@ import pyro.distributions as dist
 
 from hierfl.batch import ClientBatch
 from hierfl.models.coefficients import Coefficients, Predictor
-from hierfl.models.fields import known, observe
+from hierfl.models.fields import field, observe
 from hierfl.recipes import recorded
 from hierfl.sites import Model
 
@@ -35,7 +35,7 @@ def poisson(x: str | None = "x", y: str = "y", *, exposure: str | None = None, *
 
     def poisson(batch: ClientBatch) -> None:
         own = predictor(batch)
-        at_risk = 1.0 if exposure is None else known(batch, exposure)
+        at_risk = 1.0 if exposure is None else field(batch, exposure)
         with batch.clients():
             rate = at_risk * own().exp()
             with batch.data():

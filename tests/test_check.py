@@ -132,7 +132,7 @@ def once_each(batch: ClientBatch) -> None:
 WRONG_MODELS: dict[str, tuple[Fn, str]] = {
     "likelihood outside all plates": (no_plates, r"'y' .*outside the clients plate.*batch\.clients\(\)"),
     "data plate without the clients plate": (no_clients, r"'y' is in the data plate but not in the clients plate"),
-    "nothing observed": (no_labels, r"observes nothing inside the clients plate.*obs=batch\.y"),
+    "nothing observed": (no_labels, r"observes no field inside the clients plate.*obs=batch\.y"),
     "local site read outside its plate": (read_outside, r"'leak' stands outside the clients plate.*reads a local site"),
     "missing to_event, global": (model(outside=no_event), r"'v' has batch shape \(2,\).*\(none\).*\.to_event\(1\)"),
     "missing to_event, local": (model(inside=no_event), r"'v' has batch shape \(\d, 2\)|'v' .*\.to_event\(1\)"),

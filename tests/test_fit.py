@@ -235,3 +235,58 @@ def test_it_says_what_it_is() -> None:
     assert repr(fitted).startswith("Fit(fedsvi, 4 clients, 2 rounds, ")
     assert fitted.clients == ("north", "south", "east", "west")
     assert hierfl.Fit is type(fitted)
+
+
+# ------------------------------------------------------------------ what is observed
+def changed_label(batch: ClientBatch) -> None:
+    """The label is changed before it is observed, and a field of the data is not read."""
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(loc, 1.0))
+        with batch.data():
+            pyro.sample("twice", dist.Normal(w + batch.x[..., 0], 1.0), obs=2.0 * batch.y)
+
+
+def test_a_label_changed_in_the_model_is_scored_as_it_is_observed() -> None:
+    data = federation()
+    fitted = fit(fedsvi(changed_label, guides.conditional), data, rounds=1)
+    found = fitted.predict(data.without("ill", "visits"), draws=1)
+    assert found.label is not None and found.log_score is not None
+    torch.testing.assert_close(found.label, 2.0 * data.fields["y"])
+    torch.testing.assert_close(found.log_score, dist.Normal(found.mean, 1.0).log_prob(found.label))
+    unknown = fitted.predict(data.without("y"), draws=1)
+    torch.testing.assert_close(unknown.mean, found.mean)
+    assert unknown.log_score is None
+    again = fitted.predict(data.with_fields(twice=2.0 * data.fields["y"]), draws=1).scores()
+    assert again["rmse"].iloc[0] == pytest.approx(float((found.mean - found.label)[:5].square().mean().sqrt()))
+
+
+def two_labels(batch: ClientBatch) -> None:
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+            pyro.sample("ill", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.ill)
+
+
+def test_of_two_observed_sites_one_is_named_and_both_are_scored_when_held_out() -> None:
+    data = federation()
+    fitted = fit(fedsvi(two_labels, guides.delta), data, rounds=1, held_out=data, score_every=1)
+    with pytest.raises(ValueError, match="observes a row are 'y', 'ill': say which to predict, site="):
+        fitted.predict(data)
+    with pytest.raises(KeyError, match="no site 'z' a row; those it does are 'y', 'ill'"):
+        fitted.predict(data, site="z")
+    both = sum(fitted.predict(data, site=site, draws=50).known()[1].mean() for site in ("y", "ill"))
+    assert fitted.history["held_out_log_score"].iloc[-1] == pytest.approx(float(both))
+    assert fitted.predict(data.without("y"), site="ill").kind == "binary"
+
+
+def test_a_label_made_of_two_fields_is_refused_by_name() -> None:
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            with batch.data():
+                pyro.sample("rest", dist.Normal(w, 1.0), obs=batch.y - batch.x[..., 0])
+
+    with pytest.raises(ValueError, match=r"site 'rest' observes what is made of the fields x, y: .*data\.with_fields\(rest="):
+        fit(fedsvi(model, guides.delta), federation(), rounds=1)

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hierfl
-from hierfl import graph, guides
+from hierfl import graph, guides, passes
 from hierfl.trees import tree_leaves
 
 
@@ -86,9 +86,9 @@ def called(found: fx.GraphModule, op: object) -> int:
 def test_the_passes_keep_the_numbers_and_write_no_gradient() -> None:
     inputs = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
     traced = make_fx(gradient_step)(*inputs)
-    graph.mend(traced)
+    passes.mend(traced)
     torch.testing.assert_close(traced(*inputs), gradient_step(*inputs))
-    assert called(traced, torch.ops.aten.baddbmm.default) == 1
+    assert called(traced, passes.add_product) == 1
     assert called(traced, torch.ops.aten.bmm.default) == called(traced, torch.ops.aten.mul.Tensor) == 0
 
 
@@ -99,8 +99,8 @@ def test_a_gradient_that_is_used_twice_is_left_alone() -> None:
 
     inputs = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
     traced = make_fx(step)(*inputs)
-    graph.mend(traced)
-    assert called(traced, torch.ops.aten.baddbmm.default) == 0
+    passes.mend(traced)
+    assert called(traced, passes.add_product) == 0
     for found, wanted in zip(traced(*inputs), step(*inputs), strict=True):
         torch.testing.assert_close(found, wanted)
 
@@ -110,3 +110,56 @@ def test_auto_compiles_a_long_run_only() -> None:
     assert not hierfl.fit(method, rows(), rounds=2).progress.compiled
     with pytest.raises(ValueError, match="compile is 'yes'"):
         hierfl.fit(method, rows(), rounds=2, compile="yes")  # type: ignore[arg-type]
+
+
+def test_a_graph_made_before_is_read_from_disk() -> None:
+    counted = torch._dynamo.utils.counters["aot_autograd"]
+    inputs = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
+    graph.Graphs().run("step", gradient_step, *inputs)
+    before = counted["autograd_cache_hit"]
+    graph.Graphs().run("step", gradient_step, *inputs)
+    assert counted["autograd_cache_hit"] == before + 1
+
+
+def test_what_is_given_away_is_written_over_and_nothing_else_is() -> None:
+    w, x, g = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
+    wanted, kept = gradient_step(w, x, g), w.clone()
+    graphs = graph.Graphs()
+    torch.testing.assert_close(graphs.run("step", gradient_step, w, x, g), wanted)
+    assert torch.equal(w, kept), "it was lent, not given"
+    moved = graphs.run("step", gradient_step, w, x, g, give=True)
+    torch.testing.assert_close(moved, wanted)
+    assert moved.data_ptr() == w.data_ptr()
+
+
+def test_a_given_tensor_that_another_input_shares_is_copied_first() -> None:
+    w, g = torch.randn(3, 4, 7), torch.randn(3, 4, 4)
+    kept, wanted = w.clone(), gradient_step(w, w, g)
+    moved = graph.Graphs().run("step", gradient_step, w, w, g, give=True)
+    torch.testing.assert_close(moved, wanted)
+    assert torch.equal(w, kept)
+
+
+def both_uses(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    moved = w - 0.1 * torch.bmm(a, b)
+    return moved, w.transpose(1, 2)
+
+
+def chained(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two steps in one graph, the second through a decayed weight; and a product of the weight itself."""
+    first = 0.9 * w - 0.1 * torch.bmm(a, b)
+    second = 0.9 * first - 0.1 * torch.bmm(a, b + first.sum(1, keepdim=True))
+    return second, torch.bmm(w, w.transpose(1, 2)).sum()
+
+
+def of_itself(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return w - 0.1 * torch.bmm(a, b @ w.transpose(1, 2) @ w), a - 0.1 * torch.bmm(w, b.transpose(1, 2))
+
+
+@pytest.mark.parametrize("step", [both_uses, chained, of_itself])
+def test_steps_in_place_keep_the_numbers(step: Any) -> None:
+    trees = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
+    wanted = step(*trees)
+    found = graph.Graphs().run("step", lambda wa, b: step(*wa, b), (trees[0].clone(), trees[1].clone()), trees[2], give=True)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)

@@ -91,7 +91,7 @@ def test_a_point_estimate_leaves_the_spread_of_clients() -> None:
 
 
 def test_fields_that_the_model_needs_are_asked_for(fitted: Fit) -> None:
-    with pytest.raises(ValueError, match="the rows have no field 'x', which the model was fitted with"):
+    with pytest.raises(ValueError, match="the rows have no field 'x', which the model or its guide reads"):
         predict_from_prior(fitted, rows(["new"]).without("x"))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import hierfl
 from hierfl import guides, models, noise
-from hierfl.batch import ClientBatch, full_batch, gather
+from hierfl.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data import ClientData
 from hierfl.engine import begin, client_round
 from hierfl.federation import federate
@@ -131,23 +131,32 @@ def test_sizes_do_not_depend_on_rows_or_clients(name: str) -> None:
     assert not sizes & {d for shape in shapes(up, skip=1).values() for d in shape}, "no dimension is one of rows"
 
 
-TEN_ROUNDS: dict[str, Callable[[], Method]] = {
-    "bfi": lambda: hierfl.methods.bfi(regression, steps=1),
-    "fedlaplace": lambda: hierfl.methods.fedlaplace(regression, points=8, weighed=64, enough=8, corrections=1),
-    "pvi": lambda: hierfl.methods.pvi(regression, points=4),
+TEN_ROUNDS: dict[str, tuple[Callable[[], Method], Shapes, set[str]]] = {  # what comes up of 4 global numbers; what stays
+    "bfi": (lambda: hierfl.methods.bfi(regression, steps=1), {"shift": (4,), "precision": (4, 4)}, set()),
+    "fedlaplace": (
+        lambda: hierfl.methods.fedlaplace(regression, points=8, weighed=64, enough=8, corrections=1),
+        {"log_marginal": (), "gradient": (4,), "hessian": (4, 4), "lost": ()},
+        {"mode", "slope", "loc"},
+    ),
+    "pvi": (
+        lambda: hierfl.methods.pvi(regression, points=2, steps=1),
+        {"shift": (4,), "precision": (4, 4), "improper": ()},
+        {"shift", "precision", "mode", "slope", "loc"},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", TEN_ROUNDS)
-def test_methods_of_few_rounds_send_numbers_about_global_sites_alone(name: str) -> None:
+def test_methods_of_few_rounds_send_gradients_and_hessians_in_global_sites_alone(name: str) -> None:
     """Values, slopes and curvatures in the 4 global numbers: as large for 3 rows as for 70, and none of a local site."""
-    (down, up, _, program), (down_, up_, *_) = (exchange(TEN_ROUNDS[name](), federation(n)) for n in ((5, 3), (50, 30, 70)))
+    make, expected, stays = TEN_ROUNDS[name]
+    (down, up, kept, program), (down_, up_, *_) = (exchange(make(), federation(n)) for n in ((5, 3), (50, 30, 70)))
+    for sent in (up, up_):
+        assert {share: tuple(of.value.shape[1:]) for share, of in sent.items()} == expected
+    assert {path.rsplit("'", 2)[-2] for path in named_leaves(kept)} == stays
     local = {s.name for s in program.latents.local_block.sites}
     assert not [path for path in (*named_leaves(down), *named_leaves(up)) if any(f"'{site}'" in path for site in local)]
-    for tree, tree_ in ((down, down_), (up, up_)):
-        sizes, sizes_ = ({k: v.shape for k, v in named_leaves(t).items()} for t in (tree, tree_))
-        lead = 1 if tree is up else 0
-        assert {k: v[lead:] for k, v in sizes.items()} == {k: v[lead:] for k, v in sizes_.items()}
+    assert shapes(down) == shapes(down_)
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n.startswith("fedsvi")])
@@ -205,8 +214,8 @@ def test_padding_is_the_clients_own_rows(size: int | None, unit: Any, ids: list[
     phase = Phase(lambda lane, message, batch: lane, 3, unit, size)
     for batch, _ in batches(data, chosen, phase, seed=1, at=(0, 0)):
         owner = chosen[:, None].expand(-1, batch.num_rows).to(torch.get_default_dtype())
-        assert torch.equal(batch.fields["y"], owner)  # type: ignore[arg-type]
-        assert torch.equal(batch.fields["x"][..., 1], owner)  # type: ignore[index]
+        assert torch.equal(batch.fields["y"], owner)
+        assert torch.equal(batch.fields["x"][..., 1], owner)
         assert torch.equal(batch.client_fields["height"][:, 0], data.client_fields["height"][chosen])
     whole = full_batch(data, chosen)
     assert whole.rows is None or bool((whole.rows.sum(1) == data.counts[chosen]).all())
@@ -214,7 +223,7 @@ def test_padding_is_the_clients_own_rows(size: int | None, unit: Any, ids: list[
 
 def test_keys_of_a_batch_are_those_of_its_clients_alone() -> None:
     data = federation()
-    one = gather(data, torch.tensor([2]), torch.tensor([[8, 9]]), None, seed=7, at=(1, 2))
+    one = gather(data, torch.tensor([2]), torch.tensor([[8, 9]]), None, keys_of(data, torch.tensor([2]), 7, 1, 2))
     among = full_batch(data, torch.arange(4), seed=7, at=(1, 2))
     assert torch.equal(one.key[0], among.key[2])
     assert torch.equal(one.shared_key, among.shared_key)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from hierfl import guides
-from hierfl.batch import ClientBatch, full_batch, gather
+from hierfl.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data import ClientData
 from hierfl.method import Phase
 from hierfl.pooled import stacked
@@ -28,7 +28,7 @@ def batch_of(data: ClientData, size: int | None, ids: Tensor) -> ClientBatch:
     if size is None:
         return full_batch(data, ids, seed=3)
     index, inside, _ = row_plan(data, ids, Phase(lambda lane, message, b: lane, batch_size=size), seed=3, at=(0,))
-    return gather(data, ids, index[0], None if bool(inside.all()) else inside[0], seed=3, at=(0,), is_mini_batch=True)
+    return gather(data, ids, index[0], None if bool(inside.all()) else inside[0], keys_of(data, ids, 3, 0), is_mini_batch=True)
 
 
 def pooled_params(program: Program, params: Params, clients: int) -> Params:

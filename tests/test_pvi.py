@@ -132,7 +132,7 @@ def test_the_log_evidence_of_a_hierarchy() -> None:
     total = marginal.log_prior(z)
     for k in range(3):
         batch = full_batch(three(), torch.tensor([k]))
-        total = total + marginal.value(z, marginal.start(z, batch), batch, 5)[0]
+        total = total + marginal.value(z, marginal.start(z, batch), batch)[0]
     posterior = dist.Normal(1.8461538461538463, 0.46153846153846156**0.5).log_prob(z[0])
     close(total - posterior, -12.4900925468, 1e-8)
 
@@ -154,7 +154,7 @@ def test_bfi_is_exact_where_all_is_gaussian(by_row: bool) -> None:
 def test_bfi_is_close_where_it_is_not() -> None:
     data = federation((40, 30, 50))
     (loc, precision), (q, its) = (
-        gaussian(fit(m, data, rounds=12)) for m in (bfi(logistic, steps=8), fedlaplace(logistic, corrections=0))
+        gaussian(fit(m, data, rounds=12)) for m in (bfi(logistic, steps=8), fedlaplace(logistic, corrections=0, points=8))
     )
     close((loc - q) * its.diagonal().sqrt(), torch.zeros(()), 0.6)
     close(precision / its, torch.ones(()), 0.5)

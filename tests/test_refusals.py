@@ -171,6 +171,25 @@ def test_methods_that_do_not_fit_the_program(what: str, data: ClientData) -> Non
         fit(make(), data, rounds=1)
 
 
+def gamma_model(batch: ClientBatch) -> None:
+    with batch.clients():
+        w = pyro.sample("w", dist.Gamma(2.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
+
+
+def gamma_guide(batch: ClientBatch) -> None:
+    with batch.clients():
+        rate = pyro.param("rate", torch.ones(batch.num_clients, 1), constraint=dist.constraints.positive)
+        pyro.sample("w", dist.Gamma(2.0, rate))
+
+
+@pytest.mark.filterwarnings("ignore:site 'w' is drawn from Gamma")
+def test_a_guide_that_draws_one_client_at_a_time_has_no_pooled_run(data: ClientData) -> None:
+    with pytest.raises(ValueError, match=r"engine='pooled' draws for all clients at once.*engine='sequential'"):
+        fit(hierfl.methods.fedsvi(gamma_model, gamma_guide), data, rounds=1, engine="pooled")
+
+
 def test_methods_without_a_pooled_form(data: ClientData) -> None:
     model = hierfl.models.network(torch.nn.Linear(2, 1), likelihood=hierfl.models.likelihood.normal(1.0))
     with pytest.raises(ValueError, match="method 'fedavg' has no pooled form: use engine='vectorised'"):
@@ -198,7 +217,7 @@ def newcomer() -> ClientData:
 
 ROWS: dict[str, tuple[Callable[[ClientData], ClientData], type[Exception], str]] = {
     "unknown client": (lambda d: newcomer(), KeyError, r"client 'new' was not fitted: infer it first, fit\.personalise"),
-    "missing field": (lambda d: d.without("x"), ValueError, "the rows have no field 'x', which the model was fitted with"),
+    "missing field": (lambda d: d.without("x"), ValueError, "the rows have no field 'x', which the model or its guide reads"),
     "wrong shape": (
         lambda d: d.with_fields(x=torch.zeros(16, 3)),
         ValueError,
@@ -230,7 +249,7 @@ def test_new_clients_need_the_labels_that_their_guide_reads(family: str, data: C
 
 
 def test_scores_need_labels(fitted: hierfl.Fit, data: ClientData) -> None:
-    with pytest.raises(ValueError, match="no labels 'y': nothing to score"):
+    with pytest.raises(ValueError, match="no labels for site 'y': nothing to score"):
         fitted.predict(data.without("y"), draws=2).scores()
 
 

@@ -14,8 +14,6 @@ method. What it costs: each centre's Gaussian is taken at its own mode, far from
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pyro
 import torch
 from torch import Tensor
@@ -27,17 +25,19 @@ from hierfl.laplace import newton_step
 from hierfl.marginal import Expansion, Marginal, check_integrable
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.laplace_server import normal_params
+from hierfl.predictor import seen_linear
 from hierfl.program import Program
 from hierfl.recipes import recorded
 from hierfl.sites import Model
 from hierfl.trees import Tree
 
-NEWTON, LONGEST = 10, 2.0  # steps to the mode of a client's own sites at each z; the longest step of z
+NEWTON, LONGEST = 5, 2.0  # steps to the mode of a client's own sites at each z; the longest step of z
+SHARES = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step that are tried
 
 
 @recorded
 def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
-    """BFI of a program: fit it with `rounds=1`.
+    """BFI of a program. One round is all of it, however many are allowed.
 
     Args:
         model: with global sites; local ones are integrated out.
@@ -51,7 +51,7 @@ def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
 
     def client(program: Program) -> Client:
         check_integrable(program, limit)
-        return _client(Marginal(program), steps)
+        return _client(Marginal(program, seen_linear(program)), steps)
 
     def server(program: Program) -> Server:
         check_integrable(program, limit)
@@ -61,43 +61,51 @@ def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
 
 
 def _client(marginal: Marginal, steps: int) -> Client:
-    def at(z: Tensor, batch: ClientBatch) -> tuple[Expansion, Expansion]:
-        return marginal.expand(z, marginal.start(z, batch) if marginal.own.size else torch.zeros(0), batch, NEWTON)[
-            0
-        ], marginal.prior(z)
+    size, inside = marginal.shared.size, marginal.own.size
 
-    def value(z: Tensor, batch: ClientBatch) -> Tensor:
-        near = marginal.start(z, batch) if marginal.own.size else torch.zeros(0)
-        return marginal.value(z, near, batch, NEWTON)[0] + marginal.log_prior(z)
+    def expand(lane: Tree, batch: ClientBatch, newton: int) -> tuple[Expansion, Tree]:
+        found, inner = marginal.expand(lane["z"], _guess(lane, lane["z"]), batch, newton)
+        return found, {"mode": inner.mode, "slope": inner.slope, "loc": lane["z"]}
 
     def climb(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
         with torch.no_grad():
-            likelihood, prior = at(lane["z"], batch)
+            (likelihood, near), prior = expand(lane, batch, NEWTON), marginal.prior(lane["z"])
             step = newton_step(likelihood.gradient + prior.gradient, -likelihood.hessian - prior.hessian, cap=LONGEST)
-            return {**lane, "z": lane["z"] + _best(lambda z: value(z, batch), lane["z"], step)}
+            lane = {**lane, **near}
+
+            def value(by: Tensor) -> Tensor:
+                z = lane["z"] + by * step
+                return marginal.value(z, _guess(lane, z), batch, NEWTON)[0] + marginal.log_prior(z)
+
+            values = torch.vmap(value)(SHARES.to(step.dtype))
+        return {**lane, "z": lane["z"] + SHARES.to(step.dtype)[values.nan_to_num(nan=-torch.inf).argmax(0)] * step}
 
     def look(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
         with torch.no_grad():
-            likelihood, _ = at(lane["z"], batch)
+            likelihood, near = expand(lane, batch, 2 * NEWTON)
         precision = -likelihood.hessian
-        return {"z": lane["z"], "shift": likelihood.gradient + precision @ lane["z"], "precision": precision}
+        shift = likelihood.gradient + precision @ lane["z"]
+        return {"z": lane["z"], **near, "shift": shift, "precision": precision}
+
+    def start(message: Tree, own: Tree) -> Tree:
+        near = {"mode": torch.zeros(inside), "slope": torch.zeros(inside, size), "loc": torch.zeros(size)}
+        return {"z": message["loc"], **near, "shift": message["loc"], "precision": message["precision"]}
 
     def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         return {"shift": Share(lane["shift"]), "precision": Share(lane["precision"])}, own
 
     return Client(
         own={},
-        start=lambda message, own: {"z": message["loc"], "shift": message["loc"], "precision": message["precision"]},
+        start=start,
         phases=(Phase(climb, count=steps), Phase(look)),
         finish=finish,
         params=lambda message, own: message["params"],
     )
 
 
-def _best(value: Callable[[Tensor], Tensor], z: Tensor, step: Tensor) -> Tensor:
-    shares = torch.tensor([1.0, 0.5, 0.25, 0.0], dtype=z.dtype)
-    values = torch.stack([value(z + by * step) for by in shares])
-    return shares[values.nan_to_num(nan=-torch.inf).argmax(0)] * step
+def _guess(lane: Tree, z: Tensor) -> Tensor:
+    guess: Tensor = lane["mode"] + lane["slope"] @ (z - lane["loc"])
+    return guess
 
 
 def _server(marginal: Marginal, steps: int) -> Server:
@@ -113,10 +121,11 @@ def _server(marginal: Marginal, steps: int) -> Server:
         smallest = float(torch.linalg.eigvalsh(precision)[0])
         if not smallest > 0.0:
             raise ValueError(f"the product of the centres' Gaussians is none (an eigenvalue of its precision is {smallest:.3g})")
-        return {"loc": z, "precision": precision}
+        return {"loc": z, "precision": precision, "done": torch.ones(())}
 
     def final(state: Tree, clock: Clock) -> Tree:
         return {"params": normal_params(state["loc"], state["precision"])}
 
     size = marginal.shared.size
-    return Server(state={"loc": marginal.shared.start.detach().clone(), "precision": torch.eye(size)}, update=update, final=final)
+    state = {"loc": marginal.shared.start.detach().clone(), "precision": torch.eye(size), "done": torch.zeros(())}
+    return Server(state=state, update=update, final=final, finished=lambda state: bool(state["done"] > 0.0))

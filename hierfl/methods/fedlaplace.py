@@ -11,8 +11,10 @@ nothing else crosses. The server goes through three stages, a round an evaluatio
     settle   natural-gradient steps of q(z) = Normal(m, P^-1), on quasi-random points of q, until they are short (0.05 sd; 0.2 sd
              if weights follow):
                  P <- -E_q[d2 log p],    m <- m + P^-1 E_q[d log p];
-    weigh    clients return l_k at each of many points of a Student t about q, which become draws of p(z | y) by Pareto-smoothed
-             weights p(z) exp(sum_k l_k(z)) / t(z); again from a t refitted to those draws while too few points are effective.
+    weigh    clients return l_k at each of many points of a Student t about q, as much wider on one side of each axis than on the
+             other as the posterior was seen to be while q settled (l_k at 2 K + 1 points more). They become draws of p(z | y) by
+             Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z); again from a t refitted to those draws while too few points are
+             effective.
 
 A client's own posterior is Gaussian given each of those draws: `guides.conditional`. Exact where everything is Gaussian.
 
@@ -35,13 +37,14 @@ from hierfl.guides.shared import Shared, empirical, full_normal
 from hierfl.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.laplace_server import Points, Rounds, finished, logged, standard_points
+from hierfl.predictor import seen_linear
 from hierfl.program import Program, ProgramError
 from hierfl.recipes import recorded
 from hierfl.sites import Guide, Latents, Model, family
 from hierfl.trees import Tree
 
-COLD, WARM, FOR_DRAWS = 25, 5, 10  # Newton steps to a client's mode: the first time, from the last one found, for its draws
-EXPANDED, VALUED = 4, 32  # points carried at once with derivatives, and without
+COLD, WARM, FOR_DRAWS = 25, 4, 6  # Newton steps to a client's mode: the first time, from the last one found, for its draws
+EXPANDED, VALUED = 32, 256  # points carried at once with derivatives, and without
 
 
 @recorded
@@ -88,7 +91,8 @@ def fedlaplace(
         return standard_points(size, settle=points, weigh=weighed, corrections=corrections, seed=seed)
 
     def client(program: Program) -> Client:
-        return _client(Marginal(program), shared_points(program))
+        points = shared_points(program)
+        return _client(Marginal(program, seen_linear(program)), points)
 
     def server(program: Program) -> Server:
         rounds = Rounds(Marginal(program), shared_points(program), enough, start or {}, radius)
@@ -131,18 +135,24 @@ def _client(marginal: Marginal, points: Points) -> Client:
     def step(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
         own, steps, at = lane["own"], COLD if "first" in message else WARM, points.at(message)
 
-        def near(z: Tensor) -> Tensor:
-            return marginal.nearer(z, own["mode"] + own["slope"] @ (z - own["loc"]), batch)
+        def guess(z: Tensor) -> Tensor:
+            return own["mode"] + own["slope"] @ (z - own["loc"])
+
+        def values(at: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.vmap(lambda z: marginal.value(z, guess(z), batch), chunk_size=VALUED)(at)
 
         with torch.no_grad():
-            if "weigh" in message:
-                values, lost = torch.vmap(lambda z: marginal.value(z, near(z), batch, steps), chunk_size=VALUED)(at)
-                return {"own": own, "up": {"log_marginals": values, "lost": lost.to(values.dtype).mean()}}
-            found, inner = torch.vmap(lambda z: marginal.expand(z, near(z), batch, steps), chunk_size=EXPANDED)(at)
-        value, gradient, hessian = (v.mean(0) for v in found)
-        lost = inner.lost.to(value.dtype).mean()
-        kept = {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)}  # w^(z) as a line through q's points
-        return {"own": kept, "up": {"log_marginal": value, "gradient": gradient, "hessian": hessian, "lost": lost}}
+            if "right" in message:
+                found, lost = values(at)
+                return {"own": own, "up": {"log_marginals": found, "lost": lost.to(found.dtype).mean()}}
+            expansion, inner = torch.vmap(lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=EXPANDED)(at)
+            value, gradient, hessian = (v.mean(0) for v in expansion)
+            kept = {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)}  # w^(z) as a line near q
+            up = {"log_marginal": value, "gradient": gradient, "hessian": hessian, "lost": inner.lost.to(value.dtype).mean()}
+            own = kept
+            if "tril" in message and len(points.weighing):
+                up["along"], _ = values(points.along(message))
+        return {"own": kept, "up": up}
 
     def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         return {name: Share(value) for name, value in lane["up"].items()}, lane["own"]
@@ -155,4 +165,5 @@ def _client(marginal: Marginal, points: Points) -> Client:
         finish=finish,
         params=lambda message, own: message["params"],
         adapt=(),
+        like_rows=lambda message: "tril" in message,
     )

@@ -15,7 +15,7 @@ from torch.distributions import transform_to
 
 from hierfl.ascent import climbed, climbing, settled, settling, tril_of
 from hierfl.guides.shared import positive
-from hierfl.importance import normal_points, resampled, smoothed, student_log_prob, student_points
+from hierfl.importance import Split, heavy_points, normal_points, resampled, sides, smoothed
 from hierfl.marginal import Expansion, Marginal
 from hierfl.method import Clock
 from hierfl.program import Params
@@ -25,8 +25,10 @@ CLIMB, SETTLE, WEIGH, DONE = range(4)
 STAGES = ("climbing to the mode", "settling", "weighing", "done")
 PARTS = 16  # settling rounds with points of their own; then the first ones again
 STILL, STILL_ENOUGH = 0.05, 0.2  # standard deviations that q may still move when it has settled: as the answer, as a proposal
-FREEDOM = 7.0  # degrees of the Student t that points to be weighed are of
+FREEDOM = 15.0  # degrees of the Student t that points to be weighed are of
+FAR = 3.0  # standard deviations of q at which its sides are looked at: on from there the t's own tail is wide enough
 K_HAT = 0.7
+FEW = 10  # effective points for each global number, below which a proposal is kept as it is: they say too little of a covariance
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +37,14 @@ class Points:
 
     Args:
         settling: standard normal, (PARTS, M, K).
-        weighing: standard Student t, (corrections, S, K).
-        seed: of both.
+        weighing: standard normal, (corrections, S, K).
+        stretch: what makes the latter's rows a Student t's, (corrections, S, 1).
+        seed: of all.
     """
 
     settling: Tensor
     weighing: Tensor
+    stretch: Tensor
     seed: int
 
     def at(self, message: Tree) -> Tensor:
@@ -48,16 +52,27 @@ class Points:
         loc: Tensor = message["loc"]
         if "tril" not in message:
             return loc[None]
-        each = self.weighing if "weigh" in message else self.settling
-        return loc + each.index_select(0, message["part"][None])[0] @ message["tril"].T
+        if "right" in message:
+            return _split(message).points(*(v.index_select(0, message["part"][None])[0] for v in (self.weighing, self.stretch)))
+        return loc + self.settling.index_select(0, message["part"][None])[0] @ message["tril"].T
+
+    def along(self, message: Tree) -> Tensor:
+        """The centre of q, and points on both sides of it along the columns of `tril`, (1 + 2 K, K); none if nothing is weighed."""
+        loc, size = message["loc"], self.weighing.shape[-1]
+        if not len(self.weighing):
+            return torch.zeros(0, size, dtype=loc.dtype)
+        columns = FAR * message["tril"].T
+        return loc + torch.cat([torch.zeros(1, size, dtype=loc.dtype), columns, -columns])
 
 
 def standard_points(size: int, *, settle: int, weigh: int, corrections: int, seed: int) -> Points:
     """Points in K = `size` dimensions: `settle` a settling round, `weigh` in each of the `corrections` weighing rounds."""
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
-    heavy = [student_points(weigh, size, freedom=FREEDOM, seed=seed + 1 + a) for a in range(corrections)]
-    weighing = torch.stack(heavy) if heavy else torch.zeros(0, weigh, size)
-    return Points(halves.transpose(0, 1).reshape(PARTS, settle, size), weighing, seed)
+    heavy = [heavy_points(weigh, size, freedom=FREEDOM, seed=seed + 1 + a) for a in range(corrections)]
+    weighing, stretch = (
+        (torch.stack(v) for v in zip(*heavy, strict=True)) if heavy else (torch.zeros(0, weigh, d) for d in (size, 1))
+    )
+    return Points(halves.transpose(0, 1).reshape(PARTS, settle, size), weighing, stretch, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +111,11 @@ class Rounds:
             **settling(climbing(at.detach(), self.radius)),
             **_at(CLIMB, 0),
             "log_p": torch.zeros(kept, count),
-            "proposals": {"loc": torch.zeros(kept, size), "tril": torch.zeros(kept, size, size)},
+            **{side: torch.ones(size) for side in ("right", "left")},
+            "proposals": {
+                "tril": torch.zeros(kept, size, size),
+                **{name: torch.zeros(kept, size) for name in ("loc", "right", "left")},
+            },
             "draws": torch.zeros(count, size),
             "k_hat": torch.tensor(torch.nan),
             "effective": torch.tensor(torch.nan),
@@ -108,7 +127,7 @@ class Rounds:
         if stage == CLIMB:
             return {"loc": state["loc"], **({"first": torch.zeros(())} if _nothing_known(state) else {})}
         message = {"loc": state["loc"], "tril": tril_of(state["precision"]), "part": state["part"]}
-        return {**message, "weigh": torch.zeros(())} if stage == WEIGH else message
+        return {**message, "right": state["right"], "left": state["left"]} if stage == WEIGH else message
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """The next state."""
@@ -143,38 +162,52 @@ class Rounds:
             arrived = bool(state["moved"] < 1.0)
             state = {**(settling(state) if arrived else state), **_at(SETTLE if arrived else CLIMB, 0)}
         else:
-            part = (int(state["part"]) + 1) % PARTS
-            state = {**settled(state, found, self.unit), **_at(SETTLE, part)}
+            part, seen = (int(state["part"]) + 1) % PARTS, self.sides(state, means)
+            state = {**settled(state, found, self.unit), **_at(SETTLE, part), **seen}
             if bool(state["moved"] < (STILL_ENOUGH if corrections else STILL)):
                 state = {**state, **_at(WEIGH if corrections else DONE, 0)}
         if corrections and left <= corrections:
             state = {**state, **_at(WEIGH, 0)}
         return state
 
+    def sides(self, state: Tree, means: dict[str, Tree]) -> Tree:
+        """How wide q is to be on either side, from the log posterior far out along its axes."""
+        if not len(self.points.weighing):
+            return {}
+        at = self.points.along(self.down(state, Clock(0, 1)))
+        log_p = torch.vmap(self.marginal.log_prior)(at) + means["along"] * self.marginal.program.num_clients
+        right, left = sides(log_p[0] - log_p[1:], FAR).chunk(2)
+        return {"right": right, "left": left}
+
     def weighed(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
         """After a round of weights: all points so far by the posterior over the mixture of the proposals they are of."""
-        part, standard = int(state["part"]), self.points.weighing
+        part, count = int(state["part"]), self.points.weighing.shape[1]
+        now = _split(self.down(state, Clock(0, 1)))
         proposals, log_p = tree_map(torch.clone, state["proposals"]), state["log_p"].clone()
-        proposals["loc"][part], proposals["tril"][part] = state["loc"], tril_of(state["precision"])
-        so_far = list(zip(proposals["loc"][: part + 1], proposals["tril"][: part + 1], strict=True))
-        at = torch.cat([loc + standard[a] @ tril.T for a, (loc, tril) in enumerate(so_far)])
-        prior = torch.vmap(self.marginal.log_prior)(at[-standard.shape[1] :])
+        for name, value in now._asdict().items():
+            proposals[name][part] = value
+        so_far = [_split({name: v[a] for name, v in proposals.items()}) for a in range(part + 1)]
+        at = torch.cat([q.points(self.points.weighing[a], self.points.stretch[a]) for a, q in enumerate(so_far)])
+        prior = torch.vmap(self.marginal.log_prior)(at[-count:])
         log_p[part] = prior + means["log_marginals"] * self.marginal.program.num_clients
-        density = torch.stack([student_log_prob(at, loc, tril, FREEDOM) for loc, tril in so_far]).logsumexp(0)
+        density = torch.stack([q.log_prob(at, FREEDOM) for q in so_far]).logsumexp(0)
         weights = smoothed(log_p[: part + 1].flatten() - density)
+        again = part + 1 < len(log_p) and left > 0 and (weights.effective < self.enough or weights.k_hat >= K_HAT)
         share = weights.log.exp()
-        loc = share @ at
-        covariance = (at - loc).T @ ((at - loc) * share[:, None])
-        bad = weights.effective < self.enough or weights.k_hat >= K_HAT
-        again = part + 1 < len(standard) and left > 0 and bad
+        mean = share @ at
+        covariance = (at - mean).T @ ((at - mean) * share[:, None])
+        if weights.effective > FEW * len(mean):
+            now = now.refitted(mean, covariance)
         return {
             **state,
             **_at(WEIGH if again else DONE, part + 1),
             "proposals": proposals,
             "log_p": log_p,
-            "draws": resampled(at, weights.log, standard.shape[1]),
-            "loc": loc,
-            "precision": torch.linalg.inv(covariance),
+            "draws": resampled(at, weights.log, count),
+            "loc": now.loc,
+            "precision": torch.linalg.inv(now.tril @ now.tril.T),
+            "right": now.right,
+            "left": now.left,
             "k_hat": torch.tensor(weights.k_hat),
             "effective": torch.tensor(weights.effective),
         }
@@ -196,6 +229,10 @@ def normal_params(loc: Tensor, precision: Tensor) -> Params:
     scale = tril.diagonal()
     lower = (tril / scale[:, None]).tril(-1)
     return {"_shared.loc": loc, "_shared.scale": transform_to(positive).inv(scale), "_shared.lower": lower}
+
+
+def _split(message: Tree) -> Split:
+    return Split(message["loc"], message["tril"], message["right"], message["left"])
 
 
 def finished(state: Tree) -> bool:

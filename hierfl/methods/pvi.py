@@ -30,6 +30,7 @@ from hierfl.importance import normal_points
 from hierfl.marginal import Marginal, check_integrable
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.laplace_server import normal_params
+from hierfl.predictor import seen_linear
 from hierfl.program import Program
 from hierfl.recipes import recorded
 from hierfl.sites import Model
@@ -75,7 +76,7 @@ def pvi(
         check_integrable(program, limit)
         standard = normal_points(points, program.latents.global_block.size, seed=seed)
         delta = program.share if damping is None else damping
-        return _client(Marginal(program), standard, delta=delta, steps=steps, full=factors == "full")
+        return _client(Marginal(program, seen_linear(program)), standard, delta=delta, steps=steps, full=factors == "full")
 
     def server(program: Program) -> Server:
         check_integrable(program, limit)
@@ -93,14 +94,14 @@ def _client(marginal: Marginal, standard: Tensor, *, delta: float, steps: int, f
         """One natural-gradient step towards q_k: precision of the cavity minus E[l''], mean by Newton's step with that."""
         q, last, cavity = lane["q"], lane["near"], sub(message, lane["factor"])
 
-        def near(z: Tensor) -> Tensor:
-            return marginal.nearer(z, last["mode"] + last["slope"] @ (z - last["loc"]), batch)
+        def guess(z: Tensor) -> Tensor:
+            return last["mode"] + last["slope"] @ (z - last["loc"])
 
         with torch.no_grad():
             covariance = torch.linalg.inv_ex(q["precision"]).inverse
             loc = covariance @ q["shift"]
             at = loc + standard @ torch.linalg.cholesky_ex(covariance).L.T
-            found, inner = torch.vmap(lambda z: marginal.expand(z, near(z), batch, NEWTON), chunk_size=AT_ONCE)(at)
+            found, inner = torch.vmap(lambda z: marginal.expand(z, guess(z), batch, NEWTON), chunk_size=AT_ONCE)(at)
             precision = cavity["precision"] - found.hessian.mean(0)
             slope = found.gradient.mean(0) + cavity["shift"] - cavity["precision"] @ loc
             move = torch.linalg.inv_ex(precision).inverse @ slope

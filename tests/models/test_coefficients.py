@@ -175,15 +175,6 @@ def test_gradients_reach_every_coefficient(data: ClientData) -> None:
         assert (gradient != 0).all()
 
 
-def test_rows_unknown_are_predicted(data: ClientData) -> None:
-    program = read(models.logistic(y="ill"), guides.delta, data)
-    batch = everyone(data.with_fields(ill=torch.zeros(data.num_rows)))
-    batch = ClientBatch(**{**{f: getattr(batch, f) for f in batch.__dataclass_fields__}, "fields": {**batch.fields, "ill": None}})
-    assert program.observed(values_at_random(program), batch, {})["ill"].batch_shape == (3, 7)
-    with pytest.raises(ValueError, match="field 'ill' has no values in these rows, and the model needs them"):
-        densities(read(models.linear(x="ill"), guides.delta, data), values_at_random(program), batch)
-
-
 def test_made_again_from_its_recipe(data: ClientData) -> None:
     for name, own in REGRESSIONS:
         model = getattr(models, name)(**own, slopes="global", centred=True)

@@ -1,0 +1,330 @@
+"""Seconds a round beside other ways to do the same work: `python -m benchmarks.speed [W1 ...] [--quick] [--peers DIR] [--write]`.
+
+Every way runs in a process of its own, and they take turns (A B C A B C ...): a block of rounds each, so that a busy minute falls
+on all of them. A ratio is of blocks of one turn; shown is the median over turns. The loop that ratios are taken to is the better
+of one thread and two. The last line printed is one JSON object: way -> ratio_to_loop, ratio_to_vmap_compile, seconds, rss_mb,
+compile_s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import hierfl
+from benchmarks.reference_models import RADON
+from benchmarks.workloads import WORKLOADS, Workload, plain_loop, radon_loop, vmapped
+from hierfl import methods, models
+from hierfl.engine import begin, rounds
+from hierfl.federation import federate
+from hierfl.graph import Graphs
+from hierfl.method import Method
+from hierfl.optimisers import SGD
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+SETTLED = 2  # rounds of each process that are not timed: the first compiles
+
+
+# ------------------------------------------------------------------------------------------------ the ways
+def fedavg(work: Workload) -> Method:
+    """FedAvg: no prior."""
+    return methods.fedavg(models.network(work.module()), optimiser=SGD(work.lr), steps=work.steps, batch_size=work.batch)
+
+
+def fedmap(work: Workload) -> Method:
+    """MAP with a Gaussian prior on every weight, its mean the server's."""
+    model = models.bayesian_network(work.module(), prior_scale=1.0)
+    return methods.fedmap(model, lr=work.lr, steps=work.steps, unit="step", batch_size=work.batch)
+
+
+def fedabml(work: Workload, *, reparameterise: str = "weights") -> Method:
+    """A mean-field posterior of every weight, one draw, its KL in closed form, a step on the prior for each batch."""
+    model = models.bayesian_network(work.module(), prior_scale="learned")
+    return methods.fedabml(model, lr=work.lr, draws=1, steps=work.steps, unit="step", batch_size=work.batch)
+
+
+def pfedme(work: Workload) -> Method:
+    """PRIOR's inner loop."""
+    model = models.bayesian_network(work.module(), prior_scale=1.0)
+    return methods.pfedme(
+        model, lam=work.lam, lr=work.lr, eta=work.lr, prox_steps=work.inner, steps=work.steps, batch_size=work.batch
+    )
+
+
+def run_method(method: Method, data: hierfl.ClientData, cohort: int | None = None) -> Iterator[None]:
+    """Rounds as `hierfl.fit` runs them, compiled, history and all."""
+    federation = replace(federate(method, data, seed=0, cohort=cohort), graphs=Graphs())
+    for _ in rounds(federation, begin(federation), 10**9):
+        yield
+
+
+def radon() -> Iterator[None]:
+    """All 85 counties, all rows, a structured posterior, one joint step a round."""
+    torch.set_default_dtype(torch.float32)
+    method = methods.fedsvi(RADON.ways["structured_non_centred"].model, hierfl.guides.structured)
+    yield from run_method(method, hierfl.datasets.radon())
+
+
+Rounds = Callable[[], Iterator[None]]
+
+
+def ways_of(name: str) -> dict[str, Rounds]:
+    """The ways to do one workload; those whose names begin with "loop" are by hand, one client after another."""
+    if name == "W5":
+        return {"loop, 1 thread": radon_loop, "loop, 2 threads": radon_loop, "structured": radon}
+    work = WORKLOADS[name]
+    own: dict[str, Callable[[Workload], Method]] = {"pFedMe": pfedme} if name == "W4" else {"FedAvg": fedavg}
+    if name == "W1":
+        own |= {"MAP": fedmap, "FedABML": fedabml}
+
+    def ours(method: Callable[[Workload], Method]) -> Rounds:
+        return lambda: run_method(method(work), work.data(), work.cohort)
+
+    by_hand: dict[str, Rounds] = {
+        "loop, 1 thread": lambda: plain_loop(work),
+        "loop, 2 threads": lambda: plain_loop(work),
+        "vmap, compiled": lambda: vmapped(work),
+    }
+    return by_hand | {way: ours(method) for way, method in own.items()}
+
+
+# ------------------------------------------------------------------------------------------------ processes
+def serve(workload: str, way: str) -> None:
+    """A worker: compiles, says how long that took, and then runs as many rounds as each line of its input asks for."""
+    torch.set_num_threads(1 if way.endswith("1 thread") else 2)
+    run = ways_of(workload)[way]()
+    began = time.perf_counter()
+    next(run)
+    first = time.perf_counter() - began
+    for _ in range(SETTLED - 1):
+        next(run)
+    print(json.dumps({"first": first}), flush=True)
+    for line in sys.stdin:
+        count = int(line)
+        began = time.perf_counter()
+        for _ in range(count):
+            next(run)
+        seconds = (time.perf_counter() - began) / count
+        print(json.dumps({"seconds": seconds, "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}), flush=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Worker:
+    """A process that runs one way."""
+
+    process: subprocess.Popen[str]
+    first: float
+
+    def ask(self, count: int) -> dict[str, float]:
+        """Seconds a round over a block of rounds, and the most memory so far."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return _line(self.process)
+
+
+def start(workload: str, way: str, cache: str) -> Worker:
+    """Start a way with an empty compile cache, and wait until it has compiled."""
+    command = [sys.executable, "-m", "benchmarks.speed", "--serve", workload, way]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+    )
+    return Worker(process, _line(process)["first"])
+
+
+def _line(process: subprocess.Popen[str]) -> dict[str, float]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"'{' '.join(process.args)}' has ended with {process.wait()}")  # type: ignore[arg-type]
+    answer: dict[str, float] = json.loads(line)
+    return answer
+
+
+def peer(command: list[str], folder: Path) -> float:
+    """Median seconds a round of another framework's script, which ends with a line RESULT {json}."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        raise RuntimeError(f"'{' '.join(command)}' gave no RESULT: {done.stderr[-500:]}")
+    return float(json.loads(lines[-1].removeprefix("RESULT "))["median"])
+
+
+def peers(folder: Path, workload: str) -> dict[str, list[str]]:
+    """Other frameworks whose environments are in a folder: `pfl/`, `flwr/` beside their scripts."""
+    scripts = {"pfl, 1 thread": ("pfl", "pfl_sim.py", "1"), "pfl, 2 threads": ("pfl", "pfl_sim.py", "2")}
+    scripts["Flower simulation"] = ("flwr", "flower_sim.py", "")
+    found = {}
+    for name, (environment, script, threads) in scripts.items():
+        python = folder / environment / "bin" / "python"
+        if workload in ("W1", "W2", "W3") and python.exists():
+            found[name] = [str(python), script, f"{workload}:5", *([threads] if threads else [])]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ measuring
+Times = dict[str, list[float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One workload: seconds a round by way and turn, seconds of the first round, MB."""
+
+    workload: str
+    seconds: Times
+    first: dict[str, float]
+    rss_mb: dict[str, float]
+
+    def ratio(self, way: str, to: Sequence[str]) -> float:
+        """Median over turns of a way's seconds, relative to the best of some ways in the same turn."""
+        base = [min(turn) for turn in zip(*(self.seconds[name] for name in to), strict=True)]
+        return statistics.median(s / b for s, b in zip(self.seconds[way], base, strict=True))
+
+    def record(self) -> dict[str, dict[str, float | None]]:
+        """As JSON, an entry a way of ours or of others."""
+        loops = [way for way in self.seconds if way.startswith("loop")]
+        out: dict[str, dict[str, float | None]] = {}
+        for way, seconds in self.seconds.items():
+            median = statistics.median(seconds)
+            by_vmap = self.ratio(way, ["vmap, compiled"]) if "vmap, compiled" in self.seconds else None
+            out[f"{self.workload} {way}"] = {
+                "ratio_to_loop": round(self.ratio(way, loops), 3),
+                "ratio_to_vmap_compile": None if by_vmap is None else round(by_vmap, 3),
+                "seconds": round(median, 4),
+                "rss_mb": round(self.rss_mb[way]) if way in self.rss_mb else None,
+                "compile_s": None if way in loops or way not in self.first else round(max(0.0, self.first[way] - median), 1),
+            }
+        return out
+
+
+def measure(workload: str, *, turns: int, block: float, ways: Sequence[str] | None, others: Path | None) -> Measured:
+    """Time one workload: every way in turn, `turns` times, about `block` seconds each time."""
+    chosen = [way for way in ways_of(workload) if ways is None or way in ways]
+    with tempfile.TemporaryDirectory() as cache:
+        workers = {way: start(workload, way, cache) for way in chosen}
+        counts = {way: max(1, round(block / worker.ask(1)["seconds"])) for way, worker in workers.items()}
+        found: Times = {way: [] for way in chosen}
+        rss: dict[str, float] = {}
+        foreign = peers(others, workload) if others else {}
+        for _ in range(turns):
+            for way, worker in workers.items():
+                answer = worker.ask(counts[way])
+                found[way].append(answer["seconds"])
+                rss[way] = answer["rss_mb"]
+            for name, command in foreign.items():
+                assert others is not None
+                found.setdefault(name, []).append(peer(command, others))
+        for worker in workers.values():
+            assert worker.process.stdin is not None
+            worker.process.stdin.close()
+            worker.process.wait()
+    return Measured(workload, found, {way: worker.first for way, worker in workers.items()}, rss)
+
+
+HEAD = ("way", "s a round", "of the loop", "(range)", "of vmap, compiled", "first round, s", "MB")
+
+
+def rows(found: Measured) -> list[tuple[str, ...]]:
+    """A row a way, as text."""
+    record, loops = found.record(), [way for way in found.seconds if way.startswith("loop")]
+    best = [min(turn) for turn in zip(*(found.seconds[name] for name in loops), strict=True)]
+    out = []
+    for way, seconds in found.seconds.items():
+        of, each = record[f"{found.workload} {way}"], [s / b for s, b in zip(seconds, best, strict=True)]
+        vmap, rss = of["ratio_to_vmap_compile"], of["rss_mb"]
+        out.append((
+            way,
+            f"{of['seconds']:.4f}",
+            f"{of['ratio_to_loop']:.2f}",
+            f"{min(each):.2f}-{max(each):.2f}",
+            "" if vmap is None else f"{vmap:.2f}",
+            f"{found.first[way]:.1f}" if way in found.first else "",
+            "" if rss is None else f"{rss:.0f}",
+        ))  # fmt: skip
+    return out
+
+
+def machine() -> str:
+    """What it ran on."""
+    model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine())
+    return f"{os.cpu_count()} cores of {model}, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def written(all_found: Sequence[Measured], load: float) -> str:
+    """The tables as Markdown."""
+    lines = [
+        "# Speed",
+        "",
+        f"By `python -m benchmarks.speed --write` on {machine()}; load of the machine before it: {load:.1f}.",
+        "",
+    ]
+    lines += [
+        "Ratios are medians over turns, of blocks of rounds that ran one after another; the loop is the better of its two rows."
+    ]
+    for found in all_found:
+        lines += ["", f"## {found.workload}", "", f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
+        lines += [f"| {' | '.join(row)} |" for row in rows(found)]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description="Seconds a round, beside other ways.")
+    parser.add_argument("workload", nargs="*", metavar="W", help="W1 to W5; none: all")
+    parser.add_argument("--quick", action="store_true", help="W1's FedAvg and W5, two turns: under a minute")
+    parser.add_argument("--turns", type=int, default=5, help="of all ways, one after another")
+    parser.add_argument("--way", action="append", help="only these (the two loops are always run)")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="a folder of other frameworks' scripts and environments")
+    parser.add_argument("--write", action="store_true", help=f"write the tables to {RESULTS.name}")
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.serve:
+        serve(*args.serve)
+        return
+    known = [*WORKLOADS, "W5"]
+    unknown = set(args.workload) - set(known)
+    if unknown:
+        parser.error(f"there is no workload {min(unknown)}: {', '.join(known)}")
+    load = os.getloadavg()[0]
+    chosen = args.workload or (["W1", "W5"] if args.quick else known)
+    ways = args.way or (["FedAvg", "structured"] if args.quick else None)
+    if ways is not None:
+        ways = ["loop, 1 thread", "loop, 2 threads", *ways]
+    console, record, all_found = Console(width=130), {}, []
+    for name in chosen:
+        found = measure(
+            name, turns=2 if args.quick else args.turns, block=0.5 if args.quick else 2.0, ways=ways, others=args.peers
+        )
+        table = Table(*HEAD, title=f"{name}: seconds a round", title_justify="left")
+        for row in rows(found):
+            table.add_row(*row)
+        console.print(table)
+        record |= found.record()
+        all_found.append(found)
+    if args.write:
+        RESULTS.write_text(written(all_found, load))
+    print(json.dumps({"machine": machine(), "load_before": round(load, 2), **record}))
+
+
+if __name__ == "__main__":
+    main()

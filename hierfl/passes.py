@@ -1,0 +1,145 @@
+"""What is mended in the graph of a step before it is lowered: each pass a pattern, each leaves the numbers as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("hierfl", "DEF")
+_library.define("add_product(Tensor(a!) weight, Tensor left, Tensor right, float factor) -> ()")
+
+
+def _add_product(weight: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    """Weight += factor * left @ right, in place: a step's gradient is never written, its weights are not copied."""
+    weight.view(left.shape[0], left.shape[1], right.shape[2]).baddbmm_(left, right, alpha=factor)
+
+
+_library.impl("add_product", _add_product, "CompositeExplicitAutograd")
+_library.impl("add_product", lambda weight, left, right, factor: None, "Meta")
+add_product = torch.ops.hierfl.add_product.default
+
+
+def mend(graph: fx.GraphModule, given: int = 0) -> None:
+    """The passes, in order.
+
+    Args:
+        graph: of a step, as make_fx traces it.
+        given: how many of its first inputs are given away: they may be overwritten.
+    """
+    graph.graph.eliminate_dead_code()  # what is dead would still count as a use
+    transposes_cancel(graph)
+    graph.graph.eliminate_dead_code()
+    steps_ride_on_products(graph, given)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def transposes_cancel(graph: fx.GraphModule) -> None:
+    """(A')' -> A. The gradient of a layer's weight comes transposed twice; seen through, it is a plain product."""
+    for node in graph.graph.nodes:
+        if _is(node, aten.transpose.int) and _is(node.args[0], aten.transpose.int):
+            inner = node.args[0]
+            rank = node.meta["val"].dim()
+            if {d % rank for d in node.args[1:]} == {d % rank for d in inner.args[1:]}:
+                node.replace_all_uses_with(inner.args[0])
+
+
+def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
+    """W + c (A B) -> w, with c (A B) added in place: no gradient is written, and where w may be overwritten nothing is copied."""
+    lent = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
+    free = set(lent)
+    [end] = [node for node in graph.graph.nodes if node.op == "output"]
+    for node in list(graph.graph.nodes):
+        if not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)) or node.kwargs or len(node.args) != 2:
+            continue
+        weight, step = node.args
+        sign = 1.0 if _is(node, aten.add.Tensor) else -1.0
+        product, factor = _scaled_product(step)
+        if product is None or not isinstance(weight, fx.Node):
+            continue
+        left, right = product.args
+        shape, wanted = node.meta["val"].shape, product.meta["val"].shape
+        if weight.meta["val"].shape != shape or shape.numel() != wanted.numel():
+            continue
+        origin = _origin(weight)
+        at_end = origin in free and not lent & {_origin(left), _origin(right)} and _leaves_only(origin, node, end)
+        free -= {origin}
+        with graph.graph.inserting_before(end if at_end else node):
+            moved = weight
+            if not at_end and not _is_read_once(weight):
+                moved = graph.graph.call_function(aten.clone.default, (weight,), {"memory_format": torch.contiguous_format})
+                moved.meta["val"] = node.meta["val"].contiguous()
+            # the tensor itself, not a view of it: a view would be copied first
+            graph.graph.call_function(add_product, (_viewed(moved), left, right, sign * factor))
+        node.replace_all_uses_with(moved)
+
+
+def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
+    """Whether an input's moved value does nothing but leave the graph, and the input itself, or a view of it, does not."""
+    return _reaches(node, VIEWS) == {end} and end not in _reaches(origin, (*VIEWS, *RESHAPED))
+
+
+def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
+    """What reads a node, or a view of it."""
+    found = set()
+    for user in node.users:
+        found |= _reaches(user, through) if any(_is(user, op) for op in through) else {user}
+    return found
+
+
+def _is_read_once(weight: fx.Node) -> bool:
+    """Whether a weight is a tensor of its own that nothing else reads."""
+    chain = [weight]
+    while any(_is(chain[-1], view) for view in VIEWS):
+        chain.append(chain[-1].args[0])  # type: ignore[arg-type]
+    own = chain[-1]
+    return all(len(node.users) == 1 for node in chain) and any(_is(own, op) for op in FRESH) and own.meta["val"].is_contiguous()
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """The tensor of the same numbers in the same order that a node is a view of, or the node itself."""
+    while any(_is(node, view) for view in VIEWS) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _origin(node: Any) -> Any:
+    """The tensor that a node is a view of, or the node itself."""
+    while isinstance(node, fx.Node) and any(_is(node, view) for view in (*VIEWS, *RESHAPED)):
+        node = node.args[0]
+    return node
+
+
+def _scaled_product(node: object) -> tuple[fx.Node | None, float]:
+    """The batched product, and the number it is multiplied by, that a node is, views apart; (None, 0) where it is none."""
+    factor = 1.0
+    while isinstance(node, fx.Node) and len(node.users) == 1:
+        if _is(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):
+            factor *= node.args[1]
+        elif not any(_is(node, view) for view in VIEWS):
+            break
+        node = node.args[0]
+    if _is(node, aten.bmm.default) and isinstance(node, fx.Node) and len(node.users) == 1 and factor != 1.0:
+        return node, factor
+    return None, 0.0
+
+
+VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim)
+RESHAPED = (
+    aten.transpose.int,
+    aten.permute.default,
+    aten.expand.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.detach.default,
+    aten.alias.default,
+)
+FRESH = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.add.Scalar, aten.mul.Scalar, aten.neg.default)
+
+
+def _is(node: object, op: object) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is op

@@ -1,0 +1,115 @@
+"""Two steps of a log likelihood and all their derivatives, cheap when mapped over points and directions of derivatives.
+
+`times`, a product with a matrix that no derivative is taken of. Under `torch.vmap` torch copies a matrix that all points share
+once for every point, and then for every direction of a derivative: for rows x points x directions that copy is most of the work.
+
+`softplus`, log(1 + e^x). Its n-th derivative is a polynomial in the logistic function, one step where reverse mode over reverse
+mode, four deep, takes hundreds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.polynomial import Polynomial
+from torch import Tensor
+
+
+class _Times(torch.autograd.Function):
+    """v T for v (*lead, n) and T (*lead, n, m), whose leading dims are 1 where it is shared."""
+
+    @staticmethod
+    def forward(v: Tensor, matrix: Tensor) -> Tensor:
+        lead, shared = v.shape[:-1], matrix.shape[:-2]
+        own = max((d + 1 for d, size in enumerate(shared) if size != 1), default=0)
+        flat = v.reshape(*lead[:own], -1, v.shape[-1]) @ matrix.reshape(*shared[:own], *matrix.shape[-2:])
+        return flat.reshape(*lead, matrix.shape[-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (matrix,) = ctx.saved_tensors
+        return _times(grads[0], matrix.mT), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, int | None], v: Tensor, matrix: Tensor) -> tuple[Tensor, int]:
+        of_v, of_matrix = in_dims
+        v = v.expand(info.batch_size, *v.shape) if of_v is None else v.movedim(of_v, 0)
+        matrix = matrix[None] if of_matrix is None else matrix.movedim(of_matrix, 0)
+        if matrix.dim() != v.dim() + 1:  # dims that both were mapped over before: those of v that the matrix has not
+            matrix = matrix.reshape(matrix.shape[0], *[1] * (v.dim() + 1 - matrix.dim()), *matrix.shape[1:])
+        return _times(v, matrix), 0
+
+
+_times: Any = _Times.apply
+
+
+def times(v: Tensor, matrix: Tensor) -> Tensor:
+    """V @ matrix, v (n,), matrix (n, m) -> (m,); no derivative with respect to the matrix."""
+    answer: Tensor = _times(v, matrix.detach())
+    return answer
+
+
+class _Logistic(torch.autograd.Function):
+    """The order-th derivative of log(1 + e^x), order >= 1."""
+
+    @staticmethod
+    def forward(x: Tensor, order: int) -> Tensor:
+        s = torch.sigmoid(x)
+        polynomial, step = Polynomial([0.0, 1.0]), Polynomial([0.0, 1.0, -1.0])  # ds/dx = s - s^2
+        for _ in range(order - 1):
+            polynomial = polynomial.deriv() * step
+        *lower, highest = (float(c) for c in polynomial.coef)
+        total = torch.full_like(s, highest)
+        for c in reversed(lower):
+            total = total * s + c
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.order = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return grads[0] * _logistic(x, ctx.order + 1), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, None], x: Tensor, order: int) -> tuple[Any, int | None]:
+        return _logistic(x, order), in_dims[0]
+
+
+_logistic: Any = _Logistic.apply
+
+
+class _Softplus(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return grads[0] * _logistic(x, 1)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Any, int | None]:
+        return _softplus(x), in_dims[0]
+
+
+_softplus: Any = _Softplus.apply
+
+
+def softplus(x: Tensor) -> Tensor:
+    """Log(1 + e^x), entry by entry."""
+    answer: Tensor = _softplus(x)
+    return answer
