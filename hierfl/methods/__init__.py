@@ -1,6 +1,7 @@
 """Methods, one file each: what a client does, what the server does, and the equations they come from."""
 
 from hierfl.methods.bfi import bfi
+from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
 from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedsvi import fedsvi
@@ -8,4 +9,4 @@ from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
 
-__all__ = ["bfi", "fedavg", "fedlaplace", "fedsvi", "pfedbayes", "pfedme", "pvi"]
+__all__ = ["bfi", "fedabml", "fedavg", "fedlaplace", "fedsvi", "pfedbayes", "pfedme", "pvi"]
