@@ -45,6 +45,7 @@ def fedabml(
     batch_size: int | None = 50,
     draws: int = 5,
     meta: Literal["envelope", "first", "full"] = "envelope",
+    by_rows: bool = False,
     beta: float = 1.0,
 ) -> Method:
     """FedABML of a hierarchical program.
@@ -66,6 +67,8 @@ def fedabml(
         draws: s, of the posterior, a step.
         meta: "envelope": the gradient above, right where phi is optimal; "first" and "full": phi starts at theta_i for each
             mini-batch, and the gradient goes through its K steps, without or with second derivatives, as Per-FedAvg's does.
+        by_rows: whether the server weights clients by their rows: then theta rests where the sum of their ELBOs does. The paper's
+            mean is uniform, and its clients of one size.
         beta: over-relaxation of the server.
 
     Raises:
@@ -80,6 +83,7 @@ def fedabml(
                 "fedabml needs local sites, and a learned prior above them: a pyro.param outside the clients plate"
             )
         prior = partial(at_prior, program)
+        prior(above)  # a guide that cannot start there is named now, not in a client's first step
 
         def loss(phi: Params, theta: Params, batch: ClientBatch) -> Tensor:
             def one(b: ClientBatch) -> Tensor:
@@ -108,7 +112,7 @@ def fedabml(
             return add(by_theta, vjp(prior, theta)[1](by_phi)[0]), phi
 
         def start(message: Tree, own: Tree) -> Tree:
-            phi = tree_map(lambda kept, new: torch.where(own["begun"] > 0.0, kept, new), own["phi"], prior(message))
+            phi = tree_map(lambda kept, new: torch.where(own["seen"] > 0.0, kept, new), own["phi"], prior(message))
             return {"theta": message, "phi": phi, "loss": torch.zeros(())}
 
         def restart(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -128,10 +132,12 @@ def fedabml(
             return {**lane, "phi": phi, "loss": value}
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return {"theta": Share(lane["theta"]), "loss": Share(lane["loss"])}, {"phi": lane["phi"], "begun": torch.ones(())}
+            weight = rows if by_rows else 1.0
+            up = {"theta": Share(lane["theta"], weight), "loss": Share(lane["loss"], weight)}
+            return up, {"phi": lane["phi"], "seen": torch.ones(())}
 
         return Client(
-            own={"phi": mine, "begun": torch.zeros(())},
+            own={"phi": mine, "seen": torch.zeros(())},
             start=start,
             phases=(Phase(restart, batch_size=1), Phase(move, steps, unit, batch_size)),
             finish=finish,

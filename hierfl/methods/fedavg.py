@@ -60,10 +60,10 @@ def fedavg(
 
         def start(message: Tree, own: Tree) -> Tree:
             lane = {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
-            return {**lane, "tuned": tuned(message, own), "begun": own["begun"]} if fine_tune else lane
+            return {**lane, "tuned": tuned(message, own), "seen": own["seen"]} if fine_tune else lane
 
         def tuned(message: Tree, own: Tree) -> Tree:
-            return tree_map(lambda w, new: torch.where(own["begun"] > 0.0, w, new), own["w"], message) if fine_tune else message
+            return tree_map(lambda w, new: torch.where(own["seen"] > 0.0, w, new), own["w"], message) if fine_tune else message
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             def loss(theta: Tree) -> Tensor:
@@ -77,13 +77,13 @@ def fedavg(
         def tune(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             gradient, value = slope(lambda w: program.mean_loss(w, batch), lane["tuned"])
             w, state = step(optimiser, gradient, Stepped(lane["tuned"], lane["state"]))
-            return {**lane, "tuned": w, "state": state, "loss": value, "begun": torch.ones(())}
+            return {**lane, "tuned": w, "state": state, "loss": value, "seen": torch.ones(())}
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             up = {"theta": Share(lane["theta"], rows), "loss": Share(lane["loss"], rows)}
-            return up, {"w": lane["tuned"], "begun": lane["begun"]} if fine_tune else own
+            return up, {"w": lane["tuned"], "seen": lane["seen"]} if fine_tune else own
 
-        kept = {"w": program.start()[0], "begun": torch.zeros(())} if fine_tune else {}
+        kept = {"w": program.start()[0], "seen": torch.zeros(())} if fine_tune else {}
         again = Phase(tune, 1 if unit == "epoch" else steps, unit, batch_size)
         return Client(kept, start, (Phase(move, steps, unit, batch_size),), finish, tuned, (again,) if fine_tune else None)
 
