@@ -127,3 +127,29 @@ def at_prior(program: Program, theta: Params) -> Params:
             f"param '{min(wanted.keys() - found.keys())}' has no start at the prior: take the guide delta, or mean_field"
         )
     return {name: found[name] for name in wanted}
+
+
+def paired(program: Program) -> dict[str, str]:
+    """For each own param of a `delta` guide, the global param that is its prior's mean.
+
+    Raises:
+        ProgramError: a local site has none.
+    """
+    shared, mine = program.start()
+    if not mine:
+        raise ProgramError("this method needs local sites: give each client weights of its own")
+    # values that no two params share, and so near the start that they are inside any domain
+    g = torch.Generator().manual_seed(0)
+    marked = {name: value * (1.0 + 1e-3 * torch.rand(value.shape, generator=g)) for name, value in shared.items()}
+    marked = {name: value + 1e-4 * (value == 0.0) * torch.rand(value.shape, generator=g) for name, value in marked.items()}
+    found = {}
+    for name, value in at_prior(program, marked).items():
+        flat = value.flatten()
+        twin = [t for t, v in marked.items() if v.shape.numel() == len(flat) and torch.allclose(v.flatten(), flat, rtol=1e-5)]
+        if not twin:
+            raise ProgramError(
+                f"the prior's mean of site '{name.removesuffix('.at')}' is no global param, and this method moves the one by the other: "
+                f"give it one, as bayesian_network(module, prior_scale=1.0) does"
+            )
+        found[name] = twin[0]
+    return found
