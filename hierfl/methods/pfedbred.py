@@ -136,16 +136,21 @@ def pfedbred(
             first, second = halves(batch, batch_size) if twice and batch_size is not None else (batch, batch)
             w, v = lane["w"], lane["v"]
             mu, near = prior_mean(w, lane, first, second)
-            at_mu, value = shared_of(mu, w), torch.zeros(())
-            v = near if prox_start == "moved" else v
+            at_mu, v = shared_of(mu, w), near if prox_start == "moved" else v
             for _ in range(prox_steps):
-                v, value = stepped(partial(objective, mu=at_mu, batch=second), v, lr)
+                v, _ = stepped(partial(objective, mu=at_mu, batch=second), v, lr)
             slope_of_mu = grad(lambda mu: objective(v, mu, second))(at_mu)
             if jacobian == "exact":
                 through = vjp(lambda w: shared_of(prior_mean(w, lane, first, second)[0], w), w)[1]
                 (slope_of_mu,) = through(slope_of_mu)
             w = shared_of(near, w) if twice else w
-            return {**lane, "w": within(w, slope_of_mu), "v": v, "loss": value, **({"served": v} if fine_tune else {})}
+            return {
+                **lane,
+                "w": within(w, slope_of_mu),
+                "v": v,
+                "loss": nll(v, at_mu, second),
+                **({"served": v} if fine_tune else {}),
+            }
 
         domains = {spec.name: transform_to(spec.constraint).domain for spec in program.params if not spec.is_local}
 

@@ -16,7 +16,10 @@ from pathlib import Path
 
 from hierfl.studies.kept import Found, Say, quiet
 
-STUDIES: dict[str, tuple[str, ...]] = {}
+STUDIES: dict[str, tuple[str, ...]] = {
+    "prior-ablation": ("prior_ablation",),
+    "toy-linear-regression": ("toy_fedabml",),
+}
 
 __all__ = ["STUDIES", "Found", "names", "run"]
 
