@@ -27,8 +27,17 @@ def merged(name: Literal["mnist", "fashion_mnist"]) -> Labelled:
     return Labelled(torch.cat([train.x, test.x]).flatten(1), torch.cat([train.y, test.y]), train.classes)
 
 
-def deal(images: Labelled, train: list[Ids], test: list[Ids]) -> tuple[ClientData, ClientData, Scaling]:
-    """The federation of given rows a client, pixels scaled by the mean and sd of all training pixels, and that scaling."""
+def deal(
+    images: Labelled, train: list[Ids], test: list[Ids], *, scaling: Literal["pixel", "one"] = "one"
+) -> tuple[ClientData, ClientData, Scaling]:
+    """The federation of given rows a client, its pixels scaled by those of the training rows, and that scaling.
+
+    Args:
+        images: all rows.
+        train: rows of each client to train on.
+        test: and to test on.
+        scaling: mean and sd of each "pixel", or "one" mean and sd of them all.
+    """
     both = [
         ClientData.from_arrays(
             np.repeat(np.arange(len(rows)), [len(r) for r in rows]),
@@ -38,10 +47,12 @@ def deal(images: Labelled, train: list[Ids], test: list[Ids]) -> tuple[ClientDat
         )
         for rows in (train, test)
     ]
-    each = fit_scaling(both[0])
-    total = (each.sd.square() + (each.mean - each.mean.mean()).square()).mean().sqrt()
-    one = Scaling("x", each.mean.mean().expand_as(each.mean), total.expand_as(each.sd))
-    return one.apply(both[0]), one.apply(both[1]), one
+    found = fit_scaling(both[0])
+    if scaling == "one":
+        middle = found.mean.mean()
+        total = (found.sd.square() + (found.mean - middle).square()).mean().sqrt()
+        found = Scaling("x", middle.expand_as(found.mean), total.expand_as(found.sd))
+    return found.apply(both[0]), found.apply(both[1]), found
 
 
 def equal_classes(labels: Tensor, *, clients: int, classes: int, train: int, test: int, seed: int) -> tuple[list[Ids], list[Ids]]:
