@@ -17,6 +17,7 @@ from pathlib import Path
 from hierfl.studies.kept import Found, Say, quiet
 
 STUDIES: dict[str, tuple[str, ...]] = {
+    "new-clients": ("new_clients_fashion",),
     "ood-entropy": ("ood_entropy",),
     "prior-ablation": ("prior_ablation",),
     "toy-linear-regression": ("toy_fedabml",),

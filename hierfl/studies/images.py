@@ -28,7 +28,12 @@ def merged(name: Literal["mnist", "fashion_mnist"]) -> Labelled:
 
 
 def deal(
-    images: Labelled, train: list[Ids], test: list[Ids], *, scaling: Literal["pixel", "one"] = "one"
+    images: Labelled,
+    train: list[Ids],
+    test: list[Ids],
+    *,
+    scaling: Literal["pixel", "one"] = "one",
+    scaled_by: int | None = None,
 ) -> tuple[ClientData, ClientData, Scaling]:
     """The federation of given rows a client, its pixels scaled by those of the training rows, and that scaling.
 
@@ -37,6 +42,7 @@ def deal(
         train: rows of each client to train on.
         test: and to test on.
         scaling: mean and sd of each "pixel", or "one" mean and sd of them all.
+        scaled_by: whose training rows mean and sd are of: the first so many clients'; None: all.
     """
     both = [
         ClientData.from_arrays(
@@ -47,7 +53,7 @@ def deal(
         )
         for rows in (train, test)
     ]
-    found = fit_scaling(both[0])
+    found = fit_scaling(both[0] if scaled_by is None else both[0].select(both[0].names[:scaled_by]))
     if scaling == "one":
         middle = found.mean.mean()
         total = (found.sd.square() + (found.mean - middle).square()).mean().sqrt()
