@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -148,11 +149,8 @@ def dnn(features: int = 784, classes: int = 10) -> nn.Module:
     return nn.Sequential(nn.Linear(features, 100), nn.LeakyReLU(0.1), nn.Linear(100, classes))
 
 
-def started(module: nn.Module, seed: int) -> nn.Module:
-    """The module with weights drawn anew by torch's own rules, from a seed of their own: torch's generator is left alone."""
+def started(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A module whose first weights are drawn from a seed of their own: torch's generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for part in module.modules():
-            if isinstance(part, nn.Linear):
-                part.reset_parameters()
-    return module
+        return make()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,7 +102,7 @@ def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData]:
 
 def methods(seed: int, features: int) -> dict[str, Callable[[], Method]]:
     """Each on one start; a round that a new client takes is one pass over its rows, of batches of 50."""
-    net = images.started(images.mclr(features), seed)
+    net = images.started(partial(images.mclr, features), seed)
     hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
 
     def averaging(prox: float) -> Method:

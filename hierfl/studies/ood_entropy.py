@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -154,7 +154,7 @@ def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData, dic
 
 def methods(setting: Setting, seed: int, train: ClientData) -> dict[str, Callable[[], Method]]:
     """The three methods on one start."""
-    net = images.started(images.mclr(train.fields["x"].shape[-1]), seed)
+    net = images.started(partial(images.mclr, train.fields["x"].shape[-1]), seed)
     hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
     return {
         POINT: lambda: fedavg(network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50, fine_tune=True),
