@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = ["own_model.py"]
+EXAMPLES = {
+    "own_model.py": "thalach",
+    "fedabml_toy.py": "from least squares",
+    "own_prior.py": "my own, cosh",
+}  # and what each prints
 
 
 def test_every_example_is_listed() -> None:
@@ -29,4 +33,4 @@ def test_runs(name: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "thalach" in done.stdout
+    assert EXAMPLES[name] in done.stdout

@@ -138,18 +138,19 @@ def paired(program: Program) -> dict[str, str]:
     shared, mine = program.start()
     if not mine:
         raise ProgramError("this method needs local sites: give each client weights of its own")
-    # values that no two params share, and so near the start that they are inside any domain
+    # values that no two params share, and so near the start that they are inside any domain; 0 is inside the real ones alone
     g = torch.Generator().manual_seed(0)
-    marked = {name: value * (1.0 + 1e-3 * torch.rand(value.shape, generator=g)) for name, value in shared.items()}
-    marked = {name: value + 1e-4 * (value == 0.0) * torch.rand(value.shape, generator=g) for name, value in marked.items()}
+    parts = {name: torch.rand(value.shape, generator=g) for name, value in shared.items()}
+    marked = {name: torch.where(value == 0.0, parts[name], value * (1.0 + 0.1 * parts[name])) for name, value in shared.items()}
     found = {}
     for name, value in at_prior(program, marked).items():
         flat = value.flatten()
-        twin = [t for t, v in marked.items() if v.shape.numel() == len(flat) and torch.allclose(v.flatten(), flat, rtol=1e-5)]
-        if not twin:
+        misses = {t: float((v.flatten() - flat).abs().max()) for t, v in marked.items() if v.numel() == len(flat)}
+        twin = min(misses, key=lambda t: misses[t], default=None)
+        if twin is None or misses[twin] > 1e-3 * float(flat.abs().max()):
             raise ProgramError(
                 f"the prior's mean of site '{name.removesuffix('.at')}' is no global param, and this method moves the one by the other: "
                 f"give it one, as bayesian_network(module, prior_scale=1.0) does"
             )
-        found[name] = twin[0]
+        found[name] = twin
     return found
