@@ -60,7 +60,12 @@ class BregmanPrior:
         """Mu = grad g(s)."""
         if self.gradient is not None:
             return self.gradient(natural)
-        return grad(lambda s: self.g(s).sum())(natural)
+
+        def total(s: Tensor) -> Tensor:
+            return self.g(s).sum()
+
+        mean: Tensor = grad(total)(natural)
+        return mean
 
     def natural_of(self, mean: Tensor) -> Tensor:
         """S = grad g*(mu), of means inside their domain; its derivative is right, whichever way it is found."""
@@ -90,7 +95,11 @@ class BregmanPrior:
     def hessian(self, natural: Tensor) -> Tensor:
         """Of g, (d, d) over the flattened d numbers."""
         shape = natural.shape
-        found: Tensor = jacrev(grad(lambda s: self.g(s.view(shape)).sum()))(natural.flatten())  # forward mode is not always right
+
+        def flat(s: Tensor) -> Tensor:
+            return self.g(s.view(shape)).sum()
+
+        found: Tensor = jacrev(grad(flat))(natural.flatten())  # reverse over reverse: forward mode is not always right
         return found
 
     def conjugate_of(self, x: Tensor) -> Tensor:
@@ -221,13 +230,15 @@ class ToMean(Transform):
         return self.prior.curvature(x).log() if self.prior.separable(x) else torch.full_like(x, torch.nan)
 
 
-@biject_to.register(Means)
-@transform_to.register(Means)
 def _to_mean(domain: Means) -> Transform:
     return ToMean(domain.prior)
 
 
-class BregmanKernel(TorchDistribution):  # type: ignore[misc]
+for _registry in (biject_to, transform_to):
+    _registry.register(Means, _to_mean)
+
+
+class BregmanKernel(TorchDistribution):
     """Log density -lam D_{g*}(x, mu) + const, of a tensor x.
 
     Args:
@@ -259,7 +270,7 @@ class BregmanKernel(TorchDistribution):  # type: ignore[misc]
         found = torch.vmap(lambda x: self.prior.divergence(x, self.loc))(each)
         return -self.lam * found.view(batch)
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's signature)
+    def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Refuse."""
         raise NotImplementedError("a Bregman kernel has no draws: infer its sites by the guide delta")
 

@@ -209,12 +209,16 @@ def picture(scores: pd.DataFrame, toy: Toy) -> Figure:
             mean, half = band(runs.to_numpy())
             ax.plot(runs.columns, mean, linestyle=("-", "--")[k], label=name, **style)
             ax.fill_between(runs.columns, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0.0)
-    middle.set(xlabel="round", ylabel="distance of the global mean to the target", yscale="log")
-    right.set(xlabel="round", ylabel="local loss after fine-tuning, nats a row")
+    middle.set(xlabel="round", ylabel="distance of the mean to the target", yscale="log")
+    right.set(xlabel="round", ylabel="local loss after ten own steps, nats")
     left.set(xlabel="first weight", ylabel="second weight")
     for ax in (left, middle, right):
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
+    for ax in (middle, right):
+        ax.yaxis.label.set_size(8.5)
+    late = scores[scores["round"] > 1].groupby(["method", "round"])["loss"].agg(["min", "max"])
+    right.set_ylim(late["min"].min() - 0.05, late["max"].max() + 0.15)  # round 0, of no use to either, is off the scale
     left.legend(fontsize=7.5, frameon=False, loc="best")
     middle.legend(fontsize=7.5, frameon=False, title="mean and 95 % band over seeds", title_fontsize=7.5)
     return figure

@@ -45,7 +45,16 @@ def own(fitted: hierfl.Fit) -> dict[str, Tensor]:
 def test_with_a_fixed_prior_and_exact_local_solves_it_rests_at_the_gls_estimate() -> None:
     """Oracle O3: sum_k ((n_k H_k)^-1 + sd^2)^-1 (theta - b_k) = 0, sd = 1, from the sum of rows, not their mean."""
     gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + I2))
-    options = {"lam": 1.0, "lr": 0.4, "eta": 1.5, "inner_steps": 70, "steps": 1, "unit": "step", "batch_size": None, "draws": 1}
+    options: dict[str, Any] = {
+        "lam": 1.0,
+        "lr": 0.4,
+        "eta": 1.5,
+        "inner_steps": 70,
+        "steps": 1,
+        "unit": "step",
+        "batch_size": None,
+        "draws": 1,
+    }
     method = fedabml(at(gls, personal=True), guides.delta, by_rows=True, **options)
     assert torch.allclose(fit(method, clients(), rounds=1).message["theta"], gls, atol=1e-6, rtol=0.0)
     method = fedabml(at(START, personal=True), guides.delta, by_rows=True, **{**options, "eta": 4.0, "inner_steps": 20})
@@ -58,7 +67,7 @@ def test_with_a_fixed_prior_and_exact_local_solves_it_rests_at_the_gls_estimate(
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a1_with_a_point_and_a_fixed_prior_it_is_pfedme(steps: int, way: str) -> None:
     lam, lr, eta = 2.0, 0.05, 0.1
-    common = {"steps": steps, "batch_size": None}
+    common: dict[str, Any] = {"steps": steps, "batch_size": None}
     theirs = fit(pfedme(at(START, personal=True), lam=lam, lr=lr, eta=eta, prox_steps=4, **common), equal_rows(), rounds=3)
     method = fedabml(
         at(START, personal=True), guides.delta, lam=4.0 * lam, lr=lr, eta=eta, inner_steps=4, unit="step", draws=1, **common
@@ -89,7 +98,16 @@ def test_a3_through_its_one_step_it_is_per_fedavg(meta: Any, published: tuple[fl
     outer = j @ H @ j if meta == "full" else H @ j
     fixed = stationary(P[:, None, None] * outer)
     assert fixed.tolist() == pytest.approx(published, abs=1e-6)
-    options = {"lam": 0.0, "lr": lr, "eta": eta, "steps": 1, "unit": "step", "batch_size": None, "draws": 1, "by_rows": True}
+    options: dict[str, Any] = {
+        "lam": 0.0,
+        "lr": lr,
+        "eta": eta,
+        "steps": 1,
+        "unit": "step",
+        "batch_size": None,
+        "draws": 1,
+        "by_rows": True,
+    }
     after = fit(fedabml(at(fixed, personal=True), guides.delta, meta=meta, **options), clients(), rounds=1, **WAYS[way])
     assert torch.allclose(after.message["theta"], fixed, atol=1e-10, rtol=0.0)
     away = fit(fedabml(at(START, personal=True), guides.delta, meta=meta, **options), clients(), rounds=1, **WAYS[way])
@@ -99,7 +117,7 @@ def test_a3_through_its_one_step_it_is_per_fedavg(meta: Any, published: tuple[fl
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a4_without_the_kl_the_clients_are_on_their_own(way: str) -> None:
-    data, options = federation((5, 3, 7)), {"lam": 0.0, "lr": 0.05, "steps": 3, "batch_size": 2, "draws": 2}
+    data, options = federation((5, 3, 7)), dict[str, Any](lam=0.0, lr=0.05, steps=3, batch_size=2, draws=2)
     fitted = fit(fedabml(net(), **options), data, rounds=2, seed=1, **WAYS[way])
     start = fitted.program.start()[0]
     for name, value in fitted.message.items():

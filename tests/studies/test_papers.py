@@ -57,7 +57,7 @@ def test_pixels_are_scaled_by_training_rows_alone() -> None:
     x = torch.randn(400, 6, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 7.0) + 3.0
     rows = images.equal_classes(y, clients=10, classes=2, train=10, test=5, seed=0)
     for scaling in ("pixel", "one"):
-        train, _, scale = images.deal(Labelled(x, y, ()), *rows, scaling=scaling)  # type: ignore[arg-type]
+        train, _, scale = images.deal(Labelled(x, y, ()), *rows, scaling=scaling)
         values = train.fields["x"]
         assert float(values.mean()) == pytest.approx(0.0, abs=1e-6) and float(values.std(correction=0)) == pytest.approx(
             1.0, abs=1e-6
@@ -90,7 +90,7 @@ def test_fedabml_is_nearer_to_the_pooled_mean_than_fedavg_in_every_round_but_the
             h = x.T @ x / len(y)
             c = torch.linalg.matrix_power(torch.eye(2) - toy.lr * h, toy.steps)
             pairs.append((len(y) * (torch.eye(2) - c), torch.linalg.solve(x.T @ x, x.T @ y)))
-        fixed = torch.linalg.solve(sum(w for w, _ in pairs), sum(w @ b for w, b in pairs))  # type: ignore[arg-type,misc]
+        fixed = torch.linalg.solve(sum(w for w, _ in pairs), sum(w @ b for w, b in pairs))
         bias = float((fixed - toy_fedabml.pooled(data)).norm())
         assert away["FedAvg"][seed, -1] == pytest.approx(bias, abs=0.02)
 
