@@ -37,7 +37,7 @@ from hierfl.models.bregman import keep_inside
 from hierfl.program import Params, Program
 from hierfl.recipes import recorded
 from hierfl.sites import Model
-from hierfl.trees import Tree, lerp, tree_map
+from hierfl.trees import Tree, lerp, sub, tree_map
 
 Strategy = Literal["none", "lg", "meg", "mh", "mh24", "mh-code"]
 
@@ -129,8 +129,7 @@ def pfedbred(
                 near, _ = stepped(partial(nll, w=w, batch=second), middle, gradient_step)
             if not remembers:
                 return near, near
-            back = {name: last - lane["v"][name] for name, last in own_of(lane["last"]).items()}
-            return moved(near, back, memory_step), near
+            return moved(near, sub(lane["last"], lane["v"]), memory_step), near
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             first, second = halves(batch, batch_size) if twice and batch_size is not None else (batch, batch)
@@ -159,7 +158,7 @@ def pfedbred(
 
         def start(message: Tree, own: Tree) -> Tree:
             kept = {"v": own["v"], "last": own["last"]} if remembers else {"v": own["v"]}
-            new = {"v": own_of(message), "last": message} if remembers else {"v": own_of(message)}
+            new = {name: own_of(message) for name in kept}
             lane = tree_map(lambda old, fresh: torch.where(own["seen"] > 0.0, old, fresh), kept, new)
             if prox_start == "global":
                 lane["v"] = own_of(message)
@@ -171,7 +170,7 @@ def pfedbred(
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             weight = rows if by_rows else 1.0
             up = {"theta": Share(lane["w"], weight), "loss": Share(lane["loss"], weight)}
-            keeps = {**lane, "last": lane["w"], "seen": torch.ones(())}
+            keeps = {**lane, "last": own_of(lane["w"]), "seen": torch.ones(())}
             return up, {name: keeps[name] for name in own}
 
         def params(message: Tree, own: Tree) -> Params:
@@ -180,7 +179,7 @@ def pfedbred(
             return {**message, **{name: torch.where(own["seen"] > 0.0, served[name], new[name]) for name in new}}
 
         own: dict[str, Any] = {"v": mine, "seen": torch.zeros(())}
-        own |= {"last": program.start()[0]} if remembers else {}
+        own |= {"last": mine} if remembers else {}
         own |= {"served": mine} if fine_tune else {}
         rows = 2 * batch_size if twice and batch_size is not None else batch_size
         phases = (Phase(move, steps, batch_size=rows), *[Phase(serve, fine_tune, batch_size=batch_size)] * bool(fine_tune))
