@@ -2,9 +2,9 @@
 
 Of 200 clients of 2 classes, 40 train multinomial logistic regression; the other 160 start from what the server has and take up to
 10 passes over their own training rows. Scored is the mean over those clients of the accuracy on their own test rows, after each
-number of passes: at 0 none of them has looked at a row. The paper's table is of CIFAR-10 with a CNN; the form is what is kept. FedABML takes
-three steps for each mini-batch (its paper studies 1 to 7, and settles on 5), FedAvg and FedProx one: as many passes are not as
-many steps.
+number of passes: at 0 none of them has looked at a row. The paper's table is of CIFAR-10 with a CNN; the form is what is kept.
+FedABML takes three steps for each mini-batch (its paper studies 1 to 7, and settles on 5), FedAvg and FedProx one: as many passes
+are not as many steps.
 
 Without the image set: scikit-learn's digits, 4 of 16 clients to train.
 """

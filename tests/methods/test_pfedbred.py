@@ -68,8 +68,9 @@ def test_r2_one_prox_step_from_w_is_fedavg(way: str) -> None:
     assert torch.allclose(one.message["theta"], two.message["theta"], atol=1e-10, rtol=0.0)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("jacobian", ["identity", "exact"])
-def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_is_per_fedavg(jacobian: Any) -> None:
+def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_is_per_fedavg(jacobian: Any, way: str) -> None:
     """lam (mu - prox) -> grad f(mu), error O(1 / lam): first order without the Jacobian of mu(w), MAML with it."""
     a = 0.1
     j = torch.eye(2) - a * H
@@ -90,7 +91,7 @@ def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_is_per_fedavg(jacobian: Any)
             jacobian=jacobian,
             **WHOLE,
         )
-        moved = START - fit(method, clients(), rounds=1).message["theta"]
+        moved = START - fit(method, clients(), rounds=1, **WAYS[way]).message["theta"]
         misses.append(float((moved - outer.mean(0)).norm()))
     assert misses[0] / misses[1] == pytest.approx(10.0, rel=0.15)
     assert misses[1] < 0.02
@@ -119,10 +120,13 @@ def test_r5_a_gaussian_bregman_prior_is_the_square(strategy: Any, way: str) -> N
     assert_alike(learned(fit(pfedbred(model, strategy, **common), data, **run, **WAYS[way])), plain)
 
 
-def test_r6_over_relaxation() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_r6_over_relaxation(way: str) -> None:
     start, runs = START, {}
     for beta in (0.0, 1.0, 2.0):
-        runs[beta] = fit(pfedbred(at(start, personal=True), beta=beta, **WHOLE), clients(), rounds=1).message["theta"]
+        runs[beta] = fit(
+            pfedbred(at(start, personal=True), beta=beta, steps=3, **WHOLE), clients(), rounds=1, **WAYS[way]
+        ).message["theta"]
     assert torch.equal(runs[0.0], start)
     assert torch.allclose(runs[2.0] - start, 2.0 * (runs[1.0] - start), atol=1e-12)
 
