@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -140,6 +141,7 @@ def test_new_clients_have_no_part_in_the_scaling() -> None:
 
 # ------------------------------------------------------------------------------------------------ whole studies
 @pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out")
 @pytest.mark.parametrize("name", studies.names())
 def test_every_study_runs_quickly_and_again_from_what_is_kept(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
