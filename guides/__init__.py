@@ -9,6 +9,7 @@ if __name__ != "hierfl.guides":
 
 from hierfl.guides.amortised import amortised
 from hierfl.guides.conditional import conditional
+from hierfl.guides.constructed import constructed
 from hierfl.guides.delta import delta
 from hierfl.guides.low_rank import low_rank
 from hierfl.guides.mean_field import mean_field
@@ -19,6 +20,7 @@ from hierfl.guides.unrolled import unrolled
 __all__ = [
     "amortised",
     "conditional",
+    "constructed",
     "delta",
     "diagonal_normal",
     "full_normal",

@@ -46,7 +46,7 @@ def amortised(
         if not block.size:
             return
         summary = _summary(_rows(batch, fields), batch, hidden)
-        out = _layer("_encoder.last", summary, 2 * block.size, gain=0.01)[:, None]
+        out = layer("_encoder.last", summary, 2 * block.size, gain=0.01)[:, None]
         move, raw = out.split(block.size, -1)
         scale = init_scale * raw.exp()
         with batch.clients():
@@ -72,14 +72,14 @@ def _rows(batch: ClientBatch, fields: tuple[str, ...] | None) -> Tensor:
 
 def _summary(rows: Tensor, batch: ClientBatch, hidden: int) -> Tensor:
     """(C, hidden): permutation-invariant, padding left out."""
-    each = torch.relu(_layer("_encoder.row1", rows, hidden))
-    each = torch.relu(_layer("_encoder.row2", each, hidden))
+    each = torch.relu(layer("_encoder.row1", rows, hidden))
+    each = torch.relu(layer("_encoder.row2", each, hidden))
     there = batch.mask()[..., None].to(each.dtype)
     mean = (each * there).sum(1) / there.sum(1)
-    return torch.relu(_layer("_encoder.set", torch.cat([mean, batch.counts.log()[:, None]], -1), hidden))
+    return torch.relu(layer("_encoder.set", torch.cat([mean, batch.counts.log()[:, None]], -1), hidden))
 
 
-def _layer(name: str, x: Tensor, width: int, gain: float = 1.0) -> Tensor:
+def layer(name: str, x: Tensor, width: int, gain: float = 1.0) -> Tensor:
     """An affine layer of two global params, started as He et al. 2015 start a layer before a rectifier."""
     fan = x.shape[-1]
     start = gain * (2.0 / fan) ** 0.5 * noise.normals(noise.fold(noise.root_key(0), noise.word(name)), (fan, width))

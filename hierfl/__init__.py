@@ -13,8 +13,9 @@ from hierfl.data import ClientData
 from hierfl.engine import ClientError
 from hierfl.fitted import Fit
 from hierfl.fitting import fit, load
-from hierfl.method import Client, Clock, Method, Phase, Server, Share
+from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
 from hierfl.newcomers import predict_from_prior
+from hierfl.pac_bayes import PacBayes, pac_bayes
 from hierfl.pooled import nuts
 from hierfl.prediction import Prediction
 from hierfl.preprocess import Scaling, fill_missing, standardise
@@ -33,7 +34,9 @@ __all__ = [
     "ClientError",
     "Clock",
     "Fit",
+    "LogShare",
     "Method",
+    "PacBayes",
     "Phase",
     "Prediction",
     "Program",
@@ -50,6 +53,7 @@ __all__ = [
     "models",
     "nuts",
     "optimisers",
+    "pac_bayes",
     "partition",
     "predict_from_prior",
     "read",

@@ -21,11 +21,11 @@ from hierfl import noise
 from hierfl.batch import ClientBatch, lanes_of, one_lane
 from hierfl.data import ClientData
 from hierfl.graph import Graphs
-from hierfl.method import Client, Clock, Phase, Server, Share, mean_of
+from hierfl.method import Client, Clock, LogShare, LogSum, Phase, Server, Share, Up, added, means_of, summed
 from hierfl.program import Program
 from hierfl.schedule import batches
 from hierfl.table import Table, new_table, put, taken
-from hierfl.trees import Tree, add, named_leaves, nbytes, scaled, tree_leaves, tree_map
+from hierfl.trees import Tree, named_leaves, nbytes, scaled, tree_leaves, tree_map
 
 Engine = Literal["vectorised", "sequential"]
 COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
@@ -129,7 +129,7 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
     chosen = noise.cohort(federation.seed, clock.round, data.num_clients, federation.cohort)
     ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
-    total: dict[str, Share] = {}
+    total: dict[str, Share | LogSum] = {}
     for part in federation.parts(ids, message):
         mine = taken(progress.table, part)
         try:
@@ -137,14 +137,10 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
         except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
             raise _blamed(federation, message, mine, part, clock.round, error) from error
         put(progress.table, part, mine)
-        summed = {name: Share(tree_map(lambda v: v.sum(0), up.value), up.weight.sum(0)) for name, up in ups.items()}
-        _check_finite(summed, ups, data, part, clock.round)
-        total = (
-            summed
-            if not total
-            else {k: Share(add(total[k].value, up.value), total[k].weight + up.weight) for k, up in summed.items()}
-        )
-    means = {name: mean_of(share) for name, share in total.items()}
+        found = {name: summed(up) for name, up in ups.items()}
+        _check_finite(found, ups, data, part, clock.round)
+        total = {name: added(total[name], up) for name, up in found.items()} if total else found
+    means = means_of(total)
     state = server.update(progress.server, means, clock)
     record = {
         "round": clock.round,
@@ -188,14 +184,21 @@ def client_round(
                 moved = _step(federation, p, phase, lane, message, batch, give=active is None)
                 lane = moved if active is None else tree_map(lambda new, old, on=active: _where(on, new, old), moved, lane)
 
-        def finish(lane: Tree, own: Tree, rows: Tensor) -> tuple[dict[str, Share], Tree]:
+        def finish(lane: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             up, own = client.finish(lane, message, own, rows)
-            weights = {name: torch.as_tensor(share.weight, dtype=torch.get_default_dtype()) for name, share in up.items()}
-            return {name: Share(scaled(share.value, weights[name]), weights[name]) for name, share in up.items()}, own
+            return {name: _weighted(share) for name, share in up.items()}, own
 
         rows = federation.data.counts[ids].to(torch.get_default_dtype())
         answer: tuple[dict[str, Any], Tree] = over_clients(finish, at_once)(lane, own, rows, count=len(ids))
     return answer
+
+
+def _weighted(share: Share | LogShare) -> Share | LogShare:
+    """What a client hands over: a value times its weight, or with its log weight."""
+    if isinstance(share, LogShare):
+        return LogShare(share.value, torch.as_tensor(share.log_weight, dtype=torch.get_default_dtype()))
+    weight = torch.as_tensor(share.weight, dtype=torch.get_default_dtype())
+    return Share(scaled(share.value, weight), weight)
 
 
 def worth_compiling(federation: Federation, rounds: int) -> bool:
@@ -286,7 +289,7 @@ def _blamed(federation: Federation, message: Tree, own: Tree, ids: Tensor, round
     return ClientError(f"round {round_}: a step of {len(ids)} clients fails, though not of any alone: {error}")
 
 
-def _check_finite(summed: dict[str, Share], ups: dict[str, Share], data: ClientData, ids: Tensor, round_: int) -> None:
+def _check_finite(summed: dict[str, Share | LogSum], ups: Up, data: ClientData, ids: Tensor, round_: int) -> None:
     if all(bool(leaf.sum().isfinite()) for leaf in tree_leaves(summed)):  # a sum is finite only if all it is of is
         return
     for path, leaf in named_leaves(ups).items():

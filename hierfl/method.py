@@ -8,7 +8,7 @@ tensors out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from torch.func import grad_and_value
 from hierfl.batch import ClientBatch
 from hierfl.program import Params, Program
 from hierfl.sites import Family, Guide, Model
-from hierfl.trees import Tree, scaled, tree_map
+from hierfl.trees import Tree, add, lerp, scaled, tree_map
 
 
 class Clock(NamedTuple):
@@ -37,7 +37,26 @@ class Share(NamedTuple):
     weight: float | Tensor = 1.0
 
 
-Up = dict[str, Share]
+class LogShare(NamedTuple):
+    """A share whose weight is given by its logarithm: weights as small as exp(-1e6) are no zero, for all are divided by their sum.
+
+    A cohort's sum of such shares is its weighted mean, the log of the sum of weights, and the log of the sum of their squares:
+    the effective number of clients, (sum of weights)^2 / sum of squares, is logged. Who sums must know the largest log weight.
+    """
+
+    value: Tree
+    log_weight: float | Tensor = 0.0
+
+
+class LogSum(NamedTuple):
+    """What becomes of `LogShare`s: their weighted mean, and the logs of the sums of weights and of squared weights, ()."""
+
+    value: Tree
+    log_weight: Tensor
+    log_square: Tensor
+
+
+Up = Mapping[str, Share | LogShare]
 Step = Callable[[Tree, Tree, ClientBatch], Tree]
 Pooled = Callable[[Tree, Tree, ClientBatch, Clock], tuple[Tree, Tree, dict[str, float]]]
 
@@ -184,6 +203,32 @@ def half_square(a: Tree, b: Tree) -> Tensor:
     return sum((0.5 * (a[k] - b[k]).square().sum() for k in a), torch.zeros(()))
 
 
-def mean_of(total: Share) -> Tree:
-    """The weighted mean of a sum of shares."""
-    return scaled(total.value, 1.0 / total.weight)
+def summed(shares: Share | LogShare) -> Share | LogSum:
+    """The sum of shares with the clients in front."""
+    if isinstance(shares, Share):
+        return Share(tree_map(lambda v: v.sum(0), shares.value), torch.as_tensor(shares.weight).sum(0))
+    log_weight = torch.as_tensor(shares.log_weight)
+    parts = log_weight.softmax(0)
+    mean = tree_map(lambda v: torch.tensordot(parts, v, 1), shares.value)
+    return LogSum(mean, log_weight.logsumexp(0), (2.0 * log_weight).logsumexp(0))
+
+
+def added(one: Share | LogSum, other: Share | LogSum) -> Share | LogSum:
+    """The sum of two sums of shares."""
+    if isinstance(one, LogSum) and isinstance(other, LogSum):
+        both = torch.logaddexp(one.log_weight, other.log_weight)
+        square = torch.logaddexp(one.log_square, other.log_square)
+        return LogSum(lerp(one.value, other.value, (other.log_weight - both).exp()), both, square)
+    if isinstance(one, Share) and isinstance(other, Share):
+        return Share(add(one.value, other.value), one.weight + other.weight)
+    raise TypeError("a Share and a LogShare do not add up: a client sends the same kinds in every round")
+
+
+def means_of(total: Mapping[str, Share | LogSum]) -> dict[str, Tree]:
+    """The weighted mean of each sum of shares, and by `effective_<name>` how many clients a sum of `LogShare`s stands for."""
+    means: dict[str, Tree] = {}
+    for name, share in total.items():
+        if isinstance(share, LogSum):
+            means[f"effective_{name}"] = (2.0 * share.log_weight - share.log_square).exp()
+        means[name] = share.value if isinstance(share, LogSum) else scaled(share.value, 1.0 / share.weight)
+    return means

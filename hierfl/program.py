@@ -68,6 +68,9 @@ class Answer(Messenger):
     def _pyro_sample(self, msg: Site) -> None:
         if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):
             return
+        if isinstance(msg["fn"], dist.Delta):  # needs no key, and keys are a fair part of a small eager step
+            msg["value"], msg["done"] = msg["fn"].v, True
+            return
         local = in_clients(msg)
         key = noise.fold(self.batch.key if local else self.batch.shared_key, noise.word(msg["name"]))
         try:
@@ -157,10 +160,16 @@ class Program:
         local = {spec.name for spec in self.params if spec.is_local}
         return ({k: v for k, v in values.items() if k not in local}, {k: v for k, v in values.items() if k in local})
 
-    def terms(self, params: Params, batch: ClientBatch) -> Terms:
-        """One estimate of the negative ELBO's parts, its noise a function of the batch's keys."""
+    def terms(self, params: Params, batch: ClientBatch, *, support: ClientBatch | None = None) -> Terms:
+        """One estimate of the negative ELBO's parts, its noise a function of the batch's keys.
+
+        Args:
+            params: of model and guide.
+            batch: the rows that are scored.
+            support: other rows of the same clients, that the guide reads; None: those that are scored.
+        """
         with Answer(params, batch):
-            guide = poutine.trace(self.guide).get_trace(batch)
+            guide = poutine.trace(self.guide).get_trace(batch if support is None else support)
             model = poutine.trace(poutine.replay(self.model, guide)).get_trace(batch)
         total = Terms(*(torch.zeros(n, device=batch.counts.device) for n in (batch.num_clients, batch.num_clients, 1)))
         nll, local_kl, global_kl = total.nll, total.local_kl, total.global_kl.squeeze(0)

@@ -6,11 +6,26 @@ The likelihoods of a network are in `hierfl.models.likelihood`.
 if __name__ != "hierfl.models":
     raise ImportError("import hierfl.models, not the folder models/")
 
-from hierfl.models import likelihood
+from hierfl.models import likelihood, map_priors
+from hierfl.models.batch_norm import batch_norm_network
 from hierfl.models.bayes_net import bayesian_network, network
 from hierfl.models.linear import linear
 from hierfl.models.logistic import logistic
+from hierfl.models.map_network import map_network
+from hierfl.models.personal_heads import PersonalHeads
 from hierfl.models.poisson import poisson
 from hierfl.models.softmax import softmax
 
-__all__ = ["bayesian_network", "likelihood", "linear", "logistic", "network", "poisson", "softmax"]
+__all__ = [
+    "PersonalHeads",
+    "batch_norm_network",
+    "bayesian_network",
+    "likelihood",
+    "linear",
+    "logistic",
+    "map_network",
+    "map_priors",
+    "network",
+    "poisson",
+    "softmax",
+]

@@ -159,11 +159,6 @@ def test_methods_of_few_rounds_send_gradients_and_hessians_in_global_sites_alone
     assert shapes(down) == shapes(down_)
 
 
-def test_no_method_is_left_out() -> None:
-    assert {name.split()[0] for name in (*METHODS, *TEN_ROUNDS)} == set(hierfl.methods.__all__)
-    assert set(CROSSES) | {"structured_flow"} == set(FAMILIES)
-
-
 @pytest.mark.parametrize("name", [n for n in METHODS if n.startswith("fedsvi")])
 def test_one_clients_message_does_not_depend_on_the_others(name: str) -> None:
     data = federation()

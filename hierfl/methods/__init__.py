@@ -1,11 +1,28 @@
 """Methods, one file each: what a client does, what the server does, and the equations they come from."""
 
 from hierfl.methods.bfi import bfi
+from hierfl.methods.ditto import ditto, individual
 from hierfl.methods.fedavg import fedavg
+from hierfl.methods.fedbn import fedbn
 from hierfl.methods.fedlaplace import fedlaplace
+from hierfl.methods.fedmap import fedmap
 from hierfl.methods.fedsvi import fedsvi
+from hierfl.methods.fedvi import fedvi
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
 
-__all__ = ["bfi", "fedavg", "fedlaplace", "fedsvi", "pfedbayes", "pfedme", "pvi"]
+__all__ = [
+    "bfi",
+    "ditto",
+    "fedavg",
+    "fedbn",
+    "fedlaplace",
+    "fedmap",
+    "fedsvi",
+    "fedvi",
+    "individual",
+    "pfedbayes",
+    "pfedme",
+    "pvi",
+]

@@ -1,0 +1,137 @@
+"""Ditto: a personal model held near FedAvg's, which never hears of it; and with nothing to hold it, each client alone.
+
+    client:  for every mini-batch:  v <- v - lr grad[ nll(v) + lam/2 |v - theta|^2 ]      v is kept from round to round
+             w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)                  as in FedAvg
+    server:  theta <- sum_k (n_k / n) w_k
+
+Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1. Both start from the theta received, so that their order is nothing. As a
+model: v_k ~ Normal(theta, 1 / lam) with theta plugged in from FedAvg, not learned from the v_k.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, half_square, slope
+from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.program import Program, ProgramError
+from hierfl.recipes import recorded
+from hierfl.sites import Model
+from hierfl.trees import Tree
+
+
+@recorded
+def ditto(
+    model: Model,
+    *,
+    lam: float = 1.0,
+    optimiser: Optimiser = SGD(0.05),  # noqa: B008 (frozen)
+    steps: int = 2,
+    personal_steps: int | None = None,
+    unit: Literal["step", "epoch"] = "step",
+    batch_size: int | None = 16,
+) -> Method:
+    """Ditto of a program whose params are all global (`hierfl.models.network`, say).
+
+    Args:
+        model: a program with global params and no latent sites; the loss is the mean negative log likelihood of a row.
+        lam: pull of the personal model; 0: each client alone. Defaults: the authors' for Fashion-MNIST (their code's own is 0).
+        optimiser: of both models, started anew each round.
+        steps: mini-batches a round of the common model, or passes over the rows (`unit`).
+        personal_steps: of the personal one; None: as many.
+        unit: "step" or "epoch".
+        batch_size: rows a mini-batch; None: all.
+
+    Raises:
+        ProgramError: the model has latent sites or local params.
+    """
+    return _alongside(
+        "ditto", model, lam, optimiser, (steps if personal_steps is None else personal_steps, steps), unit, batch_size
+    )
+
+
+@recorded
+def individual(
+    model: Model,
+    *,
+    optimiser: Optimiser = SGD(0.05),  # noqa: B008 (frozen)
+    steps: int = 20,
+    unit: Literal["step", "epoch"] = "step",
+    batch_size: int | None = 20,
+) -> Method:
+    """Every client alone: from the module's weights, on its own rows; the server learns nothing. What federation must beat.
+
+    Args:
+        model: as `ditto`.
+        optimiser: started anew each round.
+        steps: mini-batches a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows a mini-batch; None: all.
+
+    Raises:
+        ProgramError: the model has latent sites or local params.
+    """
+    return _alongside("individual", model, 0.0, optimiser, (steps, 0), unit, batch_size)
+
+
+def _alongside(
+    name: str,
+    model: Model,
+    lam: float,
+    optimiser: Optimiser,
+    counts: tuple[int, int],
+    unit: Literal["step", "epoch"],
+    batch_size: int | None,
+) -> Method:
+    def client(program: Program) -> Client:
+        above, own = program.start()
+        if own or program.latents.sites:
+            raise ProgramError(f"{name} fits global params alone, and a copy of them for each client: take models.network")
+
+        def start(message: Tree, own: Tree) -> Tree:
+            fresh = {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
+            return {"mine": {**fresh, "theta": own["theta"]}, "ours": fresh}
+
+        def move(at: Tree, centre: Tree | None, batch: ClientBatch) -> Tree:
+            def loss(theta: Tree) -> Tensor:
+                nll = program.mean_loss(theta, batch)
+                return nll if centre is None else nll + lam * half_square(theta, centre)
+
+            gradient, value = slope(loss, at["theta"])
+            theta, state = step(optimiser, gradient, Stepped(at["theta"], at["state"]))
+            return {"theta": theta, "state": state, "loss": value}
+
+        def personal(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            return {**lane, "mine": move(lane["mine"], message if lam else None, batch)}
+
+        def common(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            return {**lane, "ours": move(lane["ours"], None, batch)}
+
+        def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            mine, ours = lane["mine"], lane["ours"]
+            up = {"loss": Share(mine["loss"], rows), **({"theta": Share(ours["theta"], rows)} if counts[1] else {})}
+            return up, {"theta": mine["theta"]}
+
+        kinds = ((common, counts[1]), (personal, counts[0]))  # the common one's batches are FedAvg's: phase 0
+        phases = tuple(Phase(kind, count, unit, batch_size) for kind, count in kinds)
+        return Client(
+            own={"theta": above},
+            start=start,
+            phases=phases,
+            finish=finish,
+            params=lambda message, own: own["theta"],
+            adapt=phases[1:],
+        )
+
+    def server(program: Program) -> Server:
+        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            return means.get("theta", theta)
+
+        return Server(program.start()[0], update)
+
+    return Method(name, model, delta, client, server)

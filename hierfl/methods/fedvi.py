@@ -1,0 +1,128 @@
+"""FedVI: a client's own head made by a network from its unlabelled rows; clients keep nothing.
+
+    client:  theta_k <- theta;  every mini-batch is halved into a support and a query set:
+                 q(beta) = P(features of the support),  beta ~ q,
+                 theta_k <- theta_k - lr grad[ query nll(theta_k, beta) + tau KL(q || prior) + gamma ... ]
+             returns theta_k - theta, weighted by the rows it has queried
+    server:  theta <- theta + SGD with momentum along the weighted mean
+
+A new client hands the network rows without labels. Source: Vedadi et al. 2023, arXiv:2305.13672, Algorithm 1 and Section 5, Eq.
+(8) with the nll a mean over rows (then the paper's tau of 1e-9 hardly counts, as it does there). Differences: no dropout; halves
+are every other row of a shuffled batch, so that a batch of any size has both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from hierfl.batch import ClientBatch
+from hierfl.guides.constructed import constructed
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.models.personal_heads import PersonalHeads
+from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.program import Params, Program, Terms
+from hierfl.recipes import recorded
+from hierfl.trees import Tree, scaled, sub
+
+
+@recorded
+def fedvi(
+    heads: PersonalHeads,
+    *,
+    tau: float = 1e-9,
+    gamma: float = 0.0,
+    loss: Literal["mean", "sum"] = "mean",
+    optimiser: Optimiser = SGD(0.02),  # noqa: B008 (frozen)
+    server_optimiser: Optimiser = SGD(3.0, momentum=0.9),  # noqa: B008 (frozen)
+    epochs: int = 1,
+    batch_size: int | None = 256,
+    hidden: int = 256,
+    pool: Literal["features", "outputs"] = "features",
+) -> Method:
+    """FedVI of an embedding with a common and a personal head.
+
+    Args:
+        heads: the model, `hierfl.models.PersonalHeads(embedding, outputs=...)`.
+        tau: weight of the KL of a client's own head. Defaults of tau, gamma, rates, batch and width: the paper's for FEMNIST (for
+            CIFAR-100 tau 1e-3 and lr 0.03).
+        gamma: weight of -log prior of the global params (`heads.global_scale`), 1/N of it a client; 0: they are free.
+        loss: the nll as a mean over the queried rows, or as their sum: with tau = gamma = 1 that is the negative ELBO.
+        optimiser: of the client, started anew each round.
+        server_optimiser: of the server, on minus the mean of what clients return.
+        epochs: passes over the rows a round.
+        batch_size: rows a mini-batch, both halves; None: all.
+        hidden: width of the posterior constructor.
+        pool: see `guides.constructed`.
+
+    Raises:
+        ValueError: a negative weight.
+    """
+    if min(tau, gamma) < 0.0:
+        raise ValueError(f"tau ({tau}) and gamma ({gamma}) are weights of penalties: 0 or more")
+
+    def client(program: Program) -> Client:
+        _above, _ = program.start()
+
+        def objective(theta: Params, support: ClientBatch, query: ClientBatch) -> tuple[Tensor, Terms]:
+            terms = program.terms(theta, query, support=support)
+            nll = terms.nll.sum() / (queried(query).clamp(min=1.0) if loss == "mean" else 1.0)
+            total = nll + tau * terms.local_kl.sum()
+            return (total + gamma * program.share * terms.global_kl if gamma else total), terms
+
+        def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            support, query = halves(batch)
+            gradient, (_, terms) = grad_and_value(objective, has_aux=True)(lane["theta"], support, query)
+            theta, state = step(optimiser, gradient, Stepped(lane["theta"], lane["state"]))
+            return {
+                "theta": theta,
+                "state": state,
+                "queried": lane["queried"] + queried(query),
+                "loss": lane["loss"] + terms.nll.sum(),
+                "kl": terms.local_kl.sum(),
+            }
+
+        def start(message: Tree, own: Tree) -> Tree:
+            zero = torch.zeros(())
+            return {"theta": message, "state": optimiser.init(message), "queried": zero, "loss": zero, "kl": zero}
+
+        def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            n = lane["queried"]
+            up = {"move": Share(sub(lane["theta"], message), n), "loss": Share(lane["loss"] / n.clamp(min=1.0), n)}
+            return {**up, "kl": Share(lane["kl"])}, own
+
+        return Client({}, start, (Phase(move, epochs, "epoch", batch_size),), finish)
+
+    def server(program: Program) -> Server:
+        above = program.start()[0]
+
+        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            theta, memory = step(server_optimiser, scaled(means["move"], -1.0), Stepped(state["theta"], state["memory"]))
+            return {"theta": theta, "memory": memory}
+
+        start = {"theta": above, "memory": server_optimiser.init(above)}
+        return Server(start, update, down=lambda state, clock: state["theta"])
+
+    guide = constructed(features=heads.global_features, scale=heads.prior_scale, hidden=hidden, pool=pool)
+    return Method("fedvi", heads, guide, client, server)
+
+
+def halves(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
+    """Every other row to read, the others to score; neither stands for more rows than it has."""
+    parts = []
+    for first in (0, 1):
+        alone = first and batch.num_rows == 1  # nothing to score: a row of padding
+        where = slice(0, 1) if alone else slice(first, None, 2)
+        fields = {name: None if v is None else v[:, where] for name, v in batch.fields.items()}
+        rows = batch.mask()[:, where] & (not alone)
+        parts.append(replace(batch, fields=fields, rows=rows, is_mini_batch=False))
+    return parts[0], parts[1]
+
+
+def queried(batch: ClientBatch) -> Tensor:
+    """Rows that are there, ()."""
+    return batch.mask().sum().to(batch.counts.dtype)

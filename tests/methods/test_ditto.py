@@ -1,0 +1,103 @@
+"""Ditto and Individual: closed forms on quadratics, and what they are equal to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hierfl.engine import begin, client_round
+from hierfl.federation import federate
+from hierfl.method import Clock
+from hierfl.methods import ditto, fedavg, fedmap, individual
+from hierfl.models import map_network, network
+from hierfl.models.likelihood import normal
+from hierfl.models.map_priors import Isotropic
+from hierfl.optimisers import SGD
+from hierfl.program import ProgramError
+from hierfl.trees import named_leaves
+from tests.methods.quadratics import I2, START, B, H, at, clients
+from tests.programs import federation, fit, regression
+
+WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+
+
+@pytest.mark.parametrize(("k", "published"), [(0, (0.826412, 0.123536)), (1, (0.201431, 1.472082)), (2, (-0.260382, 0.945383))])
+def test_the_personal_models_about_fedavgs_fixed_point(k: int, published: tuple[float, float]) -> None:
+    lam, theta = 0.5, torch.tensor([0.479235, 0.617678])
+    method = ditto(at(theta), lam=lam, optimiser=SGD(0.1), steps=5, personal_steps=250, batch_size=None)
+    fitted = fit(method, clients(), rounds=1)
+    wanted = torch.linalg.solve(H + lam * I2, (H @ B[..., None])[..., 0] + lam * theta)
+    assert torch.allclose(fitted.progress.table["theta"]["theta"], wanted, atol=1e-9)
+    assert wanted[k].tolist() == pytest.approx(published, abs=2e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_common_model_is_fedavgs_and_the_personal_one_without_a_pull_is_alone(way: str) -> None:
+    data, model = federation((5, 3, 7, 1, 2)), network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "unit": "epoch", "batch_size": 2}
+    both = fit(ditto(model, lam=0.0, **options), data, rounds=3, **WAYS[way])
+    common, alone = fit(fedavg(model, **options), data, rounds=3), fit(individual(model, **options), data, rounds=3, **WAYS[way])
+    for name, value in common.message.items():
+        assert torch.allclose(both.message[name], value, atol=1e-12)
+    for name, value in named_leaves(alone.progress.table).items():
+        assert torch.allclose(named_leaves(both.progress.table)[name], value, atol=1e-12)
+    for name, value in alone.message.items():
+        assert torch.equal(value, alone.program.start()[0][name]), "the server learns nothing"
+    select = fit(individual(model, **options), data.select(["east"]), rounds=3).progress.table
+    for name, value in named_leaves(select).items():
+        assert torch.allclose(named_leaves(alone.progress.table)[name][2], value[0], atol=1e-12), "others' rows are nothing to it"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_m7_fedmap_about_a_frozen_theta_is_the_personal_step(way: str) -> None:
+    """All rows, theta given: FedMAP's step of mean loss and |w - gamma|^2 / (2 sigma^2) is Ditto's with lam = 1 / sigma^2."""
+    data, line = federation(), torch.nn.Linear(2, 1)
+    prior = map_network(line, prior=Isotropic(1.0 / 0.7), likelihood=normal(1.0))
+    ours = fit(
+        fedmap(prior, optimiser=SGD(0.05), epochs=6, batch_size=None, server="gradient", server_optimiser=SGD(0.0)),
+        data, rounds=2, **WAYS[way],
+    )  # fmt: skip
+    method = ditto(
+        network(line, likelihood=normal(1.0)), lam=0.7, optimiser=SGD(0.05), steps=0, personal_steps=6, batch_size=None
+    )
+    theirs = fit(method, data, rounds=2)
+    for name, value in theirs.progress.table["theta"].items():
+        w = ours.progress.table["w"][f"w.{name.removeprefix('theta.')}.at"]
+        assert torch.allclose(w.reshape(value.shape), value, atol=1e-10)
+
+
+def test_all_pull_is_the_common_model() -> None:
+    method = ditto(at(START), lam=1e4, optimiser=SGD(1e-4), steps=3, personal_steps=40, batch_size=None)
+    fitted = fit(method, clients(), rounds=1)
+    assert torch.allclose(fitted.progress.table["theta"]["theta"], START.expand(3, 2), atol=2e-3)
+
+
+def test_a_new_client_takes_the_personal_steps_alone() -> None:
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    fitted = fit(ditto(model, lam=math.exp(1.0), optimiser=SGD(0.1), steps=4), federation(), rounds=3)
+    new = fitted.personalise(federation((8,), seed=4), rounds=30)
+    for name, value in new.message.items():
+        assert torch.equal(value, fitted.message[name])
+    assert not torch.equal(new.progress.table["theta"]["theta.weight"][0], fitted.message["theta.weight"])
+
+
+def test_the_personal_model_stays() -> None:
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    for method, expected in ((ditto(model), {"theta", "loss"}), (individual(model), {"loss"})):
+        federation_ = federate(method, federation())
+        start = begin(federation_)
+        message = federation_.server.down(start.server, Clock(0, 1))
+        up, own = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(4), 0)
+        assert set(up) == expected
+        if "theta" in up:  # FedAvg's copy, each times its rows
+            mine = own["theta"]["theta.weight"] * up["theta"].weight[:, None, None]
+            assert not torch.allclose(up["theta"].value["theta.weight"], mine)
+
+
+def test_programs_with_sites_are_refused() -> None:
+    for method in (ditto(regression), individual(regression)):
+        with pytest.raises(ProgramError, match="fits global params alone"):
+            fit(method, federation(), rounds=1)

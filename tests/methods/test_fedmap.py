@@ -1,0 +1,455 @@
+"""FedMAP: Theorem 1, example A.4 against scipy, weights in logs, and what it is equal to."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+import hierfl
+from hierfl.data import ClientData
+from hierfl.engine import begin, client_round
+from hierfl.federation import federate
+from hierfl.method import Clock, LogShare, added, means_of, summed
+from hierfl.methods import fedavg, fedmap, pfedme
+from hierfl.models import map_network, network
+from hierfl.models.likelihood import normal
+from hierfl.models.map_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance
+from hierfl.optimisers import SGD, Adam
+from hierfl.trees import named_leaves
+from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
+from tests.programs import ProgramError, federation, fit
+
+WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+SERVERS = ("average", "gradient", "best")
+SQUARED = normal(math.sqrt(0.5))  # the negative log density of a row is (y - f)^2 and a constant, A.4's loss
+
+
+def net() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
+    return module
+
+
+def personal(prior: Any = Isotropic(0.5)) -> Any:  # noqa: B008 (frozen)
+    return map_network(net(), prior=prior, likelihood=normal(1.0))
+
+
+# ------------------------------------------------------------------------------------------------ example A.4
+SIZES = (60, 1, 2, 3, 50)
+SHARES = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
+
+
+def toy(seed: int = 0) -> ClientData:
+    generator = torch.Generator().manual_seed(seed)
+    rows = {}
+    for k, n in enumerate(SIZES):
+        x = k + torch.randn(n, generator=generator)
+        rows[f"client {k + 1}"] = {"x": x[:, None], "y": -x + 4.0 * k + math.sqrt(0.8) * torch.randn(n, generator=generator)}
+    return ClientData.from_clients(rows)
+
+
+def prox(data: ClientData, mu: Tensor, alpha: Tensor) -> Tensor:
+    """Every client's exact minimiser of mean (a x + b - y)^2 + alpha/2 |(a, b) - mu|^2, (5, 2); and by hand, not by hierfl."""
+    found = []
+    for x, y in zip(data.fields["x"].split(SIZES), data.fields["y"].split(SIZES), strict=True):
+        design = torch.cat([x, torch.ones_like(x)], 1)
+        normal_matrix = 2.0 * design.mT @ design / len(x) + torch.diag(alpha)
+        found.append(torch.linalg.solve(normal_matrix, 2.0 * design.mT @ y / len(x) + alpha * mu))
+    return torch.stack(found)
+
+
+def envelope(data: ClientData, gamma: Tensor, *, eps: float = 1e-4) -> Tensor:
+    """M of Eq. (22) at (mu_a, mu_b, s_a, s_b)."""
+    mu, s = gamma.split(2)
+    alpha = 1.0 / (s + 1.0)
+    best = prox(data, mu, alpha)
+    total = eps * gamma.square().sum()
+    xs, ys = data.fields["x"].split(SIZES), data.fields["y"].split(SIZES)
+    for share, w, x, y in zip(SHARES, best, xs, ys, strict=True):
+        total = total + share * ((w[0] * x[:, 0] + w[1] - y).square().mean() + (alpha * (w - mu).square()).sum() / 2.0)
+    return total
+
+
+def slope_of_envelope(data: ClientData, gamma: Tensor) -> Tensor:
+    return torch.func.grad(lambda g: envelope(data, g))(gamma)
+
+
+def gamma_of(fitted: hierfl.Fit) -> Tensor:
+    gamma = fitted.message["gamma"]
+    return torch.cat([gamma[f"{part}.{name}"].flatten() for part in ("theta", "s") for name in ("weight", "bias")])
+
+
+def toy_method(**options: Any) -> hierfl.Method:
+    line = nn.Linear(1, 1)
+    with torch.no_grad():
+        line.weight.fill_(0.3), line.bias.fill_(-0.2)
+    return fedmap(map_network(line, prior=LearnedVariance(), likelihood=SQUARED), newton_steps=1, **options)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a4_the_exact_server_reaches_the_minimiser_that_scipy_finds(seed: int) -> None:
+    data = toy(seed)
+
+    def value_and_slope(at: Any) -> tuple[float, Any]:
+        gamma = torch.as_tensor(at)
+        gamma = torch.cat([gamma[:2], gamma[2:].exp()])  # s > 0 at the minimum
+        slope = slope_of_envelope(data, gamma)
+        return float(envelope(data, gamma)), torch.cat([slope[:2], slope[2:] * gamma[2:]]).numpy()
+
+    best = minimize(value_and_slope, [0.0, 0.0, 0.0, 0.0], jac=True, method="BFGS", options={"gtol": 1e-10})
+    wanted = torch.as_tensor(best.x)
+    wanted = torch.cat([wanted[:2], wanted[2:].exp()])
+    found = gamma_of(fit(toy_method(server=LearnedVariance().best), data, rounds=30))
+    assert torch.allclose(found, wanted, atol=1e-3, rtol=0.0)
+    alpha = 1.0 / (wanted[2:] + 1.0)
+    assert -1.2 < float(wanted[0]) < -0.6 and float(alpha[0]) > 5.0 * float(alpha[1])
+
+
+def test_a4_the_gradient_server_goes_along_its_path() -> None:
+    data, lr = toy(), 1.5
+    fitted = fit(toy_method(server="gradient", server_optimiser=SGD(lr)), data, rounds=10)
+    gamma = torch.tensor([0.3, -0.2, 0.0, 0.0])
+    values = [float(envelope(data, gamma))]
+    for _ in range(10):
+        gamma = gamma - lr * slope_of_envelope(data, gamma)
+        values.append(float(envelope(data, gamma)))
+    assert torch.allclose(gamma_of(fitted), gamma, atol=1e-9)
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("omega", ["size", "uniform"])
+def test_theorem_1(omega: str) -> None:
+    """One round is gamma - lr grad M(gamma), M by central differences of its own value."""
+    data, lr, h = toy(3), 0.7, 1e-5
+    weights = SHARES if omega == "size" else torch.full((5,), 0.2)
+    gamma = torch.tensor([0.3, -0.2, 0.0, 0.0])
+
+    def value(at: Tensor) -> Tensor:
+        mu, s = at.split(2)
+        alpha = 1.0 / (s + 1.0)
+        own = prox(data, mu, alpha)
+        losses = torch.stack(
+            [
+                (w[0] * x[:, 0] + w[1] - y).square().mean() + (alpha * (w - mu).square()).sum() / 2.0
+                for w, x, y in zip(own, data.fields["x"].split(SIZES), data.fields["y"].split(SIZES), strict=True)
+            ]
+        )
+        return (weights * losses).sum() + 1e-4 * at.square().sum()
+
+    slope = torch.stack([(value(gamma + h * e) - value(gamma - h * e)) / (2 * h) for e in torch.eye(4)])
+    fitted = fit(toy_method(server="gradient", omega=omega, server_optimiser=SGD(lr)), data, rounds=1)
+    assert torch.allclose(gamma_of(fitted), gamma - lr * slope, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_m4_a_tight_prior_is_gradient_descent_on_the_mean_loss(way: str) -> None:
+    """(gamma' - gamma) / sigma^2 -> -sum_k w_k grad f_k(gamma), with an error of order sigma^2."""
+    wanted = -(P[:, None] * (H @ (START - B)[..., None])[..., 0]).sum(0)
+    errors = []
+    for variance in (0.1, 0.01, 0.001):
+        prior = {"loc": START, "scale": torch.tensor(variance).sqrt()}
+        fitted = fit(fedmap(of_quadratics(prior), newton_steps=1), clients(), rounds=1, **WAYS[way])
+        errors.append(float(((fitted.message["gamma"]["theta.v"] - START) / variance - wanted).norm()))
+    assert errors[0] / errors[1] == pytest.approx(10, rel=0.45)
+    assert errors[1] / errors[2] == pytest.approx(10, rel=0.1)
+
+
+def of_quadratics(prior: dict[str, Tensor]) -> Any:
+    """Q3's rows under w_k ~ Normal(theta, scale^2): any program with such names will do."""
+    import pyro
+    import pyro.distributions as dist
+
+    def model(batch: hierfl.ClientBatch) -> None:
+        theta = pyro.param("theta.v", prior["loc"].clone())
+        with batch.clients():
+            w = pyro.sample("w.v", dist.Normal(theta, prior["scale"]).to_event(1))
+            with batch.data():
+                pyro.sample("y", dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1), obs=batch.y)
+
+    return model
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean_of_the_hierarchy(way: str) -> None:
+    """sum_k (H_k^-1 + sigma^2)^-1 (gamma - b_k) = 0, H_k of the summed loss: the GLS mean with both variances known."""
+    rows = torch.tensor([5.0, 3.0, 2.0])[:, None, None]
+    fixed = stationary(torch.linalg.inv(torch.linalg.inv(rows * H) + 0.3 * I2))
+    ends = []
+    for start in (fixed, START):
+        model = of_quadratics({"loc": start, "scale": torch.tensor(0.3).sqrt()})
+        fitted = fit(fedmap(model, newton_steps=1, loss="sum", omega="uniform"), clients(), rounds=8, **WAYS[way])
+        ends.append(fitted.message["gamma"]["theta.v"])
+    assert torch.allclose(ends[0], fixed, atol=1e-12)
+    assert (ends[1] - fixed).norm() < 0.2 * (START - fixed).norm()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_m5_pfedme_with_an_exact_prox(way: str) -> None:
+    """gamma' = (1 - s a) gamma + s a mean w_k, a = 1 / sigma^2: pFedMe's round with eta lam = s a, its prox solved."""
+    lam, eta = 2.0, 0.1
+    model = of_quadratics({"loc": START, "scale": torch.tensor(lam) ** -0.5})
+    ours = fit(
+        fedmap(model, newton_steps=1, omega="uniform", server="gradient", server_optimiser=SGD(eta)),
+        clients(),
+        rounds=2,
+        **WAYS[way],
+    )
+    theirs = fit(
+        pfedme(at(START, personal=True), lam=lam, lr=0.2, eta=eta, prox_steps=50, steps=1, batch_size=None), clients(), rounds=2
+    )
+    assert torch.allclose(ours.message["gamma"]["theta.v"], theirs.message["theta"], atol=1e-10)
+    assert UNIFORM.sum() == pytest.approx(1.0)
+
+
+# ------------------------------------------------------------------------------------------------ equal to other methods
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("variance", [0.5, math.inf])
+@pytest.mark.parametrize("opt", ["sgd", "adam"])
+def test_m1_m2_restarted_it_is_fedprox_and_without_a_prior_fedavg(way: str, variance: float, opt: str) -> None:
+    optimiser = SGD(0.05) if opt == "sgd" else Adam(0.02)
+    data = federation((5, 3, 7, 1, 2))
+    ours = fedmap(personal(Isotropic(variance)), optimiser=optimiser, epochs=2, batch_size=2, restart="global")
+    theirs = fedavg(
+        network(net(), likelihood=normal(1.0)), optimiser=optimiser, steps=2, unit="epoch", batch_size=2, prox=1.0 / variance
+    )
+    one, two = fit(ours, data, rounds=3, cohort=4, **WAYS[way]), fit(theirs, data, rounds=3, cohort=4)
+    for name, value in two.message.items():
+        assert torch.allclose(one.message["gamma"][name], value, atol=1e-10, rtol=0.0), name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_m2_without_a_prior_clients_are_alone(way: str) -> None:
+    data = federation((5, 3, 7))
+    method = fedmap(personal(Isotropic(math.inf)), optimiser=SGD(0.05), epochs=2, batch_size=2)
+    both = fit(method, data, rounds=4, **WAYS[way])
+    alone = fit(method, data.select(["south"]), rounds=4)
+    own, others = named_leaves(alone.progress.table), named_leaves(both.progress.table)
+    for name, value in own.items():
+        assert torch.allclose(others[name][1], value[0], atol=1e-12), name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_m3_a_gradient_step_as_long_as_the_variance_is_the_average(way: str) -> None:
+    data = federation()
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "epochs": 2, "batch_size": 3}
+    average = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
+    steps = fit(
+        fedmap(personal(Isotropic(0.7)), server="gradient", server_optimiser=SGD(0.7), **options), data, rounds=3, **WAYS[way]
+    )
+    exact = fit(fedmap(personal(Isotropic(0.7)), server=Isotropic(0.7).best, **options), data, rounds=3)
+    for name, value in average.message["gamma"].items():
+        assert torch.allclose(steps.message["gamma"][name], value, atol=1e-10)
+        assert torch.allclose(exact.message["gamma"][name], value, atol=1e-10)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_m6_a_learned_variance_that_is_frozen_and_equal_is_isotropic(way: str) -> None:
+    data = federation()
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "epochs": 2, "batch_size": 3}
+    frozen = fit(fedmap(personal(LearnedVariance(c=0.7)), server_optimiser=SGD(0.0), **options), data, rounds=3, **WAYS[way])
+    fixed = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
+    for name, value in fixed.message["gamma"].items():
+        assert torch.allclose(frozen.message["gamma"][name], value, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("prior", "server", "way"),
+    [
+        *((prior, server, way) for prior in (LearnedVariance(), LearnedNormal()) for server in SERVERS for way in list(WAYS)[1:]),
+        (InputConvex(hidden=2), "average", "sequential"),
+        (InputConvex(hidden=2), "gradient", "in chunks"),
+    ],
+)
+def test_every_prior_on_every_engine(prior: Any, server: str, way: str) -> None:
+    options: dict[str, Any] = {"server": prior.best if server == "best" else server, "server_optimiser": SGD(0.01)}
+    omega = "size" if isinstance(prior, LearnedNormal) else "mean-likelihood"
+    method = fedmap(personal(prior), optimiser=SGD(0.02), epochs=2, batch_size=2, omega=omega, init="client", **options)  # type: ignore[arg-type]
+    data = federation((5, 3, 7, 1, 2))
+    one, two = fit(method, data, rounds=3, cohort=4), fit(method, data, rounds=3, cohort=4, **WAYS[way])
+    start = one.program.start()[0]
+    for name, value in one.message["gamma"].items():
+        assert torch.allclose(value, two.message["gamma"][name], atol=1e-10, rtol=0.0), name
+        assert not torch.equal(value, start[name]), f"{name} is learned"
+
+
+def test_the_normal_is_learned_as_the_mode_of_all_clients_together() -> None:
+    """Its `best` against numeric descent of the same weighted mean of -log density and hyper-prior."""
+    prior, w = LearnedNormal(strength=0.5, typical=0.1), torch.tensor([[1.0], [1.3], [0.4]])
+    weights = torch.tensor([0.2, 0.5, 0.3])
+    mean = (weights[:, None] * w).sum(0)
+    best = prior.best({}, mean, (weights[:, None] * (w - mean).square()).sum(0))
+
+    def total(theta: Tensor, log_v: Tensor) -> Tensor:
+        above = {"theta": theta, "log_v": log_v}
+        return -(weights * torch.stack([prior.given(above).log_prob(v) for v in w])).sum() + prior.hyper(above)
+
+    slopes = torch.func.grad(total, (0, 1))(best["theta"], best["log_v"])
+    assert all(float(slope.abs().max()) < 1e-12 for slope in slopes)
+
+
+def test_the_learned_penalty_is_convex() -> None:
+    prior, generator = InputConvex(), torch.Generator().manual_seed(0)
+    program = fit(fedmap(personal(prior), epochs=1), federation(), rounds=1).message["gamma"]
+    tensor = "0.weight"
+    above = {k.partition(".")[0].removeprefix("convex_"): v for k, v in program.items() if k.partition(".")[2] == tensor}
+    above = {**above, "raw": above["out"]}
+    penalty = prior.given(above).penalty
+
+    def of_vector(v: Tensor) -> Tensor:
+        return penalty(v.reshape(3, 2))
+
+    hessian = torch.func.jacrev(torch.func.grad(of_vector))(torch.randn(6, generator=generator))
+    assert float(torch.linalg.eigvalsh(hessian)[0]) > 0.0
+
+
+# ------------------------------------------------------------------------------------------------ weights in logs
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fedmap: omega lies on one client")
+        yield
+
+
+@pytest.mark.parametrize("omega", ["size", "uniform", "likelihood", "mean-likelihood"])
+@pytest.mark.parametrize("way", WAYS)
+def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
+    """A client of a million rows beside one of 10, in float32."""
+    torch.set_default_dtype(torch.float32)
+    many = torch.arange(1_000_000).remainder(97).float() / 50.0 - 1.0
+    rows = {"large": {"x": many[:, None], "y": 3.0 * many + 20.0}, "small": {"x": many[:10, None], "y": many[:10]}}
+    line = nn.Linear(1, 1)
+    method = fedmap(map_network(line, likelihood=normal(0.5)), optimiser=SGD(0.01), epochs=1, batch_size=None, omega=omega)
+    fitted = fit(method, ClientData.from_clients(rows), rounds=2, **WAYS[way])
+    assert fitted.history["effective_clients"].between(1.0, 2.0 + 1e-5).all()
+    assert all(bool(leaf.isfinite().all()) for leaf in named_leaves(fitted.progress.server).values())
+    if omega == "likelihood":
+        assert fitted.history["effective_clients"].iloc[-1] == pytest.approx(1.0), "all weight on the client of fewest rows"
+
+
+def test_a_client_alone_in_the_sum_is_told(recwarn: pytest.WarningsRecorder) -> None:
+    line = nn.Linear(2, 1)
+    method = fedmap(map_network(line, likelihood=normal(0.05)), optimiser=SGD(1e-4), epochs=1, omega="likelihood")
+    with pytest.warns(UserWarning, match="the others hardly count: take omega='size'"):
+        fit(method, federation((50, 3)), rounds=1)
+
+
+@pytest.mark.parametrize("omega", ["likelihood", "mean-likelihood"])
+def test_omega_is_likelihood_times_prior(omega: str, quiet: None) -> None:
+    data, model = federation((5, 3, 4)), personal(Isotropic(0.5))
+    federation_ = federate(fedmap(model, optimiser=SGD(0.05), epochs=1, batch_size=2, omega=omega), data)  # type: ignore[arg-type]
+    start = begin(federation_)
+    message = federation_.server.down(start.server, Clock(0, 1))
+    ups, own = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(3), 0)
+    up = ups["clients"]
+    assert isinstance(up, LogShare)
+    counts, module = data.counts.tolist(), net()
+    for k, (x, y) in enumerate(zip(data.fields["x"].split(counts), data.fields["y"].split(counts), strict=True)):
+        weights = {name: own["w"][f"w.{name}.at"][k].reshape(p.shape) for name, p in module.named_parameters()}
+        f = torch.func.functional_call(module, weights, (x,))[:, 0]
+        log = torch.distributions.Normal(f, 1.0).log_prob(y).sum()
+        log = log - sum((w - message["gamma"][f"theta.{n}"]).square().sum() for n, w in weights.items()) / (2 * 0.5)
+        assert float(up.log_weight[k]) == pytest.approx(float(log) / (counts[k] if omega == "mean-likelihood" else 1.0), rel=1e-9)  # type: ignore[index]
+
+
+def test_log_weights_add_up_and_a_constant_changes_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    value, log = torch.randn(7, 2, generator=generator), 300.0 * torch.randn(7, generator=generator)
+    parts = added(summed(LogShare(value[:3], log[:3])), summed(LogShare(value[3:], log[3:])))
+    whole, moved = summed(LogShare(value, log)), summed(LogShare(value, log - 1e5))
+    wanted = (log.softmax(0)[:, None] * value).sum(0)
+    for total in (parts, whole, moved):
+        means = means_of({"v": total})
+        assert torch.allclose(means["v"], wanted, atol=1e-9)
+        assert float(means["effective_v"]) == pytest.approx(float(1.0 / log.softmax(0).square().sum()), rel=1e-9)
+    assert (
+        float(means_of({"v": summed(LogShare(value, torch.tensor([1400 * -0.3, 350 * -0.3] + [-1e6] * 5)))})["effective_v"])
+        == 1.0
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the rest of it
+def test_it_begins_at_one_client_that_fits_alone() -> None:
+    data = federation((5, 3, 7))
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "epochs": 3, "batch_size": 2}
+    first = {}
+    for seed in (0, 4, 5, 6):
+        fitted = fit(fedmap(personal(), init="client", **options), data, rounds=1, seed=seed)
+        alone = fit(fedmap(personal(Isotropic(math.inf)), **options), data, rounds=1, seed=seed).progress.table["w"]
+        gamma = torch.cat([v.flatten() for v in fitted.message["gamma"].values()])
+        own = torch.cat([v.flatten(1) for v in alone.values()], 1)
+        near = (own - gamma).abs().amax(1)
+        assert float(near.min()) < 1e-12 and float(near.max()) > 1e-3
+        first[int(near.argmin())] = True
+    after = fit(fedmap(personal(), init="client", **options), data, rounds=2, seed=0)
+    assert after.progress.table["begun"].tolist() == [1.0, 1.0, 1.0]
+    assert len(first) > 1, "which client depends on the seed"
+
+
+def test_a_client_that_joins_late_starts_from_the_global_weights() -> None:
+    data = federation((5, 3, 7, 1, 2))
+    method = fedmap(personal(), optimiser=SGD(0.0), epochs=1, server_optimiser=SGD(0.0))
+    fitted = fit(method, data, rounds=2, cohort=2)
+    assert set(fitted.progress.table["begun"].tolist()) == {0.0, 1.0}
+    new = fitted.personalise(federation((4, 6), seed=3), rounds=1)
+    for name, value in new.progress.table["w"].items():
+        theta = fitted.message["gamma"][f"theta.{name[2:-3]}"]
+        assert torch.allclose(value.reshape(2, *theta.shape), theta.expand(2, *theta.shape))
+
+
+def test_what_crosses_is_the_clients_weights_in_sums_and_nothing_of_its_rows() -> None:
+    shapes = []
+    for counts in ((5, 3, 6), (50, 30, 70)):
+        federation_ = federate(fedmap(personal(LearnedVariance()), epochs=1), federation(counts))
+        start = begin(federation_)
+        message = federation_.server.down(start.server, Clock(0, 1))
+        up, _ = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(3), 0)
+        shapes.append({name: tuple(leaf.shape[1:]) for name, leaf in named_leaves(up).items()})
+        assert set(up) == {"clients", "loss"}
+        assert set(up["clients"].value) == {"away", "slope"}
+    assert shapes[0] == shapes[1]
+
+
+def test_a_prior_for_each_layer() -> None:
+    prior = {"0.": Isotropic(math.inf), "": LearnedVariance(c=0.7)}
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "epochs": 2, "batch_size": 3, "server_optimiser": SGD(0.0)}
+    both = fit(fedmap(personal(prior), **options), federation(), rounds=1)
+    loose, tight = (fit(fedmap(personal(p), **options), federation(), rounds=1) for p in prior.values())
+    assert {name.partition(".")[0] for name in both.message["gamma"] if ".0." in name} == {"theta"}
+    assert {name.partition(".")[0] for name in both.message["gamma"] if ".2." in name} == {"theta", "s"}
+    assert all(not torch.equal(both.message["gamma"]["theta.0.bias"], f.message["gamma"]["theta.0.bias"]) for f in (loose, tight))
+    with pytest.raises(ValueError, match=r"prior: none of '1\.' begins '0\.weight'"):
+        personal({"1.": Isotropic()})
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"omega": "rows"}, "omega is 'rows'; it must be one of size, uniform, mean-likelihood, likelihood"),
+        ({"server": "mean"}, "server is 'mean'; it must be one of average, gradient"),
+        ({"restart": "never"}, "restart is 'never'"),
+        ({"loss": "total"}, "loss is 'total'"),
+        ({"init": "best"}, "init is 'best'"),
+    ],
+)
+def test_other_words_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        fedmap(personal(), **options)
+
+
+def test_programs_it_cannot_fit_are_refused() -> None:
+    with pytest.raises(ProgramError, match="needs local sites and a learned prior"):
+        fit(fedmap(network(net(), likelihood=normal(1.0))), federation(), rounds=1)
+    with pytest.raises(ProgramError, match=r"finds no pair for 'w.at'"):
+        fit(fedmap(at(START, personal=True)), clients(), rounds=1)
+    with pytest.raises(ValueError, match=r"variance is 0\.0: it must be > 0"):
+        Isotropic(0.0)

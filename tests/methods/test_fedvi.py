@@ -1,0 +1,337 @@
+"""FedVI: inputs alone personalise, in any order; its reductions, its objective by Pyro's own, and the parts of its bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from torch import Tensor, nn
+from torch.func import grad
+
+import hierfl
+from hierfl import guides, noise
+from hierfl.batch import full_batch
+from hierfl.data import ClientData
+from hierfl.engine import begin, client_round
+from hierfl.federation import federate
+from hierfl.method import Clock, Method, Phase, Server
+from hierfl.methods import fedvi
+from hierfl.methods.fedvi import halves, queried
+from hierfl.models import PersonalHeads
+from hierfl.models.likelihood import bernoulli, categorical, normal, poisson
+from hierfl.optimisers import SGD
+from hierfl.schedule import row_plan
+from hierfl.trees import named_leaves
+from tests.programs import Given, at_random, federation, fit, means, read
+
+WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+
+
+def embedding(size: int = 6) -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, size), nn.Tanh())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(0.7 * torch.randn(weight.shape, generator=generator))
+    return module
+
+
+def heads(**options: Any) -> PersonalHeads:
+    settings: dict[str, Any] = {"outputs": 1, "features": 6, "local_features": 2, "likelihood": normal(1.0), **options}
+    return PersonalHeads(embedding(), **settings)
+
+
+def method(model: PersonalHeads | None = None, **options: Any) -> Method:
+    settings: dict[str, Any] = {"tau": 0.1, "batch_size": 4, "epochs": 2, "hidden": 5, "optimiser": SGD(0.05)}
+    return fedvi(model or heads(), **{**settings, "server_optimiser": SGD(1.0, 0.5), **options})
+
+
+@pytest.fixture(scope="module")
+def fitted() -> hierfl.Fit:
+    torch.set_default_dtype(torch.float64)
+    return fit(method(optimiser=SGD(0.2)), plain(federation((5, 3, 7, 4))), rounds=6)
+
+
+def plain(data: ClientData) -> ClientData:
+    return ClientData({name: data.fields[name] for name in ("x", "y")}, data.offsets, data.names)
+
+
+# ------------------------------------------------------------------------------------------------ inputs alone
+def test_new_clients_are_personalised_by_inputs_alone(fitted: hierfl.Fit) -> None:
+    labelled = plain(federation((6, 9), seed=3))
+    bare = ClientData({"x": labelled.fields["x"]}, labelled.offsets, labelled.names)
+    blind = fitted.personalise(bare).predict(bare, draws=7)
+    seeing = fitted.personalise(labelled).predict(labelled, draws=7)
+    assert blind.log_score is None
+    assert torch.equal(blind.mean, seeing.mean), "labels are there, and are not read"
+    other = bare.with_fields(x=-bare.fields["x"])
+    assert not torch.allclose(fitted.personalise(other).predict(bare, draws=7).mean, blind.mean), "what it reads is the support"
+
+
+def test_the_order_of_the_support_is_nothing(fitted: hierfl.Fit) -> None:
+    new = plain(federation((6, 9), seed=3)).without("y")
+    order = torch.cat([torch.arange(6).flip(0), 6 + torch.tensor([3, 1, 4, 0, 5, 8, 2, 6, 7])])
+    mixed = ClientData({n: v[order] for n, v in new.fields.items()}, new.offsets, new.names)
+    one, two = (fitted.personalise(support).predict(new, draws=7).mean for support in (new, mixed))
+    assert torch.allclose(one, two, atol=1e-13)
+
+
+@pytest.mark.parametrize("pool", ["features", "outputs"])
+def test_either_pooling_is_of_a_set_and_padding_is_no_row(pool: Any) -> None:
+    data = federation((3, 9))
+    together = fit(method(pool=pool), data, rounds=2)
+    alone = replace(together, federation=replace(together.federation, data=data.select([0])))
+    both, one = together.draws(5).own["beta"][:, 0], alone.draws(5).own["beta"][:, 0]
+    assert torch.allclose(both, one, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "field", "outputs"),
+    [(categorical(), "kind", 3), (bernoulli(), "ill", 1), (poisson(), "visits", 1), (normal(1.0), "y", 1)],
+)
+def test_any_likelihood_and_images_too(likelihood: Any, field: str, outputs: int) -> None:
+    data = federation((5, 3, 7))
+    data = data.with_fields(kind=torch.arange(15) % 3, image=torch.randn(15, 1, 6, 6, generator=torch.Generator().manual_seed(1)))
+    pixels = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 6))
+    for net, x in ((embedding(), "x"), (pixels, "image")):
+        model = PersonalHeads(net, outputs=outputs, features=6, local_features=2, likelihood=likelihood, x=x, y=field)
+        result = fit(method(model), data, rounds=2)
+        assert result.predict(data.without(field), draws=3).mean.isfinite().all()
+        assert {"loss", "kl"} <= set(result.history)
+
+
+# ------------------------------------------------------------------------------------------------ engines and reductions
+@pytest.mark.parametrize("way", ["in chunks", "sequential"])
+def test_every_engine_and_order(way: str) -> None:
+    data = federation((5, 3, 7, 1, 2))
+    one, two = fit(method(), data, rounds=3, cohort=4), fit(method(), data, rounds=3, cohort=4, **WAYS[way])
+    back = fit(method(), data.select(data.names[::-1]), rounds=3, cohort=4)
+    start = one.program.start()[0]
+    for name, value in one.message.items():
+        assert torch.allclose(value, two.message[name], atol=1e-10, rtol=0.0), name
+        assert torch.allclose(value, back.message[name], atol=1e-12, rtol=0.0), name
+        assert not torch.equal(value, start[name]), name
+    assert named_leaves(one.progress.table) == {}, "a client keeps nothing"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_v1_without_the_clients_own_heads_it_is_fedavg_with_momentum_on_the_query_rows(way: str) -> None:
+    data, lr, momentum = federation((6, 3, 7)), 0.05, 0.9
+    model = heads(merge=lambda common, own: common + 0.0 * own)
+    ours = fit(method(model, tau=0.0, epochs=1, server_optimiser=SGD(1.3, momentum)), data, rounds=3, seed=2, **WAYS[way])
+    net, head = embedding(), nn.Linear(4, 1)
+    whole = nn.ModuleDict({"embedding": net, "head": head})
+    start = ours.program.start()[0]
+    with torch.no_grad():
+        head.weight.copy_(start["head.weight"].T), head.bias.copy_(start["head.bias"])
+    velocity = [torch.zeros_like(p) for p in whole.parameters()]
+    for round_ in range(3):
+        before = [p.detach().clone() for p in whole.parameters()]
+        moves, total = [torch.zeros_like(p) for p in before], 0
+        plan = row_plan(data, torch.arange(3), Phase(_same, 1, "epoch", 4), seed=2, at=(round_, 0))
+        for k in range(3):
+            for p, value in zip(whole.parameters(), before, strict=True):
+                p.data = value.clone()
+            asked = 0
+            for index, inside, active in zip(*plan, strict=True):
+                rows = index[k][1::2][inside[k][1::2]]
+                if active[k] and len(rows):
+                    out = head(net(data.fields["x"][rows])[:, :4])[:, 0]
+                    loss = 0.5 * (out - data.fields["y"][rows]).square().mean()
+                    for p, g in zip(whole.parameters(), torch.autograd.grad(loss, list(whole.parameters())), strict=True):
+                        p.data -= lr * g
+                    asked += len(rows)
+            moves = [m + asked * (p.detach() - b) for m, p, b in zip(moves, whole.parameters(), before, strict=True)]
+            total += asked
+        for i, p in enumerate(whole.parameters()):
+            velocity[i] = momentum * velocity[i] - moves[i] / total
+            p.data = before[i] - 1.3 * velocity[i]
+    for name, value in net.named_parameters():
+        assert torch.allclose(ours.message[f"embedding.{name}"], value, atol=1e-10), name
+    assert torch.allclose(ours.message["head.weight"], head.weight.T, atol=1e-10)
+
+
+def _same(lane: Any, message: Any, batch: Any) -> Any:
+    return lane
+
+
+def test_v2_a_constructor_that_hears_nothing_is_one_net_for_all() -> None:
+    """Its last layer's weights zero and deviations tiny: whatever the support, predictions are those of G alone."""
+    model = heads(prior_scale=1e-12)
+    deaf = guides.constructed(features=model.global_features, scale=1e-12, hidden=5, gain=0.0)
+    still = Method(
+        "deaf",
+        model,
+        deaf,
+        method(model, tau=0.0, optimiser=SGD(0.0)).client,
+        lambda program: Server(program.start()[0], lambda s, m, c: s),
+    )
+    data = federation((5, 7))
+    result = fit(still, data, rounds=1)
+    weights = result.message
+    r = torch.tanh(data.fields["x"] @ weights["embedding.0.weight"].T + weights["embedding.0.bias"])[:, :4]
+    wanted = (r @ weights["head.weight"] + weights["head.bias"])[:, 0]
+    assert torch.allclose(result.predict(data, draws=2).mean, wanted, atol=1e-9)
+    others = ClientData(data.fields, data.offsets, ("new 1", "new 2"), data.client_fields)
+    assert torch.allclose(result.personalise(others).predict(others, draws=2).mean, wanted, atol=1e-9)
+
+
+def test_v3_at_the_prior_the_kl_is_0_and_flat() -> None:
+    model, data = heads(), federation((5, 3))
+    program = read(model, guides.constructed(features=model.global_features, scale=model.prior_scale, hidden=5, gain=0.0), data)
+    batch, theta = full_batch(data, torch.arange(1)), program.start()[0]
+    assert abs(float(program.terms(theta, batch).local_kl)) < 1e-12
+    slopes = grad(lambda p: program.terms(p, batch).local_kl.sum())(theta)
+    assert max(float(g.abs().max()) for g in slopes.values()) < 1e-12
+
+
+def test_v4_a_server_of_rate_1_takes_the_weighted_mean() -> None:
+    data = federation((5, 3, 7))
+    federation_ = federate(method(server_optimiser=SGD(1.0)), data)
+    where = begin(federation_)
+    message = federation_.server.down(where.server, Clock(0, 1))
+    ups, _ = client_round(federation_, federation_.client.phases, message, where.table, torch.arange(3), 0)
+    assert set(ups) == {"move", "loss", "kl"}, "global params, and two numbers"
+    assert {k: tuple(v.shape[1:]) for k, v in ups["move"].value.items()} == {k: tuple(v.shape) for k, v in message.items()}
+    move: Any = ups["move"]
+    assert move.weight.tolist() == [4.0, 2.0, 6.0], "two epochs of 2 (of 5 = 4 + 1), 1 (of 3) and 3 (of 7 = 4 + 3) queried rows"
+    after = fit(method(server_optimiser=SGD(1.0)), data, rounds=1)
+    for name, value in after.message.items():
+        theirs = message[name] + move.value[name].sum(0) / move.weight.sum()
+        assert torch.allclose(value, theirs, atol=1e-13)
+
+
+def test_v5_the_objective_is_pyros_negative_elbo() -> None:
+    """Sums, tau = gamma = 1: of all clients' objectives, the same noise, by Pyro's TraceMeanField_ELBO."""
+    model, data = heads(global_scale=0.8), federation((4, 4))
+    program = read(model, guides.constructed(features=model.global_features, scale=model.prior_scale, hidden=5), data)
+    theta, whole = at_random(program, by=0.1), full_batch(data, torch.arange(2), seed=3)
+    support, query = halves(whole)
+    terms = program.terms(theta, query, support=support)
+    ours = float(terms.nll.sum() + 1.0 * terms.local_kl.sum() + 1.0 * terms.global_kl)
+    eps = noise.normals(noise.fold(whole.key, noise.word("beta")), (1, 2, 1))
+
+    def guide(b: hierfl.ClientBatch) -> None:
+        with pyro.poutine.block(), pyro.poutine.trace() as trace, Given(theta, {}):
+            program.guide(support)
+        nodes: Any = trace.trace.nodes
+        normal_: Any = nodes["beta"]["fn"].base_dist
+        with replace(b).clients():  # a batch each: Pyro counts the plates that model and guide make
+            pyro.sample("beta", _fixed(normal_.loc, normal_.scale, normal_.loc + normal_.scale * eps))
+            pyro.sample("bias", nodes["bias"]["fn"])
+
+    def given(b: hierfl.ClientBatch) -> None:
+        with Given(theta, {}):
+            model(replace(b))
+
+    with pyro.poutine.block():
+        theirs = TraceMeanField_ELBO().differentiable_loss(given, guide, query)
+    pyro.clear_param_store()
+    assert ours == pytest.approx(float(theirs), abs=1e-8)
+
+
+def _fixed(loc: Tensor, scale: Tensor, value: Tensor) -> Any:
+    """A Normal whose draw is handed in, and whose KL is a Normal's."""
+
+    class Fixed(dist.Normal):
+        def rsample(self, sample_shape: Any = ()) -> Tensor:
+            return value
+
+        def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+            return self
+
+    return Fixed(loc, scale).to_event(2)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_is_down_the_slope_of_sums_with_tau_and_gamma(way: str) -> None:
+    data, lr = federation((6, 4)), 0.01
+    model = heads(global_scale=0.8)
+    options: dict[str, Any] = {"loss": "sum", "tau": 0.7, "gamma": 0.3, "epochs": 1, "batch_size": None, "optimiser": SGD(lr)}
+    fitted = fit(method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way])
+    theta, moves = fitted.program.start()[0], []
+    for k in range(2):
+        support, query = halves(full_batch(data, torch.tensor([k]), seed=2, at=(0, 0, 0)))
+
+        def loss(p: dict[str, Tensor], support: Any = support, query: Any = query) -> Tensor:
+            terms = fitted.program.terms(p, query, support=support)
+            return terms.nll.sum() + 0.7 * terms.local_kl.sum() + 0.3 / 2 * terms.global_kl
+
+        moves.append(grad(loss)(theta))
+    for name, value in fitted.message.items():
+        wanted = theta[name] - lr * (3 * moves[0][name] + 2 * moves[1][name]) / 5
+        assert torch.allclose(value, wanted, atol=1e-12), name
+
+
+def test_halves_are_apart_and_all_there() -> None:
+    data = federation((5, 3, 1))
+    batch = full_batch(data, torch.arange(3))
+    support, query = halves(batch)
+    for k, n in enumerate((5, 3, 1)):
+        rows = [part.x[k][part.mask()[k]] for part in (support, query)]
+        assert [len(r) for r in rows] == [(n + 1) // 2, n // 2]
+        both = torch.cat(rows)
+        assert torch.equal(both.sort(0).values, data.select([k]).fields["x"].sort(0).values)
+    assert float(queried(query)) == 2 + 1 + 0
+    lone = halves(full_batch(data, torch.tensor([2])))[1]
+    assert float(queried(lone)) == 0.0
+
+
+# ------------------------------------------------------------------------------------------------ the bound
+def test_the_parts_of_the_bound_in_closed_form() -> None:
+    """O11: a Gaussian location of one client each; risk and KL by hand."""
+    data = ClientData.from_clients({"a": {"y": torch.randn(40, generator=torch.Generator().manual_seed(0))}})
+    result = fit(hierfl.methods.fedsvi(means, guide=guides.mean_field, average=0.0), data, rounds=30)
+    found = hierfl.pac_bayes(result, draws=4000)
+    program = result.program
+    params = {**result.message["params"], **{k: v[0] for k, v in result.progress.table["params"].items()}}
+    z, b = ((float(params[f"{s}.loc"]), float(torch.nn.functional.softplus(params[f"{s}.scale"]))) for s in ("g", "b"))
+    risk = 0.5 * math.log(2 * math.pi) + 0.5 * float((data.fields["y"] - b[0]).square().mean()) + 0.5 * b[1] ** 2
+    kl_g = math.log(2.0 / z[1]) + (z[1] ** 2 + z[0] ** 2) / 8.0 - 0.5
+    kl_b = -math.log(b[1]) + (b[1] ** 2 + (b[0] - z[0]) ** 2 + z[1] ** 2) / 2.0 - 0.5
+    assert found.rows == 40 and program.num_clients == 1
+    assert found.empirical_risk == pytest.approx(risk, abs=0.01)
+    assert found.kl == pytest.approx(kl_g + kl_b, abs=0.1)
+    assert found.bound(delta=0.1) == pytest.approx(found.empirical_risk + (found.kl + math.log(10.0)) / 40.0)
+    assert found.bound(eta=math.inf) == found.empirical_risk
+
+
+def test_the_true_risk_is_below_the_bound_with_its_slack() -> None:
+    """O11: y ~ N(m0, v), a posterior Normal(m, V) of the mean, eta = n, over 300 data sets: violations no more than delta."""
+    m0, v, prior, n, delta = 0.4, 0.5, 1.0, 30, 0.1
+    y = m0 + math.sqrt(v) * torch.randn(300, n, generator=torch.Generator().manual_seed(0))
+    spread = 1.0 / (n + 1.0 / prior)
+    m = spread * y.sum(1)
+    eta = 2.0
+    q0 = n / v + eta - eta**2 * prior  # > 0: the slack is finite
+    log_moment = (
+        0.5 * math.log((n / v) / q0) + (eta * m0) ** 2 / (2 * q0) + eta * v / 2 - ((n - 1) / 2) * math.log(1 + eta * v / n)
+    )
+    risk = 0.5 * math.log(2 * math.pi) + 0.5 * (y - m[:, None]).square().mean(1) + 0.5 * spread
+    kl = 0.5 * (math.log(prior / spread) + (spread + m.square()) / prior - 1.0)
+    true = 0.5 * math.log(2 * math.pi * (1 + spread)) + ((m0 - m).square() + v) / (2 * (1 + spread))
+    bounds = torch.tensor(
+        [hierfl.PacBayes(float(r), float(k), n).bound(eta=eta, delta=delta) for r, k in zip(risk, kl, strict=True)]
+    )
+    assert float((true > bounds + log_moment / eta).double().mean()) <= delta
+
+
+@pytest.mark.parametrize(("eta", "delta"), [(0.0, 0.05), (1.0, 0.0), (1.0, 1.5)])
+def test_a_bound_of_no_confidence_is_refused(eta: float, delta: float) -> None:
+    with pytest.raises(ValueError, match="eta must be > 0, delta in"):
+        hierfl.PacBayes(1.0, 1.0, 10).bound(eta=eta, delta=delta)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="local_features is 6; of 6 features"):
+        heads(local_features=6)
+    with pytest.raises(ValueError, match=r"tau \(-1"):
+        method(tau=-1.0)
+    with pytest.raises(hierfl.ProgramError, match=r"the embedding gives \(6,\) a row; features=7"):
+        fit(method(heads(features=7)), federation(), rounds=1)
