@@ -175,6 +175,23 @@ def gather(
     )
 
 
+def halves(batch: ClientBatch, size: int) -> tuple[ClientBatch, ClientBatch]:
+    """Two batches of at most `size` rows in place of one of twice as many, of one client.
+
+    The second goes on where the first ends, and from the front again where there are no more; a client with fewer rows than
+    `size` has all of them in both. Which rows a client gets does not depend on those it is stacked with.
+    """
+    there = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
+    place = torch.arange(size)
+    mask = None if batch.rows is None and batch.num_rows >= size else (place < there)[None]
+
+    def taken(index: Tensor) -> ClientBatch:
+        fields = {n: v.index_select(1, index % there) for n, v in batch.fields.items()}
+        return replace(batch, fields=fields, rows=mask)
+
+    return taken(place), taken(size + place)
+
+
 def lanes_of(batch: ClientBatch) -> tuple[Tree, Tree]:
     """A batch of C clients as C batches of one: tensors with the clients in front (for vmap), and what they share."""
     lanes = {

@@ -1,14 +1,15 @@
 """Generative models: Pyro programs over a `ClientBatch`, one file each.
 
-The likelihoods of a network are in `hierfl.models.likelihood`.
+The likelihoods of a network are in `hierfl.models.likelihood`, priors by a Bregman divergence in `hierfl.models.bregman`.
 """
 
 if __name__ != "hierfl.models":
     raise ImportError("import hierfl.models, not the folder models/")
 
-from hierfl.models import likelihood, map_priors
+from hierfl.models import bregman, likelihood, map_priors
 from hierfl.models.batch_norm import batch_norm_network
 from hierfl.models.bayes_net import bayesian_network, network
+from hierfl.models.bregman import bregman_network
 from hierfl.models.linear import linear
 from hierfl.models.logistic import logistic
 from hierfl.models.map_network import map_network
@@ -20,6 +21,8 @@ __all__ = [
     "PersonalHeads",
     "batch_norm_network",
     "bayesian_network",
+    "bregman",
+    "bregman_network",
     "likelihood",
     "linear",
     "logistic",

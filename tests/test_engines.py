@@ -97,6 +97,18 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fedavg, momentum, beta": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05, 0.9), steps=3, batch_size=3, beta=2.0),
     "fedprox": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05), steps=4, batch_size=None, prox=0.7),
     "pfedme": lambda: hierfl.methods.pfedme(personal(prior_scale=1.0), lam=2.0, steps=3, batch_size=2, prox_steps=2),
+    **{
+        f"pfedbred {strategy}": lambda strategy=strategy: hierfl.methods.pfedbred(  # type: ignore[misc]
+            personal(prior_scale=1.0), strategy, lam=2.0, steps=3, batch_size=2, prox_steps=2, fine_tune=1
+        )
+        for strategy in ("none", "mh", "mh-code")
+    },
+    **{
+        f"fedabml {meta}": lambda meta=meta: hierfl.methods.fedabml(  # type: ignore[misc]
+            personal(prior_scale="learned"), lr=0.02, inner_steps=2, draws=2, steps=1, batch_size=4, meta=meta
+        )
+        for meta in ("envelope", "full")
+    },
     "pfedbayes": lambda: hierfl.methods.pfedbayes(
         personal(prior_scale="learned"), steps=3, batch_size=2, inner_steps=2, draws=2, lr=0.01, eta=0.01, init_scale=0.2
     ),

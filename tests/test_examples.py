@@ -11,9 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = {  # and a word that each must say
+    "fedabml_toy.py": "from least squares",
     "fedmap_lines.py": "client 5, 50 rows",
     "fedmap_synthetic.py": "FedMAP",
     "own_model.py": "thalach",
+    "own_prior.py": "my own, cosh",
     "unlabelled_clients.py": "without labels",
 }
 

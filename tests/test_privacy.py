@@ -63,6 +63,8 @@ METHODS: dict[str, tuple[Callable[[], Method], Shapes]] = {
         THETA,
     ),
     "pfedme": (lambda: hierfl.methods.pfedme(personal(prior_scale=1.0), steps=2, batch_size=2), THETA),
+    "fedabml": (lambda: hierfl.methods.fedabml(personal(prior_scale="learned"), steps=2, batch_size=2), {**THETA, **SCALE}),
+    "pfedbred": (lambda: hierfl.methods.pfedbred(personal(prior_scale=1.0), steps=2, batch_size=2), THETA),
     "pfedbayes": (lambda: hierfl.methods.pfedbayes(personal(prior_scale="learned"), steps=2, batch_size=2), {**THETA, **SCALE}),
     **{f"fedsvi {name}": (partial(hierfl.methods.fedsvi, regression, FAMILIES[name]), CROSSES[name]) for name in CROSSES},
 }

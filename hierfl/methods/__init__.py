@@ -2,6 +2,7 @@
 
 from hierfl.methods.bfi import bfi
 from hierfl.methods.ditto import ditto, individual
+from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
 from hierfl.methods.fedbn import fedbn
 from hierfl.methods.fedlaplace import fedlaplace
@@ -9,12 +10,14 @@ from hierfl.methods.fedmap import fedmap
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.fedvi import fedvi
 from hierfl.methods.pfedbayes import pfedbayes
+from hierfl.methods.pfedbred import pfedbred
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
 
 __all__ = [
     "bfi",
     "ditto",
+    "fedabml",
     "fedavg",
     "fedbn",
     "fedlaplace",
@@ -23,6 +26,7 @@ __all__ = [
     "fedvi",
     "individual",
     "pfedbayes",
+    "pfedbred",
     "pfedme",
     "pvi",
 ]

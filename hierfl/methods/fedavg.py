@@ -21,7 +21,7 @@ from hierfl.optimisers import SGD, Optimiser, Stepped, step
 from hierfl.program import Program, ProgramError
 from hierfl.recipes import recorded
 from hierfl.sites import Model
-from hierfl.trees import Tree, lerp
+from hierfl.trees import Tree, lerp, tree_map
 
 
 @recorded
@@ -34,6 +34,7 @@ def fedavg(
     batch_size: int | None = 20,
     prox: float = 0.0,
     beta: float = 1.0,
+    fine_tune: bool = False,
 ) -> Method:
     """FedAvg of a program whose params are all global (`hierfl.models.network`, say).
 
@@ -45,6 +46,8 @@ def fedavg(
         batch_size: rows a mini-batch; None: all.
         prox: mu of FedProx; 0: FedAvg.
         beta: over-relaxation of the server.
+        fine_tune: "+FT": a client keeps weights of its own, to be served by: theta until `fit.personalise(rows, rounds=e)` has
+            taken e passes over its rows (or times `steps` mini-batches) from there, by the same optimiser and without a pull.
 
     Raises:
         ProgramError: the model has latent sites or local params.
@@ -56,7 +59,11 @@ def fedavg(
             raise ProgramError("fedavg fits global params alone; for sites and local params take fedsvi or a personalised method")
 
         def start(message: Tree, own: Tree) -> Tree:
-            return {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
+            lane = {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
+            return {**lane, "tuned": tuned(message, own), "seen": own["seen"]} if fine_tune else lane
+
+        def tuned(message: Tree, own: Tree) -> Tree:
+            return tree_map(lambda w, new: torch.where(own["seen"] > 0.0, w, new), own["w"], message) if fine_tune else message
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             def loss(theta: Tree) -> Tensor:
@@ -65,12 +72,20 @@ def fedavg(
 
             gradient, value = slope(loss, lane["theta"])
             theta, state = step(optimiser, gradient, Stepped(lane["theta"], lane["state"]))
-            return {"theta": theta, "state": state, "loss": value}
+            return {**lane, "theta": theta, "state": state, "loss": value}
+
+        def tune(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            gradient, value = slope(lambda w: program.mean_loss(w, batch), lane["tuned"])
+            w, state = step(optimiser, gradient, Stepped(lane["tuned"], lane["state"]))
+            return {**lane, "tuned": w, "state": state, "loss": value, "seen": torch.ones(())}
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return {"theta": Share(lane["theta"], rows), "loss": Share(lane["loss"], rows)}, own
+            up = {"theta": Share(lane["theta"], rows), "loss": Share(lane["loss"], rows)}
+            return up, {"w": lane["tuned"], "seen": lane["seen"]} if fine_tune else own
 
-        return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)
+        kept = {"w": program.start()[0], "seen": torch.zeros(())} if fine_tune else {}
+        again = Phase(tune, 1 if unit == "epoch" else steps, unit, batch_size)
+        return Client(kept, start, (Phase(move, steps, unit, batch_size),), finish, tuned, (again,) if fine_tune else None)
 
     def server(program: Program) -> Server:
         def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:

@@ -18,8 +18,10 @@ from hierfl.studies.kept import Found, Say, quiet
 
 STUDIES: dict[str, tuple[str, ...]] = {
     "fedmap-synthetic": ("fedmap_synthetic",),
-    "new-clients": ("writers",),
-    "toy-linear-regression": ("toy_fedmap",),
+    "new-clients": ("new_clients_fashion", "writers"),
+    "ood-entropy": ("ood_entropy",),
+    "prior-ablation": ("prior_ablation",),
+    "toy-linear-regression": ("toy_fedabml", "toy_fedmap"),
 }
 
 __all__ = ["STUDIES", "Found", "names", "run"]

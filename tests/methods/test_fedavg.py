@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -128,3 +130,18 @@ def test_the_loss_is_that_of_the_last_step() -> None:
     half = 0.5 * torch.einsum("ki,kij,kj->k", START - B, H, START - B)
     constant = torch.log(torch.tensor(2.0 * torch.pi)).item()
     assert fitted.history["loss"][0] == pytest.approx(float((P * half).sum()) + constant)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+def test_fine_tuned_clients_go_on_from_theta_by_their_own_steps_and_training_knows_nothing_of_it(
+    engine: Literal["sequential"],
+) -> None:
+    options: dict[str, Any] = {"optimiser": SGD(LR), "steps": 3, "batch_size": None}
+    plain = fit(fedavg(at(START), **options), clients(), rounds=2)
+    tuned = fit(fedavg(at(START), fine_tune=True, **options), clients(), rounds=2, engine=engine)
+    assert torch.allclose(theta(plain), theta(tuned), atol=1e-12)
+    assert float((tuned.predict(clients()).mean - plain.predict(clients()).mean).abs().max()) < 1e-12, "not tuned yet"
+    for rounds in (1, 2):
+        own = tuned.personalise(clients(), rounds=rounds).progress.table["w"]["theta"]
+        expected = B + (powers(H, 3 * rounds) @ (theta(plain) - B)[..., None])[..., 0]
+        assert torch.allclose(own, expected, atol=1e-12)

@@ -1,0 +1,241 @@
+"""FedABML's toy (section 5.1, Fig. 2): two clients with few rows, least squares, and how far the global mean is from the best one.
+
+Each client sees one of two directions well and the other hardly, so that its own optimum is far off along the other. The target is
+the mean of the two posteriors under a flat prior, weighted by precision: pooled least squares. FedAvg's ten local steps have a
+fixed point that is not there (oracle O4 of the tests: known in closed form); FedABML's is where random effects of the prior's
+spread have it, which is nearer the smaller that spread, and the spread is learned. Ditto's global model is FedAvg's, step for
+step. The paper states no sizes; ours are in `Toy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from scipy.stats import t as student
+from torch import Tensor, nn
+
+from hierfl import plots
+from hierfl.data import ClientData
+from hierfl.engine import begin, rounds
+from hierfl.federation import federate
+from hierfl.fitted import Fit
+from hierfl.method import Method
+from hierfl.methods.fedabml import fedabml
+from hierfl.methods.fedavg import fedavg
+from hierfl.models import bayesian_network, network
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD
+from hierfl.studies.kept import Found, Numbers, Say, kept, quiet
+
+FEDAVG, FEDABML = METHODS = ("FedAvg", "FedABML")
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Sizes of the toy; ours, since the paper states none."""
+
+    rows: tuple[int, int] = (20, 30)
+    wide: float = 3.0
+    narrow: float = 0.5
+    rounds: int = 25
+    steps: int = 10
+    lr: float = 0.05
+    eta: float = 0.3
+    spread: float = 0.05
+    draws: int = 50
+
+
+def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> Found:
+    """Distance to the target and loss after ten steps of a client's own, round by round.
+
+    Args:
+        out: folder to write to.
+        quick: a few rounds of two seeds.
+        say: told what is being done.
+        seeds: of rows, noise and draws: as many runs, whose mean and 95 % band are shown.
+    """
+    toy = Toy(rounds=4) if quick else Toy()
+    records = []
+    for seed in range(2 if quick else seeds):
+        for name in METHODS:
+            settings = {"study": "toy-fedabml", "method": name, "seed": seed, **asdict(toy)}
+            found = kept(out, f"toy-{name}-{seed}", settings, lambda n=name, s=seed: trace(n, s, toy), say)  # type: ignore[misc]
+            for r, (away, loss, at) in enumerate(zip(found["distance"], found["loss"], found["mean"], strict=True)):
+                records.append(
+                    {"method": name, "seed": seed, "round": r, "distance": away, "loss": loss, "w0": at[0], "w1": at[1]}
+                )
+    scores = pd.DataFrame(records)
+    files = {
+        out / "toy_fedabml.csv": "distance and loss by method, seed and round",
+        out / "toy_fedabml.png": "the same as a figure",
+    }
+    scores.to_csv(out / "toy_fedabml.csv", index=False)
+    picture(scores, toy).savefig(out / "toy_fedabml.png", dpi=150)
+    return Found(
+        "FedABML's toy: distance to the pooled mean, and loss after fine-tuning", table(scores), scores, reading(scores), files
+    )
+
+
+# ------------------------------------------------------------------------------------------------ two clients
+def clients(seed: int, toy: Toy) -> ClientData:
+    """Rows (x, y) with y ~ Normal(x . w, 1), w = (1, -1) for both, x wide in one direction and narrow in the other."""
+    g = torch.Generator().manual_seed(1000 + seed)
+    parts = {}
+    for name, n, scales in zip("ab", toy.rows, ((toy.wide, toy.narrow), (toy.narrow, toy.wide)), strict=True):
+        x = torch.randn(n, 2, generator=g, dtype=torch.float64) * torch.tensor(scales)
+        x = x @ torch.tensor([[0.8, -0.6], [0.6, 0.8]], dtype=torch.float64)
+        parts[name] = {
+            "x": x,
+            "y": x @ torch.tensor([1.0, -1.0], dtype=torch.float64) + torch.randn(n, generator=g, dtype=x.dtype),
+        }
+    return ClientData.from_clients(parts)
+
+
+def pooled(data: ClientData) -> Tensor:
+    """The precision-weighted mean of the clients' flat-prior posteriors: least squares on all rows."""
+    x, y = data.fields["x"].double(), data.fields["y"].double()
+    return torch.linalg.solve(x.T @ x, x.T @ y)
+
+
+def methods(toy: Toy) -> dict[str, Callable[[], Method]]:
+    """FedAvg and FedABML with as many local steps, of the same length, from w = 0."""
+    net = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    likelihood = normal(1.0)
+    return {
+        FEDAVG: lambda: fedavg(
+            network(net, likelihood=likelihood), optimiser=SGD(toy.lr), steps=toy.steps, batch_size=None, fine_tune=True
+        ),
+        FEDABML: lambda: fedabml(
+            bayesian_network(net, likelihood=likelihood, prior_scale="learned", scale_start=toy.spread),
+            lam=1.0,
+            lr=toy.lr,
+            eta=toy.eta,
+            inner_steps=toy.steps,
+            steps=1,
+            unit="step",
+            batch_size=None,
+            draws=toy.draws,
+            by_rows=True,
+        ),
+    }
+
+
+def trace(name: str, seed: int, toy: Toy) -> Numbers:
+    """Of one run, before the first round and after each: distance, the clients' mean loss after fine-tuning, and the mean itself."""
+    data = clients(seed, toy)
+    target = pooled(data)
+    found: Numbers = {"distance": [], "loss": [], "mean": []}
+    for fitted in each_round(methods(toy)[name](), data, seed, toy.rounds):
+        at = fitted.message["theta.weight"].flatten().double()
+        found["distance"].append(float((at - target).norm()))
+        found["mean"].append(at.tolist())
+        found["loss"].append(after_tuning(fitted, data, seed))
+    return found
+
+
+def each_round(method: Method, data: ClientData, seed: int, count: int) -> Iterator[Fit]:
+    """The fit before its first round, and after each."""
+    federation = federate(method, data, seed=seed)
+    start = begin(federation)
+    yield Fit(method, federation, start, count)
+    for where in rounds(federation, start, count):
+        yield Fit(method, federation, where, count)
+
+
+def after_tuning(fitted: Fit, data: ClientData, seed: int) -> float:
+    """Mean of the clients' -log p(y | x) on their own rows after ten steps of their own, nats a row."""
+    scores = fitted.personalise(data, rounds=1).predict(data, draws=32, seed=seed).scores()
+    return -float(scores.log_score.mean())
+
+
+# ------------------------------------------------------------------------------------------------ what is shown
+def table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Mean and half the 95 % interval over seeds, at the first, a middle and the last round."""
+    last = int(scores["round"].max())
+    rows = {}
+    for name in METHODS:
+        row: dict[str, Any] = {}
+        for r in sorted({min(5, last), last}):
+            here = scores[(scores.method == name) & (scores["round"] == r)]
+            for what in ("distance", "loss"):
+                middle, half = band(here[what].to_numpy()[:, None])
+                row[f"{what}, round {r}"] = f"{middle[0]:.3f} ± {half[0]:.3f}"
+        rows[name] = row
+    found = pd.DataFrame.from_dict(rows, orient="index")
+    found.index.name = "method"
+    return found
+
+
+def reading(scores: pd.DataFrame) -> list[str]:
+    """From which round on FedABML is nearer than FedAvg in the mean over seeds, and where both end."""
+    mean = scores.groupby(["round", "method"])["distance"].mean().unstack()
+    nearer = mean[FEDABML] < mean[FEDAVG]
+    since = next((int(r) for r in nearer.index if bool(nearer.loc[r:].all())), None)
+    last = mean.iloc[-1]
+    return [
+        "In the mean over seeds FedABML is nearer to the pooled mean than FedAvg "
+        + (f"in every round from {since} on." if since is not None else "not in every late round."),
+        f"After the last round: {last[FEDABML]:.3f} against {last[FEDAVG]:.3f}. Ditto's global model is FedAvg's.",
+    ]
+
+
+def band(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Mean and half-width of the 95 % t interval over the first dimension."""
+    n = len(values)
+    half = student.ppf(0.975, max(n - 1, 1)) * values.std(0, ddof=1) / np.sqrt(n) if n > 1 else np.zeros(values.shape[1:])
+    return values.mean(0), half
+
+
+def picture(scores: pd.DataFrame, toy: Toy) -> Figure:
+    """The clients' posteriors with the paths of the global mean, seed 0; distance and loss by round."""
+    figure = Figure(figsize=(10.0, 3.3), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1.0, 1.0))
+    contours(left, clients(0, toy))
+    for k, name in enumerate(METHODS):
+        own = scores[scores.method == name]
+        path = own[own.seed == 0]
+        style: dict[str, Any] = {"color": plots.COLOURS[k], "linewidth": 1.3}
+        left.plot(path.w0, path.w1, marker=plots.MARKERS[k], markersize=2.5, label=name, **style)
+        for ax, what in ((middle, "distance"), (right, "loss")):
+            runs = own.pivot_table(index="seed", columns="round", values=what)
+            mean, half = band(runs.to_numpy())
+            ax.plot(runs.columns, mean, linestyle=("-", "--")[k], label=name, **style)
+            ax.fill_between(runs.columns, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0.0)
+    middle.set(xlabel="round", ylabel="distance of the mean to the target", yscale="log")
+    right.set(xlabel="round", ylabel="local loss after ten own steps, nats")
+    left.set(xlabel="first weight", ylabel="second weight")
+    for ax in (left, middle, right):
+        ax.tick_params(labelsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+    for ax in (middle, right):
+        ax.yaxis.label.set_size(8.5)
+    late = scores[scores["round"] > 1].groupby(["method", "round"])["loss"].agg(["min", "max"])
+    right.set_ylim(late["min"].min() - 0.05, late["max"].max() + 0.15)  # round 0, of no use to either, is off the scale
+    left.legend(fontsize=7.5, frameon=False, loc="best")
+    middle.legend(fontsize=7.5, frameon=False, title="mean and 95 % band over seeds", title_fontsize=7.5)
+    return figure
+
+
+def contours(ax: Any, data: ClientData) -> None:
+    """One and two standard deviations of each client's posterior under a flat prior, and the target."""
+    angle = np.linspace(0.0, 2.0 * np.pi, 200)
+    circle = np.stack([np.cos(angle), np.sin(angle)])
+    for k, name in enumerate(data.names):
+        one = data.select([name])
+        x, y = one.fields["x"].double(), one.fields["y"].double()
+        cov = torch.linalg.inv(x.T @ x)
+        root, mle = np.asarray(torch.linalg.cholesky(cov)), np.asarray(cov @ x.T @ y)
+        for sd in (1.0, 2.0):
+            at = mle[:, None] + sd * root @ circle
+            label = f"client {name}, 1 and 2 sd" if sd == 1.0 else None
+            ax.plot(at[0], at[1], color=("0.35", "0.65")[k], linewidth=0.9, linestyle=("-", ":")[k], label=label)
+    target = pooled(data)
+    ax.plot(*target.tolist(), marker="*", markersize=11, color=plots.COLOURS[3], linestyle="none", label="target", zorder=5)

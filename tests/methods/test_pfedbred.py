@@ -1,0 +1,291 @@
+"""pFedBreD: what it reduces to, prox identities of every prior, and each strategy against a loop by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import models
+from hierfl.batch import ClientBatch
+from hierfl.data import ClientData
+from hierfl.methods import fedavg, pfedbred, pfedme
+from hierfl.models import bregman
+from hierfl.models.bregman import BregmanKernel, BregmanPrior, Means
+from hierfl.optimisers import SGD
+from hierfl.program import ProgramError
+from tests.methods.quadratics import START, B, H, at, clients
+from tests.methods.test_fedabml import equal_rows
+from tests.programs import federation, fit
+
+WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+WHOLE: dict[str, Any] = {"batch_size": None}
+
+
+def net() -> torch.nn.Module:
+    g = torch.Generator().manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(0.5 * torch.randn(p.shape, generator=g))
+    return module
+
+
+def gaussian_net() -> Any:
+    return models.bayesian_network(net(), likelihood=models.likelihood.normal(1.0), prior_scale=1.0)
+
+
+def learned(fitted: hierfl.Fit) -> dict[str, Tensor]:
+    return {**fitted.message, **{f"own {k}": v for k, v in fitted.draws(1).own.items()}}
+
+
+def assert_alike(one: dict[str, Tensor], two: dict[str, Tensor], atol: float = 1e-10) -> None:
+    for name, value in one.items():
+        assert torch.allclose(value, two[name], atol=atol, rtol=0.0), (name, (value - two[name]).abs().max())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24"])
+def test_r1_without_meta_steps_it_is_pfedme_step_for_step(strategy: Any, way: str) -> None:
+    common: dict[str, Any] = {"lam": 2.0, "lr": 0.02, "eta": 0.03, "prox_steps": 2, "steps": 3, "batch_size": 2}
+    data, run = federation((5, 3, 1, 2)), dict[str, Any](rounds=2, seed=4, cohort=3)
+    theirs = fit(pfedme(gaussian_net(), **common), data, **run)
+    ours = pfedbred(gaussian_net(), strategy, gradient_step=0.0, memory_step=0.0, prox_start="global", **common)
+    assert_alike(learned(fit(ours, data, **run, **WAYS[way])), learned(theirs))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_r2_one_prox_step_from_w_is_fedavg(way: str) -> None:
+    lam, lr, eta = 3.0, 0.05, 0.2
+    ours = pfedbred(at(START, personal=True), "none", lam=lam, lr=lr, eta=eta, prox_steps=1, steps=4, prox_start="moved", **WHOLE)
+    theirs = fedavg(at(START), optimiser=SGD(eta * lam * lr), steps=4, **WHOLE)
+    one, two = fit(ours, equal_rows(), rounds=2, **WAYS[way]), fit(theirs, equal_rows(), rounds=2)
+    assert torch.allclose(one.message["theta"], two.message["theta"], atol=1e-10, rtol=0.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("jacobian", ["identity", "exact"])
+def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_is_per_fedavg(jacobian: Any, way: str) -> None:
+    """lam (mu - prox) -> grad f(mu), error O(1 / lam): first order without the Jacobian of mu(w), MAML with it."""
+    a = 0.1
+    j = torch.eye(2) - a * H
+    ahead = START - a * (H @ (START - B)[..., None])[..., 0]
+    outer = (H @ (ahead - B)[..., None])[..., 0]
+    outer = (j.mT @ outer[..., None])[..., 0] if jacobian == "exact" else outer
+    misses = []
+    for lam in (1e2, 1e3):
+        method = pfedbred(
+            at(START, personal=True),
+            "lg",
+            lam=lam,
+            lr=0.99 / lam,
+            eta=1.0,
+            gradient_step=a,
+            prox_steps=12,
+            steps=1,
+            jacobian=jacobian,
+            **WHOLE,
+        )
+        moved = START - fit(method, clients(), rounds=1, **WAYS[way]).message["theta"]
+        misses.append(float((moved - outer.mean(0)).norm()))
+    assert misses[0] / misses[1] == pytest.approx(10.0, rel=0.15)
+    assert misses[1] < 0.02
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_r4_mh_code_without_prior_and_memory_is_per_fedavg_on_two_batches(way: str) -> None:
+    a = 0.1
+    method = pfedbred(at(START, personal=True), "mh-code", lam=0.0, gradient_step=a, memory_step=0.0, steps=3, **WHOLE)
+    w = START.expand(3, 2)
+    for _ in range(3):
+        ahead = w - a * (H @ (w - B)[..., None])[..., 0]
+        w = w - a * (H @ (ahead - B)[..., None])[..., 0]
+    found = fit(method, equal_rows(), rounds=1, **WAYS[way]).message["theta"]
+    assert torch.allclose(found, w.mean(0), atol=1e-10, rtol=0.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("strategy", ["meg", "mh"])
+def test_r5_a_gaussian_bregman_prior_is_the_square(strategy: Any, way: str) -> None:
+    """Through the mirror steps and Bregman's kernel, and through a Normal of unit scale."""
+    common: dict[str, Any] = {"lam": 2.0, "steps": 3, "batch_size": 2, "prox_steps": 2, "lr": 0.02, "eta": 0.02}
+    data, run = federation((5, 3, 7)), dict[str, Any](rounds=2, seed=4, cohort=2)
+    plain = learned(fit(pfedbred(gaussian_net(), strategy, **common), data, **run))
+    model = models.bregman_network(net(), bregman.gaussian(), likelihood=models.likelihood.normal(1.0))
+    assert_alike(learned(fit(pfedbred(model, strategy, **common), data, **run, **WAYS[way])), plain)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_r6_over_relaxation(way: str) -> None:
+    start, runs = START, {}
+    for beta in (0.0, 1.0, 2.0):
+        runs[beta] = fit(
+            pfedbred(at(start, personal=True), beta=beta, steps=3, **WHOLE), clients(), rounds=1, **WAYS[way]
+        ).message["theta"]
+    assert torch.equal(runs[0.0], start)
+    assert torch.allclose(runs[2.0] - start, 2.0 * (runs[1.0] - start), atol=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24", "mh-code"])
+def test_two_rounds_by_hand(strategy: str, way: str) -> None:
+    """Eq. (14), Eq. (24) and the code's variant on quadratics, all rows a step."""
+    lam, lr, eta, a, m, rounds, steps = 2.0, 0.05, 0.1, 0.07, 0.3, 2, 2
+
+    def slope(k: int, w: Tensor) -> Tensor:
+        return H[k] @ (w - B[k])
+
+    theta, kept = START, [(START, START)] * 3  # v, last
+    for _ in range(rounds):
+        copies = []
+        for k in range(3):
+            w, (v, last) = theta, kept[k]
+            for _ in range(steps):
+                near = w
+                if strategy in ("lg", "mh"):
+                    near = w - a * slope(k, w)
+                elif strategy in ("mh24", "mh-code"):
+                    near = w - a * slope(k, w - a * slope(k, w))
+                mu = near - m * (last - v) if strategy not in ("none", "lg") else near
+                for _ in range(3):
+                    v = v - lr * (slope(k, v) + lam * (v - mu))
+                w = (near if strategy == "mh-code" else w) - eta * lam * (mu - v)
+            kept[k] = (v, w)
+            copies.append(w)
+        theta = torch.stack(copies).mean(0)
+    method = pfedbred(
+        at(START, personal=True),
+        strategy,  # type: ignore[arg-type]
+        lam=lam,
+        lr=lr,
+        eta=eta,
+        gradient_step=a,
+        memory_step=m,
+        prox_steps=3,
+        steps=steps,
+        **WHOLE,
+    )
+    found = fit(method, clients(), rounds=rounds, **WAYS[way])
+    assert torch.allclose(found.message["theta"], theta, atol=1e-10, rtol=0.0)
+    assert torch.allclose(found.draws(1).own["w"][0], torch.stack([v for v, _ in kept]), atol=1e-10, rtol=0.0)
+
+
+def test_the_exact_jacobian_is_the_derivative_of_the_envelope() -> None:
+    """With an exact prox the step is eta grad_w min_v [ f(v) + lam D(v, mu(w)) ], by differences; the identity is not."""
+    lam, a, eta = 2.0, 0.15, 1.0
+
+    def envelope(k: int, w: Tensor) -> Tensor:
+        mu = w - a * (H[k] @ (w - B[k]))
+        v = torch.linalg.solve(H[k] + lam * torch.eye(2), H[k] @ B[k] + lam * mu)
+        return 0.5 * (v - B[k]) @ H[k] @ (v - B[k]) + lam / 2.0 * (v - mu).square().sum()
+
+    expected = torch.stack([torch.func.grad(lambda w, k=k: envelope(k, w))(START) for k in range(3)]).mean(0)
+    found = {}
+    for jacobian in ("exact", "identity"):
+        method = pfedbred(
+            at(START, personal=True),
+            "lg",
+            lam=lam,
+            lr=0.25,
+            eta=eta,
+            gradient_step=a,
+            prox_steps=60,
+            steps=1,
+            jacobian=jacobian,
+            **WHOLE,
+        )
+        found[jacobian] = START - fit(method, clients(), rounds=1).message["theta"]
+    assert torch.allclose(found["exact"], eta * expected, atol=1e-9)
+    assert not torch.allclose(found["identity"], eta * expected, atol=0.1)
+
+
+# ------------------------------------------------------------------------------------------------ other priors
+SLOPE = torch.tensor([0.8, -0.5], dtype=torch.float64)
+MEANS = {
+    "gaussian": torch.tensor([0.3, -1.0]),
+    "bernoulli": torch.tensor([0.3, 0.6]),
+    "poisson": torch.tensor([0.7, 2.0]),
+    "exponential": torch.tensor([0.7, 1.5]),
+}
+
+
+def linear_loss(prior: BregmanPrior, mean: Tensor) -> Any:
+    """-log p(y | v) = c . v, which no likelihood has, and an exact prox for every prior."""
+
+    def model(batch: ClientBatch) -> None:
+        theta = pyro.param("theta", mean.double().clone(), constraint=Means(prior))
+        with batch.clients():
+            v = pyro.sample("v", BregmanKernel(prior, theta))
+            with batch.data():
+                pyro.sample("y", dist.Delta(torch.zeros_like(batch.y), log_density=-(SLOPE * v).sum(-1)), obs=batch.y)
+
+    return model
+
+
+@pytest.mark.parametrize("way", ["together", "sequential"])
+@pytest.mark.parametrize("name", MEANS)
+def test_prox_of_a_linear_loss(name: str, way: str) -> None:
+    """Oracle O7: prox = grad g(s - c / lam): mu - c / lam, sigmoid(logit mu - c / lam), mu e^(-c / lam), 1 / (1 / mu + c / lam)."""
+    lam, mean = 4.0, MEANS[name].double()
+    prior: BregmanPrior = getattr(bregman, name)()
+    data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
+    method = pfedbred(linear_loss(prior, mean), "none", lam=lam, lr=0.1, eta=0.05, prox_steps=50, steps=1, **WHOLE)
+    fitted = fit(method, data, rounds=1, **WAYS[way])
+    expected = prior.mean_of(prior.natural_of(mean) - SLOPE / lam)
+    by_hand = {
+        "gaussian": mean - SLOPE / lam,
+        "bernoulli": torch.sigmoid(torch.logit(mean) - SLOPE / lam),
+        "poisson": mean * torch.exp(-SLOPE / lam),
+        "exponential": 1.0 / (1.0 / mean + SLOPE / lam),
+    }[name]
+    assert torch.allclose(expected, by_hand, atol=1e-12)
+    assert torch.allclose(fitted.draws(1).own["v"][0], expected.expand(3, 2), atol=1e-7)
+    moved = prior.natural_of(mean) - 0.05 * lam * (mean - expected)
+    assert torch.allclose(fitted.message["theta"], moved, atol=1e-7), "s <- s - eta lam (mu - v)"
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "poisson", "exponential"])
+def test_values_stay_where_they_are_defined(name: str) -> None:
+    prior: BregmanPrior = getattr(bregman, name)()
+    model = models.bregman_network(net(), prior, likelihood=models.likelihood.normal(1.0))
+    method = pfedbred(model, "mh", lam=2.0, lr=0.02, eta=0.3, steps=3, batch_size=2, prox_steps=2, beta=2.0)
+    fitted = fit(method, federation((5, 3, 7)), rounds=2)
+    for value in fitted.draws(1).own.values():
+        assert bool(prior.mean.check(value).all())
+    assert all(bool(prior.natural.check(v).all()) for v in fitted.message.values())
+
+
+# ------------------------------------------------------------------------------------------------ what a client keeps
+def test_fine_tuning_moves_what_is_served_and_nothing_else() -> None:
+    data, common = federation((5, 3, 7)), dict[str, Any](steps=2, batch_size=2, lam=2.0)
+    plain, tuned = (fit(pfedbred(gaussian_net(), fine_tune=n, **common), data, rounds=2, seed=1) for n in (0, 1))
+    assert_alike(plain.message, tuned.message, atol=0.0)
+    served = tuned.draws(1).own["w.0.weight"]
+    table = tuned.progress.table
+    assert torch.equal(table["v"]["w.0.weight.at"], plain.progress.table["v"]["w.0.weight.at"])
+    assert not torch.equal(served, plain.draws(1).own["w.0.weight"])
+
+
+def test_a_client_without_a_turn_is_served_the_global_model_and_a_new_one_adapts() -> None:
+    data, common = federation((20, 30)), dict[str, Any](lam=1.0, lr=0.05, steps=5, prox_steps=3, batch_size=None)
+    fitted = fit(pfedbred(gaussian_net(), "mh", **common), data, rounds=2, cohort=1)
+    new = federation((40, 40), seed=5)
+    unseen, adapted = fitted.personalise(new, rounds=0), fitted.personalise(new, rounds=2)
+    for own in unseen.draws(1).own["w.0.weight"][0]:
+        assert torch.equal(own, fitted.message["theta.0.weight"])
+    assert (adapted.predict(new).scores().log_score > unseen.predict(new).scores().log_score).all()
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="there is no strategy 'mega'"):
+        pfedbred(gaussian_net(), "mega")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="take mh24 for an exact one"):
+        pfedbred(gaussian_net(), "mh-code", jacobian="exact")
+    model = models.bayesian_network(net(), likelihood=models.likelihood.normal(1.0), prior_loc="module", prior_scale=1.0)
+    with pytest.raises(ProgramError, match=r"prior's mean of site 'w\.\d\.\w+' is no global param"):
+        fit(pfedbred(model), federation(), rounds=1)

@@ -1,0 +1,168 @@
+"""The studies' own parts: splits, scores, and what each must show, on sizes that take seconds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hierfl import studies
+from hierfl.datasets import Labelled
+from hierfl.methods import pfedbred
+from hierfl.models import bayesian_network
+from hierfl.models.likelihood import normal
+from hierfl.studies import images, ood_entropy, prior_ablation, toy_fedabml
+from hierfl.studies.new_clients_fashion import Setting as NewSetting
+from hierfl.studies.new_clients_fashion import federation as new_federation
+from tests.programs import federation, fit
+
+
+def labels(rows: int = 700) -> torch.Tensor:
+    return torch.arange(10).repeat_interleave(rows)
+
+
+# ------------------------------------------------------------------------------------------------ splits
+@pytest.mark.parametrize("seed", [0, 1])
+def test_equal_classes_deals_each_row_once_and_two_classes_a_client(seed: int) -> None:
+    y = labels(70)
+    train, test = images.equal_classes(y, clients=20, classes=2, train=12, test=5, seed=seed)
+    dealt = np.concatenate([*train, *test])
+    assert len(set(dealt.tolist())) == len(dealt) == 20 * 2 * 17
+    for here, held in zip(train, test, strict=True):
+        assert np.bincount(y[here]).max() == 12 and np.bincount(y[held]).max() == 5
+        assert set(y[here].tolist()) == set(y[held].tolist()) and len(set(y[here].tolist())) == 2
+    assert np.bincount(np.concatenate([np.unique(y[h]) for h in train])).tolist() == [4] * 10
+    with pytest.raises(ValueError, match=r"70 rows; 80 are needed"):
+        images.equal_classes(y, clients=20, classes=2, train=15, test=5, seed=seed)
+
+
+def test_power_law_has_the_papers_classes_and_ragged_sizes() -> None:
+    y = labels(7000)
+    train, test = images.power_law(y, clients=100, classes=3, seed=0)
+    dealt = np.concatenate([*train, *test])
+    assert len(set(dealt.tolist())) == len(dealt)
+    sizes = np.array([len(h) for h in train])
+    assert sizes.min() >= 22 and sizes.max() > 5 * np.median(sizes)
+    for u, (here, held) in enumerate(zip(train, test, strict=True)):
+        assert set(y[np.concatenate([here, held])].tolist()) == {(u + j) % 10 for j in range(3)}, "and no label is another's"
+        assert len(here) == int(0.75 * (len(here) + len(held)))
+
+
+def test_pixels_are_scaled_by_training_rows_alone() -> None:
+    y = labels(40)
+    x = torch.randn(400, 6, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 7.0) + 3.0
+    rows = images.equal_classes(y, clients=10, classes=2, train=10, test=5, seed=0)
+    for scaling in ("pixel", "one"):
+        train, _, scale = images.deal(Labelled(x, y, ()), *rows, scaling=scaling)
+        values = train.fields["x"]
+        assert float(values.mean()) == pytest.approx(0.0, abs=1e-6) and float(values.std(correction=0)) == pytest.approx(
+            1.0, abs=1e-6
+        )
+        assert (float(scale.sd.std()) > 0.1) == (scaling == "pixel")
+    some, _, scale = images.deal(Labelled(x, y, ()), *rows, scaling="pixel", scaled_by=3)
+    assert torch.allclose(some.select(some.names[:3]).fields["x"].mean(0), torch.zeros(6), atol=1e-6)
+    assert some.fields["x"].mean(0).abs().max() > 1e-3
+
+
+def test_a_start_is_a_function_of_its_seed() -> None:
+    before = torch.get_rng_state()
+    a, b, c = (images.started(partial(images.dnn, 4, 3), s)[0].weight for s in (1, 1, 2))  # type: ignore[index]
+    assert torch.equal(a, b) and not torch.equal(a, c) and torch.equal(before, torch.get_rng_state())
+
+
+# ------------------------------------------------------------------------------------------------ the toy
+def test_fedabml_is_nearer_to_the_pooled_mean_than_fedavg_in_every_round_but_the_first() -> None:
+    """Over five seeds; and FedAvg ends where oracle O4 has its fixed point."""
+    toy = replace(toy_fedabml.Toy(), rounds=10)
+    away = {m: np.array([distances(m, seed, toy) for seed in range(5)]) for m in toy_fedabml.METHODS}
+    assert (away["FedABML"].mean(0) < away["FedAvg"].mean(0))[1:].all()
+    assert away["FedABML"].mean(0)[-1] < 0.6 * away["FedAvg"].mean(0)[-1]
+    for seed in range(5):
+        data = toy_fedabml.clients(seed, toy)
+        pairs = []
+        for name in data.names:
+            one = data.select([name])
+            x, y = one.fields["x"], one.fields["y"]
+            h = x.T @ x / len(y)
+            c = torch.linalg.matrix_power(torch.eye(2) - toy.lr * h, toy.steps)
+            pairs.append((len(y) * (torch.eye(2) - c), torch.linalg.solve(x.T @ x, x.T @ y)))
+        fixed = torch.linalg.solve(sum(w for w, _ in pairs), sum(w @ b for w, b in pairs))
+        bias = float((fixed - toy_fedabml.pooled(data)).norm())
+        assert away["FedAvg"][seed, -1] == pytest.approx(bias, abs=0.02)
+
+
+def distances(method: str, seed: int, toy: toy_fedabml.Toy) -> list[float]:
+    data = toy_fedabml.clients(seed, toy)
+    target = toy_fedabml.pooled(data)
+    fits = toy_fedabml.each_round(toy_fedabml.methods(toy)[method](), data, seed, toy.rounds)
+    return [float((f.message["theta.weight"].flatten() - target).norm()) for f in fits]
+
+
+def test_an_interval_is_that_of_student() -> None:
+    mean, half = toy_fedabml.band(np.array([[1.0], [2.0], [3.0]]))
+    assert mean.tolist() == [2.0] and half[0] == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ entropy
+def test_auroc_is_the_share_of_pairs_in_order() -> None:
+    g = np.random.Generator(np.random.Philox(0))
+    a, b = g.integers(0, 6, 40).astype(float), g.integers(0, 5, 30).astype(float)
+    pairs = (a[:, None] > b[None]).mean() + 0.5 * (a[:, None] == b[None]).mean()
+    assert ood_entropy.auroc(a, b) == pytest.approx(pairs)
+
+
+def test_entropies_are_of_each_clients_rows() -> None:
+    rows = ood_entropy.federation(ood_entropy.Setting(images="digits"), 0)[1]
+    p = torch.full((rows.num_rows, 10), 0.1)
+    p[0] = torch.eye(10)[0]
+    found = ood_entropy.entropy(p, rows)
+    assert found.shape == (16, 26) and found[0, 0] == 0.0 and found[1:].min() == pytest.approx(np.log(10.0))
+
+
+def test_strangers_are_as_many_as_test_rows_and_none_of_a_clients_classes() -> None:
+    pytest.importorskip("sklearn")
+    train, test, strangers = ood_entropy.federation(ood_entropy.Setting(images="digits"), 0)
+    assert train.num_clients == 16 and set(train.fields["y"].tolist()) == set(range(8))
+    assert strangers["digits 8, 9"].counts.tolist() == test.counts.tolist()
+
+
+def test_new_clients_have_no_part_in_the_scaling() -> None:
+    pytest.importorskip("sklearn")
+    train, _ = new_federation(NewSetting(clients=16, trained=4, images="digits"), 0)
+    known = train.select(train.names[:4]).fields["x"]
+    assert float(known.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert abs(float(train.fields["x"].mean())) > 1e-4
+
+
+# ------------------------------------------------------------------------------------------------ whole studies
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out")
+@pytest.mark.parametrize("name", studies.names())
+def test_every_study_runs_quickly_and_again_from_what_is_kept(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    torch.set_default_dtype(torch.float32)
+    try:
+        said: list[str] = []
+        first = list(studies.run(name, tmp_path, quick=True, say=said.append))
+        again: list[str] = []
+        second = list(studies.run(name, tmp_path, quick=True, say=again.append))
+    except FileNotFoundError as error:
+        pytest.skip(str(error)[:80])
+    assert said and not again
+    for one, two in zip(first, second, strict=True):
+        assert one.as_json() == two.as_json()
+        assert len(one.scores) and one.reading
+        for path in one.files:
+            assert path.stat().st_size > 100
+
+
+def test_after_the_last_round_of_the_ablation_every_client_has_a_model_of_its_own() -> None:
+    data = federation((6, 4, 5))
+    model = bayesian_network(torch.nn.Linear(2, 1), likelihood=normal(1.0), prior_scale=1.0)
+    last = prior_ablation.with_everyone(fit(pfedbred(model, steps=2, batch_size=2), data, rounds=1, cohort=1))
+    assert last.progress.table["seen"].tolist() == [1.0] * 3 and last.progress.round == last.rounds == 2
