@@ -35,7 +35,7 @@ from hierfl.federation import federate
 from hierfl.fitted import Fit
 from hierfl.method import Method
 
-WITHIN, DRAWS = 0.1, 4000
+WITHIN, LOOKS = 0.1, 2000  # draws at a look
 BEST = {"eight_schools": "conditional_flow"}  # of fedsvi's ways; else "conditional"
 DAMPING = {
     "radon": 0.5,
@@ -48,11 +48,12 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """A method, rounds it may take, and how many pass between two looks at its posterior."""
+    """A method, rounds it may take, how many pass between two looks at its posterior, and draws of the last one."""
 
     method: Method
     rounds: int
     every: int = 1
+    draws: int = 2000
 
 
 def ways(problem: Problem) -> dict[str, Way]:
@@ -63,7 +64,7 @@ def ways(problem: Problem) -> dict[str, Way]:
         best.model, best.guide, optimiser=adam, local_optimiser=adam, num_particles=best.num_particles, average=best.average
     )
     return {
-        "fedlaplace": Way(hierfl.methods.fedlaplace(best.model), 12),
+        "fedlaplace": Way(hierfl.methods.fedlaplace(best.model), 12, draws=4000),
         "pvi": Way(hierfl.methods.pvi(best.model, damping=DAMPING.get(problem.name)), 30, every=2),
         "bfi": Way(hierfl.methods.bfi(best.model), 1),
         "fedsvi": Way(svi, best.rounds, every=50),
@@ -110,7 +111,7 @@ def course(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: in
         near = global_error(fit, problem, truth) < WITHIN
         reached = (reached or fit.progress.round) if near else None
     history = fit.history.head(reached or len(fit.history))
-    drawn = fit.draws(DRAWS, seed=seed)
+    drawn = fit.draws(way.draws, seed=seed)
     errors = compare(problem.effects(all_sites(drawn.shared, drawn.own)), truth)
     sent = int(history["bytes_up"].sum() + history["bytes_down"].sum())
     return Course(reached, sent, errors, len(fit.history), spent)
@@ -132,7 +133,7 @@ def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary]) -> fl
     """The largest error of a global site's mean, in reference standard deviations; one client is enough to draw them."""
     one = replace(fit, federation=replace(fit.federation, data=fit.federation.data.select([0])))
     one = replace(one, progress=replace(fit.progress, table=hierfl.trees.tree_map(lambda v: v[:1], fit.progress.table)))
-    shared = one.draws(DRAWS).shared
+    shared = one.draws(LOOKS).shared
     return float(compare(shared, {site: truth[site] for site in shared if site in truth}).of("mean").max())
 
 
@@ -203,7 +204,7 @@ def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
         "",
         f"Until the mean of every entry of every global site is within {WITHIN} reference standard deviations and stays so; bytes to",
         "and from all clients until then (or until the end, where that is never). The errors are those of the posterior after the last",
-        "round, local sites included, from 4,000 draws. Radon, hospitals and eight schools against long runs of Stan or NUTS, ilea and",
+        "round, local sites included, from 4,000 draws of fedlaplace and 2,000 of the others. Radon, hospitals and eight schools against long runs of Stan or NUTS, ilea and",
         "election88 against pooled NUTS of the same program. Written by `python -m benchmarks.rounds --write`.",
     ]
     for problem, records in found.items():
