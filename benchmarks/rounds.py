@@ -202,10 +202,11 @@ def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
     lines = [
         "# Rounds and bytes until a posterior is right",
         "",
-        f"Until the mean of every entry of every global site is within {WITHIN} reference standard deviations and stays so; bytes to",
-        "and from all clients until then (or until the end, where that is never). The errors are those of the posterior after the last",
-        "round, local sites included, from 4,000 draws of fedlaplace and 2,000 of the others. Radon, hospitals and eight schools against long runs of Stan or NUTS, ilea and",
-        "election88 against pooled NUTS of the same program. Written by `python -m benchmarks.rounds --write`.",
+        f"Until the mean of every entry of every global site is within {WITHIN} reference standard deviations and stays so; bytes",
+        "to and from all clients until then (or until the end, where that is never). The errors are those of the posterior after the",
+        "last round, local sites included, from 4,000 draws of fedlaplace and 2,000 of the others. Radon, hospitals and eight schools",
+        "against long runs of Stan or NUTS, ilea and election88 against pooled NUTS of the same program. Written by",
+        "`python -m benchmarks.rounds --write`.",
     ]
     for problem, records in found.items():
         lines += ["", f"## {problem}", "", "| " + " | ".join(HEADINGS) + " |", "|---" + "|---:" * (len(HEADINGS) - 1) + "|"]
