@@ -4,7 +4,7 @@ NAME is one of radon, hospitals, eight_schools, ilea and election88; none: all o
 For each method: how many rounds, and bytes to and from all clients, until the mean of every entry of every global site is within
 0.1 standard deviations of the reference's and stays there; then the errors of the last round's posterior, local sites and all.
 Prints a table, and for one NAME as the last line a JSON object of fedlaplace's numbers. What was measured is kept in the user's
-cache folder; `--write` makes benchmarks/ROUNDS.md of all that is kept there, measuring what is not.
+cache folder, and `--write` makes benchmarks/ROUNDS.md of what is kept there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hierfl.federation import federate
 from hierfl.fitted import Fit
 from hierfl.method import Method
 
-WITHIN, DRAWS = 0.1, 4000
+WITHIN, LOOKS = 0.1, 2000  # draws at a look
 BEST = {"eight_schools": "conditional_flow"}  # of fedsvi's ways; else "conditional"
 DAMPING = {
     "radon": 0.5,
@@ -48,11 +48,12 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """A method, rounds it may take, and how many pass between two looks at its posterior."""
+    """A method, rounds it may take, how many pass between two looks at its posterior, and draws of the last one."""
 
     method: Method
     rounds: int
     every: int = 1
+    draws: int = 2000
 
 
 def ways(problem: Problem) -> dict[str, Way]:
@@ -63,8 +64,8 @@ def ways(problem: Problem) -> dict[str, Way]:
         best.model, best.guide, optimiser=adam, local_optimiser=adam, num_particles=best.num_particles, average=best.average
     )
     return {
-        "fedlaplace": Way(hierfl.methods.fedlaplace(best.model), 12),
-        "pvi": Way(hierfl.methods.pvi(best.model, damping=DAMPING.get(problem.name)), 30, every=2),
+        "fedlaplace": Way(hierfl.methods.fedlaplace(best.model), 12, draws=4000),
+        "pvi": Way(hierfl.methods.pvi(best.model, damping=DAMPING.get(problem.name), steps=2), 24, every=3),
         "bfi": Way(hierfl.methods.bfi(best.model), 1),
         "fedsvi": Way(svi, best.rounds, every=50),
     }
@@ -110,7 +111,7 @@ def course(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: in
         near = global_error(fit, problem, truth) < WITHIN
         reached = (reached or fit.progress.round) if near else None
     history = fit.history.head(reached or len(fit.history))
-    drawn = fit.draws(DRAWS, seed=seed)
+    drawn = fit.draws(way.draws, seed=seed)
     errors = compare(problem.effects(all_sites(drawn.shared, drawn.own)), truth)
     sent = int(history["bytes_up"].sum() + history["bytes_down"].sum())
     return Course(reached, sent, errors, len(fit.history), spent)
@@ -129,10 +130,12 @@ def fits(way: Way, problem: Problem, seed: int) -> Iterator[Fit]:
 
 
 def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary]) -> float:
-    """The largest error of a global site's mean, in reference standard deviations; one client is enough to draw them."""
-    one = replace(fit, federation=replace(fit.federation, data=fit.federation.data.select([0])))
+    """The largest error of a global site's mean, in reference standard deviations; one row of one client is enough to draw them."""
+    data = fit.federation.data.select([0])
+    row = replace(data, offsets=torch.tensor([0, 1]), fields={name: values[:1] for name, values in data.fields.items()})
+    one = replace(fit, federation=replace(fit.federation, data=row))
     one = replace(one, progress=replace(fit.progress, table=hierfl.trees.tree_map(lambda v: v[:1], fit.progress.table)))
-    shared = one.draws(DRAWS).shared
+    shared = one.draws(LOOKS).shared
     return float(compare(shared, {site: truth[site] for site in shared if site in truth}).of("mean").max())
 
 
@@ -182,16 +185,21 @@ def measured(problem: Problem, name: str, way: Way, *, seed: int) -> Record:
     return {**record, "machine": machine()}
 
 
-def run(problem: Problem, names: Sequence[str], *, seed: int, again: bool = True) -> dict[str, Record]:
-    """Measure some methods on a problem, and keep what was measured; without `again` what is kept already is taken."""
+def kept(problem: Problem) -> dict[str, Record]:
+    """What was measured of a problem, from the cache."""
     file = cache() / f"rounds_{problem.name}.json"
-    kept: dict[str, Record] = json.loads(file.read_text()) if file.is_file() else {}
+    records: dict[str, Record] = json.loads(file.read_text()) if file.is_file() else {}
+    return {name: records[name] for name in NAMES if name in records}
+
+
+def run(problem: Problem, names: Sequence[str], *, seed: int) -> dict[str, Record]:
+    """Measure some methods on a problem, and keep what was measured."""
     found = {}
     for name, way in ways(problem).items():
         if name in names:
-            found[name] = kept[name] if name in kept and not again else measured(problem, name, way, seed=seed)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({**kept, **found}, indent=1))
+            found[name] = measured(problem, name, way, seed=seed)
+            cache().mkdir(parents=True, exist_ok=True)
+            (cache() / f"rounds_{problem.name}.json").write_text(json.dumps({**kept(problem), **found}, indent=1))
     Console(width=140).print(table(problem, found))
     return found
 
@@ -201,19 +209,20 @@ def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
     lines = [
         "# Rounds and bytes until a posterior is right",
         "",
-        f"Until the mean of every entry of every global site is within {WITHIN} reference standard deviations and stays so; bytes to",
-        "and from all clients until then (or until the end, where that is never). The errors are those of the posterior after the last",
-        "round, local sites included, from 4,000 draws. Radon, hospitals and eight schools against long runs of Stan or NUTS, ilea and",
-        "election88 against pooled NUTS of the same program. Written by `python -m benchmarks.rounds --write`.",
+        f"Until the mean of every entry of every global site is within {WITHIN} reference standard deviations and stays so; bytes",
+        "to and from all clients until then (or until the end, where that is never). The errors are those of the posterior after the",
+        "last round, local sites included, from 4,000 draws of fedlaplace and 2,000 of the others. Radon, hospitals and eight schools",
+        "against long runs of Stan or NUTS, ilea and election88 against pooled NUTS of the same program. Written by",
+        "`python -m benchmarks.rounds --write`.",
     ]
     for problem, records in found.items():
         lines += ["", f"## {problem}", "", "| " + " | ".join(HEADINGS) + " |", "|---" + "|---:" * (len(HEADINGS) - 1) + "|"]
         lines += ["| " + " | ".join(row(name, record)) + " |" for name, record in records.items()]
-        lines += ["", *(f"{name} stops: {record['stops']}" for name, record in records.items() if "stops" in record)]
-        machines = sorted({record["machine"] for record in records.values()})
-        lines += [f"Measured on {'; '.join(machines)}."]
+        lines += [f"| {name} | not measured |" + " |" * (len(HEADINGS) - 2) for name in NAMES if name not in records]
+        lines += ["", *(f"{name} stops: {record['stops']}\n" for name, record in records.items() if "stops" in record)]
+        lines += [f"Measured on {'; '.join(sorted({record['machine'] for record in records.values()}))}."]
     file = Path(__file__).with_name("ROUNDS.md")
-    file.write_text("\n".join(lines).replace("\n\n\n", "\n\n") + "\n")
+    file.write_text("\n".join(lines) + "\n")
     return file
 
 
@@ -222,17 +231,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description=__doc__)
     parser.add_argument("name", nargs="?", choices=[*ALL], help="the problem; none: all")
     parser.add_argument("--method", action="append", choices=NAMES, help="only this one (may be repeated)")
-    parser.add_argument(
-        "--write", action="store_true", help="write benchmarks/ROUNDS.md of all problems; what was measured is not again"
-    )
+    parser.add_argument("--write", action="store_true", help="measure nothing: write benchmarks/ROUNDS.md of what is kept")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     torch.set_default_dtype(torch.float64)
-    chosen = {n: p for n, p in ALL.items() if args.write or args.name in (None, n)}
-    found = {n: run(p, args.method or NAMES, seed=args.seed, again=not args.write) for n, p in chosen.items()}
     if args.write:
-        print(write(found))
-    elif args.name and "fedlaplace" in found[args.name]:
+        print(write({name: kept(problem) for name, problem in ALL.items()}))
+        return
+    found = {n: run(p, args.method or NAMES, seed=args.seed) for n, p in ALL.items() if args.name in (None, n)}
+    if args.name and "fedlaplace" in found[args.name]:
         others = {name: record for name, record in found[args.name].items() if name != "fedlaplace"}
         print(json.dumps({**found[args.name]["fedlaplace"], "others": others}))
 

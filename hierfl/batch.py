@@ -186,7 +186,7 @@ def halves(batch: ClientBatch, size: int) -> tuple[ClientBatch, ClientBatch]:
     mask = None if batch.rows is None and batch.num_rows >= size else (place < there)[None]
 
     def taken(index: Tensor) -> ClientBatch:
-        fields = {n: None if v is None else v.index_select(1, index % there) for n, v in batch.fields.items()}
+        fields = {n: v.index_select(1, index % there) for n, v in batch.fields.items()}
         return replace(batch, fields=fields, rows=mask)
 
     return taken(place), taken(size + place)

@@ -43,7 +43,7 @@ def check_boundary(program: Callable[[ClientBatch], Any], batch: ClientBatch, wh
     """
     marked = replace(
         batch,
-        fields={name: None if v is None else _marked(v) for name, v in batch.fields.items()},
+        fields={name: _marked(v) for name, v in batch.fields.items()},
         client_fields={name: _marked(v) for name, v in batch.client_fields.items()},
         counts=_marked(batch.counts),
     )

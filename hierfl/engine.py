@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pyro
@@ -23,10 +24,12 @@ from hierfl.graph import Graphs
 from hierfl.method import Client, Clock, LogShare, LogSum, Phase, Server, Share, Up, added, means_of, summed
 from hierfl.program import Program
 from hierfl.schedule import batches
+from hierfl.table import Table, new_table, put, taken
 from hierfl.trees import Tree, named_leaves, nbytes, scaled, tree_leaves, tree_map
 
 Engine = Literal["vectorised", "sequential"]
 COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
+ROWS = "local-table.bin"  # what clients keep, in the folder of a run, where it is too much for memory
 CHUNK_BYTES = 8 << 20  # what a chunk of clients may take: about what fits a core's cache with its gradients
 
 
@@ -91,24 +94,23 @@ class Progress:
 
     Args:
         server: the server's state.
-        table: a row of own state a client, changed in place: it may be larger than all else.
+        table: a row of own state a client, in memory or in a file, changed in place: it may be larger than all else.
         history: what happened in each round.
         round: rounds done.
         compiled: whether the run's steps are compiled, so that a resumed run goes on bit for bit.
     """
 
     server: Tree
-    table: Tree
+    table: Table
     history: tuple[dict[str, Any], ...] = ()
     round: int = 0
     compiled: bool = False
 
 
-def begin(federation: Federation) -> Progress:
-    """Before the first round."""
-    n = federation.data.num_clients
-    table = tree_map(lambda v: v.expand(n, *v.shape).clone(), federation.client.own)
-    return Progress(federation.server.state, table)
+def begin(federation: Federation, folder: Path | None = None) -> Progress:
+    """Before the first round; what clients keep is in a file of that folder, if it is too much for memory."""
+    path = None if folder is None else folder / ROWS
+    return Progress(federation.server.state, new_table(federation.client.own, federation.data.num_clients, path))
 
 
 def rounds(federation: Federation, progress: Progress, until: int) -> Iterator[Progress]:
@@ -129,12 +131,12 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
     message = server.down(progress.server, clock)
     total: dict[str, Share | LogSum] = {}
     for part in federation.parts(ids, message):
-        mine = tree_map(lambda v, part=part: v[part], progress.table)
+        mine = taken(progress.table, part)
         try:
             ups, mine = client_round(federation, client.phases, message, mine, part, clock.round)
         except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
             raise _blamed(federation, message, mine, part, clock.round, error) from error
-        _write(progress.table, part, mine)
+        put(progress.table, part, mine)
         found = {name: summed(up) for name, up in ups.items()}
         _check_finite(found, ups, data, part, clock.round)
         total = {name: added(total[name], up) for name, up in found.items()} if total else found
@@ -152,26 +154,20 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
     return Progress(state, progress.table, (*progress.history, record), clock.round + 1, progress.compiled)
 
 
-def adapt(federation: Federation, server: Tree, count: int) -> Tree:
+def adapt(federation: Federation, server: Tree, count: int) -> Table:
     """Own states of clients never seen, after `count` rounds of their own steps with the global params fixed: a table."""
     client, n = federation.client, federation.data.num_clients
-    table = tree_map(lambda v: v.expand(n, *v.shape).clone(), client.own)
+    table = new_table(client.own, n)
     phases = client.phases if client.adapt is None else client.adapt
     if not tree_leaves(client.own) or not phases:
         return table
     for r in range(count):
         message = federation.server.last(server, Clock(r, count))
         for part in federation.parts(torch.arange(n), message):
-            mine = tree_map(lambda v, part=part: v[part], table)
+            mine = taken(table, part)
             _, mine = client_round(federation, phases, message, mine, part, r)
-            _write(table, part, mine)
+            put(table, part, mine)
     return table
-
-
-def _write(table: Tree, ids: Tensor, rows: Tree) -> None:
-    """Put rows back in place: the table may be larger than all else, and is never copied."""
-    for leaf, row in zip(tree_leaves(table), tree_leaves(rows), strict=True):
-        leaf[ids] = row
 
 
 def client_round(

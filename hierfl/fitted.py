@@ -20,7 +20,8 @@ from hierfl.method import Clock, Method
 from hierfl.posterior import to_arviz
 from hierfl.prediction import Prediction
 from hierfl.program import Program
-from hierfl.trees import Tree, nbytes, tree_leaves, tree_map
+from hierfl.table import subset
+from hierfl.trees import Tree, nbytes, tree_leaves
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -95,7 +96,7 @@ class Fit:
         self.check_rows(rows, self.program.reads.model)
         ids = self.federation.data.index(rows.names)
         few = replace(self.federation, data=self.federation.data.select(ids))
-        table = _rows(self.progress.table, ids)
+        table = subset(self.progress.table, ids)
         return predict(few, self.message, table, rows, site=site, draws=draws, seed=seed)
 
     def personalise(self, data: ClientData, *, rounds: int = 200) -> Fit:
@@ -163,12 +164,8 @@ class Fit:
 
     def __repr__(self) -> str:
         """Method, clients, rounds and size."""
-        kept = nbytes(self.progress.table) / max(1, len(self.clients))
+        kept = nbytes(self.federation.client.own)
         return (
             f"Fit({self.method.name}, {len(self.clients)} clients, {self.progress.round} rounds, "
-            f"{nbytes(self.message)} bytes sent to a client, {kept:.0f} bytes kept by one)"
+            f"{nbytes(self.message)} bytes sent to a client, {kept} bytes kept by one)"
         )
-
-
-def _rows(table: Tree, ids: torch.Tensor) -> Tree:
-    return tree_map(lambda v: v[ids], table)

@@ -75,7 +75,8 @@ def fit(
     federation = federate(method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk)
     if held_out is not None:
         data.index(held_out.names)  # an unknown client is found now, not at the first score
-    where, who = begin(federation), about(method, federation, rounds)
+    where = begin(federation, None if checkpoint is None else Path(checkpoint))
+    who = about(method, federation, rounds)
     if checkpoint is not None and state.checkpoints(checkpoint):
         if not resume:
             raise ValueError(f"'{checkpoint}' holds a run already: go on with it by resume=True, or name another folder")
@@ -176,5 +177,5 @@ def load(folder: str | Path, *, method: Method | None = None, data: ClientData |
     method = remake(who["method"]) if method is None else method
     federation = federate(method, data, seed=who["seed"])
     same = {key: value for key, value in about(method, federation, who["rounds"]).items() if key in ("clients", "rows", "fields")}
-    progress = state.load(root, begin(federation), same)
+    progress = state.load(root, begin(federation, root), same)
     return Fit(method, federation, progress, who["rounds"])

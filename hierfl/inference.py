@@ -16,6 +16,7 @@ from hierfl.engine import Federation, over_clients
 from hierfl.prediction import Prediction, averaged, gathered, kind_of, moments
 from hierfl.program import Params, Program
 from hierfl.sites import Values
+from hierfl.table import Table, taken
 from hierfl.trees import Tree, tree_map
 
 LANES, AT_ONCE = 64, 512  # clients, and clients x draws, carried at once
@@ -29,7 +30,7 @@ class Draws:
     own: Values
 
 
-def posterior_draws(federation: Federation, message: Tree, table: Tree, *, draws: int, seed: int) -> Draws:
+def posterior_draws(federation: Federation, message: Tree, table: Table, *, draws: int, seed: int) -> Draws:
     """Draw every latent site; each client draws its own, given the draws of the global sites that all share."""
     program = federation.program
     local = {site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local}
@@ -49,7 +50,7 @@ def posterior_draws(federation: Federation, message: Tree, table: Tree, *, draws
 
 
 def predict(
-    federation: Federation, message: Tree, table: Tree, rows: ClientData, *, site: str, draws: int, seed: int
+    federation: Federation, message: Tree, table: Table, rows: ClientData, *, site: str, draws: int, seed: int
 ) -> Prediction:
     """The posterior predictive of rows of the federation's clients, client i of `rows` being client i of the federation."""
     program = federation.program
@@ -72,7 +73,7 @@ def predict(
 def _each_client(
     federation: Federation,
     message: Tree,
-    table: Tree,
+    table: Table,
     one: Callable[[Params, ClientBatch, ClientBatch], Tree],
     *,
     draws: int,
@@ -100,7 +101,7 @@ def _each_client(
                 index
             )
 
-        mine = tree_map(lambda v, ids=ids: v[ids], table)
+        mine = taken(table, ids)
         with pyro.validation_enabled(False), torch.no_grad():
             yield ids, over_clients(of_client, at_once)(mine, own_rows, lanes_of(asked)[0], count=len(ids))
 

@@ -20,6 +20,7 @@ from hierfl.inference import AT_ONCE, LANES, labelled, posterior_draws
 from hierfl.prediction import Prediction, averaged, gathered, kind_of, moments
 from hierfl.program import Params
 from hierfl.sites import Values
+from hierfl.table import taken
 from hierfl.trees import Tree, tree_map
 
 if TYPE_CHECKING:
@@ -95,5 +96,5 @@ def _each_newcomer(fit: Fit, rows: ClientData, score: Score, *, draws: int, seed
 def _global_draws(fit: Fit, draws: int, seed: int) -> Values:
     """Draws of the global sites, (S, *shape): they are the same whichever client is asked, so one is."""
     first = replace(fit.federation, data=fit.federation.data.select([0]))
-    table = tree_map(lambda v: v[:1], fit.progress.table)
+    table = taken(fit.progress.table, torch.tensor([0]))
     return posterior_draws(first, fit.message, table, draws=draws, seed=seed).shared

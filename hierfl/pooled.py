@@ -20,6 +20,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Clock, Method
 from hierfl.program import Params, Program, untouched_store
 from hierfl.sites import Model, Values
+from hierfl.table import taken
 
 
 def stacked(program: Program, rows: Params) -> Params:
@@ -58,7 +59,7 @@ def pooled_rounds(method: Method, federation: Federation, progress: Progress, un
         clock = Clock(progress.round, until)
         batch = full_batch(federation.data, everyone, seed=federation.seed, at=(clock.round, JOINT_PHASE, 0))
         with pyro.validation_enabled(False):
-            server, table, logged = move(progress.server, progress.table, batch, clock)
+            server, table, logged = move(progress.server, taken(progress.table, everyone), batch, clock)
         record = {"round": clock.round, "clients": len(everyone), **logged, "bytes_down": 0, "bytes_up": 0}
         record["seconds"] = time.perf_counter() - began
         progress = Progress(server, table, (*progress.history, record), clock.round + 1, progress.compiled)

@@ -3,6 +3,7 @@
 run/round-00000300/state.json           what was run, how far, history, hashes of the two files beside it
 run/round-00000300/global.safetensors   the server's state: what may be shared
 run/round-00000300/local.safetensors    a row a client of what clients keep to themselves: what may not
+run/local-table.bin                     those rows, where they are too many for memory; local.safetensors says where each is
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hierfl.engine import Progress
+from hierfl.engine import ROWS, Progress
+from hierfl.table import Stored, Table
 from hierfl.trees import Tree, named_leaves, with_leaves
 
 FORMAT, VERSION, KEPT = "hierfl-run", 1, 2  # KEPT: checkpoints kept, so that one that is damaged has one before it
@@ -45,10 +48,11 @@ def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Pa
     draft = root / f".draft-{progress.round:08d}-{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    hashes = {
-        name: _write(draft / f"{name}.safetensors", tree)
-        for name, tree in (("global", progress.server), ("local", progress.table))
-    }
+    table = progress.table
+    if isinstance(table, Stored) and table.path != root / ROWS:
+        table = table.copied(root / ROWS)
+    local = table.index() if isinstance(table, Stored) else table
+    hashes = {name: _write(draft / f"{name}.safetensors", tree) for name, tree in (("global", progress.server), ("local", local))}
     record = {
         "format": FORMAT,
         "version": VERSION,
@@ -70,6 +74,8 @@ def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Pa
         shutil.rmtree(old, ignore_errors=True)
     for left in root.glob(".draft-*"):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
+    if isinstance(table, Stored):
+        table.pin(_indices(root))
     return final
 
 
@@ -103,7 +109,7 @@ def load(folder: str | Path, template: Progress, about: Mapping[str, Any] | None
             record = read_record(path)
             state = Progress(
                 _read(path / "global.safetensors", record["hashes"]["global"], template.server),
-                _read(path / "local.safetensors", record["hashes"]["local"], template.table),
+                _read_table(path, record["hashes"]["local"], template.table),
                 tuple(record["history"]),
                 record["round"],
                 record["compiled"],
@@ -164,6 +170,26 @@ def _write(path: Path, tree: Tree) -> str:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return _hash(path)
+
+
+def _read_table(path: Path, expected: str, template: Table) -> Table:
+    if not isinstance(template, Stored):
+        return _read(path / "local.safetensors", expected, template)
+    index = _read(path / "local.safetensors", expected, {"places": template.places, "sums": template.sums})
+    found = template.at(path.parent / ROWS, index)
+    if os.fstat(found.file).st_size < found.used * found.row_bytes:
+        raise CheckpointError(f"{ROWS} is truncated or missing")
+    found.pin(_indices(path.parent))
+    return found
+
+
+def _indices(root: Path) -> list[Tree]:
+    """Where the checkpoints of a run say that rows are."""
+    found = []
+    for path in checkpoints(root):
+        with suppress(SafetensorError, OSError):  # one that is damaged points to nothing
+            found.append({name.strip("[]'"): value for name, value in load_file(path / "local.safetensors").items()})
+    return found
 
 
 def _read(path: Path, expected: str, template: Tree) -> Tree:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = {  # and what each prints
+EXAMPLES = {  # and a word that each must say
     "fedabml_toy.py": "from least squares",
     "fedmap_lines.py": "client 5, 50 rows",
     "fedmap_synthetic.py": "FedMAP",

@@ -206,9 +206,12 @@ def test_options_it_refuses() -> None:
         fedlaplace(means, points=3)
 
 
-def test_a_bad_k_hat_is_said() -> None:
+def test_what_is_bad_is_said() -> None:
     server = fit(fedlaplace(means, **{**SMALL, "corrections": 1}), three(), rounds=12).federation.server
     state = {**server.state, "stage": torch.tensor(2)}
     ups = {"log_marginals": torch.linspace(0.0, 400.0, 128), "lost": torch.zeros(())}
     with pytest.warns(UserWarning, match="k-hat is .* Do not trust"):
+        server.update(state, ups, Clock(5, 12, 3))
+    ups = {"log_marginals": torch.zeros(128), "lost": torch.tensor(0.2)}
+    with pytest.warns(UserWarning, match=r"at 20\.0% of the points clients find no mode"):
         server.update(state, ups, Clock(5, 12, 3))

@@ -75,7 +75,7 @@ def fedvi(
             return (total + gamma * program.share * terms.global_kl if gamma else total), terms
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            support, query = halves(batch)
+            support, query = every_other(batch)
             gradient, (_, terms) = grad_and_value(objective, has_aux=True)(lane["theta"], support, query)
             theta, state = step(optimiser, gradient, Stepped(lane["theta"], lane["state"]))
             return {
@@ -111,13 +111,13 @@ def fedvi(
     return Method("fedvi", heads, guide, client, server)
 
 
-def halves(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
+def every_other(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
     """Every other row to read, the others to score; neither stands for more rows than it has."""
     parts = []
     for first in (0, 1):
         alone = first and batch.num_rows == 1  # nothing to score: a row of padding
         where = slice(0, 1) if alone else slice(first, None, 2)
-        fields = {name: None if v is None else v[:, where] for name, v in batch.fields.items()}
+        fields = {name: v[:, where] for name, v in batch.fields.items()}
         rows = batch.mask()[:, where] & (not alone)
         parts.append(replace(batch, fields=fields, rows=rows, is_mini_batch=False))
     return parts[0], parts[1]

@@ -28,6 +28,7 @@ STILL, STILL_ENOUGH = 0.05, 0.2  # standard deviations that q may still move whe
 FREEDOM = 15.0  # degrees of the Student t that points to be weighed are of
 FAR = 3.0  # standard deviations of q at which its sides are looked at: on from there the t's own tail is wide enough
 K_HAT = 0.7
+LOST = 0.01  # share of the points at which clients find no mode, above which it is said
 FEW = 10  # effective points for each global number, below which a proposal is kept as it is: they say too little of a covariance
 
 
@@ -132,6 +133,7 @@ class Rounds:
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """The next state."""
         left = clock.rounds - clock.round - 1
+        _tell_lost(int(state["stage"]), float(means["lost"]))
         with torch.no_grad(), pyro.validation_enabled(False):
             if int(state["stage"]) == WEIGH:
                 state = self.weighed(state, means, left)
@@ -252,6 +254,15 @@ def _at(stage: int, part: int) -> Tree:
 
 def _nothing_known(state: Tree) -> bool:
     return bool(state["value"].isneginf())
+
+
+def _tell_lost(stage: int, lost: float) -> None:
+    if stage != CLIMB and lost > LOST:
+        warnings.warn(
+            f"{STAGES[stage]}: at {lost:.1%} of the points clients find no mode of their own sites, so that the posterior is not to be "
+            f"trusted where those lie: give the local sites priors that curve more, or take fedsvi with guides.structured",
+            stacklevel=4,
+        )
 
 
 def _tell(state: Tree, left: int) -> None:

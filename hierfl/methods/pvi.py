@@ -36,7 +36,7 @@ from hierfl.recipes import recorded
 from hierfl.sites import Model
 from hierfl.trees import Tree, add, scaled, sub
 
-NEWTON, AT_ONCE = 10, 4  # steps to a client's mode; points carried at once
+NEWTON, AT_ONCE = 6, 32  # steps to a client's mode; points carried at once
 
 
 @recorded

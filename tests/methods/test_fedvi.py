@@ -22,7 +22,7 @@ from hierfl.engine import begin, client_round
 from hierfl.federation import federate
 from hierfl.method import Clock, Method, Phase, Server
 from hierfl.methods import fedvi
-from hierfl.methods.fedvi import halves, queried
+from hierfl.methods.fedvi import every_other, queried
 from hierfl.models import PersonalHeads
 from hierfl.models.likelihood import bernoulli, categorical, normal, poisson
 from hierfl.optimisers import SGD
@@ -212,7 +212,7 @@ def test_v5_the_objective_is_pyros_negative_elbo() -> None:
     model, data = heads(global_scale=0.8), federation((4, 4))
     program = read(model, guides.constructed(features=model.global_features, scale=model.prior_scale, hidden=5), data)
     theta, whole = at_random(program, by=0.1), full_batch(data, torch.arange(2), seed=3)
-    support, query = halves(whole)
+    support, query = every_other(whole)
     terms = program.terms(theta, query, support=support)
     ours = float(terms.nll.sum() + 1.0 * terms.local_kl.sum() + 1.0 * terms.global_kl)
     eps = noise.normals(noise.fold(whole.key, noise.word("beta")), (1, 2, 1))
@@ -257,7 +257,7 @@ def test_a_step_is_down_the_slope_of_sums_with_tau_and_gamma(way: str) -> None:
     fitted = fit(method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way])
     theta, moves = fitted.program.start()[0], []
     for k in range(2):
-        support, query = halves(full_batch(data, torch.tensor([k]), seed=2, at=(0, 0, 0)))
+        support, query = every_other(full_batch(data, torch.tensor([k]), seed=2, at=(0, 0, 0)))
 
         def loss(p: dict[str, Tensor], support: Any = support, query: Any = query) -> Tensor:
             terms = fitted.program.terms(p, query, support=support)
@@ -272,14 +272,14 @@ def test_a_step_is_down_the_slope_of_sums_with_tau_and_gamma(way: str) -> None:
 def test_halves_are_apart_and_all_there() -> None:
     data = federation((5, 3, 1))
     batch = full_batch(data, torch.arange(3))
-    support, query = halves(batch)
+    support, query = every_other(batch)
     for k, n in enumerate((5, 3, 1)):
         rows = [part.x[k][part.mask()[k]] for part in (support, query)]
         assert [len(r) for r in rows] == [(n + 1) // 2, n // 2]
         both = torch.cat(rows)
         assert torch.equal(both.sort(0).values, data.select([k]).fields["x"].sort(0).values)
     assert float(queried(query)) == 2 + 1 + 0
-    lone = halves(full_batch(data, torch.tensor([2])))[1]
+    lone = every_other(full_batch(data, torch.tensor([2])))[1]
     assert float(queried(lone)) == 0.0
 
 
