@@ -8,6 +8,9 @@ the two is what the heads are worth.
 
 The paper has 3400 writers and 1500 rounds of 100; here 85 take part, in rounds of ten, with a network an eighth as large and rates
 to match. Its numbers are no target of that.
+
+One run of seed 0, participating, new and other mix: FedAvg 64.5, 67.6 and 33.6 %, FedVI with one head for all 71.6, 74.2 and 45.7,
+FedVI 72.5, 77.2 and 47.4.
 """
 
 from __future__ import annotations
