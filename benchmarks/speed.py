@@ -48,11 +48,11 @@ def fedavg(work: Workload) -> Method:
 
 def fedmap(work: Workload) -> Method:
     """MAP with a Gaussian prior on every weight, its mean the server's."""
-    model = models.bayesian_network(work.module(), prior_scale=1.0)
-    return methods.fedmap(model, lr=work.lr, steps=work.steps, unit="step", batch_size=work.batch)
+    model = models.map_network(work.module(), prior=models.map_priors.Isotropic(1.0))
+    return methods.fedmap(model, optimiser=SGD(work.lr), steps=work.steps, unit="step", batch_size=work.batch)
 
 
-def fedabml(work: Workload, *, reparameterise: str = "weights") -> Method:
+def fedabml(work: Workload) -> Method:
     """A mean-field posterior of every weight, one draw, its KL in closed form, a step on the prior for each batch."""
     model = models.bayesian_network(work.module(), prior_scale="learned")
     return methods.fedabml(model, lr=work.lr, draws=1, steps=work.steps, unit="step", batch_size=work.batch)

@@ -29,7 +29,7 @@ def main(rounds: int = 20, rows: int = 2000) -> None:
     methods = {
         "Individual": hierfl.methods.individual(common, optimiser=adam, steps=5, unit="epoch", batch_size=64),
         "FedAvg": hierfl.methods.fedavg(common, optimiser=adam, steps=5, unit="epoch", batch_size=64),
-        "FedMAP": hierfl.methods.fedmap(personal, optimiser=adam, epochs=5, batch_size=64),
+        "FedMAP": hierfl.methods.fedmap(personal, optimiser=adam, steps=5, batch_size=64),
     }
     for name, method in methods.items():
         scores = list(balanced_accuracy(hierfl.fit(method, train, rounds=rounds), test).values())

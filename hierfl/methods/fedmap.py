@@ -43,7 +43,8 @@ def fedmap(
     model: Model,
     *,
     optimiser: Optimiser = Adam(1e-3),  # noqa: B008 (frozen)
-    epochs: int = 5,
+    steps: int = 5,
+    unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 64,
     newton_steps: int = 0,
     loss: Literal["mean", "sum"] = "mean",
@@ -59,7 +60,8 @@ def fedmap(
         model: `hierfl.models.map_network(module, prior=...)`; or any program of local sites, their prior's mean a global param.
             "average" and a prior's `best` ask for a param `theta.<name>` to each site `w.<name>`.
         optimiser: of the client, started anew each round; rate and batch as in the authors' code.
-        epochs: passes over the rows a round.
+        steps: passes over the rows a round, or mini-batches (`unit`).
+        unit: "epoch" or "step".
         batch_size: rows a mini-batch; None: all.
         newton_steps: instead of all that, so many steps of Newton's method on all rows: exact in one where the loss is quadratic.
         loss: beside R, the mean negative log likelihood of a row (Eq. 7, the code), or the sum (Eq. 2).
@@ -144,7 +146,7 @@ def fedmap(
             up: Up = {"clients": LogShare(value, lane["omega"]), "loss": Share(lane["loss"], rows)}
             return up, {"w": w, "begun": torch.where(message["alone"] > 0.0, own["begun"], torch.ones(()))}
 
-        work = Phase(solve, newton_steps) if newton_steps else Phase(move, epochs, "epoch", batch_size)
+        work = Phase(solve, newton_steps) if newton_steps else Phase(move, steps, unit, batch_size)
         return Client(
             own={"w": mine, "begun": torch.zeros(())},
             start=start,

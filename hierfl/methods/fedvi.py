@@ -39,7 +39,8 @@ def fedvi(
     loss: Literal["mean", "sum"] = "mean",
     optimiser: Optimiser = SGD(0.02),  # noqa: B008 (frozen)
     server_optimiser: Optimiser = SGD(3.0, momentum=0.9),  # noqa: B008 (frozen)
-    epochs: int = 1,
+    steps: int = 1,
+    unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 256,
     hidden: int = 256,
     pool: Literal["features", "outputs"] = "features",
@@ -54,7 +55,8 @@ def fedvi(
         loss: the nll as a mean over the queried rows, or as their sum: with tau = gamma = 1 that is the negative ELBO.
         optimiser: of the client, started anew each round.
         server_optimiser: of the server, on minus the mean of what clients return.
-        epochs: passes over the rows a round.
+        steps: passes over the rows a round, or mini-batches (`unit`).
+        unit: "epoch" or "step".
         batch_size: rows a mini-batch, both halves; None: all.
         hidden: width of the posterior constructor.
         pool: see `guides.constructed`.
@@ -95,7 +97,7 @@ def fedvi(
             up = {"move": Share(sub(lane["theta"], message), n), "loss": Share(lane["loss"] / n.clamp(min=1.0), n)}
             return {**up, "kl": Share(lane["kl"])}, own
 
-        return Client({}, start, (Phase(move, epochs, "epoch", batch_size),), finish)
+        return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)
 
     def server(program: Program) -> Server:
         above = program.start()[0]

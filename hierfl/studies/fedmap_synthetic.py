@@ -117,7 +117,7 @@ def methods(settings: Settings, seed: int) -> dict[str, Callable[[], Method]]:
 
     def personal(prior: MapPrior | dict[str, MapPrior]) -> Method:
         model = map_network(net(seed), prior=prior, likelihood=likelihood)
-        return fedmap(model, optimiser=optimiser, epochs=settings.epochs, batch_size=batch)
+        return fedmap(model, optimiser=optimiser, steps=settings.epochs, batch_size=batch)
 
     by_layer: dict[str, MapPrior] = {"0.": Isotropic(settings.first), "": Isotropic(settings.rest)}
     normed = batch_norm_network(net(seed, normed=True), likelihood=likelihood)

@@ -57,7 +57,7 @@ def test_m7_fedmap_about_a_frozen_theta_is_the_personal_step(way: str) -> None:
     data, line = federation(), torch.nn.Linear(2, 1)
     prior = map_network(line, prior=Isotropic(1.0 / 0.7), likelihood=normal(1.0))
     ours = fit(
-        fedmap(prior, optimiser=SGD(0.05), epochs=6, batch_size=None, server="gradient", server_optimiser=SGD(0.0)),
+        fedmap(prior, optimiser=SGD(0.05), steps=6, batch_size=None, server="gradient", server_optimiser=SGD(0.0)),
         data, rounds=2, **WAYS[way],
     )  # fmt: skip
     method = ditto(

@@ -218,7 +218,7 @@ def test_m5_pfedme_with_an_exact_prox(way: str) -> None:
 def test_m1_m2_restarted_it_is_fedprox_and_without_a_prior_fedavg(way: str, variance: float, opt: str) -> None:
     optimiser = SGD(0.05) if opt == "sgd" else Adam(0.02)
     data = federation((5, 3, 7, 1, 2))
-    ours = fedmap(personal(Isotropic(variance)), optimiser=optimiser, epochs=2, batch_size=2, restart="global")
+    ours = fedmap(personal(Isotropic(variance)), optimiser=optimiser, steps=2, batch_size=2, restart="global")
     theirs = fedavg(
         network(net(), likelihood=normal(1.0)), optimiser=optimiser, steps=2, unit="epoch", batch_size=2, prox=1.0 / variance
     )
@@ -230,7 +230,7 @@ def test_m1_m2_restarted_it_is_fedprox_and_without_a_prior_fedavg(way: str, vari
 @pytest.mark.parametrize("way", WAYS)
 def test_m2_without_a_prior_clients_are_alone(way: str) -> None:
     data = federation((5, 3, 7))
-    method = fedmap(personal(Isotropic(math.inf)), optimiser=SGD(0.05), epochs=2, batch_size=2)
+    method = fedmap(personal(Isotropic(math.inf)), optimiser=SGD(0.05), steps=2, batch_size=2)
     both = fit(method, data, rounds=4, **WAYS[way])
     alone = fit(method, data.select(["south"]), rounds=4)
     own, others = named_leaves(alone.progress.table), named_leaves(both.progress.table)
@@ -241,7 +241,7 @@ def test_m2_without_a_prior_clients_are_alone(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_m3_a_gradient_step_as_long_as_the_variance_is_the_average(way: str) -> None:
     data = federation()
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "epochs": 2, "batch_size": 3}
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3}
     average = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
     steps = fit(
         fedmap(personal(Isotropic(0.7)), server="gradient", server_optimiser=SGD(0.7), **options), data, rounds=3, **WAYS[way]
@@ -255,7 +255,7 @@ def test_m3_a_gradient_step_as_long_as_the_variance_is_the_average(way: str) -> 
 @pytest.mark.parametrize("way", WAYS)
 def test_m6_a_learned_variance_that_is_frozen_and_equal_is_isotropic(way: str) -> None:
     data = federation()
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "epochs": 2, "batch_size": 3}
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3}
     frozen = fit(fedmap(personal(LearnedVariance(c=0.7)), server_optimiser=SGD(0.0), **options), data, rounds=3, **WAYS[way])
     fixed = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
     for name, value in fixed.message["gamma"].items():
@@ -273,7 +273,7 @@ def test_m6_a_learned_variance_that_is_frozen_and_equal_is_isotropic(way: str) -
 def test_every_prior_on_every_engine(prior: Any, server: str, way: str) -> None:
     options: dict[str, Any] = {"server": prior.best if server == "best" else server, "server_optimiser": SGD(0.01)}
     omega = "size" if isinstance(prior, LearnedNormal) else "mean-likelihood"
-    method = fedmap(personal(prior), optimiser=SGD(0.02), epochs=2, batch_size=2, omega=omega, init="client", **options)  # type: ignore[arg-type]
+    method = fedmap(personal(prior), optimiser=SGD(0.02), steps=2, batch_size=2, omega=omega, init="client", **options)  # type: ignore[arg-type]
     data = federation((5, 3, 7, 1, 2))
     one, two = fit(method, data, rounds=3, cohort=4), fit(method, data, rounds=3, cohort=4, **WAYS[way])
     start = one.program.start()[0]
@@ -299,7 +299,7 @@ def test_the_normal_is_learned_as_the_mode_of_all_clients_together() -> None:
 
 def test_the_learned_penalty_is_convex() -> None:
     prior, generator = InputConvex(), torch.Generator().manual_seed(0)
-    program = fit(fedmap(personal(prior), epochs=1), federation(), rounds=1).message["gamma"]
+    program = fit(fedmap(personal(prior), steps=1), federation(), rounds=1).message["gamma"]
     tensor = "0.weight"
     above = {k.partition(".")[0].removeprefix("convex_"): v for k, v in program.items() if k.partition(".")[2] == tensor}
     above = {**above, "raw": above["out"]}
@@ -328,7 +328,7 @@ def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
     many = torch.arange(1_000_000).remainder(97).float() / 50.0 - 1.0
     rows = {"large": {"x": many[:, None], "y": 3.0 * many + 20.0}, "small": {"x": many[:10, None], "y": many[:10]}}
     line = nn.Linear(1, 1)
-    method = fedmap(map_network(line, likelihood=normal(0.5)), optimiser=SGD(0.01), epochs=1, batch_size=None, omega=omega)
+    method = fedmap(map_network(line, likelihood=normal(0.5)), optimiser=SGD(0.01), steps=1, batch_size=None, omega=omega)
     fitted = fit(method, ClientData.from_clients(rows), rounds=2, **WAYS[way])
     assert fitted.history["effective_clients"].between(1.0, 2.0 + 1e-5).all()
     assert all(bool(leaf.isfinite().all()) for leaf in named_leaves(fitted.progress.server).values())
@@ -338,7 +338,7 @@ def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
 
 def test_a_client_alone_in_the_sum_is_told(recwarn: pytest.WarningsRecorder) -> None:
     line = nn.Linear(2, 1)
-    method = fedmap(map_network(line, likelihood=normal(0.05)), optimiser=SGD(1e-4), epochs=1, omega="likelihood")
+    method = fedmap(map_network(line, likelihood=normal(0.05)), optimiser=SGD(1e-4), steps=1, omega="likelihood")
     with pytest.warns(UserWarning, match="the others hardly count: take omega='size'"):
         fit(method, federation((50, 3)), rounds=1)
 
@@ -346,7 +346,7 @@ def test_a_client_alone_in_the_sum_is_told(recwarn: pytest.WarningsRecorder) -> 
 @pytest.mark.parametrize("omega", ["likelihood", "mean-likelihood"])
 def test_omega_is_likelihood_times_prior(omega: str, quiet: None) -> None:
     data, model = federation((5, 3, 4)), personal(Isotropic(0.5))
-    federation_ = federate(fedmap(model, optimiser=SGD(0.05), epochs=1, batch_size=2, omega=omega), data)  # type: ignore[arg-type]
+    federation_ = federate(fedmap(model, optimiser=SGD(0.05), steps=1, batch_size=2, omega=omega), data)  # type: ignore[arg-type]
     start = begin(federation_)
     message = federation_.server.down(start.server, Clock(0, 1))
     ups, own = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(3), 0)
@@ -380,7 +380,7 @@ def test_log_weights_add_up_and_a_constant_changes_nothing() -> None:
 # ------------------------------------------------------------------------------------------------ the rest of it
 def test_it_begins_at_one_client_that_fits_alone() -> None:
     data = federation((5, 3, 7))
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "epochs": 3, "batch_size": 2}
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "batch_size": 2}
     first = {}
     for seed in (0, 4, 5, 6):
         fitted = fit(fedmap(personal(), init="client", **options), data, rounds=1, seed=seed)
@@ -397,7 +397,7 @@ def test_it_begins_at_one_client_that_fits_alone() -> None:
 
 def test_a_client_that_joins_late_starts_from_the_global_weights() -> None:
     data = federation((5, 3, 7, 1, 2))
-    method = fedmap(personal(), optimiser=SGD(0.0), epochs=1, server_optimiser=SGD(0.0))
+    method = fedmap(personal(), optimiser=SGD(0.0), steps=1, server_optimiser=SGD(0.0))
     fitted = fit(method, data, rounds=2, cohort=2)
     assert set(fitted.progress.table["begun"].tolist()) == {0.0, 1.0}
     new = fitted.personalise(federation((4, 6), seed=3), rounds=1)
@@ -409,7 +409,7 @@ def test_a_client_that_joins_late_starts_from_the_global_weights() -> None:
 def test_what_crosses_is_the_clients_weights_in_sums_and_nothing_of_its_rows() -> None:
     shapes = []
     for counts in ((5, 3, 6), (50, 30, 70)):
-        federation_ = federate(fedmap(personal(LearnedVariance()), epochs=1), federation(counts))
+        federation_ = federate(fedmap(personal(LearnedVariance()), steps=1), federation(counts))
         start = begin(federation_)
         message = federation_.server.down(start.server, Clock(0, 1))
         up, _ = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(3), 0)
@@ -421,7 +421,7 @@ def test_what_crosses_is_the_clients_weights_in_sums_and_nothing_of_its_rows() -
 
 def test_a_prior_for_each_layer() -> None:
     prior = {"0.": Isotropic(math.inf), "": LearnedVariance(c=0.7)}
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "epochs": 2, "batch_size": 3, "server_optimiser": SGD(0.0)}
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3, "server_optimiser": SGD(0.0)}
     both = fit(fedmap(personal(prior), **options), federation(), rounds=1)
     loose, tight = (fit(fedmap(personal(p), **options), federation(), rounds=1) for p in prior.values())
     assert {name.partition(".")[0] for name in both.message["gamma"] if ".0." in name} == {"theta"}

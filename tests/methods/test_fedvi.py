@@ -48,7 +48,7 @@ def heads(**options: Any) -> PersonalHeads:
 
 
 def method(model: PersonalHeads | None = None, **options: Any) -> Method:
-    settings: dict[str, Any] = {"tau": 0.1, "batch_size": 4, "epochs": 2, "hidden": 5, "optimiser": SGD(0.05)}
+    settings: dict[str, Any] = {"tau": 0.1, "batch_size": 4, "steps": 2, "hidden": 5, "optimiser": SGD(0.05)}
     return fedvi(model or heads(), **{**settings, "server_optimiser": SGD(1.0, 0.5), **options})
 
 
@@ -124,7 +124,7 @@ def test_every_engine_and_order(way: str) -> None:
 def test_v1_without_the_clients_own_heads_it_is_fedavg_with_momentum_on_the_query_rows(way: str) -> None:
     data, lr, momentum = federation((6, 3, 7)), 0.05, 0.9
     model = heads(merge=lambda common, own: common + 0.0 * own)
-    ours = fit(method(model, tau=0.0, epochs=1, server_optimiser=SGD(1.3, momentum)), data, rounds=3, seed=2, **WAYS[way])
+    ours = fit(method(model, tau=0.0, steps=1, server_optimiser=SGD(1.3, momentum)), data, rounds=3, seed=2, **WAYS[way])
     net, head = embedding(), nn.Linear(4, 1)
     whole = nn.ModuleDict({"embedding": net, "head": head})
     start = ours.program.start()[0]
@@ -253,7 +253,7 @@ def _fixed(loc: Tensor, scale: Tensor, value: Tensor) -> Any:
 def test_a_step_is_down_the_slope_of_sums_with_tau_and_gamma(way: str) -> None:
     data, lr = federation((6, 4)), 0.01
     model = heads(global_scale=0.8)
-    options: dict[str, Any] = {"loss": "sum", "tau": 0.7, "gamma": 0.3, "epochs": 1, "batch_size": None, "optimiser": SGD(lr)}
+    options: dict[str, Any] = {"loss": "sum", "tau": 0.7, "gamma": 0.3, "steps": 1, "batch_size": None, "optimiser": SGD(lr)}
     fitted = fit(method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way])
     theta, moves = fitted.program.start()[0], []
     for k in range(2):
