@@ -220,7 +220,7 @@ def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
         lines += ["| " + " | ".join(row(name, record)) + " |" for name, record in records.items()]
         lines += [f"| {name} | not measured |" + " |" * (len(HEADINGS) - 2) for name in NAMES if name not in records]
         lines += ["", *(f"{name} stops: {record['stops']}\n" for name, record in records.items() if "stops" in record)]
-        lines += [f"Measured on {'; '.join(sorted({record['machine'] for record in records.values()}))}."]
+        lines += [f"Measured on {where}." for where in sorted({record["machine"] for record in records.values()})]
     file = Path(__file__).with_name("ROUNDS.md")
     file.write_text("\n".join(lines) + "\n")
     return file
