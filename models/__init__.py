@@ -9,7 +9,7 @@ if __name__ != "hierfl.models":
 from hierfl.models import bregman, likelihood, map_priors
 from hierfl.models.batch_norm import batch_norm_network
 from hierfl.models.bayes_net import bayesian_network, network
-from hierfl.models.bregman import bregman_network
+from hierfl.models.bregman_net import bregman_network
 from hierfl.models.linear import linear
 from hierfl.models.logistic import logistic
 from hierfl.models.map_network import map_network

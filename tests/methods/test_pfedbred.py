@@ -16,7 +16,8 @@ from hierfl.batch import ClientBatch
 from hierfl.data import ClientData
 from hierfl.methods import fedavg, pfedbred, pfedme
 from hierfl.models import bregman
-from hierfl.models.bregman import BregmanKernel, BregmanPrior, Means
+from hierfl.models.bregman import BregmanPrior
+from hierfl.models.bregman_net import BregmanKernel, Means
 from hierfl.optimisers import SGD
 from hierfl.program import ProgramError
 from tests.methods.quadratics import START, B, H, at, clients

@@ -14,15 +14,14 @@ from torch.distributions import biject_to
 import hierfl
 from hierfl import guides, models
 from hierfl.models.bregman import (
-    BregmanKernel,
     BregmanPrior,
-    Means,
     bernoulli,
     exponential,
     gaussian,
     keep_inside,
     poisson,
 )
+from hierfl.models.bregman_net import BregmanKernel, Means
 from tests.programs import federation
 
 COV = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
