@@ -9,9 +9,10 @@ import torch
 
 @pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
-    """Float64 by default, Pyro's checks on, and nothing in Pyro's global store, before and after."""
+    """Float64 by default, one start for what a module draws, Pyro's checks on, nothing in its global store, before and after."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
     pyro.enable_validation(True)
     pyro.clear_param_store()
     yield
