@@ -82,10 +82,14 @@ def test_diagonal_factors_reach_the_mean_field_answer() -> None:
     method = pvi(line, factors="diagonal", damping=1.0)
     close(gaussian(fit(method, e1(), rounds=1))[0], (0.741176, 0.576471), 1e-6)
     close(gaussian(fit(method, e1(), rounds=3, cohort=1, seed=in_turn(3)))[0], (0.730159, 0.558730), 1e-6)
-    for damping in (1.0, 0.5):
-        loc, precision = gaussian(fit(pvi(line, factors="diagonal", damping=damping, points=2, steps=1), e1(), rounds=25))
-        close(loc, MEAN, 1e-5)
-        close(precision, 8.0 * torch.eye(2), 1e-5)
+
+
+@pytest.mark.parametrize(("damping", "cohort", "rounds"), [(1.0, None, 25), (0.5, None, 25), (1 / 3, None, 45), (1.0, 1, 60)])
+def test_diagonal_factors_rest_there_whatever_the_schedule(damping: float, cohort: int | None, rounds: int) -> None:
+    method = pvi(line, factors="diagonal", damping=damping, points=2, steps=1)
+    loc, precision = gaussian(fit(method, e1(), rounds=rounds, cohort=cohort))
+    close(loc, MEAN, 1e-5)
+    close(precision, 8.0 * torch.eye(2), 1e-5)
 
 
 @pytest.mark.parametrize("damping", [None, 0.7])
