@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,13 @@ from tests.test_pvi import close, gaussian
 
 slow = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set")]
 needs_files = pytest.mark.skipif(not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no reference posterior")
+
+
+def at_length(test: Callable[[], None]) -> Callable[[], None]:
+    """Minutes: by hand, HIERFL_SLOW=1."""
+    for mark in slow:
+        test = mark(test)
+    return test
 
 
 def of_global_sites(fitted: hierfl.Fit, truth: Mapping[str, Summary]) -> Errors:
@@ -68,8 +75,8 @@ def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
     assert k_hat < 0.5 and effective >= 500
 
 
-@pytest.mark.parametrize("mark", [pytest.param(None, marks=slow)])
-def test_radon_in_twelve_rounds(mark: None) -> None:
+@at_length
+def test_radon_in_twelve_rounds() -> None:
     fitted = fit(fedlaplace(RADON.ways["conditional"].model), RADON.data(), rounds=12)
     errors, (k_hat, effective) = of_all_sites(fitted, RADON), weights(fitted)
     assert errors.of("mean").max() < 0.06 and np.abs(errors.of("sd") - 1.0).max() < 0.06, errors
@@ -77,8 +84,8 @@ def test_radon_in_twelve_rounds(mark: None) -> None:
 
 
 @needs_files
-@pytest.mark.parametrize("mark", [pytest.param(None, marks=slow)])
-def test_hospitals_in_twelve_rounds_on_either_engine(mark: None) -> None:
+@at_length
+def test_hospitals_in_twelve_rounds_on_either_engine() -> None:
     fitted = fit(fedlaplace(HOSPITALS.sampled), HOSPITALS.data(), rounds=12)
     errors, (k_hat, effective) = of_all_sites(fitted, HOSPITALS), weights(fitted)
     assert errors.of("mean").max() < 0.15 and np.median(errors.of("mean")) < 0.06, errors
