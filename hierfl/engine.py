@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,16 +21,18 @@ from torch import Tensor
 from hierfl import noise
 from hierfl.batch import ClientBatch, lanes_of, one_lane
 from hierfl.data import ClientData
-from hierfl.graph import Graphs
+from hierfl.graph import Graphs, Loop
 from hierfl.method import Client, Clock, LogShare, LogSum, Phase, Server, Share, Up, added, means_of, summed
 from hierfl.program import Program
-from hierfl.schedule import batches
+from hierfl.schedule import batch_of, batches, steps
 from hierfl.table import Table, new_table, put, taken
 from hierfl.trees import Tree, named_leaves, nbytes, scaled, tree_leaves, tree_map
+from hierfl.workers import in_order
 
 Engine = Literal["vectorised", "sequential"]
 COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
 ROWS = "local-table.bin"  # what clients keep, in the folder of a run, where it is too much for memory
+FEWEST = 4  # clients worth a thread of their own: with fewer, starting each operation takes as long as doing it
 CHUNK_BYTES = 8 << 20  # what a chunk of clients may take: about what fits a core's cache with its gradients
 
 
@@ -75,6 +78,16 @@ class Federation:
         state = sum(spec.start.nbytes for spec in self.program.params)
         return max(8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
 
+    @property
+    def alone(self) -> AbstractContextManager[object]:
+        """Held by a thread that runs Python code of methods and programs, where there may be others."""
+        return nullcontext() if self.graphs is None else self.graphs.lock
+
+    @property
+    def threads(self) -> int:
+        """Chunks of clients worked on at once, each on a core: only compiled steps run beside each other."""
+        return 1 if self.graphs is None or self.lanes == 1 else max(1, min(torch.get_num_threads(), self.cohort // FEWEST))
+
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
         """Clients in chunks of one size, if need be smaller ones: each size is compiled for itself.
 
@@ -83,8 +96,9 @@ class Federation:
         if self.lanes > 1 and self.client.like_rows(message):
             kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
             return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.lanes))
-        fewest = -(-len(ids) // self.lanes)
-        even = (n for n in range(fewest, 2 * fewest) if len(ids) % n == 0)
+        threads = min(self.threads, len(ids))
+        fewest = -(-len(ids) // (self.lanes * threads)) * threads  # as many for each thread
+        even = (n for n in range(fewest, 2 * fewest, threads) if len(ids) % n == 0)
         return ids.split(-(-len(ids) // next(even, fewest)))
 
 
@@ -129,13 +143,18 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
     chosen = noise.cohort(federation.seed, clock.round, data.num_clients, federation.cohort)
     ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
-    total: dict[str, Share | LogSum] = {}
-    for part in federation.parts(ids, message):
+    parts = federation.parts(ids, message)
+
+    def work(part: Tensor) -> tuple[dict[str, Any], Tree]:
         mine = taken(progress.table, part)
         try:
-            ups, mine = client_round(federation, client.phases, message, mine, part, clock.round)
+            return client_round(federation, client.phases, message, mine, part, clock.round)
         except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
-            raise _blamed(federation, message, mine, part, clock.round, error) from error
+            with federation.alone:
+                raise _blamed(federation, message, mine, part, clock.round, error) from error
+
+    total: dict[str, Share | LogSum] = {}
+    for part, (ups, mine) in zip(parts, in_order(work, parts, federation.threads), strict=True):
         put(progress.table, part, mine)
         found = {name: summed(up) for name, up in ups.items()}
         _check_finite(found, ups, data, part, clock.round)
@@ -163,9 +182,12 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
         return table
     for r in range(count):
         message = federation.server.last(server, Clock(r, count))
-        for part in federation.parts(torch.arange(n), message):
-            mine = taken(table, part)
-            _, mine = client_round(federation, phases, message, mine, part, r)
+        parts = federation.parts(torch.arange(n), message)
+
+        def work(part: Tensor, message: Tree = message, r: int = r) -> Tree:
+            return client_round(federation, phases, message, taken(table, part), part, r)[1]
+
+        for part, mine in zip(parts, in_order(work, parts, federation.threads), strict=True):
             put(table, part, mine)
     return table
 
@@ -174,23 +196,34 @@ def client_round(
     federation: Federation, phases: tuple[Phase, ...], message: Tree, own: Tree, ids: Tensor, round_: int
 ) -> tuple[dict[str, Any], Tree]:
     """One round of some clients: (what each sends, weighted, with the clients in front; what each keeps)."""
-    client, seed, at_once = federation.client, federation.seed, federation.lanes > 1
-    with pyro.validation_enabled(False):
+    client, at_once = federation.client, federation.lanes > 1
+    with federation.alone, pyro.validation_enabled(False):
         lane = over_clients(lambda own: client.start(message, own), at_once)(own, count=len(ids))
-        if federation.graphs is not None:
-            lane = tree_map(torch.clone, lane)  # a compiled step writes over the lane, which may have started as the message
-        for p, phase in enumerate(phases):
-            for batch, active in batches(federation.data, ids, phase, seed=seed, at=(round_, p)):
-                moved = _step(federation, p, phase, lane, message, batch, give=active is None)
-                lane = moved if active is None else tree_map(lambda new, old, on=active: _where(on, new, old), moved, lane)
+    for p, phase in enumerate(phases):
+        lane = _worked(federation, (round_, p), phase, lane, message, ids)
 
-        def finish(lane: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up, own = client.finish(lane, message, own, rows)
-            return {name: _weighted(share) for name, share in up.items()}, own
+    def finish(lane: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        up, own = client.finish(lane, message, own, rows)
+        return {name: _weighted(share) for name, share in up.items()}, own
 
-        rows = federation.data.counts[ids].to(torch.get_default_dtype())
+    rows = federation.data.counts[ids].to(torch.get_default_dtype())
+    with federation.alone, pyro.validation_enabled(False):
         answer: tuple[dict[str, Any], Tree] = over_clients(finish, at_once)(lane, own, rows, count=len(ids))
     return answer
+
+
+def _worked(federation: Federation, at: tuple[int, int], phase: Phase, lane: Tree, message: Tree, ids: Tensor) -> Tree:
+    """The lanes of some clients after a phase, which with the round says `at` what time it is."""
+    data, seed = federation.data, federation.seed
+    if federation.graphs is None or federation.lanes == 1:
+        with pyro.validation_enabled(False):
+            for batch, active in batches(data, ids, phase, seed=seed, at=at):
+                lane = _step(federation, phase, lane, message, batch, active)
+        return lane
+    loop = Loop(federation.graphs, (at[1], phase.step), _compilable(phase), lane, message)
+    for parts, active in steps(data, ids, phase, seed=seed, at=at):
+        loop.step(parts, () if active is None else (active,))
+    return loop.value()
 
 
 def _weighted(share: Share | LogShare) -> Share | LogShare:
@@ -213,34 +246,35 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
     with pyro.validation_enabled(False):
         lane = over_clients(lambda own: federation.client.start(message, own), at_once=True)(own, count=len(ids))
         for phase in federation.client.phases:
-            steps = list(
+            first = list(
                 itertools.islice(batches(federation.data, ids, replace(phase, count=min(phase.count, 2)), seed=0, at=(0, 0)), 2)
             )
-            for batch, _ in steps:  # the first is slower than those after it
+            for batch, _ in first:  # the first is slower than those after it
                 began = time.perf_counter()
-                _step(federation, 0, phase, lane, message, batch)
+                _step(federation, phase, lane, message, batch, None)
                 last = time.perf_counter() - began
             passes = (
                 1 if phase.unit == "step" or not phase.batch_size else int(federation.data.counts.max()) // phase.batch_size + 1
             )
-            seconds += last * phase.count * passes * calls if steps else 0.0
+            seconds += last * phase.count * passes * calls if first else 0.0
     return seconds > COMPILING_SECONDS
 
 
-def _step(
-    federation: Federation, p: int, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch, *, give: bool = False
-) -> Tree:
-    """One local step of a chunk of clients, by its graph where there is one, which may then write over a lane given away."""
-    if federation.lanes == 1:
-        return over_batch(lambda lane, b: phase.step(lane, message, b), at_once=False)(lane, batch)
-    rows, shared = lanes_of(batch)
+def _step(federation: Federation, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch, active: Tensor | None) -> Tree:
+    """One local step of some clients, not compiled."""
+    moved = over_batch(lambda lane, b: phase.step(lane, message, b), federation.lanes > 1)(lane, batch)
+    return moved if active is None else _where(active, moved, lane)
 
-    def step(lane: Tree, message: Tree, rows: Tree, shared: Tree) -> Tree:
-        return torch.vmap(lambda own, row: _tensors(phase.step(own, message, one_lane(row, shared, batch))))(lane, rows)
 
-    if federation.graphs is None:
-        return step(lane, message, rows, shared)
-    return federation.graphs.run((p, phase.step), step, lane, message, rows, shared, give=give)
+def _compilable(phase: Phase) -> Callable[..., Tree]:
+    """The same as a function of trees of tensors."""
+
+    def step(lane: Tree, message: Tree, parts: Tree, active: tuple[Tensor, ...]) -> Tree:
+        with pyro.validation_enabled(False):
+            moved = over_batch(lambda lane, b: phase.step(lane, message, b), at_once=True)(lane, batch_of(parts, phase))
+        return _where(active[0], moved, lane) if active else moved
+
+    return step
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:
@@ -272,8 +306,8 @@ def _tensors(tree: Tree) -> Tree:
     return tree_map(lambda v: v if isinstance(v, Tensor) else torch.as_tensor(v), tree)
 
 
-def _where(on: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(on.view(-1, *[1] * (new.dim() - 1)), new, old)
+def _where(on: Tensor, new: Tree, old: Tree) -> Tree:
+    return tree_map(lambda n, o: torch.where(on.view(-1, *[1] * (n.dim() - 1)), n, o), new, old)
 
 
 def _blamed(federation: Federation, message: Tree, own: Tree, ids: Tensor, round_: int, error: Exception) -> ClientError:

@@ -7,29 +7,45 @@ runs eagerly, with one warning that says why.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.passes import mend
-from hierfl.trees import Tree, tree_leaves
+from hierfl.trees import Tree, leaves_of, tree_leaves
 
 Signature = tuple[Any, ...]
 
 
+class Graph(NamedTuple):
+    """A lowered function of leaves, and the structure of what it gives."""
+
+    run: Callable[..., Any]
+    spec: Any
+
+
 @dataclass(frozen=True, eq=False)
 class Graphs:
-    """Compiled functions of trees, by name and by the shapes and layouts of what goes in."""
+    """Compiled functions of trees, by name and by the shapes and layouts of what goes in.
 
-    made: dict[Signature, Callable[..., Tree] | None] = field(default_factory=dict)
+    Args:
+        made: what has been compiled; None: what runs eagerly.
+        lock: held by whoever traces, or runs Pyro otherwise: Pyro knows one thread alone.
+    """
+
+    made: dict[Signature, Graph | None] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
 
     def run(self, name: object, function: Callable[..., Tree], *trees: Tree, give: bool = False) -> Tree:
         """`function(*trees)`, by its graph; eagerly where it has none.
@@ -40,27 +56,81 @@ class Graphs:
             trees: what it takes.
             give: the first tree is given away: what it holds may be overwritten.
         """
+        if give:
+            loop = Loop(self, name, function, trees[0], *trees[1:])
+            loop.step()
+            return loop.value()
         leaves, spec = tree_flatten(trees)
-        given = len(tree_leaves(trees[0])) if give else 0
-        leaves = _apart(leaves, given)
+        leaves = [leaf.contiguous() for leaf in leaves]
+        graph = self.graph(name, function, leaves, spec, 0)
+        return self.eagerly(function, leaves, spec) if graph is None else tree_unflatten(graph.run(*leaves), graph.spec)
+
+    def graph(self, name: object, function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph | None:
+        """The graph for leaves like these, made now if need be; None: there is none."""
         signature = (name, spec, given, *((v.shape, v.dtype, v.device) for v in leaves))
         if signature not in self.made:
-            self.made[signature] = self._compile(function, leaves, spec, given)
-        graph = self.made[signature]
-        return function(*trees) if graph is None else graph(leaves)
+            with self.lock:
+                if signature not in self.made:  # another thread may have had the same in mind
+                    self.made[signature] = _compile(function, leaves, spec, given)
+        return self.made[signature]
 
-    def _compile(self, function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Callable[..., Tree] | None:
-        try:
-            return compiled(function, leaves, spec, given)
-        except Exception as error:  # whatever tracing or lowering meets: the step itself is right, and runs eagerly
-            warnings.warn(
-                f"the step is not compiled and runs eagerly, more slowly: {type(error).__name__}: {str(error)[:300]}",
-                stacklevel=2,
-            )
-            return None
+    def eagerly(self, function: Callable[..., Tree], leaves: list[Tensor], spec: Any) -> Tree:
+        """The function itself."""
+        with self.lock:
+            return function(*tree_unflatten(leaves, spec))
 
 
-def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Callable[[list[Tensor]], Tree]:
+class Loop:
+    """A step that is taken again and again: lane -> step(lane, *fixed, *batch), the lane written over where that saves a copy.
+
+    Trees are taken apart once, not at every step: on small networks that was half the time.
+    """
+
+    def __init__(self, graphs: Graphs, name: object, function: Callable[..., Tree], lane: Tree, *fixed: Tree) -> None:
+        self._graphs, self._name, self._function = graphs, name, function
+        self._lane, self._lane_spec = tree_flatten(lane)
+        self._fixed_tree = fixed
+        self._fixed = [leaf.contiguous() for leaf in tree_leaves(fixed)]
+        self._memories = {leaf.untyped_storage().data_ptr() for leaf in self._fixed}
+        self._graph: Graph | None = None
+        self._spec: Any = None
+
+    def step(self, *batch: Tree) -> None:
+        """One step; batches have the same structure and shapes every time."""
+        lane = _apart(self._lane, self._memories)
+        leaves = [*lane, *self._fixed, *(leaf.contiguous() for leaf in leaves_of(batch))]
+        if self._spec is None:
+            _, self._spec = tree_flatten((self.value(), *self._fixed_tree, *batch))
+            self._graph = self._graphs.graph(self._name, self._function, leaves, self._spec, len(lane))
+        if self._graph is None:
+            self._lane, spec = tree_flatten(self._graphs.eagerly(self._function, leaves, self._spec))
+        else:
+            self._lane, spec = list(self._graph.run(*leaves)), self._graph.spec
+        if (spec is not self._lane_spec and spec != self._lane_spec) or any(map(_unlike, self._lane, lane)):
+            self._spec = None  # what comes next is another function
+        self._lane_spec = spec
+
+    def value(self) -> Tree:
+        """The lane as it is now."""
+        return tree_unflatten(self._lane, self._lane_spec)
+
+
+def _unlike(a: Tensor, b: Tensor) -> bool:
+    return a.dtype != b.dtype or a.shape != b.shape
+
+
+def _compile(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph | None:
+    try:
+        return compiled(function, leaves, spec, given)
+    except Exception as error:  # whatever tracing or lowering meets: the step itself is right, and runs eagerly
+        warnings.warn(
+            f"the step is not compiled and runs eagerly, more slowly: {type(error).__name__}: {str(error)[:300]}",
+            stacklevel=2,
+        )
+        return None
+
+
+def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph:
     """Trace, mend and lower a function of trees, as a function of their leaves."""
     shape: list[Any] = []
 
@@ -71,33 +141,62 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # inductor's, of its own insides
-        graph = make_fx(flat)(*leaves)
+        graph = make_fx(flat)(*_distinct(leaves))
         mend(graph, given)
         # with a shape environment, though no shape is dynamic, inductor keeps what it makes on disk for the next process
         fake = FakeTensorMode(shape_env=ShapeEnv())
         examples: list[Any] = [fake.from_tensor(leaf, static_shapes=True) for leaf in leaves]
-        with tracing(TracingContext(fake)):
+        with tracing(TracingContext(fake)), _kernels_free_the_interpreter():
             lowered: Any = torch._inductor.compile(graph, examples)
 
-    def run(leaves: list[Tensor]) -> Tree:
+    def run(*leaves: Tensor) -> Any:
         with torch.no_grad():
-            return tree_unflatten(list(lowered(*leaves)), shape[0])
+            return lowered(*leaves)
 
-    return run
+    return Graph(run, shape[0])
 
 
-def _apart(leaves: list[Tensor], given: int) -> list[Tensor]:
-    """Leaves in plain layout, none of them twice: make_fx takes one tensor that comes in twice for one input, silently.
+@contextmanager
+def _kernels_free_the_interpreter() -> Iterator[None]:
+    """Let the kernels that are made here run while other threads run Python: inductor's own hold on to Python's one lock.
 
-    The first `given`, which may be overwritten, share their memory with no other.
+    Where a release of torch binds its kernels in another way, they are left as they are, and threads wait for each other.
     """
-    pointers: set[int] = set()
-    memories: set[int] = set()
-    out = [leaf.contiguous() for leaf in leaves]
-    for i in reversed(range(len(out))):
-        shared = out[i].untyped_storage().data_ptr() in memories if i < given else out[i].data_ptr() in pointers
-        if shared and out[i].numel():
-            out[i] = out[i].clone()
-        pointers.add(out[i].data_ptr())
-        memories.add(out[i].untyped_storage().data_ptr())
+    before = getattr(CppPythonBindingsCodeCache, "call_entry_function", None)
+    if before == HOLDING:
+        CppPythonBindingsCodeCache.call_entry_function = FREEING
+    try:
+        yield
+    finally:
+        if before == HOLDING:
+            CppPythonBindingsCodeCache.call_entry_function = HOLDING
+
+
+HOLDING = "kernel({}); Py_RETURN_NONE;"
+FREEING = (  # the arguments are read before the lock is let go
+    "[](auto... given) {{ struct Free {{ PyThreadState* held = PyEval_SaveThread(); ~Free() {{ PyEval_RestoreThread(held); }} }} free; "
+    "kernel(given...); }}({}); Py_RETURN_NONE;"
+)
+
+
+def _distinct(leaves: list[Tensor]) -> list[Tensor]:
+    """Leaves none of which is there twice: make_fx takes one tensor that comes in twice for one input, silently."""
+    seen: set[int] = set()
+    out = []
+    for leaf in leaves:
+        out.append(leaf.clone() if leaf.data_ptr() in seen else leaf)
+        seen.add(leaf.data_ptr())
+    return out
+
+
+def _apart(leaves: list[Tensor], memories: Iterable[int]) -> list[Tensor]:
+    """Leaves in plain layout that may be overwritten: they share no memory with each other, nor with those memories."""
+    seen = set(memories)
+    out = []
+    for leaf in leaves:
+        own = leaf.contiguous()
+        if own.untyped_storage().data_ptr() in seen and own.numel():
+            own = own.clone()
+        seen.add(own.untyped_storage().data_ptr())
+        out.append(own)
     return out

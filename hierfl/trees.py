@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ Tree = Any  # nested dicts, tuples, named tuples and lists of tensors
 __all__ = [
     "Tree",
     "add",
+    "leaves_of",
     "lerp",
     "named_leaves",
     "nbytes",
@@ -48,6 +50,15 @@ def lerp(a: Tree, b: Tree, t: float | Tensor) -> Tree:
 def zeros_like(tree: Tree) -> Tree:
     """A tree of zeros."""
     return tree_map(torch.zeros_like, tree)
+
+
+def leaves_of(tree: Tree) -> Iterator[Tensor]:
+    """The same as `tree_leaves`, in the same order, a good deal sooner, for trees of dicts, tuples and lists."""
+    if isinstance(tree, Tensor):
+        yield tree
+    else:
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves_of(part)
 
 
 def nbytes(tree: Tree) -> int:
