@@ -74,7 +74,7 @@ class Federation:
         if self.chunk is not None:
             return self.chunk
         row = sum(v[:1].nbytes for v in self.data.fields.values())
-        rows = max([p.batch_size or int(self.data.counts.max()) for p in self.client.phases], default=1)
+        rows = max([p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count], default=1)
         state = sum(spec.start.nbytes for spec in self.program.params)
         return max(8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -32,6 +32,7 @@ def mend(graph: fx.GraphModule, given: int = 0) -> None:
     """
     graph.graph.eliminate_dead_code()  # what is dead would still count as a use
     transposes_cancel(graph)
+    lone_places_are_views(graph)
     graph.graph.eliminate_dead_code()
     steps_ride_on_products(graph, given)
     graph.graph.eliminate_dead_code()
@@ -48,34 +49,89 @@ def transposes_cancel(graph: fx.GraphModule) -> None:
                 node.replace_all_uses_with(inner.args[0])
 
 
+def lone_places_are_views(graph: fx.GraphModule) -> None:
+    """What is put in the only place along a dimension (the gradient of w[0], one client's) is a view, no tensor of zeros filled in."""
+    for node in graph.graph.nodes:
+        if _is(node, aten.select_backward.default) and node.meta["val"].shape[node.args[2]] == 1:
+            with graph.graph.inserting_before(node):
+                view = graph.graph.call_function(aten.unsqueeze.default, (node.args[0], node.args[2] % node.meta["val"].dim()))
+            view.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(view)
+
+
 def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
-    """W + c (A B) -> w, with c (A B) added in place: no gradient is written, and where w may be overwritten nothing is copied."""
+    """W + c (A B + R) -> (W + c R), with c (A B) added in place: no gradient is written.
+
+    Where there is no R (a prior's pull, say) and W may be overwritten, nothing is copied either.
+    """
     lent = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
     free = set(lent)
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
-    for node in list(graph.graph.nodes):
-        if not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)) or node.kwargs or len(node.args) != 2:
+    inside: set[fx.Node] = set()  # of sums that have been seen whole
+    for node in reversed(list(graph.graph.nodes)):
+        if node in inside or not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)):
             continue
-        weight, step = node.args
-        sign = 1.0 if _is(node, aten.add.Tensor) else -1.0
-        product, factor = _scaled_product(step)
-        if product is None or not isinstance(weight, fx.Node):
+        terms = _terms(node, node.meta["val"].shape, inside)
+        riding = next((term for term in terms if term.product is not None and term.factor != 1.0), None)
+        rest = [term for term in terms if term is not riding]
+        if riding is None or not any(term.node.meta["val"].shape == node.meta["val"].shape for term in rest):
             continue
-        left, right = product.args
-        shape, wanted = node.meta["val"].shape, product.meta["val"].shape
-        if weight.meta["val"].shape != shape or shape.numel() != wanted.numel():
-            continue
-        origin = _origin(weight)
-        at_end = origin in free and not lent & {_origin(left), _origin(right)} and _leaves_only(origin, node, end)
-        free -= {origin}
+        left, right = riding.product.args  # type: ignore[union-attr]
+        origin, at_end = None, False
+        if len(rest) == 1 and rest[0].factor == 1.0:
+            origin = _origin(rest[0].node)
+            at_end = origin in free and not lent & {_origin(left), _origin(right)} and _leaves_only(origin, node, end)
+            free -= {origin}
         with graph.graph.inserting_before(end if at_end else node):
-            moved = weight
-            if not at_end and not _is_read_once(weight):
-                moved = graph.graph.call_function(aten.clone.default, (weight,), {"memory_format": torch.contiguous_format})
+            moved = rest[0].node if origin is not None else _summed(graph, rest, node.meta["val"])
+            if origin is not None and not at_end and not _is_read_once(moved):
+                moved = graph.graph.call_function(aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
                 moved.meta["val"] = node.meta["val"].contiguous()
             # the tensor itself, not a view of it: a view would be copied first
-            graph.graph.call_function(add_product, (_viewed(moved), left, right, sign * factor))
+            graph.graph.call_function(add_product, (_viewed(moved), left, right, riding.factor))
         node.replace_all_uses_with(moved)
+
+
+class Term(NamedTuple):
+    """A summand: `factor` times a node, which is `product`, views and constant factors apart (None: no product of its own)."""
+
+    factor: float
+    node: fx.Node
+    product: fx.Node | None = None
+
+
+def _terms(node: fx.Node, shape: torch.Size, inside: set[fx.Node], factor: float = 1.0) -> list[Term]:
+    """What a sum adds up, seen through sums and constant factors that nothing else reads; those are put `inside`."""
+    plus, minus = _is(node, aten.add.Tensor), _is(node, aten.sub.Tensor)
+    if (plus or minus) and not node.kwargs and all(isinstance(arg, fx.Node) for arg in node.args):
+        signs = (factor, factor if plus else -factor)
+        inside.add(node)
+        return [term for arg, by in zip(node.args, signs, strict=True) for term in _inner(arg, shape, inside, by)]
+    if _is(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):
+        return _inner(node.args[0], shape, inside, factor * node.args[1])
+    if _is(node, aten.neg.default):
+        return _inner(node.args[0], shape, inside, -factor)
+    return [Term(factor, node)]
+
+
+def _inner(node: Any, shape: torch.Size, inside: set[fx.Node], factor: float) -> list[Term]:
+    product, own = _scaled_product(node)
+    if product is not None and product.meta["val"].numel() == shape.numel():
+        return [Term(factor * own, node, product)]
+    if len(node.users) > 1 or node.meta["val"].shape != shape:
+        return [Term(factor, node)]
+    return _terms(node, shape, inside, factor)
+
+
+def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
+    """A fresh tensor, the sum of the terms."""
+    total: fx.Node | None = None
+    for factor, node, _ in terms:
+        term = node if factor == 1.0 else graph.graph.call_function(aten.mul.Tensor, (node, factor))
+        total = term if total is None else graph.graph.call_function(aten.add.Tensor, (total, term))
+        total.meta["val"] = term.meta["val"] = like.contiguous()
+    assert total is not None
+    return total
 
 
 def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
@@ -114,8 +170,8 @@ def _origin(node: Any) -> Any:
     return node
 
 
-def _scaled_product(node: object) -> tuple[fx.Node | None, float]:
-    """The batched product, and the number it is multiplied by, that a node is, views apart; (None, 0) where it is none."""
+def _scaled_product(node: Any) -> tuple[fx.Node | None, float]:
+    """The batched product, and the number it is multiplied by, that a node is, views apart; (None, 1) where it is none."""
     factor = 1.0
     while isinstance(node, fx.Node) and len(node.users) == 1:
         if _is(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):
@@ -123,9 +179,9 @@ def _scaled_product(node: object) -> tuple[fx.Node | None, float]:
         elif not any(_is(node, view) for view in VIEWS):
             break
         node = node.args[0]
-    if _is(node, aten.bmm.default) and isinstance(node, fx.Node) and len(node.users) == 1 and factor != 1.0:
+    if _is(node, aten.bmm.default) and len(node.users) == 1:
         return node, factor
-    return None, 0.0
+    return None, 1.0
 
 
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim)

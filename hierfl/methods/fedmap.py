@@ -88,6 +88,8 @@ def fedmap(
             raise ProgramError("fedmap needs local sites and a learned prior above them: a pyro.param outside the clients plate")
         pairs = {} if server == "gradient" and init == "module" else pairs_of(above, mine)
         sloped = () if callable(server) else tuple(name for name in above if server == "gradient" or name not in pairs)
+        by_fit = omega.endswith("likelihood")
+        looks = bool(by_fit or sloped or init == "client")
 
         def objective(w: Params, gamma: Params, batch: ClientBatch, pull: Tensor | float = 1.0) -> Tensor:
             terms = program.terms({**gamma, **w}, batch)
@@ -118,6 +120,9 @@ def fedmap(
             w, value = _newton(lambda w: objective(w, message["gamma"], batch, pull(message)).sum(), lane["w"])
             return {**lane, "w": w, "loss": value}
 
+        def by_size(rows: Tensor) -> Tensor:
+            return rows.log() if omega == "size" else torch.zeros_like(rows)
+
         def look(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             """Log omega_k, and the slope of R in what is learned by gradients, at the weights the client has come to."""
             gamma, w, rows = message["gamma"], lane["w"], batch.counts.sum()
@@ -126,8 +131,8 @@ def fedmap(
                 terms = program.terms({**gamma, **part, **w}, batch)
                 return terms.local_kl.sum() + terms.global_kl
 
-            log_omega = rows.log() if omega == "size" else torch.zeros_like(rows)
-            if omega.endswith("likelihood"):
+            log_omega = by_size(rows)
+            if by_fit:
                 terms = program.terms({**gamma, **w}, batch)
                 log_omega = -(terms.nll + terms.local_kl).sum() / (rows if omega == "mean-likelihood" else 1.0)
             if init == "client":
@@ -143,14 +148,14 @@ def fedmap(
                 value["away"] = {theta: w[site].reshape(gamma[theta].shape) - gamma[theta] for theta, site in pairs.items()}
             if callable(server):
                 value["square"] = tree_map(torch.square, value["away"])
-            up: Up = {"clients": LogShare(value, lane["omega"]), "loss": Share(lane["loss"], rows)}
+            up: Up = {"clients": LogShare(value, lane["omega"] if looks else by_size(rows)), "loss": Share(lane["loss"], rows)}
             return up, {"w": w, "begun": torch.where(message["alone"] > 0.0, own["begun"], torch.ones(()))}
 
         work = Phase(solve, newton_steps) if newton_steps else Phase(move, steps, unit, batch_size)
         return Client(
             own={"w": mine, "begun": torch.zeros(())},
             start=start,
-            phases=(work, Phase(look)),
+            phases=(work, Phase(look, int(looks), batch_size=None if by_fit else 1)),  # priors read no rows
             finish=finish,
             params=lambda message, own: {**message["gamma"], **own["w"]},
         )
