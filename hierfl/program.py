@@ -201,8 +201,7 @@ class Program:
             density: Tensor = of["fn"].log_density - site["fn"].log_prob(site["value"])
             return density
         if site["name"] in self.closed:
-            closed: Tensor = kl_divergence(of["fn"], site["fn"])
-            return closed
+            return divergence(of["fn"], site["fn"])
         difference: Tensor = of["fn"].log_prob(site["value"]) - site["fn"].log_prob(site["value"])
         return difference
 
@@ -280,6 +279,21 @@ def samples(trace: Any) -> Iterator[tuple[str, Site]]:
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not isinstance(site["fn"], _Subsample):
             yield name, site
+
+
+def divergence(q: Any, p: Any) -> Tensor:
+    """KL(q || p) in closed form. That of two Normals, of every weight of a mean-field network, with one division for torch's ten."""
+    both = (dist.Independent, torch.distributions.Independent)
+    if isinstance(q, both) and isinstance(p, both) and q.reinterpreted_batch_ndims == p.reinterpreted_batch_ndims:
+        apart = divergence(q.base_dist, p.base_dist)
+        return apart.sum(tuple(range(-q.reinterpreted_batch_ndims, 0))) if q.reinterpreted_batch_ndims else apart
+    if type(q) is dist.Normal and type(p) is dist.Normal:
+        precision = p.scale.reciprocal()
+        ratio, away = q.scale * precision, (q.loc - p.loc) * precision
+        found: Tensor = 0.5 * (ratio * ratio + away * away - 1.0) - ratio.log()
+        return found
+    found = kl_divergence(q, p)
+    return found
 
 
 def _is_factor(site: Site) -> bool:

@@ -18,7 +18,7 @@ from hierfl.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data import ClientData
 from hierfl.method import Phase
 from hierfl.pooled import stacked
-from hierfl.program import Answer, Params, Program
+from hierfl.program import Answer, Params, Program, divergence
 from hierfl.schedule import row_plan
 from tests.programs import FAMILIES, Given, at_random, federation, read, regression
 
@@ -209,3 +209,20 @@ def test_closed_form_has_no_noise() -> None:
     b = -(0.5 * torch.log(torch.tensor(2.0 * torch.pi * torch.e * 0.25))).item() + torch.tensor(0.125).exp().item()
     assert kl.mean().item() == pytest.approx(a + b, abs=4.0 * (kl.std() / 4000**0.5).item())
     assert kl.std() > 0.1
+
+
+def test_the_divergence_of_two_normals_is_torchs_with_its_slopes() -> None:
+    g = torch.Generator().manual_seed(0)
+    at = tuple(torch.rand(3, 4, 5, generator=g) + 0.5 for _ in range(4))
+
+    def found(kl: Any, *at: Tensor) -> Tensor:
+        return kl(dist.Normal(at[0], at[1]).to_event(2), dist.Normal(at[2], at[3]).to_event(2))
+
+    torch.testing.assert_close(found(divergence, *at), found(kl_divergence, *at))
+    slopes = [torch.func.grad(lambda *v, kl=kl: found(kl, *v).sum(), (0, 1, 2, 3))(*at) for kl in (divergence, kl_divergence)]
+    torch.testing.assert_close(*slopes)
+
+
+def test_a_divergence_that_has_no_form_is_refused_as_torch_does() -> None:
+    with pytest.raises(NotImplementedError):
+        divergence(dist.Normal(0.0, 1.0), dist.Cauchy(0.0, 1.0))
