@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,9 +54,9 @@ def fedmap(work: Workload) -> Method:
     return methods.fedmap(model, optimiser=SGD(work.lr), steps=work.steps, unit="step", batch_size=work.batch)
 
 
-def fedabml(work: Workload) -> Method:
+def fedabml(work: Workload, *, local: bool = False) -> Method:
     """A mean-field posterior of every weight, one draw, its KL in closed form, a step on the prior for each batch."""
-    model = models.bayesian_network(work.module(), prior_scale="learned")
+    model = models.bayesian_network(work.module(), prior_scale="learned", local_reparameterisation=local)
     return methods.fedabml(model, lr=work.lr, draws=1, steps=work.steps, unit="step", batch_size=work.batch)
 
 
@@ -91,7 +92,7 @@ def ways_of(name: str) -> dict[str, Rounds]:
     work = WORKLOADS[name]
     own: dict[str, Callable[[Workload], Method]] = {"pFedMe": pfedme} if name == "W4" else {"FedAvg": fedavg}
     if name == "W1":
-        own |= {"MAP": fedmap, "FedABML": fedabml}
+        own |= {"MAP": fedmap, "FedABML": fedabml, "FedABML, local noise": partial(fedabml, local=True)}
 
     def ours(method: Callable[[Workload], Method]) -> Rounds:
         return lambda: run_method(method(work), work.data(), work.cohort)

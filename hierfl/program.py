@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -170,7 +171,11 @@ class Program:
         """
         with Answer(params, batch):
             guide = poutine.trace(self.guide).get_trace(batch if support is None else support)
-            model = poutine.trace(poutine.replay(self.model, guide)).get_trace(batch)
+            told = _POSTERIOR.set({name: site["fn"] for name, site in samples(guide)})
+            try:
+                model = poutine.trace(poutine.replay(self.model, guide)).get_trace(batch)
+            finally:
+                _POSTERIOR.reset(told)
         total = Terms(*(torch.zeros(n, device=batch.counts.device) for n in (batch.num_clients, batch.num_clients, 1)))
         nll, local_kl, global_kl = total.nll, total.local_kl, total.global_kl.squeeze(0)
         for name, site in samples(model):
@@ -279,6 +284,17 @@ def samples(trace: Any) -> Iterator[tuple[str, Site]]:
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not isinstance(site["fn"], _Subsample):
             yield name, site
+
+
+_POSTERIOR: ContextVar[Mapping[str, Any] | None] = ContextVar("posterior", default=None)
+
+
+def posterior_of(site: str) -> Any:
+    """The guide's distribution of a site, for a model that is being asked for an estimate of the ELBO; None at all other times.
+
+    With it a model may take the expectation of its likelihood in another way than at the draw it is handed, without bias.
+    """
+    return (_POSTERIOR.get() or {}).get(site)
 
 
 def divergence(q: Any, p: Any) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hierfl.batch import ClientBatch
 from hierfl.models.fields import field, observe
 from hierfl.models.likelihood import Likelihood, categorical
-from hierfl.models.modules import Local, apply, frozen_copy, own_names, weights
+from hierfl.models.modules import Local, apply, frozen_copy, own_names, spread_of, weights
 from hierfl.models.priors import Prior
 from hierfl.models.weight_priors import Loc, Scale, WeightPriors
 from hierfl.recipes import recorded
@@ -30,6 +30,7 @@ def bayesian_network(
     scale_start: float = 0.1,
     global_prior: Prior | None = None,
     centred: bool = True,
+    local_reparameterisation: bool = False,
 ) -> Model:
     """y_kn ~ likelihood(f(x_kn; w_k, theta)),  w_k ~ Normal(theta, s^2) for each local tensor; theta alone for each global one.
 
@@ -55,13 +56,20 @@ def bayesian_network(
         scale_start: where learned scales start.
         global_prior: of each number of a global tensor, Normal(0, 1) say; None: point estimates.
         centred: see `priors.varying`.
+        local_reparameterisation: whether, under a guide that draws each weight from a Normal of its own (`mean_field`), dense
+            layers draw what comes out of them, row by row, in place of weights (Kingma et al. 2015, arXiv:1506.02557): the same
+            expectation with less noise in the gradient, and far fewer draws. Other layers, other guides and predictions draw
+            weights as ever.
 
     Raises:
-        ValueError: a module that mixes rows or draws noise of its own, a `local` that matches no tensor, a scale that is not > 0.
+        ValueError: a module that mixes rows or draws noise of its own, a `local` that matches no tensor, a scale that is not > 0,
+            local reparameterisation of weights that are not centred.
 
     >>> bayesian_network(nn.Linear(2, 3), local=["weight"], prior_scale="learned").__name__
     'bayesian_network'
     """
+    if local_reparameterisation and not centred:
+        raise ValueError("local_reparameterisation is of weights that the guide draws: it needs centred=True")
     net = frozen_copy(module)
     tensors = weights(net)
     priors = WeightPriors(
@@ -80,7 +88,8 @@ def bayesian_network(
         with batch.clients():
             own = priors.below(theta, scale)
             shared = {name: value for name, value in theta.items() if name not in own}
-            output = apply(net, own, shared, field(batch, x))
+            spread = spread_of(own, "w.", batch.key) if local_reparameterisation else None
+            output = apply(net, own, shared, field(batch, x), spread)
             with batch.data():
                 observe(y, label(output), batch)
 

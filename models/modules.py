@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+from hierfl import noise
+from hierfl.program import posterior_of
+from hierfl.trees import tree_map
 
 Local = str | Sequence[str] | Callable[[str], bool]
 RUNNING = ("running_mean", "running_var")
@@ -72,7 +81,46 @@ def _starts(prefix: str, name: str) -> bool:
     return name.startswith(prefix)
 
 
-def apply(module: nn.Module, own: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Tensor) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """What clients' own tensors are Normal about, for layers that draw what comes out of them in place of their weights.
+
+    Args:
+        loc: (C, 1, *shape) each.
+        scale: (C, 1, *shape) each.
+        key: (C, 2), of the noise.
+    """
+
+    loc: Mapping[str, Tensor]
+    scale: Mapping[str, Tensor]
+    key: Tensor
+
+
+class _Locally(TorchFunctionMode):
+    """Dense layers of one client whose outputs are drawn, each row's apart: Kingma, Salimans and Welling 2015, Eq. (6)."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], spread: Spread) -> None:
+        super().__init__()
+        self._names = {id(value): name for name, value in tensors.items() if name in spread.loc}
+        self._spread = spread
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not nn.functional.linear or id(args[1]) not in self._names:
+            return func(*args, **(kwargs or {}))
+        x, weight, bias = args[0], self._names[id(args[1])], args[2] if len(args) > 2 else None
+        of_bias = self._names.get(id(bias))
+        loc, scale = self._spread.loc, self._spread.scale
+        middle = func(x, loc[weight], bias if of_bias is None else loc[of_bias])
+        variance = func(x.square(), scale[weight].square(), None if of_bias is None else scale[of_bias].square())
+        key = noise.fold(self._spread.key, noise.word(f"out of {weight}"))
+        drawn = noise.normals(key, tuple(middle.shape), middle.dtype)
+        # at 0, where no input is lit, a root has no slope
+        return middle + variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt() * drawn
+
+
+def apply(
+    module: nn.Module, own: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Tensor, spread: Spread | None = None
+) -> Tensor:
     """The outputs of all rows, (C, B, K).
 
     Args:
@@ -80,12 +128,29 @@ def apply(module: nn.Module, own: Mapping[str, Tensor], shared: Mapping[str, Ten
         own: (C, 1, *shape) each.
         shared: (*shape) each.
         x: (C, B, ...).
+        spread: of own tensors; None: own tensors are taken as they are.
     """
+
+    def of_client(own: Mapping[str, Tensor], spread: Any, rows: Tensor) -> Tensor:
+        with nullcontext() if spread is None else _Locally(own, Spread(*spread)):
+            output: Tensor = functional_call(module, {**shared, **own}, (rows,))
+        return output
+
     if not own:
         output: Tensor = functional_call(module, dict(shared), (x.flatten(0, 1),)).unflatten(0, x.shape[:2])
-    elif len(x) == 1:  # a vmap inside the engine's would give the same numbers, 4 % later on a small network
-        output = functional_call(module, {**shared, **{name: value[0, 0] for name, value in own.items()}}, (x[0],))[None]
+        return output if output.dim() > 2 else output[..., None]
+    lanes = {name: value[:, 0] for name, value in own.items()}
+    about = None if spread is None else (*({n: v[:, 0] for n, v in of.items()} for of in (spread.loc, spread.scale)), spread.key)
+    if len(x) == 1:  # a vmap inside the engine's would give the same numbers, 4 % later on a small network
+        first = tree_map(lambda v: v[0], {"lanes": lanes, "about": about or ()})
+        output = of_client(first["lanes"], first["about"] or None, x[0])[None]
     else:
-        lanes = {name: value[:, 0] for name, value in own.items()}
-        output = torch.vmap(lambda w, rows: functional_call(module, {**shared, **w}, (rows,)))(lanes, x)
+        output = torch.vmap(of_client, in_dims=(0, None if about is None else 0, 0))(lanes, about, x)
     return output if output.dim() > 2 else output[..., None]
+
+
+def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
+    """The spread of the guide's own sites `site` + name, those that are Normal; None where there is no guide to ask, or none is."""
+    found = {name: getattr(posterior_of(site + name), "base_dist", None) for name in names}
+    normal = {name: fn for name, fn in found.items() if type(fn) is dist.Normal}
+    return Spread({n: fn.loc for n, fn in normal.items()}, {n: fn.scale for n, fn in normal.items()}, key) if normal else None
