@@ -32,7 +32,7 @@ from hierfl.workers import in_order
 Engine = Literal["vectorised", "sequential"]
 COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
 ROWS = "local-table.bin"  # what clients keep, in the folder of a run, where it is too much for memory
-FEWEST = 4  # clients worth a thread of their own: with fewer, starting each operation takes as long as doing it
+FEWEST = 4  # clients of a small network worth a thread: with fewer, starting each operation takes as long as doing it
 CHUNK_BYTES = 8 << 20  # what a chunk of clients may take: about what fits a core's cache with its gradients
 
 
@@ -67,16 +67,22 @@ class Federation:
     graphs: Graphs | None = None
 
     @property
+    def at_once(self) -> bool:
+        """Whether clients are carried under `torch.vmap`, be it one alone, and steps may be compiled."""
+        return self.engine == "vectorised" and self.program.keyed
+
+    @property
     def lanes(self) -> int:
         """Clients carried at once."""
-        if self.engine == "sequential" or not self.program.keyed:
+        if not self.at_once:
             return 1
         if self.chunk is not None:
             return self.chunk
         row = sum(v[:1].nbytes for v in self.data.fields.values())
         rows = max([p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count], default=1)
         state = sum(spec.start.nbytes for spec in self.program.params)
-        return max(8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
+        # starting a step one operation after another takes so long that it must be worth it
+        return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
 
     @property
     def alone(self) -> AbstractContextManager[object]:
@@ -86,14 +92,16 @@ class Federation:
     @property
     def threads(self) -> int:
         """Chunks of clients worked on at once, each on a core: only compiled steps run beside each other."""
-        return 1 if self.graphs is None or self.lanes == 1 else max(1, min(torch.get_num_threads(), self.cohort // FEWEST))
+        if self.graphs is None or not self.at_once:
+            return 1
+        return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.lanes)))
 
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
         """Clients in chunks of one size, if need be smaller ones: each size is compiled for itself.
 
         Where they ask for it, those with like numbers of rows (within a factor of 4) are carried together instead.
         """
-        if self.lanes > 1 and self.client.like_rows(message):
+        if self.at_once and self.client.like_rows(message):
             kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
             return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.lanes))
         threads = min(self.threads, len(ids))
@@ -196,7 +204,7 @@ def client_round(
     federation: Federation, phases: tuple[Phase, ...], message: Tree, own: Tree, ids: Tensor, round_: int
 ) -> tuple[dict[str, Any], Tree]:
     """One round of some clients: (what each sends, weighted, with the clients in front; what each keeps)."""
-    client, at_once = federation.client, federation.lanes > 1
+    client, at_once = federation.client, federation.at_once
     with federation.alone, pyro.validation_enabled(False):
         lane = over_clients(lambda own: client.start(message, own), at_once)(own, count=len(ids))
     for p, phase in enumerate(phases):
@@ -215,7 +223,7 @@ def client_round(
 def _worked(federation: Federation, at: tuple[int, int], phase: Phase, lane: Tree, message: Tree, ids: Tensor) -> Tree:
     """The lanes of some clients after a phase, which with the round says `at` what time it is."""
     data, seed = federation.data, federation.seed
-    if federation.graphs is None or federation.lanes == 1:
+    if federation.graphs is None or not federation.at_once:
         with pyro.validation_enabled(False):
             for batch, active in batches(data, ids, phase, seed=seed, at=at):
                 lane = _step(federation, phase, lane, message, batch, active)
@@ -236,7 +244,7 @@ def _weighted(share: Share | LogShare) -> Share | LogShare:
 
 def worth_compiling(federation: Federation, rounds: int) -> bool:
     """Whether a run is long enough to repay compiling its steps: one eager step is measured, and thrown away."""
-    if federation.lanes == 1:
+    if not federation.at_once:
         return False
     ids = torch.arange(min(federation.lanes, federation.cohort))
     calls = rounds * -(-federation.cohort // federation.lanes)
@@ -262,7 +270,7 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
 
 def _step(federation: Federation, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch, active: Tensor | None) -> Tree:
     """One local step of some clients, not compiled."""
-    moved = over_batch(lambda lane, b: phase.step(lane, message, b), federation.lanes > 1)(lane, batch)
+    moved = over_batch(lambda lane, b: phase.step(lane, message, b), federation.at_once)(lane, batch)
     return moved if active is None else _where(active, moved, lane)
 
 

@@ -83,7 +83,7 @@ def _each_client(
     """`one(params, own rows, rows asked of)` for every draw of every client: chunks of (ids (C,), trees (C, S, ...))."""
     data, program, client = federation.data, federation.program, federation.client
     at = (noise.word("posterior"),)
-    at_once = federation.lanes > 1
+    at_once = federation.at_once
     for ids in torch.arange(data.num_clients).split(min(federation.lanes, LANES)):
         batch = full_batch(data, ids, seed=seed, at=at)
         asked = labelled(batch if rows is None else full_batch(rows, ids, seed=seed, at=at), program)

@@ -87,7 +87,7 @@ def _each_newcomer(fit: Fit, rows: ClientData, score: Score, *, draws: int, seed
 
         with pyro.validation_enabled(False), torch.no_grad():
             try:
-                values = over_clients(partial(of_client, keyed=True), fit.federation.lanes > 1)(own, count=len(ids))
+                values = over_clients(partial(of_client, keyed=True), fit.federation.at_once)(own, count=len(ids))
             except NoKeyedDraw:  # a Gamma, say: drawn by torch itself, one client and one draw at a time
                 values = over_clients(partial(of_client, keyed=False), False)(own, count=len(ids))
         yield batch, values

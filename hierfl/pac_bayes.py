@@ -79,6 +79,6 @@ def pac_bayes(fit: Fit, *, draws: int = 20, seed: int = 0) -> PacBayes:
 
         own = tree_map(lambda v, ids=ids: v[ids], fit.progress.table)
         with pyro.validation_enabled(False), torch.no_grad():
-            found = over_clients(of_client, federation.lanes > 1)(own, rows, count=len(ids))
+            found = over_clients(of_client, federation.at_once)(own, rows, count=len(ids))
         nll, kl, shared = nll + float(found[:, 0].sum()), kl + float(found[:, 1].sum()), float(found[0, 2])
     return PacBayes(nll / data.num_rows, kl + shared, data.num_rows)
