@@ -246,7 +246,7 @@ def rows(found: Measured) -> list[tuple[str, ...]]:
     """A row a way, as text."""
     record, loops = found.record(), [way for way in found.seconds if way.startswith("loop")]
     best = [min(turn) for turn in zip(*(found.seconds[name] for name in loops), strict=True)]
-    out = []
+    out: list[tuple[str, ...]] = []
     for way, seconds in found.seconds.items():
         of, each = record[f"{found.workload} {way}"], [s / b for s, b in zip(seconds, best, strict=True)]
         vmap, rss = of["ratio_to_vmap_compile"], of["rss_mb"]
@@ -313,7 +313,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ways = args.way or (["FedAvg", "structured"] if args.quick else None)
     if ways is not None:
         ways = ["loop, 1 thread", "loop, 2 threads", *ways]
-    console, record, all_found = Console(width=130), {}, []
+    console, all_found = Console(width=130), []
+    record: dict[str, dict[str, float | None]] = {}
     for name in chosen:
         found = measure(
             name, turns=2 if args.quick else args.turns, block=0.5 if args.quick else 2.0, ways=ways, others=args.peers

@@ -2,9 +2,10 @@
 
 import os
 
-# Read when torch is first imported: how long a waiting thread spins before it sleeps. Spinning long loses the core to whoever else
-# wants it, not at all makes every small step wait for the scheduler. A compiled round of FedAvg on two cores, alone and beside a busy
-# process, in seconds: no spinning 0.11 and 0.08, 1000 turns 0.06 and 0.10, 3000 0.04 and 0.15, 30000 0.04 and 0.54.
+# Read when torch is first imported: how long a thread that waits for the others of one operation spins before it sleeps. Spinning
+# long loses the core to whoever else wants it, not at all makes every small operation wait for the scheduler. Compiled steps wait
+# for nobody (`hierfl.workers`); of what is left this is measured, in seconds a round on two cores, alone and beside a busy process:
+# no spinning 0.11 and 0.08, 1000 turns 0.06 and 0.10, 3000 0.04 and 0.15, 30000 0.04 and 0.54.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

@@ -92,6 +92,33 @@ def test_the_passes_keep_the_numbers_and_write_no_gradient() -> None:
     assert called(traced, torch.ops.aten.bmm.default) == called(traced, torch.ops.aten.mul.Tensor) == 0
 
 
+def pulled(w: Tensor, near: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A step on a loss with a prior about `near`, and weight decay."""
+    return 0.99 * w - 0.01 * (torch.bmm(a, b) + 15.0 * (w - near))
+
+
+def test_a_priors_pull_rides_too() -> None:
+    inputs = torch.randn(3, 5, 7), torch.randn(5, 7), torch.randn(3, 5, 4), torch.randn(3, 4, 7)
+    traced = make_fx(pulled)(*inputs)
+    passes.mend(traced)
+    torch.testing.assert_close(traced(*inputs), pulled(*inputs))
+    assert called(traced, passes.add_product) == 1
+    assert called(traced, torch.ops.aten.bmm.default) == 0
+    torch.testing.assert_close(graph.Graphs().run("step", pulled, *inputs, give=True), pulled(*inputs))
+
+
+def test_the_gradient_of_the_only_place_is_a_view() -> None:
+    def step(w: Tensor, x: Tensor) -> Tensor:  # a lane's weight stands in a plate of one client
+        return w - 0.1 * torch.func.grad(lambda w: (torch.bmm(x, w[:, 0]).square()).sum())(w)
+
+    inputs = torch.randn(3, 1, 5, 7), torch.randn(3, 4, 5)
+    traced = make_fx(step)(*inputs)
+    passes.mend(traced)
+    assert called(traced, torch.ops.aten.select_backward.default) == 0
+    assert called(traced, passes.add_product) == 1
+    torch.testing.assert_close(traced(*inputs), step(*inputs))
+
+
 def test_a_gradient_that_is_used_twice_is_left_alone() -> None:
     def step(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         product = torch.bmm(a, b)
