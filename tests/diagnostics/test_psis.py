@@ -21,6 +21,7 @@ from hierfl.diagnostics import corrected
 from hierfl.diagnostics.psis import own_k_hat, posterior_weights
 from hierfl.diagnostics.weighing import weigh
 from hierfl.fitted import Fit
+from hierfl.groups import log_likelihoods
 from hierfl.guides.shared import positive
 from hierfl.methods import fedlaplace, fedsvi
 from hierfl.methods.laplace_server import normal_params
@@ -150,6 +151,20 @@ def test_one_number_a_draw_leaves_a_client_and_they_add_up() -> None:
 
 def fit_of(fitted: Fit, name: str) -> Fit:
     return fitted._of_rows(fitted.federation.data.select([name]))
+
+
+def test_a_networks_weights_are_those_of_its_draws() -> None:
+    """Where an ELBO takes the mean over a dense layer's weights at once, a weight must not: it is of one draw."""
+    data = federation().with_fields(y=federation().fields["visits"].long() % 2)
+    model = hierfl.models.bayesian_network(torch.nn.Linear(2, 2), prior_loc=0.0, prior_scale=0.5, local_reparameterisation=True)
+    fitted = fit(fedsvi(model, guides.mean_field), data, rounds=3)
+    found = weigh(fitted, 60, inner=1)
+    wanted = torch.stack([part.sum(1) for part in log_likelihoods(fitted, found.draws)["y"].split(data.counts.tolist(), 1)], 1)
+    for site, w in found.draws.own.items():
+        own = fitted.progress.table["mean"]
+        loc, scale = own[f"{site}.loc"].reshape(w[0].shape), transform_to(positive)(own[f"{site}.scale"]).reshape(w[0].shape)
+        wanted = wanted + (dist.Normal(0.0, 0.5).log_prob(w) - dist.Normal(loc, scale).log_prob(w)).flatten(2).sum(-1)
+    close(found.log_own, wanted)
 
 
 def test_engines_agree() -> None:
