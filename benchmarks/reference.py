@@ -25,6 +25,7 @@ from rich.table import Table
 import hierfl
 from benchmarks.reference_models import PROBLEMS, Bar, Draws, Problem, Way, all_sites
 from hierfl.datasets import Summary
+from hierfl.diagnostics import corrected
 
 Entries = dict[str, NDArray[np.float64]]  # site -> one number for each of its entries
 
@@ -108,8 +109,8 @@ class Result:
         }
 
 
-def measure(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: int = 0) -> Result:
-    """Fit a problem one way, and compare the posterior with the reference.
+def measure(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: int = 0, correct: bool = False) -> Result:
+    """Fit a problem one way, and compare the posterior with the reference, its draws corrected by Pareto-smoothed weights if asked.
 
     Steps are not compiled: of programs this small, a graph takes longer to make (40 to 100 s) than the rounds to run.
     """
@@ -125,7 +126,7 @@ def measure(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: i
     began = time.perf_counter()
     fit = hierfl.fit(method, problem.data(), rounds=way.rounds, seed=seed, cohort=way.cohort, compile=False)
     seconds = time.perf_counter() - began
-    drawn = fit.draws(way.draws, seed=seed)
+    drawn = corrected(fit, way.draws, seed=seed).draws if correct else fit.draws(way.draws, seed=seed)
     errors = compare(problem.effects(all_sites(drawn.shared, drawn.own)), truth)
     return Result(errors, seconds, way.rounds, tuple(errors.broken(way.bars)) if way.bars else None)
 
@@ -231,12 +232,12 @@ def run(problem: Problem, args: argparse.Namespace) -> dict[str, Any]:
     for name, way in chosen.items():
         changed = {"rounds": args.rounds, "cohort": args.cohort, "draws": args.draws}
         mine = replace(way, **{k: v for k, v in changed.items() if v is not None})
-        results[name] = measure(mine, problem, truth, seed=args.seed)
+        results[name] = measure(mine, problem, truth, seed=args.seed, correct=args.correct is not None)
     console.print(table(problem, results))
     for name, result in results.items():
         for line in result.broken or ():
             console.print(f"{name}: {line}")
-    record: dict[str, Any] = {"reference": problem.name, "seed": args.seed}
+    record: dict[str, Any] = {"reference": problem.name, "seed": args.seed, "correct": args.correct}
     if args.nuts:
         scores = agreement(cached_nuts(problem, again=True), truth)
         record["nuts_mean_error_mcse"] = {site: round(float(z.max()), 2) for site, z in scores.items()}
@@ -254,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cohort", type=float, help="share of the clients in a round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draws", type=int, help="of the posterior, instead of the guide's own")
+    parser.add_argument("--correct", choices=["psis"], help="weigh the guide's draws until they are the posterior's")
     parser.add_argument("--nuts", action="store_true", help="run pooled NUTS of the same program anew, and compare it too")
     args = parser.parse_args(argv)
     if args.all == bool(args.name):

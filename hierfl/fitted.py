@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import torch
 
-from hierfl import saved
+from hierfl import groups, saved
 from hierfl.batch import full_batch
 from hierfl.data import ClientData
+from hierfl.diagnostics import AgainstNuts, against_nuts, corrected
 from hierfl.engine import Federation, Progress, adapt
 from hierfl.federation import about
 from hierfl.fields import check_finite, check_labels
-from hierfl.inference import Draws, posterior_draws, predict
+from hierfl.groups import EXPAND
+from hierfl.inference import Draws, posterior_draws, predict, prior_draws
 from hierfl.method import Clock, Method
-from hierfl.posterior import to_arviz
 from hierfl.prediction import Prediction
 from hierfl.program import Program
 from hierfl.table import subset
@@ -67,14 +69,118 @@ class Fit:
         """Draws of the latent sites as tensors: shared (S, *shape), own (S, N, *shape)."""
         return posterior_draws(self.federation, self.message, self.progress.table, draws=draws, seed=seed)
 
-    def posterior(self, draws: int = 1000, *, seed: int = 0) -> InferenceData:
-        """Draws of the latent sites as ArviZ's InferenceData, local ones with a `client` dimension and the clients' names.
+    def posterior(
+        self,
+        draws: int = 1000,
+        *,
+        seed: int = 0,
+        sites: Collection[str] | None = None,
+        expand: int = EXPAND,
+        correct: Literal["psis"] | None = None,
+        log_likelihood: bool = False,
+    ) -> InferenceData:
+        """Draws of the latent sites in ArviZ: InferenceData, or DataTree with ArviZ 1.
+
+        Local sites have a `client` dimension and the clients' names, features theirs. A network of more than `expand` numbers is
+        not written out but summarised by layer: `<network>_mean`, `_sd`, `_rms` and `_largest` with a dimension
+        `<network>_layer`. Attributes say what was run.
 
         Args:
             draws: S.
             seed: of the draws.
+            sites: only these, written out however large they are.
+            expand: numbers that a network may have, a client's or the global one, to be written out.
+            correct: "psis": the guide's draws are weighed and resampled until they are the posterior's, by one round more in
+                which each client returns a number a draw (`hierfl.diagnostics.corrected`); None: they are the guide's.
+            log_likelihood: also the groups `log_likelihood`, at each row, and `observed_data`: what az.loo and az.waic ask for.
+
+        Raises:
+            KeyError: a site was asked for that there is not.
+            ValueError: draws below 1; weights of a guide without a density; likelihoods of rows without labels.
         """
-        return to_arviz(self, self.draws(draws, seed=seed))
+        if draws < 1:
+            raise ValueError(f"draws is {draws}: it must be 1 or more")
+        if correct not in (None, "psis"):
+            raise ValueError(f"correct is {correct!r}: 'psis', or None")
+        about_draws: dict[str, Any] = {
+            "approximation": "draws of a fitted guide, not of a Markov chain: r_hat and ess do not judge them"
+        }
+        if correct is None:
+            found = groups.drawn_groups(self, draws, seed=seed, sites=sites, expand=expand)
+            latents = self.draws(draws, seed=seed) if log_likelihood else None
+        else:
+            weighed = corrected(self, draws, seed=seed)
+            latents = weighed.draws
+            found = groups.given_groups(self, "posterior", latents, sites=sites, expand=expand)
+            about_draws = {
+                "approximation": "draws of a fitted guide, resampled by Pareto-smoothed weights, some several times",
+                "k_hat": weighed.k_hat,
+                "k_hat_guide": weighed.k_hat_guide,
+                "k_hat_clients": weighed.k_hat_clients.to_numpy(),
+                "effective_draws": weighed.effective,
+                "proposals": weighed.proposals,
+                "bytes_up_psis": weighed.proposals * len(self.clients) * torch.get_default_dtype().itemsize,
+                "log_evidence": weighed.log_evidence,
+            }
+        if log_likelihood and latents is not None:
+            found.rows("log_likelihood", groups.log_likelihoods(self, latents), self.federation.data)
+            found.rows("observed_data", groups.observed(self, self.federation.data), self.federation.data)
+        return found.arviz({**groups.attributes(self, seed), **about_draws})
+
+    def posterior_predictive(self, draws: int = 500, *, rows: ClientData | None = None, seed: int = 0) -> InferenceData:
+        """Labels drawn from the posterior predictive distribution, in ArviZ: groups `posterior_predictive` and `observed_data`.
+
+        Args:
+            draws: S, one label of each row a draw of the latent sites.
+            rows: of clients that were fitted, by name; None: the rows they were fitted to.
+            seed: of the draws.
+
+        Raises:
+            KeyError: a client that was not fitted.
+            ValueError: a field is missing, or holds NaN; draws below 1.
+        """
+        if draws < 1:
+            raise ValueError(f"draws is {draws}: it must be 1 or more")
+        asked = self.federation.data if rows is None else rows
+        few = self._of_rows(asked)
+        found = groups.Groups(few)
+        found.rows("posterior_predictive", groups.sampled(few, few.draws(draws, seed=seed), asked, seed), asked)
+        known = groups.observed(few, asked)
+        if known:
+            found.rows("observed_data", known, asked)
+        return found.arviz(groups.attributes(self, seed))
+
+    def prior(
+        self,
+        draws: int = 500,
+        *,
+        seed: int = 0,
+        sites: Collection[str] | None = None,
+        expand: int = EXPAND,
+        predictive: bool = False,
+    ) -> InferenceData:
+        """Draws of the latent sites from the model's own prior, params that it learns where they are, in ArviZ: group `prior`.
+
+        Args:
+            draws: S.
+            seed: of the draws.
+            sites: only these, written out however large they are.
+            expand: as `posterior`'s.
+            predictive: also a label of each row, the groups `prior_predictive` and `observed_data`.
+
+        Raises:
+            KeyError: a site was asked for that there is not.
+            ValueError: draws below 1.
+        """
+        if draws < 1:
+            raise ValueError(f"draws is {draws}: it must be 1 or more")
+        drawn = prior_draws(self.federation, self.message, self.progress.table, draws=draws, seed=seed)
+        found = groups.given_groups(self, "prior", drawn, sites=sites, expand=expand)
+        if predictive:
+            data = self.federation.data
+            found.rows("prior_predictive", groups.sampled(self, drawn, data, seed), data)
+            found.rows("observed_data", groups.observed(self, data), data)
+        return found.arviz(groups.attributes(self, seed))
 
     def predict(self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0) -> Prediction:
         """The posterior predictive distribution of each row, by its own client's posterior; labels may be absent.
@@ -90,14 +196,18 @@ class Fit:
             ValueError: a field is missing, or holds NaN; or the model observes several sites, and none is chosen.
         """
         site = self.program.observed_site(site)
+        few = self._of_rows(rows)
+        return predict(few.federation, self.message, few.progress.table, rows, site=site, draws=draws, seed=seed)
+
+    def _of_rows(self, rows: ClientData) -> Fit:
+        """The fit of those clients that some rows are of, in the order of the rows."""
         unknown = [name for name in rows.names if name not in set(self.clients)]
         if unknown:
             raise KeyError(f"client '{unknown[0]}' was not fitted: infer it first, fit.personalise(its data).predict(...)")
         self.check_rows(rows, self.program.reads.model)
         ids = self.federation.data.index(rows.names)
         few = replace(self.federation, data=self.federation.data.select(ids))
-        table = subset(self.progress.table, ids)
-        return predict(few, self.message, table, rows, site=site, draws=draws, seed=seed)
+        return replace(self, federation=few, progress=replace(self.progress, table=subset(self.progress.table, ids)))
 
     def personalise(self, data: ClientData, *, rounds: int = 200) -> Fit:
         """Infer the local sites of clients never seen, global params fixed: a Fit of those clients.
@@ -114,6 +224,20 @@ class Fit:
         self._check_labels_given(federation)
         table = adapt(federation, self.progress.server, rounds)
         return replace(self, federation=federation, progress=replace(self.progress, table=table))
+
+    def check(self, against: Literal["nuts"] = "nuts", **options: Any) -> AgainstNuts:
+        """How far the posterior is from NUTS on all rows together, of the same program: `hierfl.diagnostics.against_nuts`.
+
+        Args:
+            against: "nuts".
+            **options: `draws`, `warmup`, `chains`, `seed`, `correct`, `reference`, as there.
+
+        Raises:
+            ValueError: another word for `against`, or as there.
+        """
+        if against != "nuts":
+            raise ValueError(f"against is {against!r}: only 'nuts' there is")
+        return against_nuts(self, **options)
 
     def save(self, folder: str | Path, *, with_data: bool = True) -> None:
         """Write everything to a folder: what is global, and apart from it, under `local`, what is the clients' own.

@@ -130,6 +130,11 @@ def pareto_fit(excess: Array) -> tuple[float, float]:
 
 def resampled(points: Tensor, log_weights: Tensor, count: int) -> Tensor:
     """`count` of the points (S, K), as often as their weights say: systematic resampling, which adds the least noise."""
+    return points[chosen(log_weights, count)]
+
+
+def chosen(log_weights: Tensor, count: int) -> Tensor:
+    """Which of S points, whose log weights are given, stand for them all when there are `count`: (count,) int64, ascending."""
     sums = torch.cumsum(log_weights.double().exp(), 0)
     at = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    return points[torch.searchsorted(sums / sums[-1], at).clamp(max=len(points) - 1)]
+    return torch.searchsorted(sums / sums[-1], at).clamp(max=len(sums) - 1)

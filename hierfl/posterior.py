@@ -1,56 +1,123 @@
-"""The only room that imports ArviZ: 0.23's InferenceData on Python 3.11, 1.x's DataTree on 3.12 and later."""
+"""The only room that imports ArviZ: 0.x's InferenceData on Python 3.11, 1.x's DataTree on 3.12 and later.
+
+Arrays in, ArviZ out: it needs neither torch nor the rest of hierfl, so that arrays saved on one machine become a posterior on another.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import arviz as az
 import numpy as np
+import xarray as xr
 
-from hierfl.inference import Draws
+Arrays = Mapping[str, Any]  # variable -> array
+SAMPLE = ("chain", "draw")
+WITHOUT_DRAWS = ("observed_data", "constant_data")
+DATA_TREE = int(version("arviz").split(".")[0]) >= 1  # asking for az.InferenceData does not tell: 1.x answers, with a warning
 
-if TYPE_CHECKING:
-    from hierfl.fitted import Fit
 
+def arviz_of(
+    groups: Mapping[str, Arrays],
+    dims: Mapping[str, Sequence[str]],
+    coords: Mapping[str, Any],
+    attributes: Mapping[str, Any] | None = None,
+) -> Any:
+    """Arrays as ArviZ holds them.
 
-def to_arviz(fit: Fit, draws: Draws) -> Any:
-    """Draws as ArviZ holds them: chain, draw, `client` for local sites with the clients' names, features where they fit.
+    Args:
+        groups: "posterior", "log_likelihood", ... -> variable -> array: (S, *shape), or in "observed_data" (*shape).
+        dims: variable -> the names of the dimensions of *shape; a variable that has none is not named.
+        coords: dimension -> labels; or name -> (dimension, labels), labels beside those of the dimension itself.
+        attributes: of every group.
 
-    Attributes say that the draws are of an approximation: r-hat and effective sample size, which judge chains, say nothing of it.
+    Returns:
+        An InferenceData, or with ArviZ 1 a DataTree, of one chain.
+
+    Raises:
+        ValueError: a variable of the same name as a dimension, or with another number of dimensions than it has names for.
+
+    >>> found = arviz_of({"posterior": {"w": np.zeros((5, 2))}}, {"w": ["client"]}, {"client": ["north", "south"]})
+    >>> found["posterior"]["w"].dims
+    ('chain', 'draw', 'client')
     """
-    data = fit.federation.data
-    variables = {name: value.numpy()[None] for name, value in {**draws.shared, **draws.own}.items()}
-    dims: dict[str, list[str]] = {}
-    coords: dict[str, list[Any]] = {"client": list(data.names)}
-    for name, value in variables.items():
-        local = name in draws.own
-        lead = ["client"] if local else []
-        own = value.shape[2 + len(lead) :]
-        names: list[str] = []
-        for i, size in enumerate(own):
-            label = _feature_dim(data.features, size)
-            names.append(f"{name}_dim_{i}" if label is None or label in names else label)  # no dimension twice
-        for label, size in zip(names, own, strict=True):
-            coords.setdefault(label, list(data.features.get(label) or range(size)))
-        dims[name] = [*lead, *names]
-    attributes = {
-        "inference_library": "hierfl",
-        "inference_library_version": version("hierfl"),
-        "method": fit.method.name,
-        "approximation": "draws of a fitted guide, not of a Markov chain: r_hat and ess do not judge them",
-        "seed": fit.federation.seed,
-        "rounds": fit.progress.round,
-        "bytes_up": int(np.sum([r.get("bytes_up", 0) for r in fit.progress.history])),
-        "bytes_down": int(np.sum([r.get("bytes_down", 0) for r in fit.progress.history])),
-    }
-    from_dict: Any = az.from_dict
-    if hasattr(az, "InferenceData"):
-        return from_dict(posterior=variables, dims=dims, coords=coords, posterior_attrs=attributes)
-    return from_dict({"posterior": variables}, dims=dims, coords=coords, attrs={"posterior": attributes})
+    sets = {group: _dataset(group, arrays, dims, coords, attributes or {}) for group, arrays in groups.items()}
+    if DATA_TREE:
+        tree: Any = xr.DataTree
+        return tree.from_dict(sets)
+    container: Any = az.InferenceData
+    return container(**sets)
 
 
-def _feature_dim(features: Any, size: int) -> str | None:
-    """The field whose named columns a dimension of this size is of, if there is exactly one."""
-    of_size = [name for name, labels in features.items() if len(labels) == size]
-    return of_size[0] if len(of_size) == 1 else None
+def _dataset(group: str, arrays: Arrays, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Any], attributes: Any) -> Any:
+    lead: tuple[str, ...] = () if group in WITHOUT_DRAWS else SAMPLE
+    taken = {*SAMPLE, *coords}
+    variables = {}
+    for name, value in arrays.items():
+        named = (*lead, *dims.get(name, ()))
+        array = np.asarray(value)[None] if lead else np.asarray(value)
+        if name in taken:
+            raise ValueError(f"site '{name}' has the name of a dimension: rename the site")
+        if array.ndim != len(named):
+            raise ValueError(f"'{name}' of {group} has shape {array.shape}, and dimensions {', '.join(named)}: one name each")
+        variables[name] = (named, array)
+    used = {dim: size for named, array in variables.values() for dim, size in zip(named, array.shape, strict=True)}
+    labels: dict[str, Any] = {dim: np.arange(size) for dim, size in used.items()}
+    for name, values in coords.items():
+        beside = isinstance(values, tuple)
+        if (values[0] if beside else name) in used:
+            labels[name] = (values[0], np.asarray(values[1])) if beside else np.asarray(values)
+    return xr.Dataset(variables, coords=labels, attrs=dict(attributes))
+
+
+@dataclass(frozen=True, eq=False)
+class Elpd:
+    """ArviZ's leave-one-out estimate, under one set of names.
+
+    Args:
+        elpd: the expected log predictive density of what is left out, summed, nats.
+        se: its standard error.
+        p: the effective number of parameters.
+        each: (n,) its summands.
+        k_hat: (n,) of each.
+        arviz: ArviZ's own answer.
+    """
+
+    elpd: float
+    se: float
+    p: float
+    each: Any
+    k_hat: Any
+    arviz: Any
+
+
+def elpd_of(log_likelihood: Any) -> Elpd:
+    """Leave-one-out by Pareto-smoothed weights (Vehtari, Gelman and Gabry 2017, arXiv:1507.04544).
+
+    Args:
+        log_likelihood: (S, n) of what is left out, one after another.
+    """
+    tree = arviz_of(
+        {"posterior": {"at": np.zeros(len(log_likelihood))}, "log_likelihood": {"y": log_likelihood}}, {"y": ["i"]}, {}
+    )
+    loo: Any = az.loo
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of high k-hats, which are in the answer
+        found = loo(tree, pointwise=True, reff=1.0)
+    each, total, p = (found.elpd_i, found.elpd, found.p) if DATA_TREE else (found.loo_i, found.elpd_loo, found.p_loo)
+    return Elpd(float(total), float(found.se), float(p), np.asarray(each), np.asarray(found.pareto_k), found)
+
+
+def compared(found: Mapping[str, Elpd]) -> Any:
+    """`az.compare` as a frame: rank, elpd, p, elpd_diff, weight, se, dse by name, the best first."""
+    compare: Any = az.compare
+    given = {name: one.arviz for name, one in found.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        table = compare(given, round_to="none") if DATA_TREE else compare(given)
+    table = table.rename(columns={"elpd_loo": "elpd", "p_loo": "p"})
+    return table[["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyro
@@ -169,13 +169,29 @@ class Program:
             batch: the rows that are scored.
             support: other rows of the same clients, that the guide reads; None: those that are scored.
         """
+        return self._terms(*self._traces(params, batch, batch if support is None else support), batch)
+
+    def weighed(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
+        """One draw of every latent and deterministic site, and its terms at that draw, of which none is a mean in closed form.
+
+        Minus their sum is log p(draw, rows) - log q(draw): the log of the weight that makes the guide's draws the posterior's.
+        """
+        guide, model = self._traces(params, batch, batch, tell=False)  # a likelihood that is a mean over q would be no density
+        names = [*(site.name for site in self.latents.sites), *self.derived]
+        at_draw = replace(self, closed=frozenset())
+        return {name: model.nodes[name]["value"] for name in names}, at_draw._terms(guide, model, batch)
+
+    def _traces(self, params: Params, batch: ClientBatch, support: ClientBatch, *, tell: bool = True) -> tuple[Any, Any]:
         with Answer(params, batch):
-            guide = poutine.trace(self.guide).get_trace(batch if support is None else support)
-            told = _POSTERIOR.set({name: site["fn"] for name, site in samples(guide)})
+            guide = poutine.trace(self.guide).get_trace(support)
+            told = _POSTERIOR.set({name: site["fn"] for name, site in samples(guide)} if tell else None)
             try:
                 model = poutine.trace(poutine.replay(self.model, guide)).get_trace(batch)
             finally:
                 _POSTERIOR.reset(told)
+        return guide, model
+
+    def _terms(self, guide: Any, model: Any, batch: ClientBatch) -> Terms:
         total = Terms(*(torch.zeros(n, device=batch.counts.device) for n in (batch.num_clients, batch.num_clients, 1)))
         nll, local_kl, global_kl = total.nll, total.local_kl, total.global_kl.squeeze(0)
         for name, site in samples(model):

@@ -79,6 +79,16 @@ def test_pooled_nuts_of_radon_agrees_within_its_error() -> None:
     assert scores.max() < 4.5 and np.median(scores) < 1.2
 
 
+@pytest.mark.slow
+@needs_files
+@at_length()
+@pytest.mark.parametrize("seed", [0, 1])
+def test_weights_bring_the_hospitals_within_a_fifth_of_a_standard_deviation(seed: int) -> None:
+    way = replace(HOSPITALS.ways["conditional"], draws=2000)
+    found = bench.measure(way, HOSPITALS, bench.truth_of(HOSPITALS), seed=seed, correct=True)
+    assert found.errors.of("mean").max() < 0.2
+
+
 # ------------------------------------------------------------------------------------------------ the benchmark itself
 def summary(mean: float, sd: float, mcse: float | None = None) -> Summary:
     return Summary(np.array([mean]), np.array([sd]), None if mcse is None else np.array([mcse]))

@@ -1,0 +1,168 @@
+"""Leave-one-out: how well a fit would have predicted a row, or a client, that it had not seen, without fitting it anew.
+
+By row, p(y_i | all other rows), client and global sites as they are. By client, p(y_k | all other clients) = E[p(y_k | z)] over the
+posterior of the global sites z without client k, its own sites integrated out:
+
+    p(y_k | z) = integral p(y_k, w | z) dw,    estimated as the mean of p(y_k, w | z) / q(w | z) over draws of the guide.
+
+Either way draws given all data are weighed by one over the likelihood of what is left out, and the weights smoothed.
+
+Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; by group with the group's own effects integrated out, Merkle, Furr and
+Rabe-Hesketh 2019, arXiv:1802.04452.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from hierfl.diagnostics.psis import FEWEST, K_HAT, ROUNDS, corrected, in_rounds
+from hierfl.diagnostics.weighing import INNER, check_labelled, weigh
+from hierfl.groups import log_likelihoods, observed
+from hierfl.importance import chosen
+from hierfl.posterior import Elpd, compared, elpd_of
+
+if TYPE_CHECKING:
+    from hierfl.fitted import Fit
+
+By = Literal["row", "client"]
+
+
+@dataclass(frozen=True, eq=False)
+class Loo:
+    """Leave-one-out of a fit.
+
+    Args:
+        by: what is left out, "row" or "client".
+        elpd: expected log predictive density, summed over all that is left out, nats; higher is better.
+        se: its standard error.
+        p: the effective number of parameters.
+        table: what is left out -> `elpd`, `k_hat` (from 0.7 on not to be trusted: fit without it instead); of rows also `client`.
+        arviz: the same, as ArviZ has it, for its own functions.
+        data: a hash of the labels, so that no two are compared that are of other data.
+    """
+
+    by: By
+    elpd: float
+    se: float
+    p: float
+    table: pd.DataFrame
+    arviz: Elpd
+    data: str
+
+    def __repr__(self) -> str:
+        """The estimate and what is wrong with it."""
+        bad = f"{int((self.table['k_hat'] >= K_HAT).sum())} of {len(self.table)} with k-hat above {K_HAT}"
+        return f"Loo(by {self.by}: elpd {self.elpd:.1f} ± {self.se:.1f}, p {self.p:.1f}, {bad})"
+
+
+def loo(
+    fit: Fit,
+    by: By = "row",
+    *,
+    site: str | None = None,
+    draws: int = 2000,
+    inner: int = INNER,
+    correct: Literal["psis"] | None = None,
+    seed: int = 0,
+) -> Loo:
+    """Leave-one-out by Pareto-smoothed weights; a warning where it is not to be trusted.
+
+    Args:
+        fit: of labelled clients.
+        by: what is left out, "row" or "client".
+        site: by row, the observed site; None: the model's, if it has one alone. By client, all of them count.
+        draws: S, of the posterior.
+        inner: by client, draws of its own sites that its likelihood is a mean over.
+        correct: "psis": the guide's draws are first weighed until they are the posterior's; None: they are taken as they are.
+        seed: of the draws.
+
+    Raises:
+        ValueError: fewer than 100 draws; no labels; a guide whose draws do not vary; by client, a guide of its own sites without a
+            density.
+        KeyError: the model observes no such site.
+    """
+    if draws < FEWEST:
+        raise ValueError(f"draws is {draws}: a tail is fitted to the largest weights, which takes {FEWEST} draws or more")
+    if by not in ("row", "client"):
+        raise ValueError(f"by is {by!r}: 'row' or 'client'")
+    check_labelled(fit)
+    likelihood = _of_clients(fit, draws, inner, correct, seed) if by == "client" else _of_rows(fit, site, draws, correct, seed)
+    if bool((likelihood == likelihood[:1]).all()):
+        raise ValueError(
+            f"all draws of '{fit.method.name}' are the same point: without a posterior there is nothing to leave a {by} out of; "
+            f"fit with a guide that spreads (guides.conditional, structured, mean_field), or score held-out rows"
+        )
+    found = elpd_of(likelihood.detach().double().numpy())
+    table = pd.DataFrame({"elpd": found.each, "k_hat": found.k_hat}, index=pd.RangeIndex(len(found.each), name="row"))
+    data = fit.federation.data
+    if by == "client":
+        table.index = pd.Index(fit.clients, name="client")
+    else:
+        table.insert(0, "client", np.asarray(data.names)[data.row_client.numpy()])
+    bad = table.index[table["k_hat"] >= K_HAT]
+    if len(bad):
+        which = f"{by} '{bad[0]}'" if by == "client" else f"row {bad[0]}"
+        warnings.warn(
+            f"{len(bad)} of {len(table)} {by}s have a k-hat above {K_HAT} ({which}, ...): without them the posterior would be too far "
+            f"from what it is for weights to say how far; fit without them where it matters",
+            stacklevel=2,
+        )
+    return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))
+
+
+def _of_rows(fit: Fit, site: str | None, draws: int, correct: str | None, seed: int) -> Tensor:
+    site = fit.program.observed_site(site)
+    drawn = fit.draws(draws, seed=seed) if correct is None else corrected(fit, draws, seed=seed).draws
+    return log_likelihoods(fit, drawn)[site]
+
+
+def _of_clients(fit: Fit, draws: int, inner: int, correct: str | None, seed: int) -> Tensor:
+    """Log p(y_k | z) at draws of z, (S, N)."""
+    if correct is None:
+        return weigh(fit, draws, inner=inner, seed=seed, shared=False).log_own
+    found, weights, _, _ = in_rounds(fit, max(2 * draws, 4000), inner=inner, rounds=ROUNDS, enough=draws, seed=seed)
+    return found.log_own[chosen(weights.log, draws)]
+
+
+def _hash(fit: Fit) -> str:
+    labels = observed(fit, fit.federation.data)
+    found = hashlib.sha256(repr(fit.clients).encode())
+    for site in sorted(labels):
+        found.update(labels[site].double().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def compare(fits: Mapping[str, Fit | Loo], by: By = "row", *, draws: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """Fits of the same data side by side by leave-one-out, the best first: `az.compare`.
+
+    Args:
+        fits: name -> a fit, or what `loo` says of it.
+        by: what is left out of the fits.
+        draws: of each posterior.
+        seed: of the draws.
+
+    Returns:
+        rank, elpd, p, elpd_diff (to the best), weight (stacking, Yao et al. 2018), se, dse (of the difference) by name.
+
+    Raises:
+        ValueError: fewer than two, other data, or rows left out of one and clients of another; or as `loo`.
+    """
+    if len(fits) < 2:
+        raise ValueError(f"{len(fits)} fit to compare: give two or more, compare({{name: fit, ...}})")
+    found = {name: one if isinstance(one, Loo) else loo(one, by, draws=draws, seed=seed) for name, one in fits.items()}
+    first, of_first = next(iter(found.items()))
+    for name, one in found.items():
+        if one.by != of_first.by:
+            raise ValueError(f"'{first}' leaves out one {of_first.by} at a time, '{name}' one {one.by}: they do not compare")
+        if one.data != of_first.data:
+            raise ValueError(f"'{first}' and '{name}' are fitted to other rows: leave-one-out compares fits of the same data")
+    table: pd.DataFrame = compared({name: one.arviz for name, one in found.items()})
+    return table

@@ -1,0 +1,95 @@
+"""Against pooled NUTS: a fit that is right is found so, one that is off is found so and by how much, and NUTS itself is judged."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from hierfl import guides
+from hierfl.batch import ClientBatch
+from hierfl.diagnostics import AgainstNuts, against_nuts
+from hierfl.methods import fedlaplace, fedsvi
+from hierfl.pooled import Reference
+from hierfl.program import ProgramError
+from tests.diagnostics.test_psis import planted
+from tests.programs import exact, federation, fit, means, slopes, three
+from tests.test_pvi import close
+
+
+@pytest.mark.filterwarnings("ignore:NUTS itself has not settled")
+def test_an_exact_fit_is_found_right() -> None:
+    fitted = fit(fedlaplace(means, corrections=0, radius=10.0, points=4), three(), rounds=4)
+    found = fitted.check(against="nuts", draws=300, warmup=150, chains=1)
+    assert isinstance(found, AgainstNuts) and list(found.table.index) == ["g", "b"]
+    assert found.table["numbers"].tolist() == [1, 3]
+    assert found.table["mean_off"].max() < 0.3 and found.table["sd_ratio_min"].min() > 0.75
+    assert found.entries.loc[found.entries["site"] == "b", "client"].tolist() == list(fitted.clients)
+    again = fitted.check(reference=found.reference)
+    assert again.table["mean_off"].max() < 0.3, "NUTS is not run again"
+
+
+def true_draws(count: int = 4000) -> Reference:
+    """Draws of the exact posterior of `slopes`, as NUTS would give them."""
+    known = exact(federation(), "slopes")
+    g = dist.MultivariateNormal(known.loc, known.cov).sample((count,))
+    given = dist.MultivariateNormal(torch.zeros(2), known.given_cov).sample((count,))
+    b = known.own_loc + ((g - known.loc)[:, None, None] * known.given_slope).sum(-1) + given
+    return Reference({"g": g}, {"b": b}, {"g": 1.0, "b": 1.0}, 0.0)
+
+
+def test_what_is_off_is_found_with_its_size() -> None:
+    found = against_nuts(planted(shift=0.5, wide=0.6, own={"east": 1.5}), draws=1000, reference=true_draws())
+    of_g = found.entries[found.entries["site"] == "g"]
+    close(torch.tensor(of_g["sd_ratio"].to_numpy()), torch.full((2,), 0.6), 0.05)
+    assert of_g["difference"].iloc[0] == pytest.approx(0.5, abs=0.08)
+    assert found.table.loc["g", "mean_off"] == of_g["difference"].abs().max()
+    assert "Means are within 0." in found.verdict and "of NUTS' standard deviations (worst: '" in found.verdict
+    mended = against_nuts(planted(shift=0.5, wide=1.2), draws=1000, reference=true_draws(), correct="psis")
+    assert mended.table["mean_off"].max() < 0.15
+
+
+def learned(batch: ClientBatch) -> None:
+    """A scale that is learned, not inferred."""
+    scale = pyro.param("scale", torch.tensor(1.0), constraint=dist.constraints.positive)
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(torch.zeros(batch.num_clients, 1), scale))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+def own_param(batch: ClientBatch) -> None:
+    with batch.clients():
+        shift = pyro.param("shift", torch.zeros(batch.num_clients, 1))
+        b = pyro.sample("b", dist.Normal(shift, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+@pytest.mark.filterwarnings("ignore:NUTS itself has not settled")
+def test_params_that_are_learned_stay_where_the_fit_has_them() -> None:
+    """b_k ~ Normal(0, s^2), y ~ Normal(b_k, 1), s held: conjugate."""
+    data = federation()
+    fitted = fit(fedsvi(learned, guides.conditional(newton_steps=0)), data, rounds=15)
+    scale = fitted.message["params"]["scale"].exp()
+    found = fitted.check(draws=300, warmup=150, chains=1)
+    precision = data.counts + scale**-2
+    mean = torch.stack([y.sum() for y in data.fields["y"].split(data.counts.tolist())]) / precision
+    close(found.reference.own["b"].mean(0), mean, 0.15)
+    assert not pyro.get_param_store().keys()
+
+
+def test_refusals() -> None:
+    fitted = planted()
+    with pytest.raises(ValueError, match="draws is 5 and chains 2"):
+        fitted.check(draws=5)
+    with pytest.raises(ValueError, match="against is 'vi'"):
+        fitted.check("vi")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the reference has no site 'g'"):
+        fitted.check(reference=Reference({}, {}, {}, 0.0))
+    other = fit(fedsvi(own_param, guides.mean_field), federation(), rounds=1)
+    with pytest.raises(ProgramError, match="param 'shift' of the model is each client's own"):
+        other.check(draws=60)
+    with pytest.warns(UserWarning, match="NUTS itself has not settled: R-hat of site"):
+        fit(fedsvi(slopes), federation(), rounds=1).check(draws=60, warmup=1, chains=2)

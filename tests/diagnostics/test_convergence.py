@@ -1,0 +1,93 @@
+"""A verdict on a run: of series that are made up, and of runs that have arrived, have not, or cannot tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hierfl
+from hierfl import guides
+from hierfl.diagnostics import convergence
+from hierfl.diagnostics.convergence import trend
+from hierfl.fitted import Fit
+from hierfl.methods import fedsvi
+from tests.programs import federation, fit, means, slopes, three
+
+FAST = hierfl.optimisers.Adam(0.1)
+
+
+def test_the_rise_and_its_error_are_those_of_known_series() -> None:
+    """Independent noise, and noise that is as good as a quarter of its values: the error is right for both."""
+    g = np.random.default_rng(0)
+    rises, errors = [], []
+    for _ in range(300):
+        rise, error, noise = trend(g.normal(size=400) + 0.01 * np.arange(400))
+        rises.append(rise)
+        errors.append(error)
+    assert np.mean(rises) == pytest.approx(1.0, abs=0.02), "0.01 a round, 100 rounds apart"
+    assert np.mean(errors) == pytest.approx(np.std(rises), rel=0.15)
+    assert noise == pytest.approx(1.0, abs=0.2)
+    rises, errors = [], []
+    for _ in range(300):
+        rise, error, _ = trend(np.repeat(g.normal(size=200), 8))
+        rises.append(rise)
+        errors.append(error)
+    assert np.mean(errors) == pytest.approx(np.std(rises), rel=0.2)
+
+
+def with_history(fitted: Fit, name: str, values: np.ndarray) -> Fit:
+    history = tuple({"round": r, name: float(v)} for r, v in enumerate(values))
+    return replace(fitted, progress=replace(fitted.progress, history=history))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.linspace(-100.0, -50.0, 200), "Not converged: the ELBO still improves"),
+        (-50.0 - np.linspace(0.0, 30.0, 200), "Not converged: the ELBO gets worse"),
+        (np.where(np.arange(200) % 2, -50.0, -50.1), "Converged: the ELBO has levelled off"),
+        (np.r_[np.linspace(-500.0, -50.0, 60), np.full(140, -50.0)], "Converged"),
+        (-50.0 + 40.0 * np.random.default_rng(1).normal(size=200), "Not to be told: the noise hides"),
+        (np.r_[np.full(199, -50.0), np.nan], "Not converged: the ELBO is not finite"),
+    ],
+)
+def test_verdicts_on_a_history(values: np.ndarray, words: str) -> None:
+    fitted = with_history(fit(fedsvi(means), three(), rounds=1), "elbo", values)
+    found = convergence(fitted, draws=0)
+    assert found.verdict.startswith(words)
+    assert found.converged == words.startswith("Converged")
+
+
+def test_a_loss_is_judged_too() -> None:
+    fitted = with_history(fit(fedsvi(means), three(), rounds=1), "loss", np.linspace(3.0, 1.0, 100))
+    assert convergence(fitted).verdict.startswith("Not converged: the loss still improves")
+
+
+def test_a_run_that_has_arrived_and_one_that_has_not() -> None:
+    """From one start: the short run's gradient is far from noise, the long one's is noise."""
+    method = fedsvi(slopes, guides.conditional(newton_steps=0), optimiser=FAST, num_particles=8)
+    long = convergence(fit(method, federation(), rounds=400))
+    assert long.converged and long.verdict.startswith("Converged") and long.gradient["ratio"].max() < 3.0
+    slow = fedsvi(slopes, guides.conditional(newton_steps=0), optimiser=hierfl.optimisers.Adam(0.001), num_particles=8)
+    short = convergence(fit(slow, federation(), rounds=40))
+    assert not short.converged
+    assert short.gradient["ratio"].max() > 10.0 and not short.gradient["still"].all()
+
+
+def test_the_gradient_is_that_of_all_clients_by_any_engine() -> None:
+    runs = [fit(fedsvi(slopes), federation(), rounds=40, engine=engine) for engine in ("vectorised", "sequential")]
+    one, other = (convergence(run, draws=4).gradient for run in runs)
+    assert np.allclose(one["size"], other["size"], atol=1e-8)
+    assert list(one.index) == [spec.name for spec in runs[0].program.params if not spec.is_local]
+
+
+def test_refusals() -> None:
+    short = fit(fedsvi(means), three(), rounds=5)
+    with pytest.raises(ValueError, match="the run has 5 rounds: no trend is read off fewer than 40"):
+        convergence(short)
+    with pytest.raises(ValueError, match="draws is 1"):
+        convergence(short, draws=1)
+    with pytest.raises(ValueError, match="the history of 'fedsvi' has neither an ELBO nor a loss, but round, moved"):
+        convergence(with_history(short, "moved", np.ones(50)))
