@@ -1,0 +1,9 @@
+"""The colours and markers of every picture.
+
+Colours are of Okabe and Ito's palette, the first four those that all kinds of colour vision tell apart; markers differ too.
+"""
+
+from __future__ import annotations
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#000000", "#CC79A7", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
