@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from hierfl import groups, saved
 from hierfl.batch import full_batch
@@ -17,7 +18,7 @@ from hierfl.diagnostics import AgainstNuts, against_nuts, corrected
 from hierfl.engine import Federation, Progress, adapt
 from hierfl.federation import about
 from hierfl.fields import check_finite, check_labels
-from hierfl.groups import EXPAND
+from hierfl.groups import EXPAND, sampled
 from hierfl.inference import Draws, posterior_draws, predict, prior_draws
 from hierfl.method import Clock, Method
 from hierfl.prediction import Prediction
@@ -198,6 +199,22 @@ class Fit:
         site = self.program.observed_site(site)
         few = self._of_rows(rows)
         return predict(few.federation, self.message, few.progress.table, rows, site=site, draws=draws, seed=seed)
+
+    def replicate(self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0) -> Tensor:
+        """Labels that the posterior would have these rows show, (S, n): a draw's rows go together, as all of one client's do.
+
+        Args:
+            rows: of clients that were fitted, matched by name.
+            site: as in `predict`.
+            draws: S, of the posterior; one label a row of each.
+            seed: of the draws.
+
+        Raises:
+            KeyError, ValueError: as `predict`.
+        """
+        site = self.program.observed_site(site)
+        few = self._of_rows(rows)
+        return sampled(few, few.draws(draws, seed=seed), rows, seed)[site]
 
     def _of_rows(self, rows: ClientData) -> Fit:
         """The fit of those clients that some rows are of, in the order of the rows."""

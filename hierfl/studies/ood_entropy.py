@@ -31,14 +31,13 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from scipy.stats import gaussian_kde, rankdata
 from torch import Tensor
 
 import hierfl
 from hierfl import datasets, plots
 from hierfl.data import ClientData
 from hierfl.datasets import Labelled
+from hierfl.diagnostics import entropy_density, out_of_distribution
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
@@ -181,30 +180,14 @@ def measure(name: str, seed: int, setting: Setting) -> Numbers:
         tuned = fitted.personalise(train, rounds=passes)
         numbers[f"accuracy {passes}"] = 100.0 * float(tuned.predict(test, draws=draws, seed=seed).scores().accuracy.mean())
         if passes == setting.passes[0]:
-            inside = entropy(tuned.predict(test, draws=draws, seed=seed).mean, test)
-            numbers["entropies"]["own"] = inside[:CURVES].round(4).tolist()
+            own = tuned.predict(test, draws=draws, seed=seed)
             for what, rows in strangers.items():
-                outside = entropy(tuned.predict(rows, draws=draws, seed=seed).mean, rows)
-                numbers[f"AUROC {what}"] = auroc(outside.flatten(), inside.flatten())
-                numbers["by_client"][what] = [auroc(o, i) for o, i in zip(outside, inside, strict=True)]
-                numbers["entropies"][what] = outside[:CURVES].round(4).tolist()
+                found = out_of_distribution(own, tuned.predict(rows, draws=draws, seed=seed))
+                numbers[f"AUROC {what}"] = float(found.overall["auroc"])
+                numbers["by_client"][what] = found.clients["auroc"].tolist()
+                for part, values in zip(("own", what), found.entropies, strict=True):
+                    numbers["entropies"][part] = values.reshape(rows.num_clients, -1)[:CURVES].round(4).tolist()
     return numbers
-
-
-def entropy(p: Tensor, rows: ClientData) -> NDArray[np.float64]:
-    """-sum_c p_c log p_c in nats, (clients, rows of one)."""
-    found: NDArray[np.float64] = (-torch.xlogy(p, p).sum(-1)).view(rows.num_clients, -1).double().numpy()
-    return found
-
-
-def auroc(higher: NDArray[np.float64], lower: NDArray[np.float64]) -> float:
-    """Chance that one of the first is greater than one of the second, ties counted half.
-
-    >>> auroc(np.array([1.0, 3.0]), np.array([0.0, 1.0]))
-    0.875
-    """
-    ranks = rankdata(np.concatenate([higher, lower]))[: len(higher)]
-    return float((ranks.sum() - len(higher) * (len(higher) + 1) / 2) / (len(higher) * len(lower)))
 
 
 # ------------------------------------------------------------------------------------------------ what is shown
@@ -246,8 +229,8 @@ def picture(found: dict[str, Numbers]) -> Figure:
                 values = np.array(numbers["entropies"][part])
                 label = "own test rows" if part == "own" else "foreign images"
                 for client in values:
-                    ax.plot(grid, density(client, grid), color=colour, linewidth=0.5, alpha=0.35)
-                ax.plot(grid, density(values.flatten(), grid), color=colour, linewidth=2.0, linestyle=dash, label=label)
+                    ax.plot(grid, entropy_density(client, grid), color=colour, linewidth=0.5, alpha=0.35)
+                ax.plot(grid, entropy_density(values, grid), color=colour, linewidth=2.0, linestyle=dash, label=label)
             ax.set_title(f"{method}, {what}: AUROC {numbers[f'AUROC {what}']:.2f}", fontsize=8.5, loc="left")
             ax.set_yscale("symlog", linthresh=1.0)
             ax.set_ylim(0.0, None)
@@ -259,11 +242,3 @@ def picture(found: dict[str, Numbers]) -> Figure:
         row[0].set_ylabel("density (above 1: log scale)", fontsize=8)
     axes[0, 0].legend(fontsize=7, frameon=False)
     return figure
-
-
-def density(values: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of entropies, by a Gaussian kernel of width 0.05 nats, mirrored at 0, where many lie."""
-    width = 0.05
-    both = np.concatenate([values, -values])
-    found: NDArray[np.float64] = 2.0 * gaussian_kde(both, bw_method=width / max(float(both.std(ddof=1)), 1e-9))(grid)
-    return found
