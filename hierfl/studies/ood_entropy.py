@@ -37,7 +37,7 @@ import hierfl
 from hierfl import datasets, plots
 from hierfl.data import ClientData
 from hierfl.datasets import Labelled
-from hierfl.diagnostics import entropy_density, out_of_distribution
+from hierfl.diagnostics import out_of_distribution
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
@@ -222,23 +222,16 @@ def picture(found: dict[str, Numbers]) -> Figure:
     sets = [name for name in next(iter(found.values()))["entropies"] if name != "own"]
     figure = Figure(figsize=(3.4 * len(sets) + 0.8, 1.9 * len(found) + 0.4), layout="constrained")
     axes = figure.subplots(len(found), len(sets), sharex=True, squeeze=False)
-    grid = np.linspace(0.0, 2.35, 200)
     for row, (method, numbers) in zip(axes, found.items(), strict=True):
         for ax, what in zip(row, sets, strict=True):
-            for part, colour, dash in (("own", plots.COLOURS[0], "-"), (what, plots.COLOURS[1], "--")):
-                values = np.array(numbers["entropies"][part])
-                label = "own test rows" if part == "own" else "foreign images"
-                for client in values:
-                    ax.plot(grid, entropy_density(client, grid), color=colour, linewidth=0.5, alpha=0.35)
-                ax.plot(grid, entropy_density(values, grid), color=colour, linewidth=2.0, linestyle=dash, label=label)
+            own, foreign = (np.array(numbers["entropies"][part]) for part in ("own", what))
+            plots.entropies(ax, own, foreign, labels=("own test rows", "foreign images"))
+            ax.set(xlabel=None, ylabel=None)
             ax.set_title(f"{method}, {what}: AUROC {numbers[f'AUROC {what}']:.2f}", fontsize=8.5, loc="left")
-            ax.set_yscale("symlog", linthresh=1.0)
-            ax.set_ylim(0.0, None)
             ax.tick_params(labelsize=7)
-            ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[-1]:
         ax.set_xlabel("entropy of the prediction, nats", fontsize=8)
     for row in axes:
-        row[0].set_ylabel("density (above 1: log scale)", fontsize=8)
+        row[0].set_ylabel("density", fontsize=8)
     axes[0, 0].legend(fontsize=7, frameon=False)
     return figure
