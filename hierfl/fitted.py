@@ -29,6 +29,8 @@ from hierfl.trees import Tree, nbytes, tree_leaves
 if TYPE_CHECKING:
     from arviz import InferenceData
 
+    from hierfl.report import Report
+
 
 @dataclass(frozen=True, eq=False)
 class Fit:
@@ -264,6 +266,42 @@ class Fit:
             with_data: the clients' rows too, so that `hierfl.load(folder)` alone makes the fit anew.
         """
         saved.write(folder, self.progress, about(self.method, self.federation, self.rounds), self.federation, with_data=with_data)
+
+    def report(
+        self,
+        path: str | Path = "report.html",
+        *,
+        held_out: ClientData | None = None,
+        foreign: ClientData | None = None,
+        alone: Fit | None = None,
+        site: str | None = None,
+        title: str | None = None,
+        draws: int = 400,
+        seed: int = 0,
+    ) -> Report:
+        """Write one page of HTML, which needs no network: what was run, posteriors, calibration, and warnings in plain words.
+
+        Args:
+            path: of the file.
+            held_out: labelled rows of clients that were fitted, kept from the fit, to score; None: the training rows, with a warning.
+            foreign: rows that are none of the clients' kind, under their names: are predictions of them less sure?
+            alone: a fit of the same own sites in which clients borrow nothing: estimates are shown beside its.
+            site: the observed site that is scored, as in `predict`.
+            title: of the page.
+            draws: of the posterior.
+            seed: of the draws.
+
+        Returns:
+            The path, every question that was asked, and the warnings.
+
+        Raises:
+            KeyError: rows of a client that was not fitted.
+            ValueError: a field is missing; held-out rows without labels; several observed sites, and none is chosen.
+        """
+        from hierfl.report import write  # Matplotlib and Jinja are slow to import
+
+        given = {"held_out": held_out, "foreign": foreign}
+        return write(self, path, **given, alone=alone, site=site, title=title, draws=draws, seed=seed)
 
     def _check_labels_given(self, federation: Federation) -> None:
         """Refuse new clients without labels where what they keep, or their guide, is made of labels."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde
 
@@ -105,6 +106,8 @@ def shrinkage(
     size = _sizes(count, largest=70.0)
     ax.scatter(x, y, s=size, color=COLOURS[0], edgecolor="white", linewidth=0.5, label="a client, sized by rows", zorder=3)
     ax.set(xlim=span, ylim=span, aspect="equal", xlabel="its own rows alone", ylabel="in the hierarchy")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(6))
     return plain(ax)
 
 
