@@ -41,7 +41,7 @@ def test_it_ends_well_and_says_what_it_wrote(job: tuple[Path, Result]) -> None:
     out, result = job
     assert result.exit_code == 0, result.output
     written = re.findall(r"^Wrote (\S+): ", result.stdout, re.MULTILINE)
-    assert [Path(p).name for p in written] == ["posterior.nc", "scores.csv", "coefficients.png", "calibration.png"]
+    assert [Path(p).name for p in written] == ["posterior.nc", "scores.csv", "coefficients.png", "calibration.png", "report.html"]
     assert sorted(Path(p) for p in written) == sorted(out.iterdir())
 
 
@@ -99,7 +99,7 @@ def test_the_posterior_opens_with_names(job: tuple[Path, Result]) -> None:
     assert bool(np.isfinite(posterior["slope"]).all())
 
 
-@pytest.mark.parametrize("name", ["coefficients.png", "calibration.png"])
+@pytest.mark.parametrize("name", ["coefficients.png", "calibration.png", "report.html"])
 def test_pictures_are_wide_enough_and_not_blank(job: tuple[Path, Result], name: str) -> None:
     picture = imread(job[0] / name)
     assert picture.shape[1] >= 600

@@ -35,7 +35,7 @@ def run(found: Measured) -> Picture | None:
     if column is None or len(history) < 2:
         return None
     with style():
-        figure, ax = _figure(WIDE, 2.7)
+        figure, ax = _figure(NARROW, 2.7)
         plots.convergence(ax, history, column=column)
         ax.set_ylabel("ELBO, nats" if column == "elbo" else column)
         values = history[column]
