@@ -28,7 +28,7 @@ from hierfl.report import Report
 from hierfl.report.blocks import listed, number, share
 from hierfl.report.checks import Check, checks
 from hierfl.report.measured import Measured, measure
-from tests.programs import federation, fit, logistic, regression
+from tests.programs import federation, fit, logistic, regression, three
 from tests.test_fit import kinds
 
 
@@ -297,6 +297,44 @@ def test_clients_whose_rows_settle_little_are_told() -> None:
     np.testing.assert_allclose(found.told["share"], exact, atol=0.2)
     told = [c.answer for c in checks(found) if c.question == "Do clients' own rows say much about them?"]
     assert told[0].startswith("1 of 3 clients (1) settle less than 20 %")
+
+
+def test_a_run_that_still_rises_is_told_and_one_of_few_rounds_is_not_judged() -> None:
+    f, test = fitted("binary")
+    question, noise = "Has the run arrived?", np.random.default_rng(0).standard_normal(80)
+    for slope, verdict in ((0.0, "good"), (1.0, "warning")):
+        history = tuple({"round": r, "clients": 4, "elbo": -100.0 + slope * r + noise[r]} for r in range(80))
+        found = checks(measured(replace(f, progress=replace(f.progress, history=history)), held_out=test))
+        assert {c.verdict for c in found if c.question == question} == {verdict}
+    short = replace(f, progress=replace(f.progress, history=f.progress.history[:10]))
+    told = [c for c in checks(measured(short, held_out=test)) if c.question == question]
+    assert told[0].verdict == "not asked" and "10 rounds" in told[0].answer
+
+
+def test_a_guide_far_from_the_posterior_is_told() -> None:
+    """Exact where nothing is added to its mean; 7 standard deviations off, its draws never reach the posterior."""
+    question = "Is the guide near enough to the posterior for weights to make up the rest?"
+    for shift, verdict in ((0.0, "good"), (3.0, "warning")):
+        f = fit(fedsvi(one_number, one_guide(shift)), three(), rounds=1)
+        told = [c for c in checks(measured(f, draws=400)) if c.question == question]
+        assert told[0].verdict == verdict, told
+    told = [c for c in checks(measured(fit(fedsvi(logistic, guides.delta), federation(), rounds=1))) if c.question == question]
+    assert told[0].verdict == "not asked" and "no density" in told[0].answer
+
+
+def one_number(batch: ClientBatch) -> None:
+    """Its posterior given rows of `three` is Normal(15 / 6.25, 1 / 6.25)."""
+    g = pyro.sample("g", dist.Normal(0.0, 2.0))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(g, 1.0), obs=batch.y)
+
+
+def one_guide(shift: float) -> Callable[[ClientBatch], None]:
+    def guide(batch: ClientBatch) -> None:
+        at = pyro.param("at", torch.tensor(15.0 / 6.25 + shift))
+        pyro.sample("g", dist.Normal(at.detach(), 6.25**-0.5))
+
+    return guide
 
 
 @pytest.mark.parametrize(

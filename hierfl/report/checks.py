@@ -12,6 +12,7 @@ from pyro import poutine
 from scipy.stats import binomtest
 
 from hierfl.diagnostics import calibration_error, confidence, coverage_p_value, interval_coverage
+from hierfl.diagnostics.psis import K_HAT
 from hierfl.program import Answer, Program, untouched_store
 from hierfl.report.blocks import listed, number, share
 from hierfl.report.measured import Measured
@@ -58,6 +59,11 @@ def _run(found: Measured) -> Iterator[Check]:
         f"A client took part in {number(asked)} rounds on average"
         + (f", fewer than {needed}: some may never have been asked." if asked < needed else "."),
     )
+    question = "Has the run arrived?"
+    if isinstance(found.run, str):
+        yield Check(question, "not asked", _sentence(found.run))
+    else:
+        yield _check(question, not found.run.converged, found.run.verdict)
     if "held_out_log_score" in history:
         scores = history.set_index("round")["held_out_log_score"].dropna()
         fallen = float(scores.max() - scores.iloc[-1])
@@ -105,6 +111,7 @@ def _posterior(found: Measured) -> Iterator[Check]:
         if points
         else "No site of the model is a point estimate.",
     )
+    yield from _guide(found)
     scales = [s.name for s in program.latents.global_block.sites if not _reaches_below_0(s.support) and s.name not in points]
     guide = found.fit.method.guide
     family = guide.__name__ if isinstance(guide, Family) else None  # type: ignore[attr-defined]
@@ -121,6 +128,47 @@ def _posterior(found: Measured) -> Iterator[Check]:
             yield Check(question, "good", f"The guide ({family}) lets the clients' numbers depend on {listed(scales)}.")
         else:
             yield Check(question, "not asked", "The guide is one's own: what it takes to be independent is not read off it.")
+
+
+def _guide(found: Measured) -> Iterator[Check]:
+    question, history = "Is the guide near enough to the posterior for weights to make up the rest?", found.fit.history
+    if "k_hat" in history and bool(history["k_hat"].notna().any()):  # a method that has weighed its draws already
+        k_hat = float(history["k_hat"].dropna().iloc[-1])
+        yield _check(question, k_hat >= K_HAT, f"k-hat of the method's own weights is {number(k_hat, 2)}{_far(k_hat)}.")
+        return
+    if isinstance(found.weighed, str):
+        yield Check(question, "not asked", _sentence(found.weighed))
+        return
+    weighed = found.weighed
+    yield _check(
+        question,
+        weighed.k_hat >= K_HAT,
+        f"k-hat is {number(weighed.k_hat, 2)}, of {weighed.proposals} draws, of which {number(weighed.effective, 2)} are effective"
+        f"{_far(weighed.k_hat)}.",
+    )
+    own = weighed.k_hat_clients.dropna()
+    if len(own):
+        bad = own[own >= K_HAT]
+        yield _check(
+            "Is the guide near enough for every client, given the global level?",
+            bool(len(bad)),
+            f"k-hat is above {K_HAT} for {len(bad)} of {len(own)} clients: {listed([f'{n} {number(k, 2)}' for n, k in bad.items()])}."
+            if len(bad)
+            else f"The largest k-hat of a client is {number(float(own.max()), 2)}.",
+        )
+
+
+def _far(k_hat: float) -> str:
+    if k_hat < K_HAT:
+        return ""
+    return (
+        f", above {K_HAT}: the guide misses a part of the posterior, so that spreads and tails here are the guide's, not to be taken "
+        f"for the posterior's without another check (fit.check)"
+    )
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}" + ("" if words.endswith(".") else ".")
 
 
 def _params_of(program: Program) -> list[str]:

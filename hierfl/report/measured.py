@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.data import ClientData
-from hierfl.diagnostics import OutOfDistribution, client_rates, client_scores, out_of_distribution
-from hierfl.inference import Draws
+from hierfl.diagnostics import (
+    Convergence,
+    Corrected,
+    OutOfDistribution,
+    client_rates,
+    client_scores,
+    convergence,
+    corrected,
+    out_of_distribution,
+)
+from hierfl.groups import sampled
+from hierfl.inference import Draws, predict_at
 from hierfl.newcomers import expected_of_clients
 from hierfl.prediction import Prediction
 
@@ -59,6 +70,8 @@ class Measured:
         replicates: (S, n) labels of the same rows; None: of classes, or of a distribution that cannot be drawn from.
         held_out: whether the rows that are scored were kept from the fit.
         foreign: own rows beside foreign ones.
+        weighed: the guide's draws weighed by the posterior; or why they cannot be.
+        run: whether the run has arrived; or why that cannot be told.
     """
 
     fit: Fit
@@ -69,6 +82,8 @@ class Measured:
     replicates: Tensor | None
     held_out: bool
     foreign: OutOfDistribution | None
+    weighed: Corrected | str
+    run: Convergence | str
 
     @cached_property
     def shared(self) -> list[Entry]:
@@ -172,21 +187,53 @@ def measure(
     expected = expected_of_clients(fit, draws=few, seed=seed) if drawn is not None and drawn.own else None
     prediction, replicates = None, None
     rows = fit.federation.data if held_out is None else held_out
+
+    def predict(rows: ClientData) -> Prediction:
+        if drawn is None or not size:
+            return fit.predict(rows, site=site, draws=draws, seed=seed)
+        few = fit.of_rows(rows)
+        name = fit.program.observed_site(site)
+        return predict_at(few.federation, fit.message, few.progress.table, _of(drawn, few, fit), rows, site=name)
+
     if fit.program.sites_of_rows:
-        prediction = fit.predict(rows, site=site, draws=draws, seed=seed)
+        prediction = predict(rows)
         if prediction.label is None and held_out is not None:
             raise ValueError(f"the held-out rows have no labels for site '{prediction.site}': nothing to score")
         if prediction.label is not None and prediction.kind != "categorical":
-            try:
+            if drawn is None or not size:
                 replicates = fit.replicate(rows, site=site, draws=draws, seed=seed)
-            except NotImplementedError:
-                replicates = None  # the page then says so
+            else:
+                few_clients = fit.of_rows(rows)
+                replicates = sampled(few_clients, _of(drawn, few_clients, fit), rows, seed)[prediction.site]
     strange = None
     if foreign is not None and prediction is not None:
-        strange = out_of_distribution(prediction, fit.predict(foreign, site=site, draws=draws, seed=seed))
+        strange = out_of_distribution(prediction, predict(foreign))
     lone = {} if alone is None else _alone(fit, alone, seed)
     prediction = None if prediction is None or prediction.label is None else prediction
-    return Measured(fit, drawn, expected, lone, prediction, replicates, held_out is not None, strange)
+    weighed = _weigh(fit, draws, seed) if drawn is not None and size else "there is nothing to draw, or too much to be held"
+    return Measured(fit, drawn, expected, lone, prediction, replicates, held_out is not None, strange, weighed, _judge(fit, seed))
+
+
+def _of(draws: Draws, few: Fit, fit: Fit) -> Draws:
+    """Draws of some of a fit's clients."""
+    ids = fit.federation.data.index(few.clients)
+    return Draws(draws.shared, {name: value[:, ids] for name, value in draws.own.items()})
+
+
+def _weigh(fit: Fit, draws: int, seed: int) -> Corrected | str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the page warns in its own words
+        try:
+            return corrected(fit, draws, proposals=max(draws, 200), inner=4, seed=seed)
+        except ValueError as error:
+            return str(error)
+
+
+def _judge(fit: Fit, seed: int) -> Convergence | str:
+    try:
+        return convergence(fit, draws=16, seed=seed)
+    except ValueError as error:
+        return str(error)
 
 
 def _alone(fit: Fit, alone: Fit, seed: int) -> dict[str, Tensor]:

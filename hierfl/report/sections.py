@@ -60,7 +60,8 @@ def _size(count: float) -> str:
 
 def _convergence(found: Measured) -> Section | None:
     drawn = figures.run(found)
-    return None if drawn is None else Section("convergence", "Convergence", (drawn,))
+    verdict = [] if isinstance(found.run, str) else [Text(found.run.verdict)]
+    return None if drawn is None else Section("convergence", "Convergence", (*verdict, drawn))
 
 
 def _shared(found: Measured) -> Section | None:
@@ -93,13 +94,16 @@ def _own(found: Measured) -> list[Section]:
 
 def _client_table(found: Measured, shown: list[Entry]) -> Table:
     data = found.fit.federation.data
+    k_hat = None if isinstance(found.weighed, str) else found.weighed.k_hat_clients
     head = ("Client", "Rows", *(f"{e.label} (sd)" for e in shown), *(() if found.told is None else ("Settled by its rows",)))
+    head = (*head, *(() if k_hat is None else ("k-hat",)))
     order = np.argsort(-data.counts.numpy(), kind="stable")
     rows = []
     for i in order[:ROWS]:
         cells = [data.names[i], str(int(data.counts[i]))]
         cells += [f"{number(float(e.draws[:, i].mean()))} ({number(float(e.draws[:, i].std()), 2)})" for e in shown]
-        rows.append((*cells, *(() if found.told is None else (share(float(found.told["share"].iloc[i])),))))
+        cells += [] if found.told is None else [share(float(found.told["share"].iloc[i]))]
+        rows.append((*cells, *(() if k_hat is None else (number(float(k_hat.iloc[i]), 2),))))
     note = "Settled by its rows: 1 less its posterior variance over the variance that the global level expects, a mean over its numbers."
     return Table(
         "Posterior of every client, by rows",
