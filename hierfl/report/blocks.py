@@ -1,4 +1,4 @@
-"""What a page is made of: sections of sentences, tables and pictures."""
+"""What a page is made of: sections of sentences, tables and pictures; and questions with their answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Literal
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+FEW_ROWS = 20  # rows of a client, under which a score of it says little
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -55,6 +56,26 @@ class Section:
     name: str
     title: str
     blocks: tuple[Text | Table | Picture, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question and its answer.
+
+    Args:
+        question: what was asked.
+        verdict: "good", "warning", or "not asked" where it cannot be.
+        answer: in a sentence, with the numbers.
+    """
+
+    question: str
+    verdict: Literal["good", "warning", "not asked"]
+    answer: str
+
+
+def answered(question: str, bad: bool, answer: str) -> Check:
+    """A question whose answer is bad, or good."""
+    return Check(question, "warning" if bad else "good", answer)
 
 
 @contextmanager

@@ -118,21 +118,25 @@ class Measured:
 
     @cached_property
     def told(self) -> pd.DataFrame | None:
-        """By client: the share of what the global level leaves open that its own rows settle, 1 - Var post / Var expected, and its error.
+        """By client, what its own rows add to what the global level expects of it; None where nothing is expected.
 
-        `share`, a mean over its numbers, is about 0 where its posterior is what would be said of any client; `error` is the standard
-        error that the number of draws leaves for one number, which a mean over several does not exceed.
+        `nats`: KL(posterior || expected), both taken for independent Normals, less what the number of draws alone makes of it: about 0
+        where the posterior is what would be said of any client. `narrower`: 1 - Var posterior / Var expected, a mean over its numbers.
         """
-        entries = [e for e in self.own if e.expected is not None and float(e.expected.var(0).max()) > 0.0]
+        entries = [e for e in self.own if e.expected is not None and float(e.expected.var(0).min()) > 0.0]
         if not entries:
             return None
-        over = None if self.alike else 0
-        ratios = np.mean(
-            [e.draws.var(0) / np.maximum(e.expected.var(over), 1e-300) for e in entries if e.expected is not None], axis=0
-        )
-        error = ratios * np.sqrt(2.0 / len(entries[0].draws) * (1.0 if self.alike else 2.0))
-        index = pd.Index(self.fit.clients, name="client")
-        return pd.DataFrame({"share": np.clip(1.0 - ratios, 0.0, 1.0), "error": error}, index=index)
+        over, draws = None if self.alike else 0, len(entries[0].draws)
+        nats, ratios = np.zeros(len(self.fit.clients)), []
+        for e in entries:
+            assert e.expected is not None
+            middle, wide = e.expected.mean(over), e.expected.var(over)
+            ratio = np.maximum(e.draws.var(0) / wide, 1e-12)
+            nats += 0.5 * (ratio - 1.0 - np.log(ratio) + (e.draws.mean(0) - middle) ** 2 / wide)
+            ratios.append(ratio)
+        nats -= len(entries) / draws * (1.0 if self.alike else 2.0)  # second moments of means and variances of so many draws
+        columns = {"nats": np.maximum(nats, 0.0), "narrower": np.clip(1.0 - np.mean(ratios, axis=0), 0.0, 1.0)}
+        return pd.DataFrame(columns, index=pd.Index(self.fit.clients, name="client"))
 
     @cached_property
     def scores(self) -> pd.DataFrame | None:

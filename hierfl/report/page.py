@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined
 
 from hierfl.data import ClientData
-from hierfl.report.blocks import Section
-from hierfl.report.checks import Check, checks
+from hierfl.report.blocks import Check, Section
+from hierfl.report.checks import checks
 from hierfl.report.measured import measure
 from hierfl.report.sections import sections
 

@@ -95,32 +95,34 @@ def _own(found: Measured) -> list[Section]:
 def _client_table(found: Measured, shown: list[Entry]) -> Table:
     data = found.fit.federation.data
     k_hat = None if isinstance(found.weighed, str) else found.weighed.k_hat_clients
-    head = ("Client", "Rows", *(f"{e.label} (sd)" for e in shown), *(() if found.told is None else ("Settled by its rows",)))
-    head = (*head, *(() if k_hat is None else ("k-hat",)))
-    order = np.argsort(-data.counts.numpy(), kind="stable")
-    rows = []
+    head = ["Client", "Rows", *(f"{e.label} (sd)" for e in shown)]
+    extra: list[tuple[str, pd.Series, str]] = []
+    if found.told is not None:
+        extra.append(("Told, nats", found.told["nats"], "Told: what its own rows add to what is expected of a client."))
+        extra.append(
+            ("Narrower by", found.told["narrower"], "Narrower: its variance beside the one expected, a mean over its numbers.")
+        )
+    if k_hat is not None:
+        extra.append(("k-hat", k_hat, "k-hat: of its own numbers given the global ones, to be under 0.7."))
+    order, rows = np.argsort(-data.counts.numpy(), kind="stable"), []
     for i in order[:ROWS]:
         cells = [data.names[i], str(int(data.counts[i]))]
         cells += [f"{number(float(e.draws[:, i].mean()))} ({number(float(e.draws[:, i].std()), 2)})" for e in shown]
-        cells += [] if found.told is None else [share(float(found.told["share"].iloc[i]))]
-        rows.append((*cells, *(() if k_hat is None else (number(float(k_hat.iloc[i]), 2),))))
-    note = "Settled by its rows: 1 less its posterior variance over the variance that the global level expects, a mean over its numbers."
-    return Table(
-        "Posterior of every client, by rows",
-        head,
-        tuple(rows),
-        note=f"{'' if found.told is None else note} {_left_out(len(order), 'clients')}".strip(),
-    )
+        values = [(name, float(series.iloc[i])) for name, series, _ in extra]
+        rows.append((*cells, *(share(v) if name == "Narrower by" else number(v, 2) for name, v in values)))
+    head += [name for name, _, _ in extra]
+    note = " ".join([words for _, _, words in extra] + [_left_out(len(order), "clients")]).strip()
+    return Table("Posterior of every client, by rows", tuple(head), tuple(rows), note=note)
 
 
 def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
     blocks: list[Text | Picture] = []
     if found.told is not None:
-        told = found.told["share"].sort_values()
+        told = found.told["narrower"].sort_values()
         least, most = (f"{told.index[k]} ({share(float(told.iloc[k]))})" for k in (0, -1))
         words = (
-            f"Of what the global level leaves open about a client, its own rows settle {share(float(told.mean()))} on average: least "
-            f"at {least}, most at {most}. The rest is borrowed from the others."
+            f"A client's own rows narrow the spread (variance) that the global level leaves it by {share(float(told.mean()))} on "
+            f"average: least at {least}, most at {most}."
         )
         blocks.append(Text(words))
     if shown:
