@@ -145,7 +145,7 @@ class Fit:
         if draws < 1:
             raise ValueError(f"draws is {draws}: it must be 1 or more")
         asked = self.federation.data if rows is None else rows
-        few = self.of_rows(asked)
+        few = self._of_rows(asked)
         found = groups.Groups(few)
         found.rows("posterior_predictive", groups.sampled(few, few.draws(draws, seed=seed), asked, seed), asked)
         known = groups.observed(few, asked)
@@ -199,7 +199,7 @@ class Fit:
             ValueError: a field is missing, or holds NaN; or the model observes several sites, and none is chosen.
         """
         site = self.program.observed_site(site)
-        few = self.of_rows(rows)
+        few = self._of_rows(rows)
         return predict(few.federation, self.message, few.progress.table, rows, site=site, draws=draws, seed=seed)
 
     def replicate(self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0) -> Tensor:
@@ -215,10 +215,10 @@ class Fit:
             KeyError, ValueError: as `predict`.
         """
         site = self.program.observed_site(site)
-        few = self.of_rows(rows)
+        few = self._of_rows(rows)
         return sampled(few, few.draws(draws, seed=seed), rows, seed, count=draws)[site]
 
-    def of_rows(self, rows: ClientData) -> Fit:
+    def _of_rows(self, rows: ClientData) -> Fit:
         """The fit of those clients that some rows are of, in the order of the rows.
 
         Raises:

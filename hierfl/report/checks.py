@@ -117,9 +117,9 @@ def _guide(found: Measured) -> Iterator[Check]:
     weighed = found.weighed
     yield answered(
         question,
-        weighed.k_hat >= K_HAT,
-        f"k-hat is {number(weighed.k_hat, 2)}, of {weighed.proposals} draws, of which {number(weighed.effective, 2)} are effective"
-        f"{_far(weighed.k_hat)}.",
+        weighed.k_hat_guide >= K_HAT,
+        f"k-hat is {number(weighed.k_hat_guide, 2)}, of {weighed.proposals} draws, of which {number(weighed.effective, 2)} are effective"
+        f"{_far(weighed.k_hat_guide)}.",
     )
     own = weighed.k_hat_clients.dropna()
     if len(own):
@@ -137,8 +137,8 @@ def _far(k_hat: float) -> str:
     if k_hat < K_HAT:
         return ""
     return (
-        f", above {K_HAT}: the guide misses a part of the posterior, so that spreads and tails here are the guide's, not to be taken "
-        f"for the posterior's without another check (fit.check)"
+        f", above {K_HAT}: the guide misses a part of the posterior, so that spreads and tails here are the guide's. Draws "
+        f"that are corrected in more rounds, fit.posterior(correct='psis'), may do better, and say whether they do"
     )
 
 

@@ -195,7 +195,7 @@ def measure(
     def predict(rows: ClientData) -> Prediction:
         if drawn is None or not size:
             return fit.predict(rows, site=site, draws=draws, seed=seed)
-        few = fit.of_rows(rows)
+        few = fit._of_rows(rows)
         name = fit.program.observed_site(site)
         return predict_at(few.federation, fit.message, few.progress.table, _of(drawn, few, fit), rows, site=name)
 
@@ -207,7 +207,7 @@ def measure(
             if drawn is None or not size:
                 replicates = fit.replicate(rows, site=site, draws=draws, seed=seed)
             else:
-                few_clients = fit.of_rows(rows)
+                few_clients = fit._of_rows(rows)
                 replicates = sampled(few_clients, _of(drawn, few_clients, fit), rows, seed)[prediction.site]
     strange = None
     if foreign is not None and prediction is not None:
@@ -228,7 +228,7 @@ def _weigh(fit: Fit, draws: int, seed: int) -> Corrected | str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the page warns in its own words
         try:
-            return corrected(fit, draws, proposals=max(draws, 200), inner=4, seed=seed)
+            return corrected(fit, draws, proposals=max(draws, 200), inner=4, rounds=1, seed=seed)
         except ValueError as error:
             return str(error)
 
