@@ -99,11 +99,19 @@ def test_the_posterior_opens_with_names(job: tuple[Path, Result]) -> None:
     assert bool(np.isfinite(posterior["slope"]).all())
 
 
-@pytest.mark.parametrize("name", ["coefficients.png", "calibration.png", "report.html"])
+@pytest.mark.parametrize("name", ["coefficients.png", "calibration.png"])
 def test_pictures_are_wide_enough_and_not_blank(job: tuple[Path, Result], name: str) -> None:
     picture = imread(job[0] / name)
     assert picture.shape[1] >= 600
     assert picture[..., :3].std() > 0.05
+
+
+def test_the_report_says_what_so_few_rounds_came_to(job: tuple[Path, Result]) -> None:
+    text = (job[0] / "report.html").read_text(encoding="utf-8")
+    assert "Heart disease at four hospitals" in text and "switzerland" in text
+    told = re.search(r"with (\d+) warnings of (\d+) questions", job[1].stdout)
+    assert told and f"Warnings ({told[1]})" in text
+    assert "no trend is read off fewer than 40" in text and "276 held-out rows" in text
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     assert BROWSER is not None
     fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={page.parent / 'profile'}"]
     fixed += ["--proxy-server=127.0.0.1:9", "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage"]
-    return subprocess.run([BROWSER, *fixed, *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([BROWSER, *fixed, *options, page.as_uri()], capture_output=True, text=True, timeout=240, check=False)
 
 
 @cache
