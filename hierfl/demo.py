@@ -115,7 +115,9 @@ def run(out: str | Path, *, seed: int = 0, quick: bool = False, workers: int = 1
     told = fits[POSTERIOR].report(
         folder / "report.html", held_out=test, alone=fits[LOCAL], title=title, draws=effort.draws, seed=seed
     )
-    files[told.path] = f"a page on the hierarchical posterior, with {len(told.warnings)} warnings of {len(told.checks)} questions"
+    files[told.path] = (
+        f"a page on the hierarchical posterior, {len(told.warnings)} of its {len(told.checks)} questions with a warning"
+    )
     return Result(patients, scores, report.table(scores), report.reading(patients), files)
 
 

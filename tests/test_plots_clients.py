@@ -94,6 +94,11 @@ def test_a_map_keeps_distances_of_a_plane() -> None:
     distances = [np.linalg.norm(v[:, None] - v[None], axis=-1) for v in (at, flat)]
     np.testing.assert_allclose(distances[0], distances[1], atol=1e-9)
     assert len(ax.texts) == 8 and "component" in ax.get_xlabel()
+    noisy = np.concatenate([flat, 1e-3 * g.standard_normal((30, 1))], 1)
+    ax = plots.client_map(axes(), noisy, [f"c{i}" for i in range(30)], unit=np.ones(3))
+    (cloud,) = [c for c in ax.collections if isinstance(c, PathCollection)]
+    at = np.asarray(cloud.get_offsets())
+    np.testing.assert_allclose(np.linalg.norm(at[:, None] - at[None], axis=-1), distances[1], atol=0.01)
     with pytest.raises(ValueError, match="three clients or more that differ"):
         plots.client_map(axes(), np.ones((5, 2)), list("abcde"))
 

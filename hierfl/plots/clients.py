@@ -137,15 +137,18 @@ def prior_and_clients(ax: Axes, expected: ArrayLike, draws: ArrayLike, names: Se
     return plain(ax)
 
 
-def client_map(ax: Axes, means: ArrayLike, names: Sequence[str], *, rows: ArrayLike | None = None) -> Axes:
+def client_map(
+    ax: Axes, means: ArrayLike, names: Sequence[str], *, rows: ArrayLike | None = None, unit: ArrayLike | None = None
+) -> Axes:
     """Clients as points in a plane: the first two principal components of what each is like.
 
     Args:
         ax: to draw on.
-        means: (N, d) posterior means, or whatever clients are to be compared by, each column in its own unit: they are divided by
-            their standard deviation over clients.
+        means: (N, d) posterior means, or whatever clients are to be compared by.
         names: of the clients; where there are more than 40 only the outermost are named.
         rows: (N,); marks grow with it.
+        unit: (d,) what each column is divided by, the posterior sd for one, so that a number in which clients hardly differ counts
+            for little; None: the standard deviation over clients, so that all count alike.
 
     Raises:
         ValueError: fewer than three clients, or none differ.
@@ -156,7 +159,8 @@ def client_map(ax: Axes, means: ArrayLike, names: Sequence[str], *, rows: ArrayL
         raise ValueError(
             f"a map needs three clients or more that differ, and has {len(names)}, {int((sd > 0).sum())} numbers differ"
         )
-    centred = (values - values.mean(0))[:, sd > 0.0] / sd[sd > 0.0]
+    scale = sd if unit is None else np.asarray(unit, dtype=float)
+    centred = (values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0]
     left, singular, _ = np.linalg.svd(centred, full_matrices=False)
     at = np.zeros((len(names), 2))
     kept = min(2, len(singular))

@@ -118,7 +118,7 @@ def _guide(found: Measured) -> Iterator[Check]:
     yield answered(
         question,
         weighed.k_hat_guide >= K_HAT,
-        f"k-hat is {number(weighed.k_hat_guide, 2)}, of {weighed.proposals} draws, of which {number(weighed.effective, 2)} are effective"
+        f"{number(weighed.effective, 2)} of {weighed.proposals} draws are effective, and k-hat is {number(weighed.k_hat_guide, 2)}"
         f"{_far(weighed.k_hat_guide)}.",
     )
     own = weighed.k_hat_clients.dropna()

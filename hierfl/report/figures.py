@@ -105,15 +105,14 @@ def clients(found: Measured) -> Picture | None:
     if len(names) < 3 or len(found.own) < 2:
         return None
     means = np.stack([e.draws.mean(0) for e in found.own], 1)
+    unit = np.array([max(float(np.sqrt(e.draws.var(0).mean())), 1e-12) for e in found.own])
     if not (means.std(0) > 0.0).any():
         return None
     with style():
         figure, ax = _figure(NARROW, 3.6)
-        plots.client_map(ax, means, names, rows=found.fit.federation.data.counts.numpy())
+        plots.client_map(ax, means, names, rows=found.fit.federation.data.counts.numpy(), unit=unit)
         alt = f"Map of {len(names)} clients by the posterior means of their {means.shape[1]} numbers, first two principal components."
-        words = (
-            "Which clients are alike: principal components of the posterior means of all their numbers, each in its own spread."
-        )
+        words = "Which clients are alike: principal components of the posterior means of their numbers, each in its posterior sd."
         return picture(figure, alt, words)
 
 
