@@ -79,7 +79,7 @@ def shrinkage(found: Measured, entry: Entry) -> Picture:
         rows = found.fit.federation.data.counts.numpy()
         plots.shrinkage(ax, entry.alone, entry.draws.mean(0), rows=rows, centre=entry.middle)
         ax.set_title(entry.label, fontsize=9)
-        _legend(figure, ax)
+        _legend(figure, ax, columns=2)
         moved = share(min(max(borrowed(entry), 0.0), 1.0))
         words = f"estimates are moved {moved} of the way from what a client's own rows alone say to the middle, on the whole."
         return picture(figure, f"Scatter plot of clients, {entry.label}: {words}", f"{entry.label}: {words}")

@@ -88,7 +88,7 @@ def _own(found: Measured) -> list[Section]:
     if shown[0].expected is not None:
         blocks.append(figures.densities(found, shown[0]))
     map_ = figures.clients(found)
-    sections = [Section("clients", "The clients", (*blocks, *([map_] if map_ else []), _client_table(found, shown)))]
+    sections = [Section("clients", "The clients", (*blocks, *([map_] if map_ else []), _client_table(found, shown[:2])))]
     return [*sections, _shrinkage(found, [e for e in shown if e.alone is not None])]
 
 
