@@ -9,14 +9,17 @@ from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from hierfl import guides
+from hierfl import guides, methods
 from hierfl.data import ClientData
 from hierfl.fitted import Fit
 from hierfl.methods import fedsvi
+from hierfl.models import map_network, network, poisson
+from hierfl.models.likelihood import normal
 from hierfl.optimisers import Adam
 from hierfl.report import Report
 from hierfl.report.blocks import listed, number, share
@@ -147,6 +150,29 @@ def test_every_kind_of_label_is_reported(kind: str, tmp_path: Path) -> None:
     page = Page(report.path.read_text(encoding="utf-8"))
     assert "Sharpness" in page.text and (kind == "classes" or "CRPS" in page.text)
     assert any("in distribution" not in check.question for check in report.checks)
+
+
+def on_a_line(model: Callable[..., Any]) -> Any:
+    return model(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+
+
+OTHERS: dict[str, Callable[[ClientData], Fit]] = {
+    "a prior that is a penalty": lambda d: fit(methods.fedmap(on_a_line(map_network), omega="mean-likelihood"), d, rounds=1),
+    "no latent site": lambda d: fit(methods.ditto(on_a_line(network)), d, rounds=1),
+    "the pooled engine": lambda d: fit(fedsvi(regression), d, rounds=2, engine="pooled"),
+    "clients that joined": lambda d: fit(fedsvi(regression), federation((9, 9)), rounds=2).personalise(d, rounds=2),
+    "one client": lambda d: fit(fedsvi(regression), d.select([0]), rounds=2),
+    "counts": lambda d: fit(fedsvi(poisson(y="visits")), d, rounds=2),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_kind_of_fit_is_reported(name: str, tmp_path: Path) -> None:
+    data = federation((12, 9, 21))
+    f = OTHERS[name](data)
+    report = f.report(tmp_path / "r.html", held_out=data.select(f.clients), foreign=data.select(f.clients), draws=60)
+    page = Page(report.path.read_text(encoding="utf-8"))
+    assert not page.open and f.method.name in page.text and len(report.checks) >= 8
 
 
 def test_a_network_too_large_to_draw_is_reported_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

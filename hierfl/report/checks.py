@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import pyro
 import torch
 from pyro import poutine
 
@@ -149,8 +150,11 @@ def _sentence(words: str) -> str:
 def _params_of(program: Program) -> list[str]:
     """The model's own params: learned, but no sites."""
     above, mine = program.start()
-    with Answer({**above, **mine}, program.prototype), untouched_store(), torch.no_grad():
-        nodes = poutine.trace(program.model).get_trace(program.prototype).nodes
+    params, batch = {**above, **mine}, program.prototype
+    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
+        given = poutine.condition(program.model, data=program.draw(params, batch))  # a prior need not be one to draw from
+        with Answer(params, batch):
+            nodes = poutine.trace(given).get_trace(batch).nodes
     return [name for name, node in nodes.items() if node["type"] == "param"]
 
 

@@ -64,7 +64,8 @@ class Measured:
     Args:
         fit: that is reported.
         draws: of its posterior; None: it is too large to be held (see `size`).
-        expected: of clients by the global level alone, site -> (S, N, *shape); None: there are no own sites, or too many.
+        expected: of clients by the global level alone, site -> (S, N, *shape); None: there are no own sites, too many, or their
+            prior cannot be drawn from.
         alone: site -> (N, *shape) local-only estimates.
         prediction: of the rows that are scored; None: none could be.
         replicates: (S, n) labels of the same rows; None: of classes, or of a distribution that cannot be drawn from.
@@ -188,7 +189,7 @@ def measure(
     size = latents.global_block.size + clients * latents.local_block.size
     few = min(draws, NUMBERS // max(size, 1))
     drawn = fit.draws(few, seed=seed) if few >= FEWEST else None
-    expected = expected_of_clients(fit, draws=few, seed=seed) if drawn is not None and drawn.own else None
+    expected = _expected(fit, few, seed) if drawn is not None and drawn.own else None
     prediction, replicates = None, None
     rows = fit.federation.data if held_out is None else held_out
 
@@ -222,6 +223,13 @@ def _of(draws: Draws, few: Fit, fit: Fit) -> Draws:
     """Draws of some of a fit's clients."""
     ids = fit.federation.data.index(few.clients)
     return Draws(draws.shared, {name: value[:, ids] for name, value in draws.own.items()})
+
+
+def _expected(fit: Fit, draws: int, seed: int) -> Mapping[str, Tensor] | None:
+    try:
+        return expected_of_clients(fit, draws=draws, seed=seed)
+    except NotImplementedError:
+        return None  # a prior that is a penalty, FedMAP's, is no distribution to draw from
 
 
 def _weigh(fit: Fit, draws: int, seed: int) -> Corrected | str:
