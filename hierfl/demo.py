@@ -110,6 +110,14 @@ def run(out: str | Path, *, seed: int = 0, quick: bool = False, workers: int = 1
     patients = pd.concat(parts, ignore_index=True)
     scores = report.summary(patients)
     files = write(folder, fits[POSTERIOR].posterior(effort.saved, seed=seed), patients, scores)
+    say("writing the report")
+    title = "Heart disease at four hospitals: the hierarchical posterior"
+    told = fits[POSTERIOR].report(
+        folder / "report.html", held_out=test, alone=fits[LOCAL], title=title, draws=effort.draws, seed=seed
+    )
+    files[told.path] = (
+        f"a page on the hierarchical posterior, {len(told.warnings)} of its {len(told.checks)} questions with a warning"
+    )
     return Result(patients, scores, report.table(scores), report.reading(patients), files)
 
 
@@ -152,7 +160,7 @@ def writable(folder: Path) -> Path:
 
 
 def write(folder: Path, posterior: Any, patients: pd.DataFrame, scores: pd.DataFrame) -> dict[Path, str]:
-    """The four files, each with what it holds."""
+    """Posterior, scores and figures: each file with what it holds."""
     posterior.to_netcdf(str(folder / "posterior.nc"))
     scores.to_csv(folder / "scores.csv", index=False, float_format="%.10g")  # the last bits depend on the machine
     forest, curve = report.pictures(posterior["posterior"], patients, folder)

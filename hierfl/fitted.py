@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from hierfl import groups, saved
 from hierfl.batch import full_batch
@@ -17,7 +18,7 @@ from hierfl.diagnostics import AgainstNuts, against_nuts, corrected
 from hierfl.engine import Federation, Progress, adapt
 from hierfl.federation import about
 from hierfl.fields import check_finite, check_labels
-from hierfl.groups import EXPAND
+from hierfl.groups import EXPAND, sampled
 from hierfl.inference import Draws, posterior_draws, predict, prior_draws
 from hierfl.method import Clock, Method
 from hierfl.prediction import Prediction
@@ -27,6 +28,8 @@ from hierfl.trees import Tree, nbytes, tree_leaves
 
 if TYPE_CHECKING:
     from arviz import InferenceData
+
+    from hierfl.report import Report
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,8 +202,29 @@ class Fit:
         few = self._of_rows(rows)
         return predict(few.federation, self.message, few.progress.table, rows, site=site, draws=draws, seed=seed)
 
+    def replicate(self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0) -> Tensor:
+        """Labels that the posterior would have these rows show, (S, n): a draw's rows go together, as all of one client's do.
+
+        Args:
+            rows: of clients that were fitted, matched by name.
+            site: as in `predict`.
+            draws: S, of the posterior; one label a row of each.
+            seed: of the draws.
+
+        Raises:
+            KeyError, ValueError: as `predict`.
+        """
+        site = self.program.observed_site(site)
+        few = self._of_rows(rows)
+        return sampled(few, few.draws(draws, seed=seed), rows, seed, count=draws)[site]
+
     def _of_rows(self, rows: ClientData) -> Fit:
-        """The fit of those clients that some rows are of, in the order of the rows."""
+        """The fit of those clients that some rows are of, in the order of the rows.
+
+        Raises:
+            KeyError: a client that was not fitted.
+            ValueError: the rows lack a field, or hold NaN.
+        """
         unknown = [name for name in rows.names if name not in set(self.clients)]
         if unknown:
             raise KeyError(f"client '{unknown[0]}' was not fitted: infer it first, fit.personalise(its data).predict(...)")
@@ -247,6 +271,42 @@ class Fit:
             with_data: the clients' rows too, so that `hierfl.load(folder)` alone makes the fit anew.
         """
         saved.write(folder, self.progress, about(self.method, self.federation, self.rounds), self.federation, with_data=with_data)
+
+    def report(
+        self,
+        path: str | Path = "report.html",
+        *,
+        held_out: ClientData | None = None,
+        foreign: ClientData | None = None,
+        alone: Fit | None = None,
+        site: str | None = None,
+        title: str | None = None,
+        draws: int = 400,
+        seed: int = 0,
+    ) -> Report:
+        """Write one page of HTML, which needs no network: what was run, posteriors, calibration, and warnings in plain words.
+
+        Args:
+            path: of the file.
+            held_out: labelled rows of clients that were fitted, kept from the fit, to score; None: the training rows, with a warning.
+            foreign: rows that are none of the clients' kind, under their names: are predictions of them less sure?
+            alone: a fit of the same own sites in which clients borrow nothing: estimates are shown beside its.
+            site: the observed site that is scored, as in `predict`.
+            title: of the page.
+            draws: of the posterior.
+            seed: of the draws.
+
+        Returns:
+            The path, every question that was asked, and the warnings.
+
+        Raises:
+            KeyError: rows of a client that was not fitted.
+            ValueError: a field is missing; held-out rows without labels; several observed sites, and none is chosen.
+        """
+        from hierfl.report import write  # Matplotlib and Jinja are slow to import
+
+        given = {"held_out": held_out, "foreign": foreign}
+        return write(self, path, **given, alone=alone, site=site, title=title, draws=draws, seed=seed)
 
     def _check_labels_given(self, federation: Federation) -> None:
         """Refuse new clients without labels where what they keep, or their guide, is made of labels."""

@@ -255,14 +255,14 @@ def _a_row(log_prob: Tensor) -> Tensor:
     return log_prob.flatten(0, -3).sum(0) if log_prob.dim() > 2 else log_prob
 
 
-def sampled(fit: Fit, draws: Draws, rows: ClientData, seed: int) -> dict[str, Tensor]:
-    """A label of each row (S, n, *event), or client, drawn given each draw of the latent sites.
+def sampled(fit: Fit, draws: Draws, rows: ClientData, seed: int, *, count: int = 1) -> dict[str, Tensor]:
+    """A label of each row (S, n, *event), or client, drawn given each draw of the latent sites; `count` where there are none.
 
     By torch's own samplers, seeded by the client's key: of one client after another, so that none depends on the others.
     """
     program, client, data = fit.program, fit.federation.client, fit.federation.data
     shared, own = latent(program, draws)
-    count = len(next(iter({**draws.shared, **draws.own}.values())))
+    count = next((len(value) for value in {**draws.shared, **draws.own}.values()), count)
     parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
     for k in range(data.num_clients):
         batch = labelled(full_batch(rows, torch.tensor([k]), seed=seed, at=(noise.word("predictive"),)), program)

@@ -105,6 +105,22 @@ def predict(
     return gathered(rows, site, parts, kinds.pop())
 
 
+def predict_at(federation: Federation, message: Tree, table: Table, draws: Draws, rows: ClientData, *, site: str) -> Prediction:
+    """`predict` at draws of every latent site that are given: the guide is not asked again."""
+    program = federation.program
+    known = program.labels[site] in rows.fields
+    kinds: set[str] = set()
+
+    def score(params: Params, values: Values, asked: ClientBatch) -> Tree:
+        fn, value = program.observed(values, asked, params)[site]
+        kinds.add(kind_of(fn))
+        return moments(fn, value if known else None)
+
+    found = at_draws(federation, message, table, draws, score, rows=rows)
+    parts = [{name: averaged(name, value)[batch.mask()] for name, value in values.items()} for batch, values in found]
+    return gathered(rows, site, parts, kinds.pop())
+
+
 def each_client(
     federation: Federation,
     message: Tree,

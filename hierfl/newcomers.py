@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyro
 import torch
+from pyro import poutine
 from torch import Tensor
 
 from hierfl import noise
@@ -18,7 +19,7 @@ from hierfl.draws import NoKeyedDraw
 from hierfl.engine import over_clients
 from hierfl.inference import AT_ONCE, LANES, labelled, posterior_draws
 from hierfl.prediction import Prediction, averaged, gathered, kind_of, moments
-from hierfl.program import Params
+from hierfl.program import Answer, Params
 from hierfl.sites import Values
 from hierfl.table import taken
 from hierfl.trees import Tree, tree_map
@@ -61,6 +62,34 @@ def predict_from_prior(fit: Fit, rows: ClientData, *, site: str | None = None, d
     found = _each_newcomer(fit, rows, score, draws=draws, seed=seed)
     parts = [{name: averaged(name, value)[batch.mask()] for name, value in values.items()} for batch, values in found]
     return gathered(rows, site, parts, kinds.pop())
+
+
+def expected_of_clients(fit: Fit, *, draws: int = 200, seed: int = 0) -> Values:
+    """What the global level alone expects of each client that was fitted: draws of its own sites, (S, N, *shape).
+
+    From p(w_k | z), z drawn from the posterior of the global sites; client k's rows are heard only by way of z. Beside `fit.draws`,
+    they show what its rows have said.
+
+    Args:
+        fit: its own clients are asked of, with their fields (a county's uranium).
+        draws: S.
+        seed: of the draws.
+    """
+    program = fit.program
+    inner = {site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local}
+    inner |= {name: plates for name, plates in program.derived.items() if plates is not None}
+
+    def own_sites(params: Params, shared: Values, asked: ClientBatch) -> Tree:
+        with Answer(params, asked):
+            nodes = poutine.trace(poutine.condition(program.model, data=shared)).get_trace(asked).nodes
+        return {name: nodes[name]["value"] for name in inner}
+
+    parts = [values for _, values in _each_newcomer(fit, fit.federation.data, own_sites, draws=draws, seed=seed)]
+    own = {}
+    for name, plates in inner.items():
+        value = torch.cat([part[name] for part in parts])  # (N, S, *plates, 1, 1, *event)
+        own[name] = value.squeeze(2 + plates).squeeze(2 + plates).movedim(0, 1)
+    return own
 
 
 Score = Callable[[Params, Values, ClientBatch], Tree]

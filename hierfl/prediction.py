@@ -28,6 +28,8 @@ class Prediction:
         mean: (n,) E[y | x]: the probability of 1 for a Bernoulli site; (n, K) probabilities for a categorical one.
         sd: (n,) standard deviation of y, over draws and of the likelihood; None for a categorical one.
         log_score: (n,) log of the mean density of the true label, in nats (higher is better); None where labels are unknown.
+        noise: (n,) entropy of y once a draw is given, in nats, a mean over draws: what no posterior could know better; None for a
+            numeric site.
         kind: "binary", "categorical" or "numeric".
     """
 
@@ -37,6 +39,7 @@ class Prediction:
     mean: Tensor
     sd: Tensor | None
     log_score: Tensor | None
+    noise: Tensor | None
     kind: str
 
     def scores(self) -> pd.DataFrame:
@@ -88,10 +91,14 @@ def kind_of(fn: Any) -> str:
 
 
 def moments(fn: Any, label: Tensor | None) -> Tree:
-    """What is averaged over draws: mean and mean square of y (or class probabilities), log density of the label; and the label."""
+    """What is averaged over draws: mean and square of y (or class probabilities), entropy, log density of the label; and the label."""
     base = getattr(fn, "base_dist", fn)
     probabilities = isinstance(base, dist.Categorical)
     out = {"mean": fn.probs if probabilities else fn.mean}
+    if kind_of(fn) in ("binary", "categorical"):
+        p = out["mean"]
+        each = torch.special.entr(p)
+        out["noise"] = each.sum(-1) if probabilities else each + torch.special.entr(1.0 - p)
     if not probabilities:
         out["square"] = fn.variance + fn.mean**2
     if label is not None:
@@ -111,4 +118,4 @@ def gathered(rows: ClientData, site: str, parts: Sequence[Tree], kind: str) -> P
     """The averages of chunks of clients, as the prediction of all rows."""
     flat = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
-    return Prediction(rows, site, flat.get("label"), flat["mean"], sd, flat.get("log_prob"), kind)
+    return Prediction(rows, site, flat.get("label"), flat["mean"], sd, flat.get("log_prob"), flat.get("noise"), kind)

@@ -41,7 +41,7 @@ def test_it_ends_well_and_says_what_it_wrote(job: tuple[Path, Result]) -> None:
     out, result = job
     assert result.exit_code == 0, result.output
     written = re.findall(r"^Wrote (\S+): ", result.stdout, re.MULTILINE)
-    assert [Path(p).name for p in written] == ["posterior.nc", "scores.csv", "coefficients.png", "calibration.png"]
+    assert [Path(p).name for p in written] == ["posterior.nc", "scores.csv", "coefficients.png", "calibration.png", "report.html"]
     assert sorted(Path(p) for p in written) == sorted(out.iterdir())
 
 
@@ -104,6 +104,14 @@ def test_pictures_are_wide_enough_and_not_blank(job: tuple[Path, Result], name: 
     picture = imread(job[0] / name)
     assert picture.shape[1] >= 600
     assert picture[..., :3].std() > 0.05
+
+
+def test_the_report_says_what_so_few_rounds_came_to(job: tuple[Path, Result]) -> None:
+    text = (job[0] / "report.html").read_text(encoding="utf-8")
+    assert "Heart disease at four hospitals" in text and "switzerland" in text
+    told = re.search(r"(\d+) of its (\d+) questions with a warning", job[1].stdout)
+    assert told and f"Warnings ({told[1]})" in text
+    assert "no trend is read off fewer than 40" in text and "276 held-out rows" in text
 
 
 @pytest.mark.slow

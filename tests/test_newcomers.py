@@ -11,7 +11,7 @@ from hierfl import fit, guides, methods
 from hierfl.batch import ClientBatch
 from hierfl.data import ClientData
 from hierfl.fitted import Fit
-from hierfl.newcomers import predict_from_prior
+from hierfl.newcomers import expected_of_clients, predict_from_prior
 from hierfl.optimisers import Adam
 
 
@@ -45,6 +45,16 @@ def test_moments_are_those_of_the_prior_given_the_global_draws(fitted: Fit) -> N
     torch.testing.assert_close(found.mean, shared["loc"].mean() + new.fields["x"], atol=4 * float(spread) / draws**0.5, rtol=0.0)
     assert found.sd is not None
     torch.testing.assert_close(found.sd, spread.expand(4), atol=0.0, rtol=0.06)
+
+
+def test_what_is_expected_of_a_client_has_the_prior_s_moments_and_knows_no_row_of_its(fitted: Fit) -> None:
+    draws = 4000
+    found, shared = expected_of_clients(fitted, draws=draws)["w"], fitted.draws(draws).shared
+    assert found.shape == (draws, 3)
+    spread = (shared["loc"].var() + shared["scale"].square().mean()).sqrt()
+    torch.testing.assert_close(found.mean(0), shared["loc"].mean().expand(3), atol=4 * float(spread) / draws**0.5, rtol=0.0)
+    torch.testing.assert_close(found.std(0), spread.expand(3), atol=0.0, rtol=0.08)
+    assert float(found[:, :2].T.corrcoef()[0, 1].abs()) < 0.9  # drawn apart, given the same globals
 
 
 def test_log_score_is_of_the_mean_density(fitted: Fit) -> None:

@@ -24,8 +24,8 @@ def run(code: str, **names: Any) -> dict[str, Any]:
     return names
 
 
-def test_there_are_three_blocks() -> None:
-    assert len(BLOCKS) == 3
+def test_there_are_four_blocks() -> None:
+    assert len(BLOCKS) == 4
 
 
 def test_the_program_and_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +40,8 @@ def test_the_program_and_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     second = BLOCKS[1 + 1].replace('"run/"', '"run2/"')
     after = run(second, hierfl=hierfl, method=method, train=names["train"], test=new, new_hospitals=new, their_rows=rows)
     assert {"elbo", "bytes_up", "seconds", "held_out_log_score"} <= set(after["fit"].history)
+    run(BLOCKS[3], hierfl=hierfl, fit=names["fit"], test=names["test"])
+    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 def test_the_method() -> None:

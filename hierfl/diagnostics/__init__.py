@@ -1,8 +1,63 @@
 """Is the posterior to be trusted, and are its predictions? A function each, of a fit or of what it predicts."""
 
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
+from hierfl.diagnostics.calibration import (
+    CalibrationError,
+    calibration_error,
+    client_rates,
+    confidence,
+    coverage_p_value,
+    equal_mass,
+    interval_coverage,
+)
+from hierfl.diagnostics.coherence import Coherence, client_slopes, coherence, loss_deviations
 from hierfl.diagnostics.convergence import Convergence, convergence
+from hierfl.diagnostics.generalisation import Gap, effective_clients, generalisation_gap
 from hierfl.diagnostics.loo import Loo, compare, loo
+from hierfl.diagnostics.ood import (
+    OutOfDistribution,
+    auroc,
+    entropy_density,
+    fpr95,
+    mutual_information,
+    out_of_distribution,
+    predictive_entropy,
+)
 from hierfl.diagnostics.psis import Corrected, corrected
+from hierfl.diagnostics.scores import client_scores, crps, over_clients
 
-__all__ = ["AgainstNuts", "Convergence", "Corrected", "Loo", "against_nuts", "compare", "convergence", "corrected", "loo"]
+__all__ = [
+    "AgainstNuts",
+    "CalibrationError",
+    "Coherence",
+    "Convergence",
+    "Corrected",
+    "Gap",
+    "Loo",
+    "OutOfDistribution",
+    "against_nuts",
+    "auroc",
+    "calibration_error",
+    "client_rates",
+    "client_scores",
+    "client_slopes",
+    "coherence",
+    "compare",
+    "confidence",
+    "convergence",
+    "corrected",
+    "coverage_p_value",
+    "crps",
+    "effective_clients",
+    "entropy_density",
+    "equal_mass",
+    "fpr95",
+    "generalisation_gap",
+    "interval_coverage",
+    "loo",
+    "loss_deviations",
+    "mutual_information",
+    "out_of_distribution",
+    "over_clients",
+    "predictive_entropy",
+]

@@ -31,14 +31,13 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from scipy.stats import gaussian_kde, rankdata
 from torch import Tensor
 
 import hierfl
 from hierfl import datasets, plots
 from hierfl.data import ClientData
 from hierfl.datasets import Labelled
+from hierfl.diagnostics import out_of_distribution
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
@@ -181,30 +180,14 @@ def measure(name: str, seed: int, setting: Setting) -> Numbers:
         tuned = fitted.personalise(train, rounds=passes)
         numbers[f"accuracy {passes}"] = 100.0 * float(tuned.predict(test, draws=draws, seed=seed).scores().accuracy.mean())
         if passes == setting.passes[0]:
-            inside = entropy(tuned.predict(test, draws=draws, seed=seed).mean, test)
-            numbers["entropies"]["own"] = inside[:CURVES].round(4).tolist()
+            own = tuned.predict(test, draws=draws, seed=seed)
             for what, rows in strangers.items():
-                outside = entropy(tuned.predict(rows, draws=draws, seed=seed).mean, rows)
-                numbers[f"AUROC {what}"] = auroc(outside.flatten(), inside.flatten())
-                numbers["by_client"][what] = [auroc(o, i) for o, i in zip(outside, inside, strict=True)]
-                numbers["entropies"][what] = outside[:CURVES].round(4).tolist()
+                found = out_of_distribution(own, tuned.predict(rows, draws=draws, seed=seed))
+                numbers[f"AUROC {what}"] = float(found.overall["auroc"])
+                numbers["by_client"][what] = found.clients["auroc"].tolist()
+                for part, values in zip(("own", what), found.entropies, strict=True):
+                    numbers["entropies"][part] = values.reshape(rows.num_clients, -1)[:CURVES].round(4).tolist()
     return numbers
-
-
-def entropy(p: Tensor, rows: ClientData) -> NDArray[np.float64]:
-    """-sum_c p_c log p_c in nats, (clients, rows of one)."""
-    found: NDArray[np.float64] = (-torch.xlogy(p, p).sum(-1)).view(rows.num_clients, -1).double().numpy()
-    return found
-
-
-def auroc(higher: NDArray[np.float64], lower: NDArray[np.float64]) -> float:
-    """Chance that one of the first is greater than one of the second, ties counted half.
-
-    >>> auroc(np.array([1.0, 3.0]), np.array([0.0, 1.0]))
-    0.875
-    """
-    ranks = rankdata(np.concatenate([higher, lower]))[: len(higher)]
-    return float((ranks.sum() - len(higher) * (len(higher) + 1) / 2) / (len(higher) * len(lower)))
 
 
 # ------------------------------------------------------------------------------------------------ what is shown
@@ -239,31 +222,16 @@ def picture(found: dict[str, Numbers]) -> Figure:
     sets = [name for name in next(iter(found.values()))["entropies"] if name != "own"]
     figure = Figure(figsize=(3.4 * len(sets) + 0.8, 1.9 * len(found) + 0.4), layout="constrained")
     axes = figure.subplots(len(found), len(sets), sharex=True, squeeze=False)
-    grid = np.linspace(0.0, 2.35, 200)
     for row, (method, numbers) in zip(axes, found.items(), strict=True):
         for ax, what in zip(row, sets, strict=True):
-            for part, colour, dash in (("own", plots.COLOURS[0], "-"), (what, plots.COLOURS[1], "--")):
-                values = np.array(numbers["entropies"][part])
-                label = "own test rows" if part == "own" else "foreign images"
-                for client in values:
-                    ax.plot(grid, density(client, grid), color=colour, linewidth=0.5, alpha=0.35)
-                ax.plot(grid, density(values.flatten(), grid), color=colour, linewidth=2.0, linestyle=dash, label=label)
+            own, foreign = (np.array(numbers["entropies"][part]) for part in ("own", what))
+            plots.entropies(ax, own, foreign, labels=("own test rows", "foreign images"))
+            ax.set(xlabel=None, ylabel=None)
             ax.set_title(f"{method}, {what}: AUROC {numbers[f'AUROC {what}']:.2f}", fontsize=8.5, loc="left")
-            ax.set_yscale("symlog", linthresh=1.0)
-            ax.set_ylim(0.0, None)
             ax.tick_params(labelsize=7)
-            ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[-1]:
         ax.set_xlabel("entropy of the prediction, nats", fontsize=8)
     for row in axes:
-        row[0].set_ylabel("density (above 1: log scale)", fontsize=8)
+        row[0].set_ylabel("density", fontsize=8)
     axes[0, 0].legend(fontsize=7, frameon=False)
     return figure
-
-
-def density(values: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of entropies, by a Gaussian kernel of width 0.05 nats, mirrored at 0, where many lie."""
-    width = 0.05
-    both = np.concatenate([values, -values])
-    found: NDArray[np.float64] = 2.0 * gaussian_kde(both, bw_method=width / max(float(both.std(ddof=1)), 1e-9))(grid)
-    return found

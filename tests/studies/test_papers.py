@@ -109,21 +109,6 @@ def test_an_interval_is_that_of_student() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ entropy
-def test_auroc_is_the_share_of_pairs_in_order() -> None:
-    g = np.random.Generator(np.random.Philox(0))
-    a, b = g.integers(0, 6, 40).astype(float), g.integers(0, 5, 30).astype(float)
-    pairs = (a[:, None] > b[None]).mean() + 0.5 * (a[:, None] == b[None]).mean()
-    assert ood_entropy.auroc(a, b) == pytest.approx(pairs)
-
-
-def test_entropies_are_of_each_clients_rows() -> None:
-    rows = ood_entropy.federation(ood_entropy.Setting(images="digits"), 0)[1]
-    p = torch.full((rows.num_rows, 10), 0.1)
-    p[0] = torch.eye(10)[0]
-    found = ood_entropy.entropy(p, rows)
-    assert found.shape == (16, 26) and found[0, 0] == 0.0 and found[1:].min() == pytest.approx(np.log(10.0))
-
-
 def test_strangers_are_as_many_as_test_rows_and_none_of_a_clients_classes() -> None:
     pytest.importorskip("sklearn")
     train, test, strangers = ood_entropy.federation(ood_entropy.Setting(images="digits"), 0)

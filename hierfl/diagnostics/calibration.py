@@ -1,0 +1,181 @@
+"""Whether probabilities and intervals come true: equal-mass bins, calibration error beside what chance alone gives, coverage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import beta, binomtest
+from torch import Tensor
+
+from hierfl.prediction import Prediction
+
+Floats = NDArray[np.float64]
+
+
+def equal_mass(p: ArrayLike, y: ArrayLike, *, bins: int = 8, prob: float = 0.9) -> tuple[Floats, ...]:
+    """Rows in the order of their predicted probability, cut into bins of equal numbers.
+
+    Args:
+        p: (n,) probabilities.
+        y: (n,) labels 0/1.
+        bins: how many; fewer where there are less than 2 rows a bin.
+        prob: of the interval of each share.
+
+    Returns:
+        Mean probability, share of ones, lower and upper end of its interval, each (bins,).
+
+    Raises:
+        ValueError: probabilities and labels of different lengths, or no rows.
+
+    >>> [v.round(2).tolist() for v in equal_mass([0.1, 0.3, 0.7, 0.9], [0, 0, 1, 1], bins=2)[:2]]
+    [[0.2, 0.8], [0.0, 1.0]]
+    """
+    p, y = _matched(p, y)
+    parts = _bins(p, bins)
+    rows, ones = np.array([len(part) for part in parts]), np.array([y[part].sum() for part in parts])
+    tail, share = (1.0 - prob) / 2.0, ones / rows
+    low = np.where(ones > 0, beta.ppf(tail, ones + 0.5, rows - ones + 0.5), 0.0)
+    high = np.where(ones < rows, beta.ppf(1.0 - tail, ones + 0.5, rows - ones + 0.5), 1.0)
+    # far out, Jeffreys' interval may leave the share itself out: an error bar cannot be negative
+    return np.array([p[part].mean() for part in parts]), share, np.minimum(low, share), np.maximum(high, share)
+
+
+@dataclass(frozen=True)
+class CalibrationError:
+    """How far shares of ones are from mean predictions, over equal-mass bins, weighted by rows.
+
+    Args:
+        ece: mean |share - prediction|, the expected calibration error (Naeini, Cooper and Hauskrecht 2015, in bins of equal mass).
+        reliability: mean (share - prediction)^2, Murphy's (1973) part of the Brier score.
+        by_chance: the mean `ece` of as many labels drawn with exactly these probabilities: few rows never give 0.
+        p_value: share of such draws whose `ece` is at least as large.
+        rows: n.
+    """
+
+    ece: float
+    reliability: float
+    by_chance: float
+    p_value: float
+    rows: int
+
+
+def calibration_error(p: ArrayLike, y: ArrayLike, *, bins: int = 8, draws: int = 999, seed: int = 0) -> CalibrationError:
+    """The calibration error of probabilities, and whether chance alone would show as much.
+
+    Args:
+        p: (n,) probabilities: of 1, or of the class that is predicted.
+        y: (n,) 0/1: the label, or whether the predicted class is right.
+        bins: as in `equal_mass`.
+        draws: of labels under perfect calibration.
+        seed: of those.
+
+    Raises:
+        ValueError: probabilities and labels of different lengths, or no rows.
+
+    >>> calibration_error([0.2, 0.2, 0.8, 0.8], [0, 0, 1, 1], bins=2).ece.__round__(3)
+    0.2
+    """
+    p, y = _matched(p, y)
+    parts = _bins(p, bins)
+    order, sizes = np.concatenate(parts), np.array([len(part) for part in parts])
+    starts, noise = np.cumsum(sizes) - sizes, np.random.Generator(np.random.Philox(seed))
+    expected = np.add.reduceat(p[order], starts)
+
+    def gaps(labels: NDArray[Any]) -> Floats:
+        return (np.add.reduceat(labels, starts, axis=-1, dtype=float) - expected) / sizes
+
+    own = gaps(y[order])
+    chance = [gaps(noise.random((d, len(p))) < p[order]) for d in _blocks(draws, len(p))]
+    weight = sizes / len(p)
+    errors = np.abs(np.concatenate([own[None], *chance])) @ weight
+    p_value = (1 + int((errors[1:] >= errors[0] - 1e-12).sum())) / (draws + 1)
+    return CalibrationError(float(errors[0]), float(own**2 @ weight), float(errors[1:].mean()), p_value, len(p))
+
+
+def confidence(prediction: Prediction) -> tuple[Floats, Floats]:
+    """(n,) probabilities and (n,) what of them came true: of 1 for binary labels, of the predicted class for several.
+
+    Raises:
+        ValueError: the rows have no labels, or those are numbers: see `interval_coverage`.
+    """
+    label, _ = prediction.known()
+    if prediction.kind == "binary":
+        return prediction.mean.double().numpy(), (label > 0.5).double().numpy()
+    if prediction.kind == "categorical":
+        top, chosen = prediction.mean.max(-1)
+        return top.double().numpy(), (chosen == label).double().numpy()
+    raise ValueError(f"site '{prediction.site}' is numeric: it has intervals that cover or not, and no probabilities of classes")
+
+
+def interval_coverage(replicates: Tensor, label: Tensor, *, prob: float = 0.9) -> NDArray[np.bool_]:
+    """(n,) whether each label lies in the central interval of its replicates.
+
+    Args:
+        replicates: (S, n), of `Fit.replicate`.
+        label: (n,).
+        prob: of the interval; with a discrete label it holds at least so much.
+    """
+    draws, y = replicates.double().numpy(), label.double().numpy()
+    low, high = np.quantile(draws, [0.5 - prob / 2, 0.5 + prob / 2], axis=0, method="inverted_cdf")
+    covered: NDArray[np.bool_] = (low <= y) & (y <= high)
+    return covered
+
+
+def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.9) -> pd.DataFrame:
+    """Each client's mean label (its event rate, for 0/1) beside the posterior predictive interval of that mean.
+
+    All rows of a client share a draw of its parameters, so the interval is of rows that vary together: it is wider than that of
+    as many independent ones, and is right only if the posterior is.
+
+    Args:
+        prediction: of the rows, labelled, binary or numeric.
+        replicates: (S, n) of the same rows, of `Fit.replicate`.
+        prob: of the interval.
+
+    Returns:
+        A row a client: rows, observed, expected, low, high, covered.
+
+    Raises:
+        ValueError: no labels, classes (they have no mean), or replicates of other rows.
+    """
+    label, _ = prediction.known()
+    if prediction.kind == "categorical":
+        raise ValueError(f"site '{prediction.site}' is of classes, which have no mean: give a binary or numeric one")
+    if replicates.dim() != 2 or replicates.shape[1] != len(label):
+        raise ValueError(f"replicates have shape {tuple(replicates.shape)}; (S, {len(label)}) are needed, those of the same rows")
+    data = prediction.data
+    parts = data.counts.tolist()
+    drawn = np.stack([v.double().mean(1).numpy() for v in replicates.split(parts, 1)], 1)
+    observed = np.array([float(v.double().mean()) for v in label.split(parts)])
+    low, high = np.quantile(drawn, [0.5 - prob / 2, 0.5 + prob / 2], axis=0, method="inverted_cdf")
+    columns = {"rows": data.counts.numpy(), "observed": observed, "expected": drawn.mean(0), "low": low, "high": high}
+    table = pd.DataFrame(columns, index=pd.Index(data.names, name="client"))
+    table["covered"] = (low - 1e-12 <= observed) & (observed <= high + 1e-12)
+    return table
+
+
+def coverage_p_value(covered: ArrayLike, prob: float) -> float:
+    """How surprising so few covered would be (one-sided, exact), were each covered with probability `prob`, independently."""
+    hits = np.asarray(covered, dtype=bool)
+    return float(binomtest(int(hits.sum()), len(hits), prob, alternative="less").pvalue)
+
+
+def _blocks(draws: int, rows: int) -> list[int]:
+    """Draws in blocks of at most a million labels."""
+    each = max(1, 1_000_000 // rows)
+    return [min(each, draws - start) for start in range(0, draws, each)]
+
+
+def _bins(p: Floats, bins: int) -> list[NDArray[np.intp]]:
+    return np.array_split(np.argsort(p, kind="stable"), max(1, min(bins, len(p) // 2)))
+
+
+def _matched(p: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
+    one, other = np.asarray(p, dtype=float), np.asarray(y, dtype=float)
+    if one.shape != other.shape or one.ndim != 1 or not len(one):
+        raise ValueError(f"probabilities and labels have the shapes {one.shape} and {other.shape}: both must be (n,), n > 0")
+    return one, other

@@ -1,0 +1,134 @@
+"""Does a posterior know what it does not know? Entropies of predictions of a client's own rows and of foreign ones.
+
+AUROC is scipy's Mann-Whitney statistic, so that scikit-learn, which has it too, stays an extra.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import gaussian_kde, mannwhitneyu
+from torch import Tensor, special
+
+from hierfl.prediction import Prediction
+
+Floats = NDArray[np.float64]
+
+
+def predictive_entropy(prediction: Prediction) -> Tensor:
+    """H[E p] = -sum_c p_c log p_c (n,), nats, p averaged over draws; of a number, that of a Normal of its predictive sd."""
+    if prediction.kind == "numeric":
+        assert prediction.sd is not None
+        return prediction.sd.log() + 0.5 * math.log(2.0 * math.pi * math.e)
+    p = prediction.mean
+    return special.entr(p) + special.entr(1.0 - p) if prediction.kind == "binary" else special.entr(p).sum(-1)
+
+
+def mutual_information(prediction: Prediction) -> Tensor:
+    """H[E p] - E H[p] (n,), nats: the part of the entropy that is the posterior's own, 0 for a point estimate (Houlsby et al. 2011).
+
+    Raises:
+        ValueError: a numeric site, whose mean entropy is not kept.
+    """
+    if prediction.noise is None:
+        raise ValueError(f"site '{prediction.site}' is numeric: mutual information is of labels 0/1 or classes")
+    return (predictive_entropy(prediction) - prediction.noise).clamp(min=0.0)
+
+
+def auroc(higher: ArrayLike, lower: ArrayLike) -> float:
+    """Chance that one of the first is greater than one of the second, ties counted half.
+
+    >>> auroc([1.0, 3.0], [0.0, 1.0])
+    0.875
+    """
+    one, other = np.asarray(higher, dtype=float), np.asarray(lower, dtype=float)
+    return float(mannwhitneyu(one, other, method="asymptotic").statistic / (len(one) * len(other)))
+
+
+def fpr95(foreign: ArrayLike, own: ArrayLike) -> float:
+    """Share of foreign rows that pass for own where the threshold lets 95 % of own rows pass; lower is better.
+
+    A row passes if its score is at most the threshold: the least that lets 95 % pass (Liang, Li and Srikant 2018: own rows are the
+    positives).
+
+    >>> fpr95([0.5, 2.0], [0.0, 1.0])
+    0.5
+    """
+    threshold = np.quantile(np.asarray(own, dtype=float), 0.95, method="inverted_cdf")
+    return float((np.asarray(foreign, dtype=float) <= threshold).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfDistribution:
+    """How well own rows are told from foreign ones.
+
+    Args:
+        clients: a row a client: rows, foreign_rows, entropy and foreign_entropy (means, nats), auroc and fpr95 of the entropy, and
+            of the mutual information (mi_auroc, mi_fpr95) for labels 0/1 and classes.
+        overall: the same of all rows alike.
+        entropies: (own rows, foreign rows), nats, client after client.
+    """
+
+    clients: pd.DataFrame
+    overall: pd.Series
+    entropies: tuple[Floats, Floats]
+
+
+def out_of_distribution(own: Prediction, foreign: Prediction) -> OutOfDistribution:
+    """Compare predictions of own rows with those that the same clients make of foreign rows.
+
+    Args:
+        own: of the clients' own rows, which the fit has not seen.
+        foreign: of rows that are none of theirs, under the same client names.
+
+    Raises:
+        KeyError: a client with foreign rows and no own ones.
+        ValueError: predictions of different sites.
+    """
+    if own.site != foreign.site:
+        raise ValueError(f"own rows are predicted at site '{own.site}', foreign ones at '{foreign.site}': they must be of one")
+    own.data.index(foreign.data.names)
+    measures = {"": predictive_entropy}
+    if own.noise is not None and foreign.noise is not None:
+        measures["mi_"] = mutual_information
+    values = {name: [of(p).double().numpy() for p in (own, foreign)] for name, of in measures.items()}
+    mine, theirs = (_rows(p) for p in (own, foreign))
+    table = {n: _row({m: (a[mine[n]], b[theirs[n]]) for m, (a, b) in values.items()}) for n in foreign.data.names}
+    frame = pd.DataFrame.from_dict(table, orient="index")
+    frame.index.name = "client"
+    asked = np.concatenate([np.arange(len(values[""][0]))[mine[n]] for n in foreign.data.names])
+    overall = pd.Series(_row({m: (a[asked], b) for m, (a, b) in values.items()}))
+    return OutOfDistribution(frame.astype({"rows": int, "foreign_rows": int}), overall, (values[""][0][asked], values[""][1]))
+
+
+def _row(values: dict[str, tuple[Floats, Floats]]) -> dict[str, float]:
+    own, foreign = values[""]
+    row: dict[str, float] = {"rows": len(own), "foreign_rows": len(foreign)}
+    row |= {"entropy": float(own.mean()), "foreign_entropy": float(foreign.mean())}
+    for name, (a, b) in values.items():
+        row |= {f"{name}auroc": auroc(b, a), f"{name}fpr95": fpr95(b, a)}
+    return row
+
+
+def _rows(prediction: Prediction) -> dict[str, slice]:
+    offsets = prediction.data.offsets.tolist()
+    return {name: slice(a, b) for name, (a, b) in zip(prediction.data.names, pairwise(offsets), strict=True)}
+
+
+def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) -> Floats:
+    """Density of entropies at a grid, by a Gaussian kernel, mirrored at 0, where many lie (FedABML, Fig. 5 and 6).
+
+    Args:
+        values: (n,) entropies >= 0, nats.
+        grid: (m,) where.
+        width: of the kernel, nats.
+    """
+    flat = np.asarray(values, dtype=float).ravel()
+    both = np.concatenate([flat, -flat])
+    found: Floats = 2.0 * gaussian_kde(both, bw_method=width / max(float(both.std(ddof=1)), 1e-9))(np.asarray(grid, dtype=float))
+    return found

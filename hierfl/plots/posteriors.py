@@ -1,0 +1,54 @@
+"""Posteriors: clients' coefficients beside one another, and over what the global level expects of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hierfl.plots.style import COLOURS, MARKERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from xarray import DataArray
+
+
+def forest(ax: Axes, local: DataArray, prior: DataArray, *, prob: float = 0.9, labels: Mapping[str, str] | None = None) -> Axes:
+    """Every client's coefficients, median and interval, over the band where the global level expects a client's.
+
+    Args:
+        ax: to draw on.
+        local: draws with the dimensions of draws, `client`, and one of named coefficients.
+        prior: draws of a new client's coefficient, the same but for `client`.
+        prob: of the central intervals.
+        labels: coefficient -> what to write at it; the names themselves where it has none.
+    """
+    (dim,) = [str(d) for d in prior.dims if d not in ("chain", "draw")]
+    names = [str(name) for name in local.coords[dim].values]
+    clients = [str(name) for name in local.coords["client"].values]
+    at = np.arange(len(names), dtype=float)
+    low, middle, high = _interval(prior, prob, dim)
+    ax.barh(at, high - low, left=low, height=0.86, color="0.88", label="global prior", zorder=1)
+    ax.vlines(middle, at - 0.43, at + 0.43, color="0.45", linewidth=1.2, zorder=2)
+    shifts = np.linspace(-0.28, 0.28, len(clients)) if len(clients) > 1 else np.zeros(1)
+    for k, client in enumerate(clients):
+        low, middle, high = _interval(local.sel(client=client), prob, dim)
+        style = {**_POINTS, "color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
+        ax.errorbar(middle, at + shifts[k], xerr=[middle - low, high - middle], label=client, zorder=3, **style)
+    ax.axvline(0.0, color="black", linewidth=0.7, linestyle=":", zorder=2)
+    ax.set_yticks(at, [(labels or {}).get(name, name) for name in names])
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    return ax
+
+
+_POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.2, "elinewidth": 1.0, "capsize": 0}
+
+
+def _interval(draws: DataArray, prob: float, dim: str) -> tuple[NDArray[np.float64], ...]:
+    over = [d for d in draws.dims if d != dim]
+    quantiles = draws.quantile([0.5 - prob / 2, 0.5, 0.5 + prob / 2], dim=over).transpose("quantile", dim)
+    return tuple(np.asarray(quantiles, dtype=float))

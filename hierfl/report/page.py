@@ -1,0 +1,82 @@
+"""The page: sections from what was measured, and all of it as one file of HTML that needs no network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, StrictUndefined
+
+from hierfl.data import ClientData
+from hierfl.report.blocks import Check, Section
+from hierfl.report.checks import checks
+from hierfl.report.measured import measure
+from hierfl.report.sections import sections
+
+if TYPE_CHECKING:
+    from hierfl.fitted import Fit
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What was written.
+
+    Args:
+        path: of the page.
+        checks: every question that was asked, and its answer.
+    """
+
+    path: Path
+    checks: tuple[Check, ...]
+
+    @property
+    def warnings(self) -> list[str]:
+        """The answers that warn, in plain words."""
+        return [check.answer for check in self.checks if check.verdict == "warning"]
+
+
+def write(
+    fit: Fit,
+    path: str | Path,
+    *,
+    held_out: ClientData | None = None,
+    foreign: ClientData | None = None,
+    alone: Fit | None = None,
+    site: str | None = None,
+    title: str | None = None,
+    draws: int = 400,
+    seed: int = 0,
+) -> Report:
+    """Measure a fit and write the page. Arguments and errors: `Fit.report`."""
+    found = measure(fit, held_out=held_out, foreign=foreign, alone=alone, site=site, draws=draws, seed=seed)
+    asked = checks(found)
+    names = fit.federation.data.num_clients
+    text = page(
+        title or f"{fit.method.name}: {names} clients",
+        f"{fit.method.name}, {names} clients, {fit.federation.data.num_rows} training rows, {len(fit.history)} rounds",
+        sections(found),
+        asked,
+    )
+    where = Path(path)
+    where.write_text(text, encoding="utf-8")
+    return Report(where, tuple(asked))
+
+
+def page(title: str, subtitle: str, parts: list[Section], asked: list[Check]) -> str:
+    """One file of HTML."""
+    source = files("hierfl.report").joinpath("page.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    return environment.from_string(source).render(
+        title=title,
+        subtitle=subtitle,
+        sections=parts,
+        checks=asked,
+        warnings=[check for check in asked if check.verdict == "warning"],
+        asked=sum(check.verdict != "not asked" for check in asked),
+        version=version("hierfl"),
+        footer=f"Written by hierfl {version('hierfl')} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}.",
+    )
