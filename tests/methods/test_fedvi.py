@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,13 @@ def test_either_pooling_is_of_a_set_and_padding_is_no_row(pool: Any) -> None:
 
 @pytest.mark.parametrize(
     ("likelihood", "field", "outputs"),
-    [(categorical(), "kind", 3), (bernoulli(), "ill", 1), (poisson(), "visits", 1), (normal(1.0), "y", 1)],
+    [
+        (categorical(), "kind", 3),
+        (bernoulli(), "ill", 1),
+        (poisson(), "visits", 1),
+        (normal(1.0), "y", 1),
+        (lambda output: dist.Laplace(output[..., 0], 1.0), "y", 1),
+    ],
 )
 def test_any_likelihood_and_images_too(likelihood: Any, field: str, outputs: int) -> None:
     data = federation((5, 3, 7))
@@ -101,6 +108,14 @@ def test_any_likelihood_and_images_too(likelihood: Any, field: str, outputs: int
         result = fit(method(model), data, rounds=2)
         assert result.predict(data.without(field), draws=3).mean.isfinite().all()
         assert {"loss", "kl"} <= set(result.history)
+
+
+def test_a_noise_scale_that_is_not_known_is_learned_as_a_point() -> None:
+    result = fit(method(heads(likelihood=normal()), optimiser=SGD(0.1)), federation((20, 30)), rounds=15)
+    at = result.draws(2).shared["noise_scale"]
+    assert torch.equal(at[0], at[1]), "a point"
+    assert 0.3 < float(at[0]) != pytest.approx(float(result.program.start()[0]["noise_scale.at"].exp()))
+    assert result.history["loss"].iloc[-1] < result.history["loss"].iloc[0]
 
 
 # ------------------------------------------------------------------------------------------------ engines and reductions
