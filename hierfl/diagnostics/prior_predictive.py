@@ -10,12 +10,13 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Unit
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from hierfl import noise
 from hierfl.batch import ClientBatch
-from hierfl.program import Program, ProgramError, samples, untouched_store
-from hierfl.sites import Values
+from hierfl.program import Program, ProgramError, is_deterministic, samples, untouched_store
+from hierfl.sites import Model, Values
 
 Labels = dict[str, Tensor]
 
@@ -41,7 +42,7 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
         for one in range(count):
             first, second = noise.fold(noise.root_key(seed), one).tolist()
             torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
-            nodes: Any = poutine.trace(poutine.uncondition(program.model)).get_trace(batch).nodes
+            nodes: Any = _traced(program.model, batch)
             values.append({name: nodes[name]["value"] for name in _named(program)})
             labels.append({field: _as_field(nodes[site], batch, field) for site, field in program.labels.items()})
     _check_labels(program, batch, labels[0])
@@ -49,6 +50,19 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
         {k: torch.stack([v[k] for v in values]) for k in values[0]},
         {k: torch.stack([v[k] for v in labels]) for k in labels[0]},
     )
+
+
+class _Unobserved(Messenger):
+    """Draws what is observed; what is computed stays as it is (Pyro's own `uncondition` spreads it over its plates anew)."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["is_observed"] and not is_deterministic({**msg, "type": "sample"}):
+            msg["is_observed"], msg["value"], msg["done"] = False, None, False
+
+
+def _traced(model: Model, batch: ClientBatch) -> Any:
+    with _Unobserved():
+        return poutine.trace(model).get_trace(batch).nodes
 
 
 def with_labels(batch: ClientBatch, labels: Labels) -> ClientBatch:
