@@ -8,7 +8,7 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from hierfl import datasets, guides, methods, models, optimisers, partition
+from hierfl import datasets, diagnostics, guides, methods, models, optimisers, partition
 from hierfl.batch import ClientBatch
 from hierfl.check import read
 from hierfl.data import ClientData
@@ -47,6 +47,7 @@ __all__ = [
     "Server",
     "Share",
     "datasets",
+    "diagnostics",
     "fill_missing",
     "fit",
     "guides",

@@ -181,7 +181,7 @@ def uniform(replications: int = 200, draws: int = 99) -> Sbc:
 def test_tables_by_hand() -> None:
     found = uniform()
     table = found.table().set_index(["site", "client"])
-    assert table.loc[("g", None)].p.item() == 1.0  # type: ignore[index]
+    assert table.loc[("g", None)].p.item() == 1.0
     assert table.loc[("b", "d")].p.item() < 1e-100
     assert found.coverage().loc["g"].tolist() == [0.5, 0.9]
     by_rows = found.coverage_by_rows().set_index("rows")["cover 90%"]

@@ -85,7 +85,8 @@ def posterior(program: Program, theta: Params, support: Any) -> tuple[Tensor, Te
     """Means and deviations of the clients' own heads."""
     with pyro.poutine.block(), Given(theta, {}), pyro.poutine.trace() as trace:
         program.guide(support)
-    found: Any = trace.trace.nodes["beta"]["fn"].base_dist
+    nodes: Any = trace.trace.nodes
+    found = nodes["beta"]["fn"].base_dist
     return found.loc, found.scale
 
 
@@ -217,10 +218,10 @@ def best(data: ClientData, k: int) -> tuple[float, Tensor, Tensor, Program, Para
     def closure() -> float:
         optimiser.zero_grad()
         loss = -elbo(program, {**theta, **own}, data, k)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss.detach())
 
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    optimiser.step(closure)
     theta = {**theta, **{n: v.detach() for n, v in own.items()}}
     loc, sd = posterior(program, theta, full_batch(data, torch.tensor([k])))
     return float(elbo(program, theta, data, k)), loc.flatten(), sd.flatten(), program, theta

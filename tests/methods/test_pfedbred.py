@@ -303,7 +303,7 @@ def test_all_train_and_some_are_averaged() -> None:
         )
     assert len(matches) == 1 and matches != [31], "the mean of one set of clients, and not of all"
     tiny = fit(pfedbred(gaussian_net(), "none", averaged=1e-9, **common), data, rounds=1, seed=5)
-    assert_alike(tiny.message, whole.message), "where none is drawn, all are averaged"
+    assert_alike(tiny.message, whole.message)  # where none is drawn, all are averaged
 
 
 def test_a_client_without_a_turn_is_served_the_global_model_and_a_new_one_adapts() -> None:
