@@ -17,7 +17,9 @@ import hierfl
 from hierfl import guides, models
 from hierfl.batch import ClientBatch
 from hierfl.data import ClientData
-from hierfl.method import Method, Phase
+from hierfl.engine import begin, client_round
+from hierfl.federation import federate
+from hierfl.method import Clock, Method, Phase
 from hierfl.methods import ditto, fedabml, fedavg, fedmap, pfedbred, pfedme
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
@@ -125,6 +127,19 @@ def test_the_exact_server_averages_points_under_a_known_scale_and_refuses_what_i
         fedabml(learned_prior, server="em")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave meta at 'envelope'"):
         fedabml(learned_prior, server="exact", meta="full")
+
+
+def test_what_crosses_to_the_exact_server_is_two_moments_of_each_number_and_no_posterior() -> None:
+    for counts in ((5, 3), (50, 30)):
+        federation_ = federate(fedabml(net(), server="exact", steps=1), federation(counts))
+        where = begin(federation_)
+        message = federation_.server.down(where.server, Clock(0, 1))
+        ups, _ = client_round(federation_, federation_.client.phases, message, where.table, torch.arange(2), 0)
+        assert set(ups) == {"moments", "loss"}
+        moments: Any = ups["moments"].value
+        assert {k: {n: tuple(v.shape) for n, v in part.items()} for k, part in moments.items()} == {
+            k: {"theta.weight": (2, 1, 2), "theta.bias": (2, 1)} for k in ("away", "square")
+        }
 
 
 def _scaled(batch: ClientBatch) -> None:
