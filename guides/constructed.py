@@ -31,6 +31,7 @@ def constructed(
     """q(beta_k) = Normal(m_k, s_k^2), bias_k a point: (m_k, raw_k, bias_k) = P(mean of the features over the client's rows).
 
     P is dense-relu-dense-relu-dense, s = softplus(raw + c) with c such that s starts at `scale`. The order of rows is nothing.
+    Global sites, such as a likelihood's noise scale, are points.
 
     Args:
         model: with the sites `beta` and `bias` of `hierfl.models.PersonalHeads`.
@@ -46,6 +47,9 @@ def constructed(
     middle = math.log(math.expm1(scale))
 
     def guide(batch: ClientBatch) -> None:
+        for site in latents.global_block.sites:  # of the likelihood: a noise scale, say
+            free = pyro.param(f"{site.name}.at", site.free_start.clone)
+            pyro.sample(site.name, dist.Delta(site.transform(free), event_dim=len(site.event_shape)))
         rows, there = features(batch), batch.mask()[..., None]
 
         def averaged(each: Tensor) -> Tensor:

@@ -23,17 +23,26 @@ from hierfl.sites import Model
 
 
 class Means(Constraint):
-    """Where the means of a prior lie; without its constraint such a value is its natural parameter."""
+    """Where the means of a prior lie; without its constraint such a value is its natural parameter.
 
-    event_dim = 0
+    Args:
+        prior: the family.
+        event_dim: dimensions of a tensor whose numbers interact in g; 0: each number has a term of its own, or there is one tensor.
+    """
 
-    def __init__(self, prior: BregmanPrior) -> None:
-        self.prior = prior
+    def __init__(self, prior: BregmanPrior, event_dim: int = 0) -> None:
+        self.prior, self._event_dim = prior, event_dim
         super().__init__()
 
+    @property
+    def event_dim(self) -> int:  # type: ignore[override]
+        """As given."""
+        return self._event_dim
+
     def check(self, value: Tensor) -> Tensor:
-        """Whether each number may be a mean."""
-        return self.prior.mean.check(value)
+        """Whether each number, or each tensor, may be a mean."""
+        each: Tensor = self.prior.mean.check(value)
+        return each.flatten(value.dim() - self._event_dim).all(-1) if self._event_dim else each
 
 
 class ToMean(Transform):
@@ -41,29 +50,40 @@ class ToMean(Transform):
 
     bijective = True
 
-    def __init__(self, prior: BregmanPrior) -> None:
-        self.prior, self.domain, self.codomain = prior, prior.natural, Means(prior)
+    def __init__(self, prior: BregmanPrior, event_dim: int = 0) -> None:
+        self.prior, self.together = prior, event_dim
+        self.domain = constraints.independent(prior.natural, event_dim) if event_dim else prior.natural
+        self.codomain = Means(prior, event_dim)
         super().__init__()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ToMean) and other.prior is self.prior
+        return isinstance(other, ToMean) and other.prior is self.prior and other.together == self.together
 
     def __hash__(self) -> int:
-        return hash(id(self.prior))
+        return hash((id(self.prior), self.together))
 
     def _call(self, x: Tensor) -> Tensor:
-        return self.prior.mean_of(x)
+        return self._each(self.prior.mean_of, x)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return self.prior.natural_of(y)
+        return self._each(self.prior.natural_of, y)
+
+    def _each(self, one: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+        """A function of one tensor's numbers, of each tensor of a batch."""
+        if not self.together:
+            return one(values)
+        event = values.shape[values.dim() - self.together :]
+        return torch.vmap(one)(values.reshape(-1, *event)).reshape(values.shape)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         """Log of the curvature of g where it is separable; NaN where it is not, since only points are inferred under such a g."""
+        if self.together:
+            return x.new_full(x.shape[: x.dim() - self.together], torch.nan)
         return self.prior.curvature(x).log() if self.prior.separable(x) else torch.full_like(x, torch.nan)
 
 
 def _to_mean(domain: Means) -> Transform:
-    return ToMean(domain.prior)
+    return ToMean(domain.prior, domain.event_dim)
 
 
 for _registry in (biject_to, transform_to):
@@ -88,7 +108,10 @@ class BregmanKernel(TorchDistribution):
     @property
     def support(self) -> Constraint:
         """Where means lie."""
-        return constraints.independent(Means(self.prior), len(self.event_shape))
+        dims = len(self.event_shape)
+        if self.prior.separable(self.loc):
+            return constraints.independent(Means(self.prior), dims)
+        return Means(self.prior, dims)
 
     @property
     def mean(self) -> Tensor:

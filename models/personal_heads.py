@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
 from hierfl import noise
@@ -31,7 +32,7 @@ class PersonalHeads:
         features: of the embedding. Default: the paper's, as is `local_features`.
         local_features: how many of them, the last, the clients' own heads read.
         prior_scale: of beta; None: Glorot's, sqrt(2 / (local_features + K)), "the initialiser's" of the paper.
-        likelihood: from `hierfl.models.likelihood`. Default `categorical()`.
+        likelihood: from `hierfl.models.likelihood`, or `(output (C, B, K)) -> distribution`. Default `categorical()`.
         merge: of the outputs of G and of the client's own head. Default: their sum, the paper's.
         global_scale: standard deviation of a Normal prior of the global params, for `gamma` > 0; None: flat.
         x: the field that goes in.
@@ -51,7 +52,7 @@ class PersonalHeads:
         features: int = 128,
         local_features: int = 26,
         prior_scale: float | None = None,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | Callable[[Tensor], TorchDistributionMixin] | None = None,
         merge: Merge = torch.add,
         global_scale: float | None = None,
         x: str = "x",
@@ -65,7 +66,10 @@ class PersonalHeads:
         self.tensors = weights(self.net)
         self.outputs, self.features, self.local_features = outputs, features, local_features
         self.prior_scale = (2.0 / (local_features + outputs)) ** 0.5 if prior_scale is None else prior_scale
-        self.likelihood, self.merge = likelihood or categorical(), merge
+        self.merge = merge
+        self.likelihood = (
+            likelihood if isinstance(likelihood, Likelihood) else Likelihood(likelihood) if likelihood else categorical()
+        )
         self.global_scale, self.x, self.y = global_scale, x, y
         self.__name__ = "personal_heads"
 

@@ -109,6 +109,12 @@ METHODS: dict[str, Callable[[], Method]] = {
         )
         for meta in ("envelope", "full")
     },
+    "pfedbred, some averaged": lambda: hierfl.methods.pfedbred(
+        personal(prior_scale=1.0), "meg", lam=2.0, steps=3, batch_size=2, averaged=0.5
+    ),
+    "fedabml exact": lambda: hierfl.methods.fedabml(
+        personal(prior_scale="learned"), lr=0.02, inner_steps=2, draws=2, steps=1, batch_size=4, server="exact"
+    ),
     "pfedbayes": lambda: hierfl.methods.pfedbayes(
         personal(prior_scale="learned"), steps=3, batch_size=2, inner_steps=2, draws=2, lr=0.01, eta=0.01, init_scale=0.2
     ),

@@ -14,8 +14,11 @@ EXAMPLES = {  # and a word that each must say
     "fedabml_toy.py": "from least squares",
     "fedmap_lines.py": "client 5, 50 rows",
     "fedmap_synthetic.py": "FedMAP",
+    "new_clients.py": "mean over 14 new clients",
+    "ood_entropy.py": "AUROC",
     "own_model.py": "thalach",
     "own_prior.py": "my own, cosh",
+    "prior_ablation.py": "mh + AM",
     "unlabelled_clients.py": "without labels",
 }
 

@@ -24,6 +24,7 @@ from hierfl.diagnostics.ood import (
     predictive_entropy,
 )
 from hierfl.diagnostics.psis import Corrected, corrected
+from hierfl.diagnostics.sbc import Sbc, ecdf_band, sbc
 from hierfl.diagnostics.scores import client_scores, crps, over_clients
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Gap",
     "Loo",
     "OutOfDistribution",
+    "Sbc",
     "against_nuts",
     "auroc",
     "calibration_error",
@@ -48,6 +50,7 @@ __all__ = [
     "corrected",
     "coverage_p_value",
     "crps",
+    "ecdf_band",
     "effective_clients",
     "entropy_density",
     "equal_mass",
@@ -60,4 +63,5 @@ __all__ = [
     "out_of_distribution",
     "over_clients",
     "predictive_entropy",
+    "sbc",
 ]

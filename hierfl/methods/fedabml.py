@@ -5,6 +5,7 @@
                  theta_i <- theta_i - eta grad_theta L(phi, theta_i)      (its KL alone depends on theta_i)
              L(phi, theta) = ( E_q nll + lam KL(q_phi || p_theta) ) / n_i,   q_phi = Normal(m_i, s_i^2), p_theta = Normal(m, s^2)
     server:  theta <- mean_i theta_i
+          or theta <- argmin mean_i KL(q_phi_i || p_theta)      "exact": with exact clients this is EM, and theta_i is not moved
 
 Source: Liu et al. 2023, "Personalized Federated Learning via Amortized Bayesian Meta-Learning", Algorithm 1, which has K = 1;
 Fig. 3 studies K. No round depends on what a client kept from an earlier one: it keeps its last posterior to be
@@ -23,12 +24,13 @@ from torch.func import grad, vjp
 
 from hierfl.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, over_draws, slope
+from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.alternating import at_prior
+from hierfl.methods.fedabml_server import abml_server, moments_of
 from hierfl.program import Params, Program, ProgramError
 from hierfl.recipes import recorded
 from hierfl.sites import Family, Guide, Model
-from hierfl.trees import Tree, add, lerp, scaled, sub, tree_map
+from hierfl.trees import Tree, add, scaled, sub, tree_map
 
 
 @recorded
@@ -45,6 +47,7 @@ def fedabml(
     batch_size: int | None = 50,
     draws: int = 5,
     meta: Literal["envelope", "first", "full"] = "envelope",
+    server: Literal["average", "exact"] = "average",
     by_rows: bool = False,
     beta: float = 1.0,
 ) -> Method:
@@ -67,14 +70,21 @@ def fedabml(
         draws: s, of the posterior, a step.
         meta: "envelope": the gradient above, right where phi is optimal; "first" and "full": phi starts at theta_i for each
             mini-batch, and the gradient goes through its K steps, without or with second derivatives, as Per-FedAvg's does.
+        server: "average": of the clients' copies of theta, Algorithm 1; "exact": the closed-form minimiser of the mean KL to their
+            posteriors, m = mean m_i and s^2 = mean [s_i^2 + (m_i - m)^2] (empirical Bayes by EM): no eta, and Normal priors alone.
         by_rows: whether the server weights clients by their rows: then theta rests where the sum of their ELBOs does. The paper's
             mean is uniform, and its clients of one size.
         beta: over-relaxation of the server.
 
     Raises:
-        ProgramError: the model has no local site, or nothing global to learn.
+        ProgramError: the model has no local site, or nothing global to learn; with "exact", a prior it has no closed form for.
+        ValueError: another server, or "exact" together with a gradient through the steps.
     """
     eta = lr if eta is None else eta
+    if server not in ("average", "exact"):
+        raise ValueError(f"server is {server!r}; it must be 'average' or 'exact'")
+    if server == "exact" and meta != "envelope":
+        raise ValueError("server='exact' takes no gradient of theta, and meta is one: leave meta at 'envelope'")
 
     def client(program: Program) -> Client:
         above, mine = program.start()
@@ -83,6 +93,7 @@ def fedabml(
                 "fedabml needs local sites, and a learned prior above them: a pyro.param outside the clients plate"
             )
         prior = partial(at_prior, program)
+        moments = moments_of(program) if server == "exact" else None
         prior(above)  # a guide that cannot start there is named now, not in a client's first step
 
         def loss(phi: Params, theta: Params, batch: ClientBatch) -> Tensor:
@@ -121,6 +132,8 @@ def fedabml(
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             if meta == "envelope":
                 phi, value = inner(lane["phi"], lane["theta"], batch)
+                if moments is not None:
+                    return {**lane, "phi": phi, "loss": value}
                 gradient = grad(penalty)(lane["theta"], phi, batch.redrawn(inner_steps))
             else:
                 gradient, phi = outer(lane["theta"], batch)
@@ -133,7 +146,11 @@ def fedabml(
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             weight = rows if by_rows else 1.0
-            up = {"theta": Share(lane["theta"], weight), "loss": Share(lane["loss"], weight)}
+            up = {"loss": Share(lane["loss"], weight)}
+            if moments is None:
+                up["theta"] = Share(lane["theta"], weight)
+            else:
+                up["moments"] = Share(moments.of(lane["phi"], message), weight)
             return up, {"phi": lane["phi"], "seen": torch.ones(())}
 
         return Client(
@@ -145,10 +162,7 @@ def fedabml(
             adapt=(Phase(tune, 1 if unit == "epoch" else steps, unit, batch_size),),
         )
 
-    def server(program: Program) -> Server:
-        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            return lerp(theta, means["theta"], beta)
+    def server_of(program: Program) -> Server:
+        return abml_server(program, exact=server == "exact", beta=beta)
 
-        return Server(program.start()[0], update)
-
-    return Method("fedabml", model, guide, client, server)
+    return Method("fedabml", model, guide, client, server_of)

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.func import grad, vjp
 
+from hierfl import noise
 from hierfl.batch import ClientBatch, halves
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
@@ -40,6 +41,7 @@ from hierfl.sites import Model
 from hierfl.trees import Tree, lerp, sub, tree_map
 
 Strategy = Literal["none", "lg", "meg", "mh", "mh24", "mh-code"]
+UNCHOSEN = 1e-12  # weight of a client that is not drawn: nothing, but where none is, and then all are averaged
 
 
 @recorded
@@ -58,6 +60,7 @@ def pfedbred(
     prox_start: Literal["own", "global", "moved"] = "own",
     jacobian: Literal["identity", "exact"] = "identity",
     fine_tune: int = 0,
+    averaged: float = 1.0,
     by_rows: bool = False,
     beta: float = 1.0,
 ) -> Method:
@@ -79,17 +82,22 @@ def pfedbred(
             at theta in a round's first step (pFedMe's code); "moved": at w after its gradient step, each time (their code).
         jacobian: of mu(w): taken for 1, or exact, by a derivative through the strategy's gradient.
         fine_tune: "+FT": steps on the nll alone that a round ends with, of the model that is served and of no other.
+        averaged: chance of a client that takes part to be in the server's mean, drawn anew each round. In Algorithm 1, as in their
+            code, all clients train in every round and S of N are averaged: `averaged=S / N` and no `cohort`.
         by_rows: whether the server weights clients by their rows, as their code does; the paper's mean is uniform.
         beta: over-relaxation of the server; 2 is the paper's "+AM".
 
     Raises:
         ProgramError: the model has no local site, or one whose prior's mean is no global param.
-        ValueError: an unknown strategy, or an exact Jacobian of mh-code, whose w is not what mu is a function of.
+        ValueError: an unknown strategy, an `averaged` outside (0, 1], or an exact Jacobian of mh-code, whose w is not what mu is a
+            function of.
     """
     if strategy not in ("none", "lg", "meg", "mh", "mh24", "mh-code"):
         raise ValueError(f"there is no strategy '{strategy}': none, lg, meg, mh, mh24 or mh-code")
     if strategy == "mh-code" and jacobian == "exact":
         raise ValueError("mh-code moves w itself, and has no Jacobian: take mh24 for an exact one")
+    if not 0.0 < averaged <= 1.0:
+        raise ValueError(f"averaged is {averaged}: the chance of a client to be in the mean is above 0, and 1 at most")
     remembers, twice = strategy in ("meg", "mh", "mh24", "mh-code"), strategy == "mh-code"
 
     def client(program: Program) -> Client:
@@ -148,8 +156,15 @@ def pfedbred(
                 "w": within(w, slope_of_mu),
                 "v": v,
                 "loss": nll(v, at_mu, second),
+                "weight": chosen(batch),
                 **({"served": v} if fine_tune else {}),
             }
+
+        def chosen(batch: ClientBatch) -> Tensor:
+            if averaged == 1.0:
+                return torch.ones(())
+            drawn = noise.uniforms(noise.fold(batch.key[0], noise.word("averaged")), (), torch.get_default_dtype())
+            return torch.where(drawn < averaged, 1.0, UNCHOSEN)
 
         domains = {spec.name: transform_to(spec.constraint).domain for spec in program.params if not spec.is_local}
 
@@ -162,14 +177,20 @@ def pfedbred(
             lane = tree_map(lambda old, fresh: torch.where(own["seen"] > 0.0, old, fresh), kept, new)
             if prox_start == "global":
                 lane["v"] = own_of(message)
-            return {**lane, "w": message, "loss": torch.zeros(()), **({"served": lane["v"]} if fine_tune else {})}
+            return {
+                **lane,
+                "w": message,
+                "loss": torch.zeros(()),
+                "weight": torch.ones(()),
+                **({"served": lane["v"]} if fine_tune else {}),
+            }
 
         def serve(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return {**lane, "served": stepped(partial(nll, w=lane["w"], batch=batch), lane["served"], lr)[0]}
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             weight = rows if by_rows else 1.0
-            up = {"theta": Share(lane["w"], weight), "loss": Share(lane["loss"], weight)}
+            up = {"theta": Share(lane["w"], weight * lane["weight"]), "loss": Share(lane["loss"], weight)}
             keeps = {**lane, "last": own_of(lane["w"]), "seen": torch.ones(())}
             return up, {name: keeps[name] for name in own}
 

@@ -13,9 +13,13 @@ MNIST none 96.38, meg 96.26, mh (Eq. 14) 96.18, mh-code 97.19; from where the mo
 96.81, meg 96.81, mh 96.75. Fashion-MNIST none 98.52, mh-code 98.97; from where it was left, none 98.61, meg 98.61, mh 98.59. So what the
 paper's table gives to mh is had by what the authors' code does under that name, which moves w itself, and not by Eq. 14.
 
-Differences from the authors' code: labels are the right ones (their MNIST script mislabels 4.6 %), clients that are not sampled rest
-(there all train, and only the sampled are averaged), means over clients are uniform as in the paper, and the accuracy is that of
-the last round (there, it seems, of the best).
+In Algorithm 1, as in their code, all clients train in every round and only the sampled are averaged; here those that are not sampled
+rest, at a fifth of the work. It changes no order: with all of them training (`pfedbred(averaged=0.2)`, no cohort), MNIST, DNN, seed 0,
+100 rounds: none 95.96, meg 95.94, mh 95.79.
+
+Differences from the authors' code: labels are the right ones (their MNIST script mislabels 4.6 %), means over clients are uniform as
+in the paper, and the accuracy is that of the last round (there, it seems, of the best). Their scripts have lambda 30 for the DNN, and
+0.05 for lg's gradient step; the paper has 15 to 60, and 0.01.
 """
 
 from __future__ import annotations

@@ -250,6 +250,19 @@ def test_prox_of_a_linear_loss(name: str, way: str) -> None:
     assert torch.allclose(fitted.message["theta"], moved, atol=1e-7), "s <- s - eta lam (mu - v)"
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_prox_under_a_g_of_ones_own_whose_numbers_interact(way: str) -> None:
+    """g(s) = s' C s / 2: the same prox, where the prior of two clients is two tensors and not one of four numbers."""
+    cov, mean, lam = torch.tensor([[2.0, 0.5], [0.5, 1.0]]), MEANS["gaussian"].double(), 4.0
+    prior = BregmanPrior(lambda s: 0.5 * s @ cov @ s, gradient=lambda s: cov @ s, inverse=lambda x: torch.linalg.inv(cov) @ x)
+    data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
+    method = pfedbred(linear_loss(prior, mean), "mh", lam=lam, lr=0.1, eta=0.05, memory_step=0.0, prox_steps=50, steps=1, **WHOLE)
+    fitted = fit(method, data, rounds=1, **WAYS[way])
+    mu = mean - cov @ (0.01 * SLOPE)  # a step of 0.01 in natural parameters
+    assert torch.allclose(fitted.draws(1).own["v"][0], (mu - cov @ SLOPE / lam).expand(3, 2), atol=1e-7)
+    assert torch.allclose(fitted.message["theta"], torch.linalg.inv(cov) @ mean - 0.05 * cov @ SLOPE, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", ["bernoulli", "poisson", "exponential"])
 def test_values_stay_where_they_are_defined(name: str) -> None:
     prior: BregmanPrior = getattr(bregman, name)()
@@ -272,6 +285,27 @@ def test_fine_tuning_moves_what_is_served_and_nothing_else() -> None:
     assert not torch.equal(served, plain.draws(1).own["w.0.weight"])
 
 
+def test_all_train_and_some_are_averaged() -> None:
+    """The mean is that of the clients drawn, others' rows are nothing to it; who is drawn changes from round to round."""
+    data = federation((5, 3, 7, 2, 4))
+    common: dict[str, Any] = {"lam": 2.0, "lr": 0.05, "eta": 0.1, "steps": 2, "batch_size": None}
+    whole = fit(pfedbred(gaussian_net(), "none", **common), data, rounds=1, seed=5)
+    some = fit(pfedbred(gaussian_net(), "none", averaged=0.5, **common), data, rounds=1, seed=5)
+    assert_alike(whole.progress.table["v"], some.progress.table["v"], atol=0.0)
+    copies = []
+    for name in data.names:
+        copies.append(fit(pfedbred(gaussian_net(), "none", **common), data.select([name]), rounds=1, seed=5).message)
+    matches = []
+    for drawn in range(1, 32):
+        inside = [c for k, c in enumerate(copies) if drawn >> k & 1]
+        matches += [drawn] * all(
+            torch.allclose(torch.stack([c[n] for c in inside]).mean(0), v, atol=1e-10) for n, v in some.message.items()
+        )
+    assert len(matches) == 1 and matches != [31], "the mean of one set of clients, and not of all"
+    tiny = fit(pfedbred(gaussian_net(), "none", averaged=1e-9, **common), data, rounds=1, seed=5)
+    assert_alike(tiny.message, whole.message)  # where none is drawn, all are averaged
+
+
 def test_a_client_without_a_turn_is_served_the_global_model_and_a_new_one_adapts() -> None:
     data, common = federation((20, 30)), dict[str, Any](lam=1.0, lr=0.05, steps=5, prox_steps=3, batch_size=None)
     fitted = fit(pfedbred(gaussian_net(), "mh", **common), data, rounds=2, cohort=1)
@@ -285,6 +319,8 @@ def test_a_client_without_a_turn_is_served_the_global_model_and_a_new_one_adapts
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="there is no strategy 'mega'"):
         pfedbred(gaussian_net(), "mega")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"averaged is 0\.0: the chance of a client to be in the mean is above 0"):
+        pfedbred(gaussian_net(), averaged=0.0)
     with pytest.raises(ValueError, match="take mh24 for an exact one"):
         pfedbred(gaussian_net(), "mh-code", jacobian="exact")
     model = models.bayesian_network(net(), likelihood=models.likelihood.normal(1.0), prior_loc="module", prior_scale=1.0)

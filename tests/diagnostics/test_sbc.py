@@ -1,0 +1,261 @@
+"""Simulation-based calibration: a guide that is exact is found so, one that is too narrow is caught, and both by keyed replications."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+import hierfl
+from hierfl import guides
+from hierfl.batch import ClientBatch, full_batch
+from hierfl.check import read
+from hierfl.data import ClientData
+from hierfl.diagnostics import Sbc, ecdf_band, sbc
+from hierfl.diagnostics.prior_predictive import drawn, with_labels
+from hierfl.diagnostics.sbc import _fitted
+from hierfl.optimisers import SGD, Adam
+from hierfl.plots import rank_ecdf, rank_histogram
+from hierfl.pooled import stacked
+from hierfl.program import ProgramError
+from tests.programs import federation, logistic, means
+from tests.test_refusals import gamma_guide, gamma_model
+
+slow = pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="minutes: HIERFL_SLOW=1 runs it")
+COUNTS = (1, 1, 2, 2, 4, 4, 8, 8)
+
+
+def rows_of(*counts: int) -> ClientData:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    return ClientData.from_arrays(ids, x=torch.randn(len(ids), 2, generator=generator), y=torch.zeros(len(ids)))
+
+
+def varying_slopes(batch: ClientBatch) -> None:
+    """A linear-Gaussian hierarchy of known variances: the structured guide holds its posterior, mean field does not."""
+    g = pyro.sample("g", dist.Normal(torch.zeros(2), 1.5).to_event(1))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(g, 1.0).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * b).sum(-1), 1.0), obs=batch.y)
+
+
+def unknown_spread(batch: ClientBatch) -> None:
+    """The same with the clients' spread to be found."""
+    g = pyro.sample("g", dist.Normal(torch.zeros(2), 1.5).to_event(1))
+    tau = pyro.sample("tau", dist.LogNormal(torch.zeros(()), 0.5))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(g, tau).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * b).sum(-1), 1.0), obs=batch.y)
+
+
+# ------------------------------------------------------------------------------------------------ what it finds
+def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_caught() -> None:
+    """E2's kind of model, ten clients of one row: how much too narrow mean field is about the global mean is known."""
+    data = rows_of(*[1] * 10)
+    options: dict[str, Any] = {"replications": 120, "steps": 250, "particles": 1, "optimiser": Adam(0.1)}
+    exact, narrow = (sbc(means, family, data, **options) for family in (guides.structured, guides.mean_field))
+    assert exact.table().p.min() > 0.001
+    assert exact.coverage().loc["g", "cover 90%"] == pytest.approx(0.9, abs=0.08)
+    assert exact.coverage().loc["b", "cover 90%"] == pytest.approx(0.9, abs=0.03)
+    ratio = ((0.25 + 10.0 / 2.0) / (0.25 + 10.0)) ** 0.5  # of mean field's spread of g to the posterior's
+    inside = 2.0 * float(dist.Normal(0.0, 1.0).cdf(torch.tensor(1.6449 * ratio))) - 1.0
+    assert inside < 0.77
+    assert narrow.coverage().loc["g", "cover 90%"] == pytest.approx(inside, abs=0.1)
+    frame = narrow.ecdf("g")
+    assert bool(((frame[""] < frame.low) | (frame[""] > frame.high)).any()), "out of the band"
+    frame = exact.ecdf("g")
+    assert bool(((frame[""] >= frame.low) & (frame[""] <= frame.high)).all())
+
+
+@slow
+@pytest.mark.slow
+def test_500_replications_of_varying_slopes() -> None:
+    """Chi-square p of every number above 0.001, 90 % intervals cover 0.87 to 0.93; mean field's of the global mean below 0.85."""
+    exact = sbc(varying_slopes, guides.structured, rows_of(*COUNTS), replications=500, steps=600, particles=1)
+    assert exact.table().p.min() > 0.001
+    assert exact.coverage()["cover 90%"].between(0.87, 0.93).all()
+    assert exact.coverage_by_rows()["cover 90%"].between(0.87, 0.93).all()
+    narrow = sbc(varying_slopes, guides.mean_field, rows_of(*COUNTS), replications=500, steps=600, particles=1)
+    assert narrow.coverage().loc["g", "cover 90%"] < 0.85
+    assert narrow.table().p.min() < 1e-10
+
+
+@slow
+@pytest.mark.slow
+def test_500_replications_with_an_unknown_spread() -> None:
+    """Its posterior is no Gaussian: both guides are too narrow in tau, and the tool says so; g and b are right with structure."""
+    exact, narrow = (
+        sbc(unknown_spread, family, rows_of(*COUNTS), replications=500, steps=800, particles=1)
+        for family in (guides.structured, guides.mean_field)
+    )
+    assert exact.coverage().loc[["g", "b"], "cover 90%"].between(0.87, 0.93).all()
+    assert exact.coverage().loc["tau", "cover 90%"] < 0.85
+    assert (narrow.coverage()["cover 90%"] < 0.85).all()
+
+
+# ------------------------------------------------------------------------------------------------ how it is run
+def test_a_replication_is_a_function_of_its_number() -> None:
+    options: dict[str, Any] = {"steps": 3, "draws": 19, "particles": 2, "seed": 4}
+    five, three = (sbc(varying_slopes, guides.structured, rows_of(2, 1), replications=n, **options) for n in (5, 3))
+    for site in ("g",):
+        assert np.array_equal(five.shared[site][:3], three.shared[site])
+    assert np.array_equal(five.own["b"][:3], three.own["b"])
+    assert np.allclose(five.elbo[:3], three.elbo, atol=1e-10)
+    other = sbc(varying_slopes, guides.structured, rows_of(2, 1), replications=5, **{**options, "seed": 5})
+    assert not np.array_equal(five.own["b"], other.own["b"])
+    assert five.own["b"].shape == (5, 2, 2) and five.shared["g"].shape == (5, 2)
+
+
+@pytest.mark.parametrize("family", [guides.structured, guides.conditional, guides.amortised(hidden=3)])
+def test_a_step_of_all_is_a_step_of_each(family: Any) -> None:
+    """One step of SGD under vmap against autograd of the pooled program, one data set after another."""
+    data = rows_of(2, 1, 3)
+    program = read(varying_slopes, family, data)
+    batch, ids = full_batch(data, torch.arange(3)), torch.arange(2, dtype=torch.int32)
+    _, labels = drawn(program, batch, count=2, seed=0)
+    with torch.random.fork_rng():
+        params, loss = _fitted(program, batch, labels, ids, 1, SGD(0.01), 1)
+    shared, own = program.start()
+    start = {**shared, **stacked(program, {k: v.expand(3, *v.shape) for k, v in own.items()})}
+    for one in (0, 1):
+        free = {k: v.clone().requires_grad_() for k, v in start.items()}
+        rows = with_labels(batch, {"y": labels["y"][one]}).redrawn(one).redrawn(0)
+        terms = program.terms(free, rows)
+        total = terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
+        assert float(total.detach()) == pytest.approx(float(loss[one]), abs=1e-9)
+        for (name, value), slope in zip(free.items(), torch.autograd.grad(total, list(free.values())), strict=True):
+            assert torch.allclose(params[name][one], value.detach() - 0.01 * slope, atol=1e-10, rtol=0.0), name
+
+
+def test_data_sets_are_the_models_own() -> None:
+    program = read(varying_slopes, guides.delta, rows_of(3, 5))
+    batch = full_batch(rows_of(3, 5), torch.arange(2))
+    before = torch.get_rng_state()
+    values, labels = drawn(program, batch, count=1500, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+    assert values["g"].std(0).tolist() == pytest.approx([1.5, 1.5], rel=0.06)
+    apart = (values["b"][:, :, 0] - values["g"][:, None]).flatten()
+    assert float(apart.std()) == pytest.approx(1.0, rel=0.04)
+    noise = labels["y"] - (batch.x * values["b"]).sum(-1)
+    assert float(noise[:, batch.mask()].std()) == pytest.approx(1.0, rel=0.04)
+
+
+def visits(batch: ClientBatch) -> None:
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))  # no transform of normals: drawn by torch itself
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(0.0, 0.3))
+        each = pyro.deterministic("each", rate * own.exp())
+        with batch.data():
+            pyro.sample("visits", dist.Poisson(each), obs=batch.visits)
+
+
+def test_counts_classes_and_what_is_computed() -> None:
+    options: dict[str, Any] = {"replications": 4, "steps": 2, "draws": 9}
+    counts = sbc(visits, guides.mean_field, federation((3, 4)), **options)
+    program = read(visits, guides.mean_field, federation((3, 4)))
+    values, labels = drawn(program, full_batch(federation((3, 4)), torch.arange(2)), count=3, seed=0)
+    assert torch.equal(values["each"], values["rate"][:, None, None] * values["own"].exp())
+    assert bool((labels["visits"] >= 0).all()) and torch.equal(labels["visits"], labels["visits"].round())
+    assert counts.own["each"].shape == counts.own["own"].shape == (4, 2)
+    assert set(sbc(logistic, guides.mean_field, federation((3, 4)), **options).own) == {"slope"}
+    assert counts.table().columns.tolist() == ["site", "number", "client", "rows", "p", "cover 50%", "cover 90%"]
+
+
+# ------------------------------------------------------------------------------------------------ tables, bands, pictures
+def uniform(replications: int = 200, draws: int = 99) -> Sbc:
+    """Every rank as often as any other."""
+    ranks: NDArray[np.int64] = np.arange(replications) % (draws + 1)
+    own = np.stack([ranks, ranks[::-1], np.full(replications, 0)], 1)
+    return Sbc({"g": ranks}, {"b": own[..., None]}, draws, ("a", "c", "d"), (2, 2, 5), np.zeros(replications))
+
+
+def test_tables_by_hand() -> None:
+    found = uniform()
+    table = found.table().set_index(["site", "client"])
+    assert table.loc[("g", None)].p.item() == 1.0
+    assert table.loc[("b", "d")].p.item() < 1e-100
+    assert found.coverage().loc["g"].tolist() == [0.5, 0.9]
+    by_rows = found.coverage_by_rows().set_index("rows")["cover 90%"]
+    assert by_rows.to_dict() == {2: 0.9, 5: 0.0}
+    assert found.ecdf("b").columns.tolist() == ["low", "high", "a [0]", "c [0]", "d [0]"]
+    assert np.allclose(found.ecdf("g")[""], found.ecdf("g").index, atol=1e-12)
+    with pytest.raises(KeyError, match="there is no site 'h'; there are g, b"):
+        found.ecdf("h")
+
+
+@pytest.mark.parametrize("count", [60, 500])
+def test_the_band_holds_the_whole_curve_as_often_as_it_says(count: int) -> None:
+    at = np.arange(1, 100) / 100.0
+    low, high = ecdf_band(count, at, prob=0.9)
+    generator = np.random.default_rng(7)
+    inside = 0
+    for _ in range(2000):
+        curve = (generator.integers(0, 100, count)[:, None] < np.arange(1, 100)).mean(0)
+        inside += bool(((curve >= low) & (curve <= high)).all())
+    assert inside / 2000 == pytest.approx(0.9, abs=0.03)
+
+
+def test_pictures_take_and_return_axes() -> None:
+    figure = Figure()
+    axes = figure.subplots(1, 3)
+    for ax, (draw, site) in zip(axes, ((rank_ecdf, "g"), (rank_ecdf, "b"), (rank_histogram, "b")), strict=True):
+        assert draw(ax, uniform(), site) is ax
+        assert ax.get_xlabel() and ax.get_ylabel() and ax.get_legend() is not None
+    assert [text.get_text() for text in axes[1].get_legend().get_texts()] == ["95% band", "a [0]", "c [0]", "d [0]"]
+    with pytest.raises(KeyError, match="there is no site 'h'"):
+        rank_histogram(axes[0], uniform(), "h")
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+def with_param(batch: ClientBatch) -> None:
+    loc = pyro.param("loc", torch.zeros(()))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(loc, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+def with_factor(batch: ClientBatch) -> None:
+    g = pyro.sample("g", dist.Normal(0.0, 1.0))
+    pyro.factor("pull", -g.square())
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(g, 1.0), obs=batch.y)
+
+
+def of_twice(batch: ClientBatch) -> None:
+    g = pyro.sample("g", dist.Normal(0.0, 1.0))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(g, 1.0), obs=2.0 * batch.y)
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        (with_param, "nothing is drawn for the model's param 'loc': give it a prior"),
+        (with_factor, "the factor 'pull' has no draw"),
+        (of_twice, "site 'y' observes something made of the field 'y'"),
+    ],
+)
+def test_models_that_no_data_can_be_drawn_from(model: Any, match: str) -> None:
+    with pytest.raises(ProgramError, match=match):
+        sbc(model, guides.delta, rows_of(3, 2), replications=2, steps=1)
+
+
+@pytest.mark.filterwarnings("ignore:site 'w' is drawn from Gamma")
+def test_guides_and_numbers_it_cannot_take() -> None:
+    with pytest.raises(ProgramError, match="this guide draws one client at a time"):
+        sbc(gamma_model, gamma_guide, rows_of(3, 2), replications=2)
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        sbc(varying_slopes, guides.delta, rows_of(3, 2), replications=0)
+    assert replace(uniform(), draws=9).replications == 200
+    assert hierfl.diagnostics.sbc is sbc

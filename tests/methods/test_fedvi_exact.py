@@ -1,0 +1,274 @@
+"""FedVI's reductions V2, V3 and V5 on every engine, its KL by hand, and the linear-Gaussian head whose posterior is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.func import grad
+from torch.nn.functional import softplus
+
+import hierfl
+from hierfl import guides, noise
+from hierfl.batch import full_batch
+from hierfl.data import ClientData
+from hierfl.method import Method
+from hierfl.methods.fedvi import every_other
+from hierfl.models import PersonalHeads
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD
+from hierfl.program import Params, Program
+from tests.methods.test_fedvi import WAYS, heads, method
+from tests.programs import Given, at_random, federation, fit, read
+from tests.test_exact import points
+
+
+def deaf(model: PersonalHeads, *, scale: float, **options: Any) -> Method:
+    """FedVI whose constructor is told nothing of the rows: it learns, and gives every client the same."""
+    base = method(model, **options)
+    nothing = guides.constructed(features=lambda batch: 0.0 * model.global_features(batch), scale=scale, hidden=5)
+    return replace(base, guide=nothing)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_v2_a_constructor_that_hears_nothing_is_one_net_for_all(way: str) -> None:
+    """Deviations tiny: after training, whoever asks is answered by G(r_g) + r_l beta + bias, one beta and bias for all."""
+    data = federation((5, 7))
+    result = fit(deaf(heads(prior_scale=1e-12), scale=1e-12, tau=0.0), data, rounds=3, **WAYS[way])
+    theta = result.message
+    assert not torch.equal(theta["constructor.last.bias"], result.program.start()[0]["constructor.last.bias"]), "it has learned"
+    inside = torch.zeros(4)
+    for layer in ("1", "2"):
+        inside = torch.relu(inside @ theta[f"constructor.{layer}.weight"] + theta[f"constructor.{layer}.bias"])
+    beta, _, bias = (inside @ theta["constructor.last.weight"] + theta["constructor.last.bias"]).split((2, 2, 1))
+    rows = torch.tanh(data.fields["x"] @ theta["embedding.0.weight"].T + theta["embedding.0.bias"])
+    wanted = rows[:, :4] @ theta["head.weight"][:, 0] + theta["head.bias"] + rows[:, 4:] @ beta + bias
+    assert torch.allclose(result.predict(data, draws=2).mean, wanted, atol=1e-9)
+    others = ClientData(data.fields, data.offsets, ("new 1", "new 2"), data.client_fields)
+    new = result.personalise(federation((4, 9), seed=5))  # supports of other rows than those that are asked of
+    assert torch.allclose(replace_support(new, others).predict(others, draws=2).mean, wanted, atol=1e-9)
+
+
+def replace_support(fitted: hierfl.Fit, like: ClientData) -> hierfl.Fit:
+    """The fit whose clients are known by other names, their supports as they were."""
+    data = fitted.federation.data
+    return replace(
+        fitted, federation=replace(fitted.federation, data=ClientData(data.fields, data.offsets, like.names, data.client_fields))
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_v3_at_the_prior_the_kl_is_0_and_flat(way: str) -> None:
+    """However large tau is, a step from there is that of tau = 0, and what is logged of the KL is 0."""
+    model, data = heads(), federation((5, 3, 7))
+    still = guides.constructed(features=model.global_features, scale=model.prior_scale, hidden=5, gain=0.0)
+    after = []
+    for tau in (0.0, 1e6):
+        base = method(model, tau=tau, steps=1, batch_size=None, server_optimiser=SGD(1.0))
+        after.append(fit(replace(base, guide=still), data, rounds=1, **WAYS[way]))
+    assert abs(after[1].history["kl"][0]) < 1e-12
+    for name, value in after[0].message.items():
+        assert torch.allclose(value, after[1].message[name], atol=1e-9, rtol=0.0), name
+    program, batch = after[0].program, full_batch(data, torch.arange(1))
+    slopes = grad(lambda p: program.terms(p, batch).local_kl.sum())(program.start()[0])
+    assert max(float(g.abs().max()) for g in slopes.values()) < 1e-12
+
+
+def posterior(program: Program, theta: Params, support: Any) -> tuple[Tensor, Tensor]:
+    """Means and deviations of the clients' own heads."""
+    with pyro.poutine.block(), Given(theta, {}), pyro.poutine.trace() as trace:
+        program.guide(support)
+    nodes: Any = trace.trace.nodes
+    found = nodes["beta"]["fn"].base_dist
+    return found.loc, found.scale
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_o9_the_kl_that_is_logged_by_hand(way: str) -> None:
+    """sum_d [ (s^2 + m^2) / s0^2 - 1 - log(s^2 / s0^2) ] / 2, mean over clients, of the support halves."""
+    model, data = heads(prior_scale=0.6), federation((5, 3, 7))
+    constructor = guides.constructed(features=model.global_features, scale=0.3, hidden=5, gain=1.0)
+    base = replace(method(model, steps=1, batch_size=None), guide=constructor)
+    fitted = fit(base, data, rounds=1, seed=2, **WAYS[way])
+    found = []
+    for k in range(3):
+        support, _ = every_other(full_batch(data, torch.tensor([k]), seed=2, at=(0, 0, 0)))
+        loc, sd = posterior(fitted.program, fitted.program.start()[0], support)
+        found.append(0.5 * ((sd.square() + loc.square()) / 0.36 - 1.0 - (sd.square() / 0.36).log()).sum())
+    assert fitted.history["kl"][0] == pytest.approx(float(torch.stack(found).mean()), abs=1e-10)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_v5_a_round_is_down_the_slope_of_pyros_negative_elbo(way: str) -> None:
+    """Sums, tau = gamma = 1, all rows a step: the value and the gradient of Pyro's own TraceMeanField_ELBO, the same noise."""
+    model, data, lr = heads(global_scale=0.8), federation((4, 4)), 0.01
+    options: dict[str, Any] = {"loss": "sum", "tau": 1.0, "gamma": 1.0, "steps": 1, "batch_size": None, "optimiser": SGD(lr)}
+    fitted = fit(method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way])
+    program, whole = fitted.program, full_batch(data, torch.arange(2), seed=2, at=(0, 0, 0))
+    theta = {name: value.clone().requires_grad_() for name, value in program.start()[0].items()}
+    support, query = every_other(whole)
+    eps = noise.normals(noise.fold(whole.key, noise.word("beta")), (1, 2, 1))
+
+    def guide(b: hierfl.ClientBatch) -> None:
+        with pyro.poutine.block(), pyro.poutine.trace() as trace, Given(theta, {}):
+            program.guide(support)
+        nodes: Any = trace.trace.nodes
+        normal_: Any = nodes["beta"]["fn"].base_dist
+        with replace(b).clients():  # a batch each: Pyro counts the plates that model and guide make
+            pyro.sample("beta", _fixed(normal_.loc, normal_.scale, normal_.loc + normal_.scale * eps))
+            pyro.sample("bias", nodes["bias"]["fn"])
+
+    def given(b: hierfl.ClientBatch) -> None:
+        with Given(theta, {}):
+            model(replace(b))
+
+    with pyro.poutine.block():
+        theirs: Any = TraceMeanField_ELBO().differentiable_loss(given, guide, query)
+    pyro.clear_param_store()
+    terms = program.terms(theta, query, support=support)
+    ours = (terms.nll.sum() + terms.local_kl.sum() + terms.global_kl).detach()
+    assert float(ours) == pytest.approx(float(theirs.detach()), abs=1e-8)
+    for (name, value), slope in zip(theta.items(), torch.autograd.grad(theirs, list(theta.values())), strict=True):
+        # both clients have two queried rows, so that the mean of what they return is half the sum
+        assert torch.allclose(fitted.message[name], value.detach() - 0.5 * lr * slope, atol=1e-10, rtol=0.0), name
+
+
+def _fixed(loc: Tensor, scale: Tensor, value: Tensor) -> Any:
+    """A Normal whose draw is handed in, and whose KL is a Normal's."""
+
+    class Fixed(dist.Normal):
+        def rsample(self, sample_shape: Any = ()) -> Tensor:
+            return value
+
+        def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+            return self
+
+    return Fixed(loc, scale).to_event(2)  # type: ignore[no-untyped-call]
+
+
+# ------------------------------------------------------------------------------------------------ O10
+V, SCALE, OWN = 0.6, 0.9, 2
+
+
+def linear() -> PersonalHeads:
+    """An embedding that begins as the identity, Normal rows: given it and G the posterior of a client's own weights is Gaussian."""
+    embedding = nn.Linear(4, 4, bias=False)
+    nn.init.eye_(embedding.weight)
+    return PersonalHeads(embedding, outputs=1, features=4, local_features=OWN, prior_scale=SCALE, likelihood=normal(V))
+
+
+def wide(counts: tuple[int, ...]) -> ClientData:
+    g = torch.Generator().manual_seed(1)
+    rows = {}
+    for k, n in enumerate(counts):
+        x = torch.randn(n, 4, generator=g)
+        rows[f"c{k}"] = {"x": x, "y": x @ torch.tensor([1.0, -0.5, 0.7 * k, 0.3]) + V * torch.randn(n, generator=g)}
+    return ClientData.from_clients(rows)
+
+
+class AtPoint(Messenger):
+    """Draws beta at given noise."""
+
+    def __init__(self, eps: Tensor) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        if msg["name"] == "beta":
+            msg["value"], msg["done"] = msg["fn"].base_dist.loc + msg["fn"].base_dist.scale * self.eps, True
+
+
+def elbo(program: Program, theta: Params, data: ClientData, k: int) -> Tensor:
+    """Its expectation over draws, by points that are exact for a quadratic; the client's rows are support and query."""
+    batch = full_batch(data, torch.tensor([k]))
+
+    def at(eps: Tensor) -> Tensor:
+        def guide(b: hierfl.ClientBatch) -> None:
+            with AtPoint(eps.view(OWN, 1)):
+                program.guide(b)
+
+        terms = replace(program, guide=guide).terms(theta, batch)
+        return -(terms.nll + terms.local_kl).sum()
+
+    return torch.stack([at(eps) for eps in points(OWN)]).mean()
+
+
+def constructed(data: ClientData) -> tuple[Program, Params]:
+    model = linear()
+    family = guides.constructed(features=model.global_features, scale=SCALE, hidden=4, gain=0.3)
+    program = read(model, family, data)
+    return program, {**program.start()[0], **_constructor(at_random(program, by=0.1))}
+
+
+def best(data: ClientData, k: int) -> tuple[float, Tensor, Tensor, Program, Params]:
+    """Everything that the constructor has, fitted to one client alone."""
+    program, theta = constructed(data)
+    own = {n: v.clone().requires_grad_() for n, v in theta.items() if n.startswith("constructor")}
+    optimiser = torch.optim.LBFGS(
+        list(own.values()), max_iter=400, line_search_fn="strong_wolfe", tolerance_change=1e-15, tolerance_grad=1e-10
+    )
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        loss = -elbo(program, {**theta, **own}, data, k)
+        loss.backward()
+        return float(loss.detach())
+
+    optimiser.step(closure)
+    theta = {**theta, **{n: v.detach() for n, v in own.items()}}
+    loc, sd = posterior(program, theta, full_batch(data, torch.tensor([k])))
+    return float(elbo(program, theta, data, k)), loc.flatten(), sd.flatten(), program, theta
+
+
+def gaussian(theta: Params, data: ClientData, k: int) -> tuple[Tensor, Tensor]:
+    """Mean and precision of (beta, bias) given E and G; the bias has a flat prior."""
+    alone = data.select([k]).fields
+    features = alone["x"] @ theta["embedding.weight"].T
+    rest = alone["y"] - (features[:, :2] @ theta["head.weight"])[:, 0] - theta["head.bias"]
+    design = torch.cat([features[:, 2:], torch.ones(len(rest), 1)], 1)
+    precision = design.T @ design / V**2 + torch.diag(torch.tensor([SCALE**-2.0, SCALE**-2.0, 0.0]))
+    return torch.linalg.solve(precision, design.T @ rest / V**2), precision
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_the_widths_of_the_precision(k: int) -> None:
+    """m the exact mean, the intercept's mode with it; s^2 = 1 / diag(X'X / v + 1 / s0^2), the best that independent Normals can."""
+    data = wide((6, 9))
+    _, loc, sd, _, theta = best(data, k)
+    mean, precision = gaussian(theta, data, k)
+    assert torch.allclose(loc, mean[:2], atol=1e-5)
+    assert torch.allclose(sd, precision.diagonal()[:2].rsqrt(), atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_o10_amortised_it_is_never_above_that(way: str) -> None:
+    """Trained on all clients together, and at random params: the gap of amortisation is not below 0."""
+    data = wide((6, 9))
+    settings: dict[str, Any] = {"loss": "sum", "tau": 1.0, "steps": 20, "unit": "step", "batch_size": None}
+    trained = fit(method(linear(), **settings, optimiser=SGD(0.002), hidden=4), data, rounds=2, **WAYS[way])
+    for k in (0, 1):
+        top = float(elbo(trained.program, best_given(trained.message, data, k), data, k))
+        for seed in (None, 0, 1, 2):
+            away = {} if seed is None else _constructor(at_random(trained.program, seed=seed, by=0.3))
+            assert float(elbo(trained.program, {**trained.message, **away}, data, k)) < top
+
+
+def _constructor(theta: Params) -> Params:
+    return {n: v for n, v in theta.items() if n.startswith("constructor")}
+
+
+def best_given(theta: Params, data: ClientData, k: int) -> Params:
+    """The params with the constructor's replaced by one that gives client k its optimum, in closed form."""
+    mean, precision = gaussian(theta, data, k)
+    sd = precision.diagonal()[:2].rsqrt()
+    raw = sd.expm1().log() - torch.tensor(SCALE).expm1().log()
+    last = {"constructor.last.weight": 0.0 * theta["constructor.last.weight"]}
+    assert torch.allclose(softplus(raw + torch.tensor(SCALE).expm1().log()), sd)
+    return {**theta, **last, "constructor.last.bias": torch.cat([mean[:2], raw, mean[2:]])}
