@@ -50,8 +50,10 @@ def rank_ecdf(ax: Axes, found: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     ax.set_xlim(0.0, 1.0)
     ax.set_xlabel("fractional rank of the truth")
     ax.set_ylabel("ECDF less the uniform one")
-    ax.set_title(f"{site}, {found.replications} replications", fontsize=9, loc="left")
-    ax.legend(frameon=False, fontsize=7)
+    ax.set_title(site, fontsize=9, loc="left")
+    ax.legend(
+        frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, ncols=3, columnspacing=1.0
+    )
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
@@ -75,10 +77,12 @@ def rank_histogram(ax: Axes, found: Sbc, site: str, *, bins: int = 20, prob: flo
     edges = np.linspace(0, found.draws + 1, bins + 1)
     ax.hist(ranks, bins=list(edges), color=COLOURS[0], alpha=0.75, edgecolor="white", linewidth=0.5)
     low, high = stats.binom.interval(prob, len(ranks), 1.0 / bins)
-    ax.axhspan(low, high, color="0.5", alpha=0.25, linewidth=0.0, label=f"{prob:.0%} of uniform ranks")
+    ax.axhspan(low, high, color="0.87", linewidth=0.0, zorder=0, label=f"{prob:.0%} of uniform ranks")
     ax.set_xlabel(f"rank of the truth among {found.draws} draws")
     ax.set_ylabel("replications" if len(ranks) == found.replications else "numbers")
     ax.set_title(site, fontsize=9, loc="left")
-    ax.legend(frameon=False, fontsize=7)
+    ax.legend(
+        frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, ncols=3, columnspacing=1.0
+    )
     ax.spines[["top", "right"]].set_visible(False)
     return ax
