@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from hierfl import noise
-from hierfl.batch import ClientBatch, lanes_of, one_lane
+from hierfl.batch import ClientBatch
 from hierfl.data import ClientData
 from hierfl.graph import Graphs, Loop
+from hierfl.lanes import over_batch, over_clients, where_working
 from hierfl.method import Client, Clock, LogShare, LogSum, Phase, Server, Share, Up, added, means_of, summed
 from hierfl.program import Program
 from hierfl.schedule import batch_of, batches, steps
@@ -271,7 +272,7 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
 def _step(federation: Federation, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch, active: Tensor | None) -> Tree:
     """One local step of some clients, not compiled."""
     moved = over_batch(lambda lane, b: phase.step(lane, message, b), federation.at_once)(lane, batch)
-    return moved if active is None else _where(active, moved, lane)
+    return moved if active is None else where_working(active, moved, lane)
 
 
 def _compilable(phase: Phase) -> Callable[..., Tree]:
@@ -280,42 +281,9 @@ def _compilable(phase: Phase) -> Callable[..., Tree]:
     def step(lane: Tree, message: Tree, parts: Tree, active: tuple[Tensor, ...]) -> Tree:
         with pyro.validation_enabled(False):
             moved = over_batch(lambda lane, b: phase.step(lane, message, b), at_once=True)(lane, batch_of(parts, phase))
-        return _where(active[0], moved, lane) if active else moved
+        return where_working(active[0], moved, lane) if active else moved
 
     return step
-
-
-def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:
-    """A function of one client's trees as a function of trees with the clients in front."""
-
-    def run(*trees: Tree, count: int) -> Tree:
-        if at_once:
-            index = torch.arange(count)  # so that there is always something to map over
-            return torch.vmap(lambda _, *t: _tensors(one(*t)))(index, *trees)
-        each = [one(*(tree_map(lambda v, i=i: v[i], t) for t in trees)) for i in range(count)]
-        return tree_map(lambda *v: torch.stack(v), *each)
-
-    return run
-
-
-def over_batch(one: Callable[[Tree, ClientBatch], Tree], at_once: bool) -> Callable[[Tree, ClientBatch], Tree]:
-    """A function of one client's lane and batch as a function of lanes and a batch with the clients in front."""
-
-    def run(lane: Tree, batch: ClientBatch) -> Tree:
-        rows, shared = lanes_of(batch)
-        return over_clients(lambda lane, row: one(lane, one_lane(row, shared, batch)), at_once)(
-            lane, rows, count=batch.num_clients
-        )
-
-    return run
-
-
-def _tensors(tree: Tree) -> Tree:
-    return tree_map(lambda v: v if isinstance(v, Tensor) else torch.as_tensor(v), tree)
-
-
-def _where(on: Tensor, new: Tree, old: Tree) -> Tree:
-    return tree_map(lambda n, o: torch.where(on.view(-1, *[1] * (n.dim() - 1)), n, o), new, old)
 
 
 def _blamed(federation: Federation, message: Tree, own: Tree, ids: Tensor, round_: int, error: Exception) -> ClientError:

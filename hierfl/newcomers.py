@@ -16,8 +16,8 @@ from hierfl import noise
 from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
 from hierfl.data import ClientData
 from hierfl.draws import NoKeyedDraw
-from hierfl.engine import over_clients
 from hierfl.inference import AT_ONCE, LANES, labelled, posterior_draws
+from hierfl.lanes import over_clients
 from hierfl.prediction import Prediction, averaged, gathered, kind_of, moments
 from hierfl.program import Answer, Params
 from hierfl.sites import Values

@@ -11,7 +11,7 @@ import torch
 
 from hierfl import noise
 from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
-from hierfl.engine import over_clients
+from hierfl.lanes import over_clients
 from hierfl.method import over_draws
 from hierfl.trees import Tree, tree_map
 

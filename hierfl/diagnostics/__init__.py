@@ -25,7 +25,7 @@ from hierfl.diagnostics.ood import (
 )
 from hierfl.diagnostics.psis import Corrected, corrected
 from hierfl.diagnostics.sbc import Sbc, ecdf_band, sbc
-from hierfl.diagnostics.scores import client_scores, crps, over_clients
+from hierfl.diagnostics.scores import across_clients, client_scores, crps
 
 __all__ = [
     "AgainstNuts",
@@ -37,6 +37,7 @@ __all__ = [
     "Loo",
     "OutOfDistribution",
     "Sbc",
+    "across_clients",
     "against_nuts",
     "auroc",
     "calibration_error",
@@ -61,7 +62,6 @@ __all__ = [
     "loss_deviations",
     "mutual_information",
     "out_of_distribution",
-    "over_clients",
     "predictive_entropy",
     "sbc",
 ]

@@ -14,7 +14,7 @@ from torch.func import grad
 
 from hierfl import noise
 from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
-from hierfl.engine import over_clients
+from hierfl.lanes import over_clients
 from hierfl.method import over_draws
 from hierfl.prediction import Prediction
 from hierfl.program import Params
@@ -101,7 +101,7 @@ def client_slopes(fit: Fit, *, draws: int = 20, seed: int = 0) -> Tensor:
             return torch.cat([slopes[name].flatten() for name in shared])
 
         with pyro.validation_enabled(False):
-            found.append(over_clients(of_client, federation.lanes > 1)(taken(fit.progress.table, ids), rows, count=len(ids)))
+            found.append(over_clients(of_client, federation.at_once)(taken(fit.progress.table, ids), rows, count=len(ids)))
     return torch.cat(found).detach()
 
 

@@ -16,8 +16,8 @@ from torch.func import grad
 
 from hierfl import noise
 from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
-from hierfl.engine import over_clients
 from hierfl.inference import LANES
+from hierfl.lanes import over_clients
 from hierfl.program import Params
 from hierfl.table import taken
 from hierfl.trees import Tree, tree_map

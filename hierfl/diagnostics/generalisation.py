@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 
-from hierfl.diagnostics.scores import HIGHER_IS_BETTER, over_clients
+from hierfl.diagnostics.scores import HIGHER_IS_BETTER, across_clients
 from hierfl.method import LogShare, means_of, summed
 from hierfl.pac_bayes import PacBayes
 from hierfl.prediction import Prediction
@@ -54,7 +54,7 @@ def generalisation_gap(
     tables = {name: p.scores() for name, p in asked.items()}
     names = [name for name in tables["train"].columns if name in HIGHER_IS_BETTER]
     sign = pd.Series({name: 1.0 if HIGHER_IS_BETTER[name] else -1.0 for name in names})
-    scores = pd.DataFrame({name: over_clients(table)["weighted"].astype(float) for name, table in tables.items()})
+    scores = pd.DataFrame({name: across_clients(table)["weighted"].astype(float) for name, table in tables.items()})
     scores.insert(2, "out_of_sample", sign * (scores["train"] - scores["held_out"]))
     if new_clients is not None:
         scores["participation"] = sign * (scores["held_out"] - scores["new_clients"])

@@ -79,7 +79,7 @@ def crps(replicates: Tensor, label: Tensor) -> Tensor:
     return (x - y).abs().mean(0) - apart / 2.0
 
 
-def over_clients(table: pd.DataFrame) -> pd.DataFrame:
+def across_clients(table: pd.DataFrame) -> pd.DataFrame:
     """What scores of clients come to, and how fair they are: a row a score.
 
     Returns:

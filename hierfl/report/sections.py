@@ -8,7 +8,7 @@ from importlib.metadata import version
 import numpy as np
 import pandas as pd
 
-from hierfl.diagnostics import over_clients
+from hierfl.diagnostics import across_clients
 from hierfl.report import figures
 from hierfl.report.blocks import Picture, Section, Table, Text, number, share
 from hierfl.report.measured import Entry, Measured
@@ -166,7 +166,7 @@ def _predictions(found: Measured) -> Section | None:
         tuple(each[:ROWS]),
         note=f"{note} {_left_out(len(each), 'clients')}".strip(),
     )
-    summary = over_clients(found.scores)
+    summary = across_clients(found.scores)
     lines = [
         (SCORES[str(name)], *(number(float(row[c])) for c in ("weighted", "mean", "worst_decile", "variance")), str(row["worst"]))
         for name, row in summary.iterrows()

@@ -14,13 +14,13 @@ from torch import Tensor
 from hierfl import diagnostics
 from hierfl.data import ClientData
 from hierfl.diagnostics import (
+    across_clients,
     calibration_error,
     client_rates,
     client_scores,
     coverage_p_value,
     crps,
     interval_coverage,
-    over_clients,
 )
 from hierfl.fitted import Fit
 from hierfl.methods import fedsvi
@@ -112,7 +112,7 @@ def test_every_kind_of_label_has_its_scores(kind: str) -> None:
     assert set(wanted) <= set(table.columns) and list(prediction.scores().columns) == list(
         table.columns[: len(prediction.scores().T)]
     )
-    summary = over_clients(table)
+    summary = across_clients(table)
     assert summary.loc["log_score", "weighted"] == pytest.approx(float(prediction.known()[1].mean()))
     if kind == "numeric":
         assert summary.loc["rmse", "weighted"] ** 2 == pytest.approx(
@@ -130,12 +130,12 @@ def test_a_calibrated_brier_score_is_its_sharpness() -> None:
 def test_the_worst_decile_is_of_the_worst_clients() -> None:
     p = torch.linspace(0.05, 0.95, 20)
     table = binary(p, torch.ones(20), [1] * 20).scores()
-    found = over_clients(table)
+    found = across_clients(table)
     assert found.loc["log_score", "worst_decile"] == pytest.approx(float(p[:2].log().mean()))
     assert found.loc["brier", "worst_decile"] == pytest.approx(float((1 - p[:2]).square().mean()))
     assert found.loc["brier", "worst"] == "c0" and found.loc["brier", "variance"] == pytest.approx(table["brier"].var(ddof=0))
     with pytest.raises(ValueError, match="none of the scores"):
-        over_clients(table[["rows"]])
+        across_clients(table[["rows"]])
 
 
 # ------------------------------------------------------------------------------------------------ replicates and rates

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hierfl.batch import ClientBatch, full_batch
 from hierfl.data import ClientData
-from hierfl.engine import over_batch
+from hierfl.lanes import over_batch
 from hierfl.program import Params, Program, log_joint
 
 Values = dict[str, Tensor]
