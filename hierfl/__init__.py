@@ -9,6 +9,10 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+from hierfl.allocator import keep_memory
+
+keep_memory()
+
 from hierfl import datasets, diagnostics, guides, methods, models, optimisers, partition, plots
 from hierfl.batch import ClientBatch
 from hierfl.check import read
