@@ -1,4 +1,4 @@
-"""How near federated posteriors come to reference ones: `python -m benchmarks.reference radon | hospitals | eight_schools`.
+"""How near federated posteriors come to reference ones: `python -m benchmarks.reference NAME`, or `--all` of them.
 
 Prints a table, and as the last line one JSON object. Two of the references are read from HIERFL_DATA; where they are not there,
 pooled NUTS of the same program is run instead, once, and kept in the user's cache folder.

@@ -14,6 +14,7 @@ from typing import Literal
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 import hierfl
@@ -103,11 +104,12 @@ class Problem:
 
 
 # ------------------------------------------------------------------------------------------------ radon
-def _radon_globals() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _radon_globals(scale: TorchDistributionMixin | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    scale = dist.HalfNormal(1.0) if scale is None else scale
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    tau = pyro.sample("tau", scale)
     slope = pyro.sample("slope", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-    return mu, tau, slope, pyro.sample("sigma", dist.HalfNormal(1.0))
+    return mu, tau, slope, pyro.sample("sigma", scale)
 
 
 def radon_centred(batch: ClientBatch) -> None:
@@ -148,6 +150,25 @@ RADON = Problem(
         "mean_field_non_centred": Way(radon_non_centred, guides.mean_field, 1000, 0.05, 8),
         "mean_field_centred": Way(radon_centred, guides.mean_field, 1000, 0.05, 8),
     },
+)
+
+
+def radon_uniform(batch: ClientBatch) -> None:
+    """The same as `radon_centred` with Uniform(0, 100) priors on both scales."""
+    mu, tau, slope, sigma = _radon_globals(dist.Uniform(0.0, 100.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, tau))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a + batch.x @ slope, sigma), obs=batch.y)
+
+
+RADON_UNIFORM = Problem(
+    name="radon_uniform",
+    source="radon_uniform",
+    data=hierfl.datasets.radon,
+    effects=radon_effects,
+    sampled=radon_uniform,
+    ways={"conditional": Way(radon_uniform, EXACT, 1000, 0.1, 8, bars=(Bar("mean", 0.0, 0.08), Bar("sd", 0.9, 1.1)))},
 )
 
 # ------------------------------------------------------------------------------------------------ hospitals
@@ -239,7 +260,7 @@ SCHOOLS = Problem(
     },
 )
 
-PROBLEMS = {problem.name: problem for problem in (RADON, HOSPITALS, SCHOOLS)}
+PROBLEMS = {problem.name: problem for problem in (RADON, RADON_UNIFORM, HOSPITALS, SCHOOLS)}
 
 
 def all_sites(shared: Values, own: Values) -> Draws:

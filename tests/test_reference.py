@@ -142,4 +142,4 @@ def test_a_reference_or_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main([])
     assert "name a reference, or --all" in capsys.readouterr().err
-    assert [*PROBLEMS] == ["radon", "hospitals", "eight_schools"]
+    assert [*PROBLEMS] == ["radon", "radon_uniform", "hospitals", "eight_schools"]
