@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,12 +28,12 @@ from hierfl.program import Program
 from hierfl.schedule import batch_of, batches, steps
 from hierfl.table import Table, new_table, put, taken
 from hierfl.trees import Tree, named_leaves, nbytes, scaled, tree_leaves, tree_map
-from hierfl.workers import in_order
+from hierfl.workers import Work, crew
 
 Engine = Literal["vectorised", "sequential"]
 COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
 ROWS = "local-table.bin"  # what clients keep, in the folder of a run, where it is too much for memory
-FEWEST = 4  # clients of a small network worth a thread: with fewer, starting each operation takes as long as doing it
+FEWEST = 4  # clients of a small network worth a core: with fewer, starting each operation takes as long as doing it
 CHUNK_BYTES = 8 << 20  # what a chunk of clients may take: about what fits a core's cache with its gradients
 
 
@@ -86,13 +86,8 @@ class Federation:
         return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
 
     @property
-    def alone(self) -> AbstractContextManager[object]:
-        """Held by a thread that runs Python code of methods and programs, where there may be others."""
-        return nullcontext() if self.graphs is None else self.graphs.lock
-
-    @property
-    def threads(self) -> int:
-        """Chunks of clients worked on at once, each on a core: only compiled steps run beside each other."""
+    def cores(self) -> int:
+        """Chunks of clients worked on at once, each by a process on a core of its own, where steps are compiled."""
         if self.graphs is None or not self.at_once:
             return 1
         return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.lanes)))
@@ -105,9 +100,9 @@ class Federation:
         if self.at_once and self.client.like_rows(message):
             kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
             return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.lanes))
-        threads = min(self.threads, len(ids))
-        fewest = -(-len(ids) // (self.lanes * threads)) * threads  # as many for each thread
-        even = (n for n in range(fewest, 2 * fewest, threads) if len(ids) % n == 0)
+        cores = min(self.cores, len(ids))
+        fewest = -(-len(ids) // (self.lanes * cores)) * cores  # as many for each core
+        even = (n for n in range(fewest, 2 * fewest, cores) if len(ids) % n == 0)
         return ids.split(-(-len(ids) // next(even, fewest)))
 
 
@@ -138,13 +133,14 @@ def begin(federation: Federation, folder: Path | None = None) -> Progress:
 
 def rounds(federation: Federation, progress: Progress, until: int) -> Iterator[Progress]:
     """Run rounds, yielding where the run stands after each."""
-    while progress.round < until and not federation.server.finished(progress.server):
-        progress = one_round(federation, progress, until)
-        yield progress
+    with crew(partial(_chunk, federation, federation.client.phases), federation.cores) as work:
+        while progress.round < until and not federation.server.finished(progress.server):
+            progress = one_round(federation, progress, until, work)
+            yield progress
 
 
-def one_round(federation: Federation, progress: Progress, until: int) -> Progress:
-    """One round: sample a cohort, let it work, update the server."""
+def one_round(federation: Federation, progress: Progress, until: int, work: Work[Task, Done] | None = None) -> Progress:
+    """One round: sample a cohort, let it work, update the server; the work is done here if nobody is there to do it."""
     began = time.perf_counter()
     clock = Clock(progress.round, until, federation.cohort)
     data, client, server = federation.data, federation.client, federation.server
@@ -154,19 +150,12 @@ def one_round(federation: Federation, progress: Progress, until: int) -> Progres
     message = server.down(progress.server, clock)
     parts = federation.parts(ids, message)
 
-    def work(part: Tensor) -> tuple[dict[str, Any], Tree]:
-        mine = taken(progress.table, part)
-        try:
-            return client_round(federation, client.phases, message, mine, part, clock.round)
-        except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
-            with federation.alone:
-                raise _blamed(federation, message, mine, part, clock.round, error) from error
-
+    tasks = ((message, taken(progress.table, part), part, clock.round) for part in parts)
     total: dict[str, Share | LogSum] = {}
-    for part, (ups, mine) in zip(parts, in_order(work, parts, federation.threads), strict=True):
+    for part, (found, mine) in zip(
+        parts, work(tasks) if work else (_chunk(federation, client.phases, t) for t in tasks), strict=True
+    ):
         put(progress.table, part, mine)
-        found = {name: summed(up) for name, up in ups.items()}
-        _check_finite(found, ups, data, part, clock.round)
         total = {name: added(total[name], up) for name, up in found.items()} if total else found
     means = means_of(total)
     state = server.update(progress.server, means, clock)
@@ -189,16 +178,30 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
     phases = client.phases if client.adapt is None else client.adapt
     if not tree_leaves(client.own) or not phases:
         return table
-    for r in range(count):
-        message = federation.server.last(server, Clock(r, count))
-        parts = federation.parts(torch.arange(n), message)
-
-        def work(part: Tensor, message: Tree = message, r: int = r) -> Tree:
-            return client_round(federation, phases, message, taken(table, part), part, r)[1]
-
-        for part, mine in zip(parts, in_order(work, parts, federation.threads), strict=True):
-            put(table, part, mine)
+    with crew(partial(_chunk, federation, phases), federation.cores) as work:
+        for r in range(count):
+            message = federation.server.last(server, Clock(r, count))
+            parts = federation.parts(torch.arange(n), message)
+            tasks = ((message, taken(table, part), part, r) for part in parts)
+            for part, (_, mine) in zip(parts, work(tasks), strict=True):
+                put(table, part, mine)
     return table
+
+
+Task = tuple[Tree, Tree, Tensor, int]  # what clients are told, what they keep, which they are, the round
+Done = tuple[dict[str, Share | LogSum], Tree]  # the sum of what they send, what they keep
+
+
+def _chunk(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Done:
+    """One round of a chunk of clients, wherever it is worked on."""
+    message, mine, part, round_ = task
+    try:
+        ups, mine_after = client_round(federation, phases, message, mine, part, round_)
+    except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
+        raise _blamed(federation, message, mine, part, round_, error) from error
+    found = {name: summed(up) for name, up in ups.items()}
+    _check_finite(found, ups, federation.data, part, round_)
+    return found, mine_after
 
 
 def client_round(
@@ -206,7 +209,7 @@ def client_round(
 ) -> tuple[dict[str, Any], Tree]:
     """One round of some clients: (what each sends, weighted, with the clients in front; what each keeps)."""
     client, at_once = federation.client, federation.at_once
-    with federation.alone, pyro.validation_enabled(False):
+    with pyro.validation_enabled(False):
         lane = over_clients(lambda own: client.start(message, own), at_once)(own, count=len(ids))
     for p, phase in enumerate(phases):
         lane = _worked(federation, (round_, p), phase, lane, message, ids)
@@ -216,7 +219,7 @@ def client_round(
         return {name: _weighted(share) for name, share in up.items()}, own
 
     rows = federation.data.counts[ids].to(torch.get_default_dtype())
-    with federation.alone, pyro.validation_enabled(False):
+    with pyro.validation_enabled(False):
         answer: tuple[dict[str, Any], Tree] = over_clients(finish, at_once)(lane, own, rows, count=len(ids))
     return answer
 

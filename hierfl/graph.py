@@ -7,16 +7,13 @@ runs eagerly, with one warning that says why.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
-from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -41,11 +38,9 @@ class Graphs:
 
     Args:
         made: what has been compiled; None: what runs eagerly.
-        lock: held by whoever traces, or runs Pyro otherwise: Pyro knows one thread alone.
     """
 
     made: dict[Signature, Graph | None] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
 
     def run(self, name: object, function: Callable[..., Tree], *trees: Tree, give: bool = False) -> Tree:
         """`function(*trees)`, by its graph; eagerly where it has none.
@@ -63,21 +58,14 @@ class Graphs:
         leaves, spec = tree_flatten(trees)
         leaves = [leaf.contiguous() for leaf in leaves]
         graph = self.graph(name, function, leaves, spec, 0)
-        return self.eagerly(function, leaves, spec) if graph is None else tree_unflatten(graph.run(*leaves), graph.spec)
+        return function(*tree_unflatten(leaves, spec)) if graph is None else tree_unflatten(graph.run(*leaves), graph.spec)
 
     def graph(self, name: object, function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph | None:
         """The graph for leaves like these, made now if need be; None: there is none."""
         signature = (name, spec, given, *((v.shape, v.dtype, v.device) for v in leaves))
         if signature not in self.made:
-            with self.lock:
-                if signature not in self.made:  # another thread may have had the same in mind
-                    self.made[signature] = _compile(function, leaves, spec, given)
+            self.made[signature] = _compile(function, leaves, spec, given)
         return self.made[signature]
-
-    def eagerly(self, function: Callable[..., Tree], leaves: list[Tensor], spec: Any) -> Tree:
-        """The function itself."""
-        with self.lock:
-            return function(*tree_unflatten(leaves, spec))
 
 
 class Loop:
@@ -103,7 +91,7 @@ class Loop:
             _, self._spec = tree_flatten((self.value(), *self._fixed_tree, *batch))
             self._graph = self._graphs.graph(self._name, self._function, leaves, self._spec, len(lane))
         if self._graph is None:
-            self._lane, spec = tree_flatten(self._graphs.eagerly(self._function, leaves, self._spec))
+            self._lane, spec = tree_flatten(self._function(*tree_unflatten(leaves, self._spec)))
         else:
             self._lane, spec = list(self._graph.run(*leaves)), self._graph.spec
         if (spec is not self._lane_spec and spec != self._lane_spec) or any(map(_unlike, self._lane, lane)):
@@ -146,7 +134,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         # with a shape environment, though no shape is dynamic, inductor keeps what it makes on disk for the next process
         fake = FakeTensorMode(shape_env=ShapeEnv())
         examples: list[Any] = [fake.from_tensor(leaf, static_shapes=True) for leaf in leaves]
-        with tracing(TracingContext(fake)), _kernels_free_the_interpreter():
+        with tracing(TracingContext(fake)):
             lowered: Any = torch._inductor.compile(graph, examples)
 
     def run(*leaves: Tensor) -> Any:
@@ -154,29 +142,6 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
             return lowered(*leaves)
 
     return Graph(run, shape[0])
-
-
-@contextmanager
-def _kernels_free_the_interpreter() -> Iterator[None]:
-    """Let the kernels that are made here run while other threads run Python: inductor's own hold on to Python's one lock.
-
-    Where a release of torch binds its kernels in another way, they are left as they are, and threads wait for each other.
-    """
-    before = getattr(CppPythonBindingsCodeCache, "call_entry_function", None)
-    if before == HOLDING:
-        CppPythonBindingsCodeCache.call_entry_function = FREEING
-    try:
-        yield
-    finally:
-        if before == HOLDING:
-            CppPythonBindingsCodeCache.call_entry_function = HOLDING
-
-
-HOLDING = "kernel({}); Py_RETURN_NONE;"
-FREEING = (  # the arguments are read before the lock is let go
-    "[](auto... given) {{ struct Free {{ PyThreadState* held = PyEval_SaveThread(); ~Free() {{ PyEval_RestoreThread(held); }} }} free; "
-    "kernel(given...); }}({}); Py_RETURN_NONE;"
-)
 
 
 def _distinct(leaves: list[Tensor]) -> list[Tensor]:

@@ -1,62 +1,184 @@
-"""Chunks of clients on threads of their own, one core each: nothing waits at a barrier, and a core that is taken slows only its own."""
+"""Chunks of clients on processes of their own, one core each: nothing waits at a barrier, nor for Python's one lock.
+
+The processes are copies (forks) of this one, made once what is worked on is compiled: programs, data and compiled steps are there
+already, and only what a round changes goes through a pipe. Threads in their place gained next to nothing: between two of its
+operations each waits for the lock that the other holds.
+"""
 
 from __future__ import annotations
 
+import io
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache
-from threading import Barrier
-from typing import TypeVar
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.connection import Connection
+from multiprocessing.connection import Pipe as pipe
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-Part = TypeVar("Part")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
+Work = Callable[[Iterable[Item]], Iterator[Result]]
+
+CAN_COPY = sys.platform.startswith("linux")  # elsewhere system libraries do not survive a fork
 
 
-def in_order(work: Callable[[Part], Result], parts: Sequence[Part], threads: int) -> Iterator[Result]:
-    """`work(part)` for each part, in their order whoever is done first: what is summed from it does not depend on who was.
+class WorkerDied(RuntimeError):
+    """A process that worked on a chunk of clients has ended before it was done."""
+
+
+@contextmanager
+def crew(task: Callable[[Item], Result], cores: int) -> Iterator[Work[Item, Result]]:
+    """`work(items)` gives `task(item)` for each item in order, `cores` at once, each on one core; for as long as the context lasts.
 
     Args:
-        work: holds what Python may do one at a time alone under a lock of its own; torch's operations run beside each other, each
-            on one core.
-        parts: what is to be done. One of them alone is done here, on as many cores as torch is told.
-        threads: how many at once, and as many are held at most that nobody has asked for yet.
+        task: pure: what it changes here it does not change in a copy of this process. Its items and results are trees of tensors.
+        cores: how many items at once. With one, all is done here, on as many cores as torch is told.
+
+    The first call does everything here, so that what is compiled on the way is there when copies are made. Items are taken as
+    they are needed, and results handed over as they come, `cores` at a time. An error of a task comes out here.
     """
-    if threads < 2 or len(parts) < 2:
-        yield from map(work, parts)
-        return
-    pool = _pool(threads)
-    waiting: deque[Future[Result]] = deque()
+    copies: list[Copy] = []
+    ready = False
+
+    def work(items: Iterable[Item]) -> Iterator[Result]:
+        nonlocal ready
+        if cores < 2:
+            yield from map(task, items)
+            return
+        if ready and not copies and CAN_COPY:
+            for _ in range(cores - 1):
+                copies.append(copied(task, copies))
+        rest = iter(items)
+        with one_core():
+            while some := list(islice(rest, len(copies) + 1)):
+                for copy, item in zip(copies, some[1:], strict=False):
+                    copy.send(item)
+                yield task(some[0])
+                for copy, _ in zip(copies, some[1:], strict=False):
+                    yield copy.receive()
+        ready = True
+
     try:
-        for part in parts:
-            waiting.append(pool.submit(work, part))
-            if len(waiting) > threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        yield work
     finally:
-        for future in waiting:
-            future.cancel()
-        wait(waiting)  # nobody works on after an error, or after whoever asked has gone
+        for copy in copies:
+            copy.end()
 
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads on which torch uses one core each; what the caller's own thread uses stays as it is."""
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Torch's operations run on one core."""
     before = torch.get_num_threads()
-    pool, all_here = ThreadPoolExecutor(threads, thread_name_prefix="hierfl"), Barrier(threads)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
-    def alone() -> None:
-        torch.get_num_threads()  # which a thread takes from the process when it first asks, and would else ask later
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A copy of this process that does a task on what it is sent."""
+
+    process: int
+    pipe: Connection
+
+    def send(self, item: object) -> None:
+        """Hand over an item."""
+        try:
+            self.pipe.send_bytes(packed(item))
+        except OSError as error:
+            raise self._died() from error
+
+    def receive(self) -> Any:
+        """Wait for the result; an error of the task is raised here."""
+        try:
+            done, answer = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+        if done:
+            return answer
+        raise answer
+
+    def end(self) -> None:
+        """Nothing of what it does is wanted any more."""
+        self.pipe.close()
+        try:
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass  # it has gone, and somebody has asked how
+
+    def _died(self) -> WorkerDied:
+        return WorkerDied(
+            f"a process that worked on a chunk of clients (PID {self.process}) has gone before it was done, as it would if the "
+            f"system were out of memory: call torch.set_num_threads(1) to work in one process alone, or lower chunk"
+        )
+
+
+def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
+    """Make a copy of this process that does a task until its pipe is closed: by us, or because we are no more."""
+    here, there = pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of threads: none of ours holds a lock of a task
+        process = os.fork()
+    if process:
+        there.close()
+        return Copy(process, here)
+    try:
+        for end in (here, *(other.pipe for other in others)):
+            end.close()  # else they would stay open for as long as this copy lives, and others not learn that we are no more
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts us ends this copy
         torch.set_num_threads(1)
-        all_here.wait()
-
-    wait([pool.submit(alone) for _ in range(threads)])
-    torch.set_num_threads(before)  # for a thread, and for all that are yet to come
-    return pool
+        _serve(task, there)
+    finally:
+        os._exit(0)  # nothing of ours is cleaned up, nor written, twice
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads are not copied into a forked process
+def _serve(task: Callable[[Any], object], end: Connection) -> None:
+    while True:
+        try:
+            item = pickle.loads(end.recv_bytes())
+        except (EOFError, OSError):
+            return
+        try:
+            answer = packed((True, task(item)))
+        except Exception as error:
+            try:
+                answer = packed((False, error))
+                pickle.loads(answer)
+            except Exception:  # an error that cannot be sent
+                answer = packed((False, RuntimeError(f"{type(error).__name__}: {error}")))
+        try:
+            end.send_bytes(answer)
+        except OSError:
+            return
+
+
+def packed(tree: object) -> bytes:
+    """What goes through a pipe; tensors as their bytes."""
+    file = io.BytesIO()
+    _Pickler(file, protocol=5).dump(tree)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: object) -> Any:
+        if type(value) is not Tensor:
+            return NotImplemented
+        flat = value.detach().reshape(-1).contiguous()
+        numbers: Any = flat.view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(numbers), value.dtype, tuple(value.shape))
+
+
+def _tensor(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)

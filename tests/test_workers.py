@@ -1,21 +1,26 @@
-"""Threads of their own for chunks of clients: order, errors, and the same numbers."""
+"""Processes of their own for chunks of clients: order, errors, what goes through pipes, and the same numbers."""
 
 from __future__ import annotations
 
 import os
-import threading
+import pickle
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 import hierfl
 from hierfl.federation import federate
 from hierfl.graph import Graphs
+from hierfl.method import Share
 from hierfl.trees import tree_leaves
-from hierfl.workers import in_order
+from hierfl.workers import WorkerDied, crew, packed
 
 
 @pytest.fixture
@@ -26,62 +31,111 @@ def two_cores() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_results_come_in_the_order_of_the_parts_whoever_is_done_first() -> None:
-    last = threading.Event()
-
-    def work(part: int) -> int:
-        if part == 0:
-            assert last.wait(10.0)  # the first waits for the second
-        elif part == 1:
-            last.set()
-        return 10 * part
-
-    assert list(in_order(work, range(5), 2)) == [0, 10, 20, 30, 40]
+def pids(item: int) -> tuple[int, int, int]:
+    torch.randn(200, 200) @ torch.randn(200, 200)
+    return item, os.getpid(), torch.get_num_threads()
 
 
-def test_no_more_is_held_than_there_are_threads() -> None:
-    begun: list[int] = []
-
-    def work(part: int) -> int:
-        begun.append(part)
-        return part
-
-    results = in_order(work, range(100), 2)
-    next(results)
-    assert max(begun) <= 3  # one handed over, one a thread waiting
-    results.close()  # type: ignore[attr-defined]
-    assert len(begun) < 100
-
-
-def test_an_error_comes_out_and_nothing_runs_on() -> None:
-    def work(part: int) -> int:
-        if part == 1:
-            raise ValueError("part 1")
-        return part
-
-    with pytest.raises(ValueError, match="part 1"):
-        list(in_order(work, range(50), 2))
-    assert list(in_order(work, [2, 3], 2)) == [2, 3]
+def test_results_come_in_order_from_this_process_and_from_a_copy(two_cores: None) -> None:
+    with crew(pids, 2) as work:
+        first = list(work(range(5)))
+        found = list(work(range(5)))
+    assert [item for item, _, _ in first] == [item for item, _, _ in found] == [0, 1, 2, 3, 4]
+    assert {pid for _, pid, _ in first} == {os.getpid()}  # the first time, what is compiled is compiled here
+    assert [pid == os.getpid() for _, pid, _ in found] == [True, False, True, False, True]
+    assert {threads for _, _, threads in (*first, *found)} == {1} and torch.get_num_threads() == 2
+    gone = found[1][1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(gone, 0)
 
 
-def test_a_worker_has_one_core_and_the_caller_keeps_its_own(two_cores: None) -> None:
-    def cores(_: int) -> tuple[str, int]:
-        torch.randn(200, 200) @ torch.randn(200, 200)
-        return threading.current_thread().name, torch.get_num_threads()
-
-    found = list(in_order(cores, range(6), 2))
-    assert all(name.startswith("hierfl") and count == 1 for name, count in found)
-    assert torch.get_num_threads() == 2
+def test_one_core_is_this_process_alone(two_cores: None) -> None:
+    with crew(pids, 1) as work:
+        for _ in range(3):
+            assert {(pid, threads) for _, pid, threads in work(range(4))} == {(os.getpid(), 2)}
 
 
-def test_threads_are_made_anew_in_a_forked_process() -> None:
-    assert list(in_order(abs, [-1, -2], 2)) == [1, 2]
+def test_no_more_items_are_taken_than_are_worked_on() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(100):
+            taken.append(item)
+            yield item
+
+    with crew(abs, 2) as work:
+        list(work([1, 2]))
+        results = work(items())
+        next(results)
+        assert taken == [0, 1]
+
+
+def refusing(item: int) -> int:
+    if item == 1:
+        raise hierfl.ClientError("client 'one' fails")
+    if item == 2:
+        raise Unsendable(lambda: item)
+    if item == 3:
+        os._exit(7)
+    return item
+
+
+class Unsendable(Exception):
+    """Holds what no pipe takes."""
+
+
+@pytest.mark.parametrize(
+    ("item", "error", "says"),
+    [(1, hierfl.ClientError, "client 'one' fails"), (2, RuntimeError, "Unsendable"), (3, WorkerDied, "lower chunk")],
+)
+def test_an_error_in_a_copy_comes_out_here(item: int, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says), crew(refusing, 2) as work:
+        list(work([0]))
+        list(work([0, item]))
+
+
+def test_a_copy_does_not_outlive_its_process() -> None:
+    here, there = os.pipe()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.filters", [])  # Python 3.12 warns of forks of a process with threads
         child = os.fork()
     if child == 0:
-        os._exit(0 if list(in_order(abs, [-1, -2], 2)) == [1, 2] else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        with crew(pids, 3) as work:
+            list(work([0]))
+            for _, pid, _ in work(range(3)):
+                os.write(there, f"{pid} ".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(there)
+    left = [int(pid) for pid in os.read(here, 1000).split()]
+    assert len(set(left)) == 3
+    until = time.monotonic() + 10.0
+    while any(Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in left):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+TREES = {
+    "nested": {"a": (torch.arange(6.0).view(2, 3), [torch.tensor(True)]), "b": 3},
+    "odd": (torch.zeros(0, 4), torch.tensor(2, dtype=torch.int32), torch.ones(2, dtype=torch.bfloat16), torch.eye(3).t()[1:]),
+    "sums": {"up": Share(torch.ones(3, dtype=torch.float64), torch.tensor(2.0))},
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_what_goes_through_a_pipe_is_what_comes_out(name: str) -> None:
+    def flat(tree: object) -> tuple[list[object], object]:
+        return tree_flatten(tree)
+
+    before, after = flat(TREES[name]), flat(pickle.loads(packed(TREES[name])))
+    assert before[1] == after[1]
+    for one, two in zip(before[0], after[0], strict=True):
+        if isinstance(one, torch.Tensor):
+            assert isinstance(two, torch.Tensor) and one.dtype == two.dtype
+            assert torch.equal(one, two)
+            two.add_(1) if two.dtype != torch.bool else None  # it may be written to
+        else:
+            assert one == two
 
 
 def rows() -> hierfl.ClientData:
@@ -101,22 +155,22 @@ def test_a_fit_does_not_depend_on_how_many_chunks_are_worked_on_at_once(two_core
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        fitted = hierfl.fit(fedabml(), rows(), rounds=2, cohort=16, seed=3, compile=True)
+        fitted = hierfl.fit(fedabml(), rows(), rounds=3, cohort=16, seed=3, compile=True)
         found.append(tree_leaves((fitted.progress.server, fitted.progress.table)))
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
-def test_every_thread_has_as_many_chunks(two_cores: None) -> None:
+def test_every_core_has_as_many_chunks(two_cores: None) -> None:
     eager = federate(fedabml(), rows(), chunk=7)
     compiled = replace(eager, graphs=Graphs())
-    assert (eager.threads, compiled.threads) == (1, 2)
+    assert (eager.cores, compiled.cores) == (1, 2)
     assert [len(part) for part in eager.parts(torch.arange(17), {})] == [6, 6, 5]
     assert [len(part) for part in compiled.parts(torch.arange(17), {})] == [5, 5, 5, 2]
     assert [len(part) for part in compiled.parts(torch.arange(16), {})] == [4, 4, 4, 4]
 
 
-def test_the_client_that_fails_is_named_from_a_thread(two_cores: None) -> None:
+def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(two_cores: None) -> None:
     data = rows()
     hard = data.fields["x"].clone()
     hard[int(data.offsets[5])] = 1e200
