@@ -30,10 +30,11 @@ from rich.table import Table
 import hierfl
 from benchmarks.reference_models import RADON
 from benchmarks.workloads import WORKLOADS, Workload, plain_loop, radon_loop, vmapped
-from hierfl import methods, models
+from hierfl import guides, methods, models
 from hierfl.engine import begin, rounds
 from hierfl.federation import federate
 from hierfl.graph import Graphs
+from hierfl.links import ScaleLink
 from hierfl.method import Method
 from hierfl.optimisers import SGD
 
@@ -54,10 +55,11 @@ def fedmap(work: Workload) -> Method:
     return methods.fedmap(model, optimiser=SGD(work.lr), steps=work.steps, unit="step", batch_size=work.batch)
 
 
-def fedabml(work: Workload, *, local: bool = False) -> Method:
-    """A mean-field posterior of every weight, one draw, its KL in closed form, a step on the prior for each batch."""
-    model = models.bayesian_network(work.module(), prior_scale="learned", local_reparameterisation=local)
-    return methods.fedabml(model, lr=work.lr, draws=1, steps=work.steps, unit="step", batch_size=work.batch)
+def fedabml(work: Workload, *, link: ScaleLink = "exp", local: bool = False) -> Method:
+    """A mean-field posterior of every weight, one draw, its KL in closed form, a step on the prior for each batch; scales as printed."""
+    model = models.bayesian_network(work.module(), prior_scale="learned", scale_link=link, local_reparameterisation=local)
+    guide = guides.mean_field(scale_link=link)
+    return methods.fedabml(model, guide, lr=work.lr, draws=1, steps=work.steps, unit="step", batch_size=work.batch)
 
 
 def pfedme(work: Workload) -> Method:
@@ -92,7 +94,12 @@ def ways_of(name: str) -> dict[str, Rounds]:
     work = WORKLOADS[name]
     own: dict[str, Callable[[Workload], Method]] = {"pFedMe": pfedme} if name == "W4" else {"FedAvg": fedavg}
     if name == "W1":
-        own |= {"MAP": fedmap, "FedABML": fedabml, "FedABML, local noise": partial(fedabml, local=True)}
+        own |= {
+            "MAP": fedmap,
+            "FedABML": fedabml,
+            "FedABML, local noise": partial(fedabml, local=True),
+            "FedABML, softplus": partial(fedabml, link="softplus"),
+        }
 
     def ours(method: Callable[[Workload], Method]) -> Rounds:
         return lambda: run_method(method(work), work.data(), work.cohort)

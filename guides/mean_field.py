@@ -9,12 +9,12 @@ from torch.distributions import constraints
 
 from hierfl.batch import ClientBatch
 from hierfl.guides.clientwise import each_client
-from hierfl.guides.shared import positive
+from hierfl.links import ScaleLink, scale_constraint
 from hierfl.sites import Guide, Latents, LatentSite, Model, family
 
 
 @family
-def mean_field(model: Model, latents: Latents, *, init_scale: float = 0.1) -> Guide:
+def mean_field(model: Model, latents: Latents, *, init_scale: float = 0.1, scale_link: ScaleLink = "softplus") -> Guide:
     """Q = prod over sites of Normal(loc, scale^2) on the unconstrained numbers; KL to a Normal prior in closed form.
 
     The spread of a hierarchy's scale is too small under it, and local sites do not follow the global ones: see `structured`.
@@ -25,7 +25,12 @@ def mean_field(model: Model, latents: Latents, *, init_scale: float = 0.1) -> Gu
         model: unused; families have one signature.
         latents: the model's.
         init_scale: the standard deviations it starts with (0.1 as Pyro's AutoNormal).
+        scale_link: they are softplus of what is learned, or exp: see `hierfl.links`.
+
+    Raises:
+        ValueError: another link.
     """
+    positive = scale_constraint(scale_link)
 
     def guide(batch: ClientBatch) -> None:
         for site in latents.sites:

@@ -6,6 +6,8 @@ runs eagerly, with one warning that says why.
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -142,6 +144,15 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
             return lowered(*leaves)
 
     return Graph(run, shape[0])
+
+
+def _compile_alone() -> None:
+    """In a copy of this process: compile without the threads and processes that torch compiles on, which are not copied."""
+    if "torch._inductor.config" in sys.modules:
+        torch._inductor.config.compile_threads = 1
+
+
+os.register_at_fork(after_in_child=_compile_alone)
 
 
 def _distinct(leaves: list[Tensor]) -> list[Tensor]:

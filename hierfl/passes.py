@@ -33,6 +33,8 @@ def mend(graph: fx.GraphModule, given: int = 0) -> None:
     graph.graph.eliminate_dead_code()  # what is dead would still count as a use
     transposes_cancel(graph)
     lone_places_are_views(graph)
+    ones_and_zeros_go(graph)
+    logs_undo_exponentials(graph)
     graph.graph.eliminate_dead_code()
     steps_ride_on_products(graph, given)
     graph.graph.eliminate_dead_code()
@@ -57,6 +59,48 @@ def lone_places_are_views(graph: fx.GraphModule) -> None:
                 view = graph.graph.call_function(aten.unsqueeze.default, (node.args[0], node.args[2] % node.meta["val"].dim()))
             view.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(view)
+
+
+def ones_and_zeros_go(graph: fx.GraphModule) -> None:
+    """1 x -> x and x + 0 -> x: torch's transform to what is positive is exp, times 1, plus 0."""
+    for node in graph.graph.nodes:
+        for op, idle in ((aten.mul.Tensor, 1.0), (aten.add.Tensor, 0.0)):
+            if _is(node, op) and not node.kwargs and idle in node.args and len(node.args) == 2:
+                [kept] = [arg for arg in node.args if arg != idle]
+                if kept.meta["val"].shape == node.meta["val"].shape and kept.meta["val"].dtype == node.meta["val"].dtype:
+                    node.replace_all_uses_with(kept)
+
+
+def logs_undo_exponentials(graph: fx.GraphModule) -> None:
+    """log(e^x) -> x, through products, quotients and views: the KL of Normals whose scales are exponentials needs no logarithm."""
+    for node in graph.graph.nodes:
+        if _is(node, aten.log.default) and (found := _log(graph, node.args[0], node)) is not None:
+            node.replace_all_uses_with(found)
+
+
+def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
+    """The logarithm of a node as a node made without one; None where there is none."""
+
+    def made(op: Any, *args: Any) -> fx.Node:
+        with graph.graph.inserting_before(before):
+            new = graph.graph.call_function(op, args)
+        new.meta["val"] = node.meta["val"]
+        return new
+
+    if _is(node, aten.exp.default):
+        own: fx.Node = node.args[0]
+        return own
+    if any(_is(node, op) for op in (*VIEWS, aten.expand.default)):
+        inner = _log(graph, node.args[0], before)
+        return None if inner is None else made(node.target, inner, *node.args[1:])
+    if _is(node, aten.reciprocal.default):
+        inner = _log(graph, node.args[0], before)
+        return None if inner is None else made(aten.neg.default, inner)
+    for of, becomes in ((aten.mul.Tensor, aten.add.Tensor), (aten.div.Tensor, aten.sub.Tensor)):
+        if _is(node, of) and all(isinstance(arg, fx.Node) for arg in node.args):
+            both = [_log(graph, arg, before) for arg in node.args]
+            return made(becomes, *both) if None not in both else None
+    return None
 
 
 def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:

@@ -8,6 +8,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
 from hierfl.batch import ClientBatch
+from hierfl.links import ScaleLink
 from hierfl.models.fields import field, observe
 from hierfl.models.likelihood import Likelihood, categorical
 from hierfl.models.modules import Local, apply, frozen_copy, own_names, spread_of, weights
@@ -28,6 +29,7 @@ def bayesian_network(
     prior_loc: Loc = "learned",
     prior_scale: Scale = 0.1,
     scale_start: float = 0.1,
+    scale_link: ScaleLink = "softplus",
     global_prior: Prior | None = None,
     centred: bool = True,
     local_reparameterisation: bool = False,
@@ -54,6 +56,7 @@ def bayesian_network(
         prior_scale: s: a number, "learned", one for each weight, or a distribution, the prior of one scale a tensor. Default
             0.1, about the size of a dense layer's starting weights (our choice: see how sensitive the answer is).
         scale_start: where learned scales start.
+        scale_link: learned scales are softplus of what is learned, or exp (FedABML's paper): see `hierfl.links`.
         global_prior: of each number of a global tensor, Normal(0, 1) say; None: point estimates.
         centred: see `priors.varying`.
         local_reparameterisation: whether, under a guide that draws each weight from a Normal of its own (`mean_field`), dense
@@ -78,6 +81,7 @@ def bayesian_network(
         loc=prior_loc,
         scale=prior_scale,
         scale_start=scale_start,
+        scale_link=scale_link,
         shared=global_prior,
         centred=centred,
     )

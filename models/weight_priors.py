@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pyro
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.links import ScaleLink, scale_constraint
 from hierfl.models.priors import Prior, check_scale, given, is_distribution, varying
 
 Loc = Literal["zero", "module", "learned"] | Prior
@@ -27,6 +27,7 @@ class WeightPriors:
         loc: theta of those.
         scale: s.
         scale_start: where a learned s starts.
+        scale_link: how it is learned.
         shared: prior of the other tensors' theta; None: point estimates.
         centred: see `priors.varying`.
 
@@ -39,6 +40,7 @@ class WeightPriors:
     loc: Loc
     scale: Scale
     scale_start: float
+    scale_link: ScaleLink
     shared: Prior | None
     centred: bool
 
@@ -49,6 +51,7 @@ class WeightPriors:
         if isinstance(self.scale, str) and self.scale != "learned":
             raise ValueError(f"prior_scale is {self.scale!r}; it must be 'learned', a number or a distribution")
         check_scale("scale_start", self.scale_start)
+        scale_constraint(self.scale_link)
         if not isinstance(self.scale, str):
             check_scale("prior_scale", self.scale)
 
@@ -70,8 +73,7 @@ class WeightPriors:
     def _scale(self, name: str) -> Tensor:
         if isinstance(self.scale, str):
             start = torch.full_like(self.tensors[name], self.scale_start)
-            # exp, the usual constraint, would turn one long step into an explosion
-            value: Tensor = pyro.param(f"scale.{name}", start, constraint=dist.constraints.softplus_positive)
+            value: Tensor = pyro.param(f"scale.{name}", start, constraint=scale_constraint(self.scale_link))
             return value
         return given(f"scale.{name}", self.scale)
 

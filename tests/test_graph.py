@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.distributions import constraints, transform_to
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hierfl
@@ -130,6 +131,35 @@ def test_a_gradient_that_is_used_twice_is_left_alone() -> None:
     assert called(traced, passes.add_product) == 0
     for found, wanted in zip(traced(*inputs), step(*inputs), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def divergence_by_exponentials(rho: Tensor, below: Tensor) -> Tensor:
+    """Normals' KL (0 apart), whose scales are as torch's transform makes them."""
+    link = transform_to(constraints.positive)
+    ratio = link(rho) * link(below).reciprocal()[None].expand(3, 4, 5)
+    return 0.5 * (ratio * ratio - 1.0) - ratio.log() + (link(rho) / link(below)).log()
+
+
+def test_no_logarithm_of_an_exponential_is_left() -> None:
+    inputs = torch.randn(3, 4, 5), torch.randn(4, 5)
+    traced = make_fx(divergence_by_exponentials)(*inputs)
+    assert called(traced, torch.ops.aten.log.default) == 2 and called(traced, torch.ops.aten.add.Tensor) > 2
+    passes.mend(traced)
+    assert called(traced, torch.ops.aten.log.default) == 0
+    torch.testing.assert_close(traced(*inputs), divergence_by_exponentials(*inputs))
+
+
+def test_ones_and_zeros_that_do_something_stay() -> None:
+    def typed(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return a * 1.0, a + 0, a.float() * 1, torch.add(a, b, alpha=2), b * 1, (b + 0.0).log() + (a * b.exp()).abs().log()
+
+    inputs = torch.arange(1, 4), torch.rand(3) + 0.1
+    traced = make_fx(typed)(*inputs)
+    passes.mend(traced)
+    for found, wanted in zip(traced(*inputs), typed(*inputs), strict=True):
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted)
+    assert called(traced, torch.ops.aten.log.default) == 2
 
 
 def test_auto_compiles_a_long_run_only() -> None:

@@ -94,6 +94,23 @@ def test_an_error_in_a_copy_comes_out_here(item: int, error: type[Exception], sa
         list(work([0, item]))
 
 
+def test_a_copy_compiles_what_was_not_there_yet(two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # where nothing is to be had
+    graphs = Graphs()
+
+    def task(size: int) -> tuple[torch.Tensor, list[bool]]:
+        answer: torch.Tensor = graphs.run("exp", torch.exp, torch.arange(float(size)))
+        return answer, [made is not None for made in graphs.made.values()]
+
+    signal.alarm(120)  # compiling on threads that are not copied would wait for ever
+    with crew(task, 2) as work:
+        list(work([3]))
+        found = list(work([3, 4]))
+    signal.alarm(0)
+    torch.testing.assert_close(found[1][0], torch.arange(4.0).exp())
+    assert found[1][1] == [True, True] and len(graphs.made) == 1
+
+
 def test_a_copy_does_not_outlive_its_process() -> None:
     here, there = os.pipe()
     with pytest.MonkeyPatch.context() as patch:

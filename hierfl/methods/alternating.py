@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.distributions import transform_to
 
 from hierfl.batch import ClientBatch
-from hierfl.guides.shared import positive
 from hierfl.method import Client, Clock, Phase, Server, Share, Up, over_draws, slope
 from hierfl.optimisers import Optimiser, Stepped, step
 from hierfl.program import Params, Program, ProgramError, Terms
@@ -115,13 +114,14 @@ def at_prior(program: Program, theta: Params) -> Params:
         ProgramError: the params are those of another guide.
     """
     priors, wanted = program.priors(theta), program.start()[1]
+    links = {spec.name: transform_to(spec.constraint) for spec in program.params}
     found: Params = {}
     for site in program.latents.local_block.sites:
         prior = priors[site.name]
         middle = site.transform.inv(prior.mean)
         found |= {f"{site.name}.at": middle, f"{site.name}.loc": middle}
         if f"{site.name}.scale" in wanted:
-            found[f"{site.name}.scale"] = transform_to(positive).inv(prior.stddev)
+            found[f"{site.name}.scale"] = links[f"{site.name}.scale"].inv(prior.stddev)
     if not wanted.keys() <= found.keys():
         raise ProgramError(
             f"param '{min(wanted.keys() - found.keys())}' has no start at the prior: take the guide delta, or mean_field"

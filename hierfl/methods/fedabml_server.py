@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.distributions import Transform, transform_to
 
-from hierfl.guides.shared import positive
 from hierfl.method import Clock, Server
 from hierfl.program import Params, Program, ProgramError
 from hierfl.trees import Tree, lerp
@@ -17,18 +16,18 @@ from hierfl.trees import Tree, lerp
 
 @dataclass(frozen=True)
 class Moments:
-    """Of each global param that is a prior's mean: the local site, and the param that is the standard deviation, if that is learned."""
+    """Of each global param that is a prior's mean: the local site, and the param that is the scale, if learned; links of all."""
 
     site: Mapping[str, str]
     scale: Mapping[str, str]
-    to_scale: Mapping[str, Transform]
+    links: Mapping[str, Transform]
 
     def of(self, phi: Params, theta: Params) -> Tree:
         """What a client's posterior adds to the sums: its mean away from the prior's, and the second moment about that."""
         away, square = {}, {}
         for loc, site in self.site.items():
             mine = phi[f"{site}.loc"] if f"{site}.loc" in phi else phi[f"{site}.at"]
-            sd = transform_to(positive)(phi[f"{site}.scale"]) if f"{site}.scale" in phi else torch.zeros_like(mine)
+            sd = self.links[f"{site}.scale"](phi[f"{site}.scale"]) if f"{site}.scale" in phi else torch.zeros_like(mine)
             away[loc] = mine.view(theta[loc].shape) - theta[loc]
             square[loc] = away[loc].square() + sd.square().view(theta[loc].shape)
         return {"away": away, "square": square}
@@ -40,7 +39,7 @@ class Moments:
             new[loc] = theta[loc] + away
             if loc in self.scale:
                 sd = (found["square"][loc] - away.square()).clamp(min=0.0).sqrt()
-                new[self.scale[loc]] = self.to_scale[loc].inv(sd).view(theta[self.scale[loc]].shape)
+                new[self.scale[loc]] = self.links[self.scale[loc]].inv(sd).view(theta[self.scale[loc]].shape)
         return new
 
 
@@ -53,8 +52,8 @@ def moments_of(program: Program) -> Moments:
     above = program.start()[0]
     generator = torch.Generator().manual_seed(0)  # values that no two params share
     marked = {name: value + 0.1 * torch.rand(value.shape, generator=generator) for name, value in above.items()}
-    transforms = {spec.name: transform_to(spec.constraint) for spec in program.params if not spec.is_local}
-    values = {name: transforms[name](value) for name, value in marked.items()}
+    links = {spec.name: transform_to(spec.constraint) for spec in program.params}
+    values = {name: links[name](value) for name, value in marked.items()}
     known, priors = program.priors(above), program.priors(marked)
 
     def twin(wanted: Tensor) -> str | None:
@@ -73,7 +72,7 @@ def moments_of(program: Program) -> Moments:
         sites[mean] = site.name
         if sd is not None:
             scale[mean] = sd
-    return Moments(sites, scale, {mean: transforms[name] for mean, name in scale.items()})
+    return Moments(sites, scale, links)
 
 
 def abml_server(program: Program, *, exact: bool, beta: float) -> Server:

@@ -176,3 +176,27 @@ def test_another_guide_is_named() -> None:
         fit(fedabml(net(), guides.low_rank(rank=1)), federation(), rounds=1)
     with pytest.raises(ProgramError, match="fedabml needs local sites"):
         fit(fedabml(models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))), federation(), rounds=1)
+
+
+def test_scales_may_be_exponentials_as_printed() -> None:
+    """A client that has not moved is its prior, the mean of logarithms is what the server takes, and a step is the printed one."""
+    lam, eta = 0.7, 0.05
+    options: dict[str, Any] = {"steps": 1, "unit": "step", "batch_size": None, "draws": 2, "lam": lam, "lr": 0.1, "eta": eta}
+    method = fedabml(net(scale_link="exp", scale_start=0.3), guides.mean_field(scale_link="exp"), **options)
+    data = federation((5, 5))
+    fitted = fit(method, data, rounds=1, seed=2)
+    start = fitted.program.start()[0]
+    torch.testing.assert_close(start["scale.weight"], torch.full((1, 2), 0.3).log())
+    mine = own(fitted)
+    for name in ("weight", "bias"):
+        loc, nu = mine[f"w.{name}.loc"].view(2, -1), mine[f"w.{name}.scale"].view(2, -1)
+        m, below = start[f"theta.{name}"].view(-1), start[f"scale.{name}"].view(-1)
+        assert float((nu - below).abs().max()) > 1e-3
+        # d KL / d nu of the prior, a mean over the rows, at the posterior that is already there
+        slope = lam * (1.0 - ((2.0 * nu).exp() + (loc - m).square()) / (2.0 * below).exp()) / 5.0
+        torch.testing.assert_close(fitted.message[f"scale.{name}"].view(-1), below - eta * slope.mean(0))
+    with pytest.raises(ValueError, match="scale_link is 'log'; it must be 'softplus' or 'exp'"):
+        net(scale_link="log")
+    compiled = fit(method, data, rounds=3, seed=2, compile=True)
+    for name, value in fit(method, data, rounds=3, seed=2).message.items():
+        torch.testing.assert_close(compiled.message[name], value, rtol=1e-10, atol=1e-10)
