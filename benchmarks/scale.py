@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from rich.table import Table
 from torch import nn
 
 import hierfl
-from benchmarks.speed import Worker, fedavg, machine, run_method
+from benchmarks.speed import Worker, fedavg, machine, megabytes, run_method
 from benchmarks.workloads import WORKLOADS
 from hierfl import methods, models
 
@@ -45,13 +44,15 @@ def serve(clients: int) -> None:
     run = run_method(methods.pfedme(model, steps=10, batch_size=10), population(clients), COHORT)
     began = time.perf_counter()
     next(run)
-    print(json.dumps({"first": time.perf_counter() - began}), flush=True)
+    first = time.perf_counter() - began
+    next(run)  # the second starts the other processes
+    print(json.dumps({"first": first}), flush=True)
     for line in sys.stdin:
         began = time.perf_counter()
         for _ in range(int(line)):
             next(run)
         seconds = (time.perf_counter() - began) / int(line)
-        print(json.dumps({"seconds": seconds, "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}), flush=True)
+        print(json.dumps({"seconds": seconds, "rss_mb": megabytes()}), flush=True)
 
 
 def first_round() -> None:
