@@ -213,6 +213,15 @@ class ClientData:
         """The clients' noise keys, (N, 2) int32, made of their names."""
         return noise.client_keys(self.names)
 
+    def to(self, device: torch.device) -> ClientData:
+        """The same clients with their rows on a device; where all is there already, these themselves."""
+        if all(values.device == device for values in (self.offsets, *self.fields.values(), *self.client_fields.values())):
+            return self
+        fields, client_fields = ({name: v.to(device) for name, v in of.items()} for of in (self.fields, self.client_fields))
+        there = replace(self, fields=fields, client_fields=client_fields, offsets=self.offsets.to(device))
+        there.__dict__["keys"] = self.keys.to(device)  # what `keys` would find
+        return there
+
     @cached_property
     def by_name(self) -> Tensor:
         """Positions of the clients in the order of their names, (N,) int64."""

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from hierfl import noise
 from hierfl.batch import ClientBatch
 from hierfl.data import ClientData
+from hierfl.device import CPU, moved, on
 from hierfl.graph import Graphs, Loop
 from hierfl.lanes import over_batch, over_clients, where_working
 from hierfl.method import Client, Clock, LogShare, LogSum, Phase, Server, Share, Up, added, means_of, summed
@@ -34,6 +35,7 @@ Engine = Literal["vectorised", "sequential"]
 COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
 ROWS = "local-table.bin"  # what clients keep, in the folder of a run, where it is too much for memory
 FEWEST = 4  # clients of a small network worth a core: with fewer, starting each operation takes as long as doing it
+ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores want all the clients that there are
 CHUNK_BYTES = 14 << 20  # what a chunk of clients may take: more is no faster, as it leaves the caches
 
 
@@ -55,6 +57,7 @@ class Federation:
         engine: "vectorised" or "sequential".
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
         graphs: compiled steps; None: all runs eagerly.
+        device: where chunks are worked on.
     """
 
     program: Program
@@ -66,6 +69,12 @@ class Federation:
     engine: Engine = "vectorised"
     chunk: int | None = None
     graphs: Graphs | None = None
+    device: torch.device = CPU
+
+    @cached_property
+    def rows(self) -> ClientData:
+        """The clients' rows where they are worked on."""
+        return self.data.to(self.device)
 
     @property
     def at_once(self) -> bool:
@@ -82,13 +91,16 @@ class Federation:
         row = sum(v[:1].nbytes for v in self.data.fields.values())
         rows = max([p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count], default=1)
         state = sum(spec.start.nbytes for spec in self.program.params)
+        one = row * rows + state + 1
+        if self.device.type != "cpu":
+            return max(1, ACCELERATOR_BYTES // one)
         # starting a step one operation after another takes so long that it must be worth it
-        return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // (row * rows + state + 1)))
+        return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // one))
 
     @property
     def cores(self) -> int:
         """Chunks of clients worked on at once, each by a process on a core of its own, where steps are compiled."""
-        if self.graphs is None or not self.at_once:
+        if self.graphs is None or not self.at_once or self.device.type != "cpu":
             return 1
         return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.lanes)))
 
@@ -194,14 +206,16 @@ Done = tuple[dict[str, Share | LogSum], Tree]  # the sum of what they send, what
 
 def _chunk(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Done:
     """One round of a chunk of clients, wherever it is worked on."""
-    message, mine, part, round_ = task
-    try:
-        ups, mine_after = client_round(federation, phases, message, mine, part, round_)
-    except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
-        raise _blamed(federation, message, mine, part, round_, error) from error
-    found = {name: summed(up) for name, up in ups.items()}
-    _check_finite(found, ups, federation.data, part, round_)
-    return found, mine_after
+    with on(federation.device):
+        message, mine, part, round_ = moved(task, federation.device)
+        try:
+            ups, mine_after = client_round(federation, phases, message, mine, part, round_)
+        except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
+            raise _blamed(federation, message, mine, part, round_, error) from error
+        found = {name: summed(up) for name, up in ups.items()}
+        _check_finite(found, ups, federation.data, part, round_)
+    done: Done = moved((found, mine_after), CPU)
+    return done
 
 
 def client_round(
@@ -218,7 +232,7 @@ def client_round(
         up, own = client.finish(lane, message, own, rows)
         return {name: _weighted(share) for name, share in up.items()}, own
 
-    rows = federation.data.counts[ids].to(torch.get_default_dtype())
+    rows = federation.rows.counts[ids].to(torch.get_default_dtype())
     with pyro.validation_enabled(False):
         answer: tuple[dict[str, Any], Tree] = over_clients(finish, at_once)(lane, own, rows, count=len(ids))
     return answer
@@ -226,7 +240,7 @@ def client_round(
 
 def _worked(federation: Federation, at: tuple[int, int], phase: Phase, lane: Tree, message: Tree, ids: Tensor) -> Tree:
     """The lanes of some clients after a phase, which with the round says `at` what time it is."""
-    data, seed = federation.data, federation.seed
+    data, seed = federation.rows, federation.seed
     if federation.graphs is None or not federation.at_once:
         with pyro.validation_enabled(False):
             for batch, active in batches(data, ids, phase, seed=seed, at=at):
@@ -252,15 +266,14 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
         return False
     ids = torch.arange(min(federation.lanes, federation.cohort))
     calls = rounds * -(-federation.cohort // federation.lanes)
-    message = federation.server.down(federation.server.state, Clock(0, rounds))
-    own = tree_map(lambda v: v.expand(len(ids), *v.shape), federation.client.own)
+    message = moved(federation.server.down(federation.server.state, Clock(0, rounds)), federation.device)
+    own = moved(tree_map(lambda v: v.expand(len(ids), *v.shape), federation.client.own), federation.device)
     seconds = 0.0
-    with pyro.validation_enabled(False):
+    with on(federation.device), pyro.validation_enabled(False):
         lane = over_clients(lambda own: federation.client.start(message, own), at_once=True)(own, count=len(ids))
         for phase in federation.client.phases:
-            first = list(
-                itertools.islice(batches(federation.data, ids, replace(phase, count=min(phase.count, 2)), seed=0, at=(0, 0)), 2)
-            )
+            two = replace(phase, count=min(phase.count, 2))
+            first = list(itertools.islice(batches(federation.rows, ids.to(federation.device), two, seed=0, at=(0, 0)), 2))
             for batch, _ in first:  # the first is slower than those after it
                 began = time.perf_counter()
                 _step(federation, phase, lane, message, batch, None)

@@ -6,10 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hierfl.check import read
 from hierfl.data import ClientData
+from hierfl.device import device_of
 from hierfl.engine import Federation
 from hierfl.method import Method
 from hierfl.recipes import describe
@@ -23,6 +25,7 @@ def federate(
     cohort: int | float | None = None,
     engine: str = "vectorised",
     chunk: int | None = None,
+    device: str | torch.device = "cpu",
 ) -> Federation:
     """Check a method's program against the data, and set up what stays the same from round to round."""
     if engine not in ("vectorised", "sequential", "pooled"):
@@ -45,6 +48,7 @@ def federate(
         cohort=size,
         engine="sequential" if engine == "sequential" else "vectorised",
         chunk=chunk,
+        device=device_of(device),
     )
 
 

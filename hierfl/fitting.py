@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -34,6 +35,7 @@ def fit(
     engine: Literal["vectorised", "sequential", "pooled"] = "vectorised",
     chunk: int | None = None,
     compile: Literal["auto"] | bool = "auto",
+    device: str | torch.device = "cpu",
     checkpoint: str | Path | None = None,
     every: int = 10,
     resume: bool = False,
@@ -55,6 +57,7 @@ def fit(
         chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
         compile: whether each kind of local step becomes one compiled graph (numbers agree to float noise); "auto": where the
             run is long enough to repay it, by one eager step that is measured. A resumed run does as the run before it did.
+        device: where clients work, "cuda" say; the server, what clients keep, and the fit that comes back stay with the processor.
         checkpoint: folder to write checkpoints to.
         every: rounds between checkpoints; the last round is always written.
         resume: go on from the newest whole checkpoint of that folder, if there is one.
@@ -64,7 +67,7 @@ def fit(
         progress: a progress bar; None: where standard error is a terminal.
 
     Raises:
-        ValueError: bad data, a cohort larger than the federation, a checkpoint of another run.
+        ValueError: bad data, a cohort larger than the federation, a device that is not there, a checkpoint of another run.
         ProgramError: a model or guide that cannot be run as it is written.
         ClientError: what a client sends is not finite.
     """
@@ -72,7 +75,7 @@ def fit(
         raise ValueError("patience needs rows to score: give held_out=")
     if min(rounds, every, score_every) < 1:
         raise ValueError(f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more")
-    federation = federate(method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk)
+    federation = federate(method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk, device=device)
     if held_out is not None:
         data.index(held_out.names)  # an unknown client is found now, not at the first score
     where = begin(federation, None if checkpoint is None else Path(checkpoint))

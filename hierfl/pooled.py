@@ -15,6 +15,7 @@ from torch import Tensor
 from hierfl.batch import full_batch
 from hierfl.check import read
 from hierfl.data import ClientData
+from hierfl.device import CPU, moved, on
 from hierfl.engine import Federation, Progress
 from hierfl.guides.delta import delta
 from hierfl.method import Clock, Method
@@ -54,12 +55,15 @@ def pooled_rounds(method: Method, federation: Federation, progress: Progress, un
         )
     move = method.pooled(federation.program)
     everyone = torch.arange(federation.data.num_clients)
+    device = federation.device
     while progress.round < until:
         began = time.perf_counter()
         clock = Clock(progress.round, until)
-        batch = full_batch(federation.data, everyone, seed=federation.seed, at=(clock.round, JOINT_PHASE, 0))
-        with pyro.validation_enabled(False):
-            server, table, logged = move(progress.server, taken(progress.table, everyone), batch, clock)
+        with on(device), pyro.validation_enabled(False):
+            batch = full_batch(federation.rows, everyone.to(device), seed=federation.seed, at=(clock.round, JOINT_PHASE, 0))
+            where = moved((progress.server, taken(progress.table, everyone)), device)
+            server, table, logged = move(where[0], where[1], batch, clock)
+        server, table = moved((server, table), CPU)
         record = {"round": clock.round, "clients": len(everyone), **logged, "bytes_down": 0, "bytes_up": 0}
         record["seconds"] = time.perf_counter() - began
         progress = Progress(server, table, (*progress.history, record), clock.round + 1, progress.compiled)
