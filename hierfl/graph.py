@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -136,7 +137,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         # with a shape environment, though no shape is dynamic, inductor keeps what it makes on disk for the next process
         fake = FakeTensorMode(shape_env=ShapeEnv())
         examples: list[Any] = [fake.from_tensor(leaf, static_shapes=True) for leaf in leaves]
-        with tracing(TracingContext(fake)):
+        with tracing(TracingContext(fake)), _instructions_known():
             lowered: Any = torch._inductor.compile(graph, examples)
 
     def run(*leaves: Tensor) -> Any:
@@ -144,6 +145,31 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
             return lowered(*leaves)
 
     return Graph(run, shape[0])
+
+
+@contextmanager
+def _instructions_known() -> Iterator[None]:
+    """Spare torch its trials of which vector instructions a compiler knows, where that is known: half of a first compilation.
+
+    Six programs are compiled when a cache is new, 6 of 12 s for W1, and loaded by as many processes in every run, 1 of 3.4 s. GCC 12
+    knows every instruction that torch asks for; whether the processor does, torch reads elsewhere.
+    """
+    try:
+        from torch._inductor.cpp_builder import _is_gcc_version_less_than, get_cpp_compiler, is_gcc
+        from torch._inductor.cpu_vec_isa import VecISA
+
+        known = is_gcc() and not _is_gcc_version_less_than(get_cpp_compiler(), 12)
+        trial = VecISA.check_build
+    except (ImportError, AttributeError, RuntimeError):  # another release of torch, or no compiler: as it pleases
+        known = False
+    if not known:
+        yield
+        return
+    VecISA.check_build = lambda self, code: True  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        VecISA.check_build = trial  # type: ignore[method-assign]
 
 
 def _compile_alone() -> None:
