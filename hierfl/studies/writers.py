@@ -10,7 +10,8 @@ The paper has 3400 writers and 1500 rounds of 100; here 85 take part, in rounds 
 to match. Its numbers are no target of that.
 
 Means of seeds 0 to 2, participating, new and other mix: FedAvg 63.4, 64.7 and 31.7 %, FedVI with one head for all 73.5, 74.2 and
-44.9, FedVI 72.3, 73.3 and 47.1: with so few rows a writer, the heads cost a point where writers are alike and gain two where they are not.
+44.9, FedVI 72.3, 73.3 and 47.1: with so few rows a writer, the heads cost a point where writers are alike, and gain two where they
+are not.
 """
 
 from __future__ import annotations
