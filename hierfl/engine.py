@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -105,7 +105,7 @@ class Federation:
         return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.lanes)))
 
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
-        """Clients in chunks of one size, if need be smaller ones: each size is compiled for itself.
+        """Clients in chunks, as nearly of one size as can be.
 
         Where they ask for it, those with like numbers of rows (within a factor of 4) are carried together instead.
         """
@@ -116,6 +116,13 @@ class Federation:
         fewest = -(-len(ids) // (self.lanes * cores)) * cores  # as many for each core
         even = (n for n in range(fewest, 2 * fewest, cores) if len(ids) % n == 0)
         return ids.split(-(-len(ids) // next(even, fewest)))
+
+    def width(self, parts: Sequence[Tensor], message: Tree) -> int:
+        """Lanes that every chunk fills where steps are compiled: a smaller one repeats its last client, whose second answer is dropped.
+
+        So one shape is compiled, not two. Chunks of like rows differ in shape anyhow, and are left as they are: 0.
+        """
+        return 0 if self.graphs is None or not self.at_once or self.client.like_rows(message) else max(map(len, parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +169,8 @@ def one_round(federation: Federation, progress: Progress, until: int, work: Work
     message = server.down(progress.server, clock)
     parts = federation.parts(ids, message)
 
-    tasks = ((message, taken(progress.table, part), part, clock.round) for part in parts)
+    width = federation.width(parts, message)
+    tasks = ((message, taken(progress.table, part), part, clock.round, width) for part in parts)
     total: dict[str, Share | LogSum] = {}
     for part, (found, mine) in zip(
         parts, work(tasks) if work else (_chunk(federation, client.phases, t) for t in tasks), strict=True
@@ -194,28 +202,31 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
         for r in range(count):
             message = federation.server.last(server, Clock(r, count))
             parts = federation.parts(torch.arange(n), message)
-            tasks = ((message, taken(table, part), part, r) for part in parts)
+            width = federation.width(parts, message)
+            tasks = ((message, taken(table, part), part, r, width) for part in parts)
             for part, (_, mine) in zip(parts, work(tasks), strict=True):
                 put(table, part, mine)
     return table
 
 
-Task = tuple[Tree, Tree, Tensor, int]  # what clients are told, what they keep, which they are, the round
+Task = tuple[Tree, Tree, Tensor, int, int]  # what clients are told, what they keep, which they are, the round, lanes
 Done = tuple[dict[str, Share | LogSum], Tree]  # the sum of what they send, what they keep
 
 
 def _chunk(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Done:
     """One round of a chunk of clients, wherever it is worked on."""
     with on(federation.device):
-        message, mine, part, round_ = moved(task, federation.device)
+        message, mine, part, round_, width = moved(task, federation.device)
+        lane = torch.arange(max(width, len(part))).clamp(max=len(part) - 1)
         try:
-            ups, mine_after = client_round(federation, phases, message, mine, part, round_)
+            done = client_round(federation, phases, message, tree_map(lambda v: v[lane], mine), part[lane], round_)
         except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
             raise _blamed(federation, message, mine, part, round_, error) from error
+        ups, mine = tree_map(lambda v: v[: len(part)], done)
         found = {name: summed(up) for name, up in ups.items()}
         _check_finite(found, ups, federation.data, part, round_)
-    done: Done = moved((found, mine_after), CPU)
-    return done
+    answer: Done = moved((found, mine), CPU)
+    return answer
 
 
 def client_round(

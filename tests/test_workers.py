@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 import hierfl
+from hierfl.engine import begin, rounds
 from hierfl.federation import federate
 from hierfl.graph import Graphs
 from hierfl.method import Share
@@ -185,6 +186,21 @@ def test_every_core_has_as_many_chunks(two_cores: None) -> None:
     assert [len(part) for part in eager.parts(torch.arange(17), {})] == [6, 6, 5]
     assert [len(part) for part in compiled.parts(torch.arange(17), {})] == [5, 5, 5, 2]
     assert [len(part) for part in compiled.parts(torch.arange(16), {})] == [4, 4, 4, 4]
+
+
+def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(two_cores: None) -> None:
+    torch.set_num_threads(1)
+    graphs = Graphs()
+    compiled = replace(federate(fedabml(), rows(), chunk=7), graphs=graphs)
+    assert {len(part) for part in compiled.parts(torch.arange(17), {})} == {5, 6}
+    eager = federate(fedabml(), rows(), chunk=7)
+    [*_, here] = rounds(compiled, begin(compiled), 2)
+    [*_, there] = rounds(eager, begin(eager), 2)
+    for one, two in zip(tree_leaves((here.server, here.table)), tree_leaves((there.server, there.table)), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+    assert len(graphs.made) == len(compiled.client.phases)
+    for one, two in zip(here.history, there.history, strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], abs=1e-10)
 
 
 def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(two_cores: None) -> None:

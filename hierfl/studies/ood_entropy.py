@@ -166,7 +166,7 @@ def methods(setting: Setting, seed: int, train: ClientData) -> dict[str, Callabl
         POINT: lambda: fedavg(network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50, fine_tune=True),
         # a round is a pass here too: six mini-batches of 50; zeta as FedABML's authors ran it
         KEPT: lambda: pfedbayes(hierarchy, zeta=0.05, steps=6, batch_size=50, init_scale=0.0486),
-        FEDABML: lambda: fedabml(hierarchy, lam=0.003, lr=0.01, eta=1.0, inner_steps=3, draws=1),
+        FEDABML: lambda: fedabml(hierarchy, lam=0.003, lr=0.02, eta=1.0, inner_steps=3, draws=1),
     }
 
 
