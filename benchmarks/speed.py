@@ -312,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description="Seconds a round, beside other ways.")
     parser.add_argument("workload", nargs="*", metavar="W", help="W1 to W5; none: all")
-    parser.add_argument("--quick", action="store_true", help="W1's FedAvg and W5, two turns: under a minute")
+    parser.add_argument("--quick", action="store_true", help="W1's FedAvg and MAP, two turns: under a minute")
     parser.add_argument("--turns", type=int, default=5, help="of all ways, one after another")
     parser.add_argument("--way", action="append", help="only these (the two loops are always run)")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="a folder of other frameworks' scripts and environments")
@@ -327,8 +327,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(f"there is no workload {min(unknown)}: {', '.join(known)}")
     load = os.getloadavg()[0]
-    chosen = args.workload or (["W1", "W5"] if args.quick else known)
-    ways = args.way or (["FedAvg", "structured"] if args.quick else None)
+    chosen = args.workload or (["W1"] if args.quick else known)
+    ways = args.way or (["FedAvg", "MAP"] if args.quick and not args.workload else None)
     if ways is not None:
         ways = ["loop, 1 thread", "loop, 2 threads", *ways]
     console, all_found = Console(width=130), []

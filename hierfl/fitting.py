@@ -57,6 +57,8 @@ def fit(
         chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
         compile: whether each kind of local step becomes one compiled graph (numbers agree to float noise); "auto": where the
             run is long enough to repay it, by one eager step that is measured. A resumed run does as the run before it did.
+            From the second round on, chunks of clients are then shared out among copies of this process, as many as
+            `torch.get_num_threads()` with this one (on Linux; elsewhere all is done here).
         device: where clients work, "cuda" say; the server, what clients keep, and the fit that comes back stay with the processor.
         checkpoint: folder to write checkpoints to.
         every: rounds between checkpoints; the last round is always written.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tracemalloc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +99,55 @@ def test_ten_thousand_clients_are_begun_and_asked() -> None:
     fitted = hierfl.fit(fedsvi(logistic, guides.conditional), data, rounds=2, cohort=0.01, compile=False)
     assert set(fitted.history["clients"]) == {COHORT}
     assert fitted.predict(data.select(["17", "9999"]), draws=3).mean.shape == (2 * ROWS,)
+
+
+KEEPING = """
+import resource, sys
+from pathlib import Path
+import torch
+from torch import nn
+import hierfl
+from hierfl import methods, models
+torch.manual_seed(0)
+CLIENTS = 100_000
+data = hierfl.ClientData.from_arrays(torch.arange(CLIENTS), x=torch.randn(CLIENTS, 100), y=torch.randint(10, (CLIENTS,)))
+net = nn.Sequential(nn.Linear(100, 720), nn.ReLU(), nn.Linear(720, 10))
+print(sum(p.numel() for p in net.parameters()))
+method = methods.pfedme(models.bayesian_network(net, prior_scale=1.0), steps=2, batch_size=1)
+folder, rounds = sys.argv[1], int(sys.argv[2])
+fit = hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, every=1, resume=True, compile=False,
+                 progress=False) if rounds == 4 else None
+if fit is None:  # stopped on the way
+    class Enough(Exception): ...
+    import hierfl.state as state
+    save = state.save
+    def stop(*args):
+        done = save(*args)
+        if args[1].round == rounds:
+            raise Enough
+        return done
+    state.save = stop
+    try:
+        hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, every=1, compile=False, progress=False)
+    except Enough:
+        pass
+else:
+    print(*(f"{v.double().sum():.9e}" for v in fit.message.values()), float(fit.history["loss"].iloc[-1]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="a minute: set HIERFL_SLOW=1")
+def test_a_hundred_thousand_clients_keep_eighty_thousand_numbers_each(tmp_path: Path) -> None:
+    """32 GB if all were there at once; under 2 GB resident, stopped after two rounds and resumed as if nothing had been."""
+
+    def run(folder: str, rounds: int) -> list[str]:
+        command = [sys.executable, "-c", KEEPING, str(tmp_path / folder), str(rounds)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+
+    (tmp_path / "whole").mkdir()
+    stopped, resumed, whole = run("parts", 2), run("parts", 4), run("whole", 4)
+    assert int(whole[0]) == 79_930
+    assert all(0.2 < float(lines[-1]) < 2.0 for lines in (stopped, resumed, whole)), "GB resident, torch itself counted"
+    assert resumed[1] == whole[1]

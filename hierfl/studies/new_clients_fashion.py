@@ -128,7 +128,7 @@ def curve(name: str, seed: int, setting: Setting) -> Numbers:
     known, new = train.names[: setting.trained], train.names[setting.trained :]
     options: dict[str, Any] = {"cohort": setting.cohort, "progress": False, "compile": setting.images == "fashion"}
     method = methods(seed, train.fields["x"].shape[-1])[name]()
-    fitted = hierfl.fit(method, train.select(known), rounds=setting.rounds, seed=seed, chunk=20, **options)
+    fitted = hierfl.fit(method, train.select(known), rounds=setting.rounds, seed=seed, **options)
     theirs, asked = train.select(new), test.select(new)
     draws = 1 if name in ("FedAvg", "FedProx") else setting.draws
     found = []

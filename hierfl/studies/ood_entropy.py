@@ -173,8 +173,7 @@ def methods(setting: Setting, seed: int, train: ClientData) -> dict[str, Callabl
 def measure(name: str, seed: int, setting: Setting) -> Numbers:
     """One run: accuracy after each number of passes, AUROC after the first, overall and of each client, and some entropies."""
     train, test, strangers = federation(setting, seed)
-    options: dict[str, Any] = {"cohort": setting.cohort, "chunk": setting.cohort, "progress": False}
-    options["compile"] = setting.images == "fashion"
+    options: dict[str, Any] = {"cohort": setting.cohort, "compile": setting.images == "fashion", "progress": False}
     fitted = hierfl.fit(methods(setting, seed, train)[name](), train, rounds=setting.rounds, seed=seed, **options)
     numbers: Numbers = {"by_client": {}, "entropies": {}}
     draws = 1 if name == POINT else setting.draws

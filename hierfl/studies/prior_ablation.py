@@ -140,7 +140,7 @@ def accuracy(kind: str, net: str, strategy: str, seed: int, setting: Setting, *,
     train, test = federation(kind, seed, setting.clients)
     model = bayesian_network(images.started(NETS[net], seed=2022), prior_scale=1.0)  # their seed, one start for all runs
     method = pfedbred(model, strategy, lam=setting.lam, steps=setting.steps, prox_start=setting.prox_start)  # type: ignore[arg-type]
-    options: dict[str, Any] = {"cohort": setting.cohort, "chunk": setting.cohort, "compile": not eager, "progress": False}
+    options: dict[str, Any] = {"cohort": setting.cohort, "compile": not eager, "progress": False}
     fitted = with_everyone(hierfl.fit(method, train, rounds=setting.rounds - 1, seed=seed, **options))
     return {"accuracy": right(fitted, test), "global": right(fitted.personalise(train, rounds=0), test)}
 
