@@ -31,7 +31,7 @@ from benchmarks.rounds_models import ALL
 from hierfl.datasets import Summary
 from hierfl.engine import begin
 from hierfl.engine import rounds as run_rounds
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.fitted import Fit
 from hierfl.method import Method
 

@@ -32,7 +32,7 @@ from benchmarks.reference_models import RADON
 from benchmarks.workloads import WORKLOADS, Workload, plain_loop, radon_loop, vmapped
 from hierfl import guides, methods, models
 from hierfl.engine import begin, rounds
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.graph import Graphs
 from hierfl.links import ScaleLink
 from hierfl.method import Method

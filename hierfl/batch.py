@@ -139,18 +139,18 @@ class Keys(NamedTuple):
 
     def folded(self, *words: int | Tensor) -> Keys:
         """The keys of what happens later: words are folded in, one after another."""
-        return Keys(noise.fold(self.own, *words), noise.fold(self.shared, *words))
+        return Keys(noise.fold_now(self.own, *words), noise.fold_now(self.shared, *words))
 
     def of_steps(self, count: int) -> list[Keys]:
         """The keys of steps 0, 1, ..., made at once."""
         step = torch.arange(count, dtype=torch.int32)
-        own, shared = noise.fold(self.own[None], step[:, None]), noise.fold(self.shared[None], step)
+        own, shared = noise.fold_now(self.own[None], step[:, None]), noise.fold_now(self.shared[None], step)
         return [Keys(*both) for both in zip(own.unbind(), shared.unbind(), strict=True)]
 
 
 def keys_of(data: ClientData, ids: Tensor, seed: int, *at: int) -> Keys:
     """Keys of some clients, and the one they share, at a time in the run."""
-    return Keys(noise.fold(data.keys[ids], seed, seed >> 32), noise.root_key(seed)).folded(*at)
+    return Keys(noise.fold_now(data.keys[ids], seed, seed >> 32), noise.root_key(seed)).folded(*at)
 
 
 def gather(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyro
 import torch
@@ -22,107 +22,21 @@ from hierfl import noise
 from hierfl.batch import ClientBatch
 from hierfl.data import ClientData
 from hierfl.device import CPU, moved, on
-from hierfl.graph import Graphs, Loop
+from hierfl.federation import Federation
+from hierfl.graph import Loop
 from hierfl.lanes import over_batch, over_clients, where_working
-from hierfl.method import Client, Clock, LogShare, LogSum, Phase, Server, Share, Up, added, means_of, summed
-from hierfl.program import Program
+from hierfl.method import Clock, LogShare, LogSum, Phase, Share, Up, added, means_of, summed
 from hierfl.schedule import batch_of, batches, steps
 from hierfl.table import Table, new_table, put, taken
 from hierfl.trees import Tree, named_leaves, nbytes, scaled, tree_leaves, tree_map
 from hierfl.workers import Work, crew
 
-Engine = Literal["vectorised", "sequential"]
 COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
 ROWS = "local-table.bin"  # what clients keep, in the folder of a run, where it is too much for memory
-FEWEST = 4  # clients of a small network worth a core: with fewer, starting each operation takes as long as doing it
-ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores want all the clients that there are
-CHUNK_BYTES = 14 << 20  # what a chunk of clients may take: more is no faster, as it leaves the caches
 
 
 class ClientError(RuntimeError):
     """A client fails, or what it sends is not finite; the message names the client and the round."""
-
-
-@dataclass(frozen=True, eq=False)
-class Federation:
-    """What stays the same from round to round.
-
-    Args:
-        program: the checked program.
-        client: what a client does.
-        server: what the server does.
-        data: the clients' rows.
-        seed: of everything random.
-        cohort: clients a round, 1..N.
-        engine: "vectorised" or "sequential".
-        chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
-        graphs: compiled steps; None: all runs eagerly.
-        device: where chunks are worked on.
-    """
-
-    program: Program
-    client: Client
-    server: Server
-    data: ClientData
-    seed: int = 0
-    cohort: int = 1
-    engine: Engine = "vectorised"
-    chunk: int | None = None
-    graphs: Graphs | None = None
-    device: torch.device = CPU
-
-    @cached_property
-    def rows(self) -> ClientData:
-        """The clients' rows where they are worked on."""
-        return self.data.to(self.device)
-
-    @property
-    def at_once(self) -> bool:
-        """Whether clients are carried under `torch.vmap`, be it one alone, and steps may be compiled."""
-        return self.engine == "vectorised" and self.program.keyed
-
-    @property
-    def lanes(self) -> int:
-        """Clients carried at once."""
-        if not self.at_once:
-            return 1
-        if self.chunk is not None:
-            return self.chunk
-        row = sum(v[:1].nbytes for v in self.data.fields.values())
-        rows = max([p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count], default=1)
-        state = sum(spec.start.nbytes for spec in self.program.params)
-        one = row * rows + state + 1
-        if self.device.type != "cpu":
-            return max(1, ACCELERATOR_BYTES // one)
-        # starting a step one operation after another takes so long that it must be worth it
-        return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // one))
-
-    @property
-    def cores(self) -> int:
-        """Chunks of clients worked on at once, each by a process on a core of its own, where steps are compiled."""
-        if self.graphs is None or not self.at_once or self.device.type != "cpu":
-            return 1
-        return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.lanes)))
-
-    def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
-        """Clients in chunks, as nearly of one size as can be.
-
-        Where they ask for it, those with like numbers of rows (within a factor of 4) are carried together instead.
-        """
-        if self.at_once and self.client.like_rows(message):
-            kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
-            return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.lanes))
-        cores = min(self.cores, len(ids))
-        fewest = -(-len(ids) // (self.lanes * cores)) * cores  # as many for each core
-        even = (n for n in range(fewest, 2 * fewest, cores) if len(ids) % n == 0)
-        return ids.split(-(-len(ids) // next(even, fewest)))
-
-    def width(self, parts: Sequence[Tensor], message: Tree) -> int:
-        """Lanes that every chunk fills where steps are compiled: a smaller one repeats its last client, whose second answer is dropped.
-
-        So one shape is compiled, not two. Chunks of like rows differ in shape anyhow, and are left as they are: 0.
-        """
-        return 0 if self.graphs is None or not self.at_once or self.client.like_rows(message) else max(map(len, parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,9 +131,12 @@ def _chunk(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Don
     """One round of a chunk of clients, wherever it is worked on."""
     with on(federation.device):
         message, mine, part, round_, width = moved(task, federation.device)
-        lane = torch.arange(max(width, len(part))).clamp(max=len(part) - 1)
+        everyone, kept = part, mine
+        if len(part) < width:
+            lane = torch.arange(width).clamp(max=len(part) - 1)
+            everyone, kept = part[lane], tree_map(lambda v: v[lane], mine)
         try:
-            done = client_round(federation, phases, message, tree_map(lambda v: v[lane], mine), part[lane], round_)
+            done = client_round(federation, phases, message, kept, everyone, round_)
         except (RuntimeError, ValueError) as error:  # torch's linear algebra, say
             raise _blamed(federation, message, mine, part, round_, error) from error
         ups, mine = tree_map(lambda v: v[: len(part)], done)

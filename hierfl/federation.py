@@ -1,95 +1,105 @@
-"""From a method and data to a federation: the program checked, the cohort's size settled, the run identified."""
+"""What stays the same from round to round: a program, what clients and server do, the rows, and who is worked on together."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from hierfl.check import read
 from hierfl.data import ClientData
-from hierfl.device import device_of
-from hierfl.engine import Federation
-from hierfl.method import Method
-from hierfl.recipes import describe
+from hierfl.device import CPU
+from hierfl.graph import Graphs
+from hierfl.method import Client, Server
+from hierfl.program import Program
+from hierfl.trees import Tree
+
+Engine = Literal["vectorised", "sequential"]
+FEWEST = 4  # clients of a small network worth a core: with fewer, starting each operation takes as long as doing it
+CHUNK_BYTES = 14 << 20  # what a chunk of clients may take: more is no faster, as it leaves the caches
+ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores want all the clients that there are
 
 
-def federate(
-    method: Method,
-    data: ClientData,
-    *,
-    seed: int = 0,
-    cohort: int | float | None = None,
-    engine: str = "vectorised",
-    chunk: int | None = None,
-    device: str | torch.device = "cpu",
-) -> Federation:
-    """Check a method's program against the data, and set up what stays the same from round to round."""
-    if engine not in ("vectorised", "sequential", "pooled"):
-        raise ValueError(f"there is no engine '{engine}': vectorised, sequential or pooled")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is {chunk}: it must be 1 or more")
-    size = cohort_size(cohort, data.num_clients)
-    if method.everyone and size < data.num_clients:
-        raise ValueError(
-            f"{method.name} adds up what all clients send in each round: a cohort of {size} of {data.num_clients} cannot stand in "
-            f"for them; leave cohort=None, or take a method of many small rounds (fedsvi)"
-        )
-    program = read(method.model, method.guide, data, seed=seed)
-    return Federation(
-        program=program,
-        client=method.client(program),
-        server=method.server(program),
-        data=data,
-        seed=seed,
-        cohort=size,
-        engine="sequential" if engine == "sequential" else "vectorised",
-        chunk=chunk,
-        device=device_of(device),
-    )
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """What stays the same from round to round.
 
-
-def cohort_size(cohort: int | float | None, population: int) -> int:
-    """Clients a round: all, a count, or a share of them (at least one).
-
-    Raises:
-        ValueError: none, or more than there are.
+    Args:
+        program: the checked program.
+        client: what a client does.
+        server: what the server does.
+        data: the clients' rows.
+        seed: of everything random.
+        cohort: clients a round, 1..N.
+        engine: "vectorised" or "sequential".
+        chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
+        graphs: compiled steps; None: all runs eagerly.
+        device: where chunks are worked on.
     """
-    if cohort is None:
-        return population
-    if isinstance(cohort, float):
-        if not 0.0 < cohort <= 1.0:
-            raise ValueError(f"cohort is {cohort}: a share of the clients lies in (0, 1]; for a count give an integer")
-        return max(1, round(cohort * population))
-    if not 1 <= cohort <= population:
-        raise ValueError(f"a cohort of {cohort} cannot be drawn from {population} clients")
-    return cohort
 
+    program: Program
+    client: Client
+    server: Server
+    data: ClientData
+    seed: int = 0
+    cohort: int = 1
+    engine: Engine = "vectorised"
+    chunk: int | None = None
+    graphs: Graphs | None = None
+    device: torch.device = CPU
 
-def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]:
-    """What identifies a run: a checkpoint of another one is refused."""
-    data = federation.data
-    return {
-        "method": describe(method),
-        "rounds": rounds,
-        "seed": federation.seed,
-        "cohort": federation.cohort,
-        "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
-        "fields": {name: [str(v.dtype), *v.shape[1:]] for name, v in {**data.fields, **data.client_fields}.items()},
-        "rows": _digest([data.counts, *_by_name(data.fields), *_by_name(data.client_fields)]),
-    }
+    @cached_property
+    def rows(self) -> ClientData:
+        """The clients' rows where they are worked on."""
+        return self.data.to(self.device)
 
+    @property
+    def at_once(self) -> bool:
+        """Whether clients are carried under `torch.vmap`, be it one alone, and steps may be compiled."""
+        return self.engine == "vectorised" and self.program.keyed
 
-def _by_name(fields: Mapping[str, Tensor]) -> list[Tensor]:
-    return [fields[name] for name in sorted(fields)]
+    @property
+    def lanes(self) -> int:
+        """Clients carried at once."""
+        if not self.at_once:
+            return 1
+        if self.chunk is not None:
+            return self.chunk
+        row = sum(v[:1].nbytes for v in self.data.fields.values())
+        rows = max([p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count], default=1)
+        state = sum(spec.start.nbytes for spec in self.program.params)
+        one = row * rows + state + 1
+        if self.device.type != "cpu":
+            return max(1, ACCELERATOR_BYTES // one)
+        # starting a step one operation after another takes so long that it must be worth it
+        return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // one))
 
+    @property
+    def cores(self) -> int:
+        """Chunks of clients worked on at once, each by a process on a core of its own, where steps are compiled."""
+        if self.graphs is None or not self.at_once or self.device.type != "cpu":
+            return 1
+        return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.lanes)))
 
-def _digest(tensors: list[Tensor]) -> str:
-    """A hash of what tensors hold, so that another split of the same rows is told apart."""
-    found = hashlib.sha256()
-    for values in tensors:
-        found.update(values.contiguous().numpy().tobytes())
-    return found.hexdigest()
+    def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
+        """Clients in chunks, as nearly of one size as can be.
+
+        Where they ask for it, those with like numbers of rows (within a factor of 4) are carried together instead.
+        """
+        if self.at_once and self.client.like_rows(message):
+            kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
+            return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.lanes))
+        cores = min(self.cores, len(ids))
+        fewest = -(-len(ids) // (self.lanes * cores)) * cores  # as many for each core
+        even = (n for n in range(fewest, 2 * fewest, cores) if len(ids) % n == 0)
+        return ids.split(-(-len(ids) // next(even, fewest)))
+
+    def width(self, parts: Sequence[Tensor], message: Tree) -> int:
+        """Lanes that every chunk fills where steps are compiled: a smaller one repeats its last client, whose second answer is dropped.
+
+        So one shape is compiled, not two. Chunks of like rows differ in shape anyhow, and are left as they are: 0.
+        """
+        return 0 if self.graphs is None or not self.at_once or self.client.like_rows(message) else max(map(len, parts))

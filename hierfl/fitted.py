@@ -15,8 +15,9 @@ from hierfl import groups, saved
 from hierfl.batch import full_batch
 from hierfl.data import ClientData
 from hierfl.diagnostics import AgainstNuts, against_nuts, corrected
-from hierfl.engine import Federation, Progress, adapt
-from hierfl.federation import about
+from hierfl.engine import Progress, adapt
+from hierfl.federate import about
+from hierfl.federation import Federation
 from hierfl.fields import check_finite, check_labels
 from hierfl.groups import EXPAND, sampled
 from hierfl.inference import Draws, posterior_draws, predict, prior_draws

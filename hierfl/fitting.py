@@ -15,9 +15,10 @@ from rich.progress import Progress as Bar
 
 from hierfl import saved, state
 from hierfl.data import ClientData
-from hierfl.engine import Federation, Progress, begin, worth_compiling
+from hierfl.engine import Progress, begin, worth_compiling
 from hierfl.engine import rounds as run_rounds
-from hierfl.federation import about, federate
+from hierfl.federate import about, federate
+from hierfl.federation import Federation
 from hierfl.fitted import Fit
 from hierfl.graph import Graphs
 from hierfl.method import Method

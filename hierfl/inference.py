@@ -14,7 +14,7 @@ from hierfl import noise
 from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
 from hierfl.data import ClientData
 from hierfl.draws import NoKeyedDraw
-from hierfl.engine import Federation
+from hierfl.federation import Federation
 from hierfl.lanes import over_clients
 from hierfl.prediction import Prediction, averaged, gathered, kind_of, moments
 from hierfl.program import Answer, Params, Program, Site

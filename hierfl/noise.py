@@ -11,20 +11,23 @@ import hashlib
 import math
 import zlib
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+Word = TypeVar("Word", bound=Any)
 
-def hashed(x: Tensor) -> Tensor:
-    """Mix int32 words by the 32-bit hash "lowbias32" (C. Wellons, 2018, the multiplicative constants of its 2020 revision)."""
+
+def hashed(x: Word) -> Word:
+    """Mix int32 words, a tensor or an array, by the 32-bit hash "lowbias32" (C. Wellons, 2018, constants of its 2020 revision)."""
     x = (x ^ _shifted(x, 16)) * 0x21F0AAAD
     x = (x ^ _shifted(x, 15)) * (0xD35A2D97 - (1 << 32))
     return x ^ _shifted(x, 15)
 
 
-def _shifted(x: Tensor, by: int) -> Tensor:
+def _shifted(x: Word, by: int) -> Word:
     """Shift right without the sign: int32 has no unsigned shift."""
     return (x >> by) & ((1 << (32 - by)) - 1)
 
@@ -52,6 +55,18 @@ def fold(key: Tensor, *words: int | Tensor) -> Tensor:
         first = hashed(first ^ mixed)
         second = hashed(second + first)
     return torch.stack(torch.broadcast_tensors(first, second), -1)
+
+
+def fold_now(key: Tensor, *words: int | Tensor) -> Tensor:
+    """The same as `fold`, of tensors that are no part of a graph: NumPy starts a small operation in a third of torch's time."""
+    pair: Any = key.cpu().numpy()
+    first, second = pair[..., 0], pair[..., 1]
+    with np.errstate(over="ignore"):  # of single numbers; arrays wrap around without a word
+        for item in words:
+            mixed: Any = item.to(torch.int32).cpu().numpy() if isinstance(item, Tensor) else np.int32(_signed(item))
+            first = hashed(first ^ mixed)
+            second = hashed(second + first)
+    return torch.from_numpy(np.stack(np.broadcast_arrays(first, second), -1)).to(key.device)
 
 
 def root_key(seed: int) -> Tensor:

@@ -16,7 +16,8 @@ from hierfl.batch import full_batch
 from hierfl.check import read
 from hierfl.data import ClientData
 from hierfl.device import CPU, moved, on
-from hierfl.engine import Federation, Progress
+from hierfl.engine import Progress
+from hierfl.federation import Federation
 from hierfl.guides.delta import delta
 from hierfl.method import Clock, Method
 from hierfl.program import Params, Program, untouched_store

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hierfl import state
 from hierfl.data import ClientData
-from hierfl.engine import Federation, Progress
+from hierfl.engine import Progress
+from hierfl.federation import Federation
 
 ROWS, SCHEMA = "local-rows.safetensors", "fit.json"
 

@@ -86,9 +86,9 @@ def row_plan(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tupl
     active = epoch < phase.count if by_epoch else torch.ones_like(epoch, dtype=torch.bool)
     if by_epoch:
         epoch = epoch.clamp(max=phase.count - 1)  # a small client that is done is not shuffled on and on
-    keys = noise.fold(data.keys[ids], seed, seed >> 32, noise.word("rows"), *at)
+    keys = noise.fold_now(data.keys[ids], seed, seed >> 32, noise.word("rows"), *at)
     width = int(counts.max())
-    shuffled = [noise.permutations(noise.fold(keys, e), counts, width) for e in range(int(epoch.max()) + 1 if steps else 0)]
+    shuffled = [noise.permutations(noise.fold_now(keys, e), counts, width) for e in range(int(epoch.max()) + 1 if steps else 0)]
     orders = torch.stack(shuffled) if shuffled else torch.zeros(0, len(ids), width, dtype=torch.long)
     place = part[..., None] * size + torch.arange(size)  # (K, C, B)
     inside = place < counts[:, None]

@@ -18,7 +18,7 @@ import hierfl
 from hierfl import guides, models
 from hierfl.device import device_of, on
 from hierfl.engine import _step
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.lanes import over_clients
 from hierfl.method import Clock, Method
 from hierfl.schedule import batches

@@ -90,7 +90,7 @@ def path(method: Any, rounds: int) -> list[Tensor]:
     """The server's params after each round, and last what is read."""
     from hierfl.engine import begin
     from hierfl.engine import rounds as run
-    from hierfl.federation import federate
+    from hierfl.federate import federate
 
     made = federate(method, federation())
     steps = [p.server["params"]["loc.at"].clone() for p in run(made, begin(made), rounds)]

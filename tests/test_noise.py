@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -196,3 +198,14 @@ def test_cohorts(population: int, size: int) -> None:
 
 def test_a_cohort_of_all_is_all() -> None:
     assert noise.cohort(0, 4, 6, 6).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("words", [(), (0,), (7, -1, 1 << 40), (torch.arange(3, dtype=torch.int32)[:, None], 5)])
+@pytest.mark.parametrize("shape", [(2,), (4, 2)])
+def test_outside_of_a_graph_keys_are_folded_alike(shape: tuple[int, ...], words: Any) -> None:
+    key = torch.randint(-(1 << 31), (1 << 31) - 1, shape, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        now = noise.fold_now(key, *words)
+    assert now.dtype == torch.int32
+    assert torch.equal(now, noise.fold(key, *words))

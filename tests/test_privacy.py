@@ -17,7 +17,7 @@ from hierfl import guides, models, noise
 from hierfl.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data import ClientData
 from hierfl.engine import begin, client_round
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.method import Clock, Method, Phase
 from hierfl.schedule import batches
 from hierfl.trees import named_leaves

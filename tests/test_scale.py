@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hierfl
 from hierfl import guides
 from hierfl.data import ClientData
-from hierfl.engine import Federation, Progress, begin, one_round
-from hierfl.federation import federate
+from hierfl.engine import Progress, begin, one_round
+from hierfl.federate import federate
+from hierfl.federation import Federation
 from hierfl.methods import fedsvi
 from hierfl.trees import tree_leaves
 from tests.programs import logistic

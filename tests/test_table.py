@@ -12,7 +12,7 @@ import torch
 import hierfl
 from hierfl import state, table
 from hierfl.engine import ROWS, begin, rounds
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.methods import fedsvi
 from hierfl.table import DamagedRow, Stored, new_stored
 from hierfl.trees import tree_leaves

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_flatten
 
 import hierfl
 from hierfl.engine import begin, rounds
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.graph import Graphs
 from hierfl.method import Share
 from hierfl.trees import tree_leaves
-from hierfl.workers import WorkerDied, crew, packed
+from hierfl.workers import WorkerDied, crew, receive, send
 
 
 @pytest.fixture
@@ -54,6 +54,21 @@ def test_one_core_is_this_process_alone(two_cores: None) -> None:
     with crew(pids, 1) as work:
         for _ in range(3):
             assert {(pid, threads) for _, pid, threads in work(range(4))} == {(os.getpid(), 2)}
+
+
+def test_where_no_process_can_be_made_this_one_does_it_all(two_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fork() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", no_fork)
+    with crew(pids, 2) as work:
+        list(work(range(2)))
+        with pytest.warns(UserWarning, match="1 processes work where 2 could"):
+            found = list(work(range(3)))
+        assert {pid for _, pid, _ in (*found, *work(range(3)))} == {os.getpid()}
+    monkeypatch.setattr("hierfl.workers.CAN_COPY", False)
+    with crew(pids, 2) as work:
+        assert {threads for _ in range(2) for _, _, threads in work(range(3))} == {2}
 
 
 def test_no_more_items_are_taken_than_are_worked_on() -> None:
@@ -141,11 +156,14 @@ TREES = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_what_goes_through_a_pipe_is_what_comes_out(name: str) -> None:
-    def flat(tree: object) -> tuple[list[object], object]:
-        return tree_flatten(tree)
-
-    before, after = flat(TREES[name]), flat(pickle.loads(packed(TREES[name])))
+def test_what_goes_along_a_line_is_what_comes_out(name: str) -> None:
+    here, there = socket.socketpair()
+    send(here, TREES[name])
+    before, after = tree_flatten(TREES[name]), tree_flatten(receive(there))
+    here.close()
+    with pytest.raises(EOFError):
+        receive(there)
+    there.close()
     assert before[1] == after[1]
     for one, two in zip(before[0], after[0], strict=True):
         if isinstance(one, torch.Tensor):

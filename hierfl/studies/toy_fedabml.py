@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hierfl import plots
 from hierfl.data import ClientData
 from hierfl.engine import begin, rounds
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.fitted import Fit
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml

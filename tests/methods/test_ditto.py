@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hierfl.engine import begin, client_round
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.method import Clock
 from hierfl.methods import ditto, fedavg, fedmap, individual
 from hierfl.models import map_network, network

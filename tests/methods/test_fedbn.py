@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from hierfl.engine import begin, client_round
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.method import Clock
 from hierfl.methods import fedavg, fedbn
 from hierfl.models import batch_norm_network, network

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import hierfl
 from hierfl.data import ClientData
 from hierfl.engine import begin, client_round
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.method import Clock, LogShare, added, means_of, summed
 from hierfl.methods import fedavg, fedmap, pfedme
 from hierfl.models import map_network, network

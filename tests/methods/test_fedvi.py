@@ -17,7 +17,7 @@ from hierfl import guides
 from hierfl.batch import full_batch
 from hierfl.data import ClientData
 from hierfl.engine import begin, client_round
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.method import Clock, Method, Phase
 from hierfl.methods import fedvi
 from hierfl.methods.fedvi import every_other, queried

@@ -18,7 +18,7 @@ from hierfl import guides, models
 from hierfl.batch import ClientBatch
 from hierfl.data import ClientData
 from hierfl.engine import begin, client_round
-from hierfl.federation import federate
+from hierfl.federate import federate
 from hierfl.method import Clock, Method, Phase
 from hierfl.methods import ditto, fedabml, fedavg, fedmap, pfedbred, pfedme
 from hierfl.models import bregman
