@@ -209,3 +209,8 @@ def test_outside_of_a_graph_keys_are_folded_alike(shape: tuple[int, ...], words:
         now = noise.fold_now(key, *words)
     assert now.dtype == torch.int32
     assert torch.equal(now, noise.fold(key, *words))
+
+
+def test_inside_a_transform_too() -> None:
+    steps = torch.arange(3, dtype=torch.int32)
+    assert torch.equal(torch.vmap(lambda step: noise.fold_now(KEY, step))(steps), noise.fold(KEY[None], steps))
