@@ -203,8 +203,8 @@ def receive(line: socket.socket) -> Any:
     return pickle.loads(head, buffers=parts)
 
 
-def _taken(line: socket.socket, size: int) -> bytearray:
-    found = bytearray(size)
+def _taken(line: socket.socket, size: int) -> Any:
+    found: Any = torch.empty(size, dtype=torch.uint8).numpy()  # which begins where vector instructions like it to
     rest = memoryview(found)
     while rest:
         got = line.recv_into(rest)
@@ -228,5 +228,5 @@ class _Pickler(pickle.Pickler):
         return _tensor, (pickle.PickleBuffer(numbers), value.dtype, tuple(value.shape))
 
 
-def _tensor(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(data, dtype=dtype).view(shape) if len(data) else torch.empty(shape, dtype=dtype)
