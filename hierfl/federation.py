@@ -19,7 +19,7 @@ from hierfl.trees import Tree
 
 Engine = Literal["vectorised", "sequential"]
 FEWEST = 4  # clients of a small network worth a core: with fewer, starting each operation takes as long as doing it
-CHUNK_BYTES = 14 << 20  # what a chunk of clients may take: more is no faster, as it leaves the caches
+CHUNK_BYTES = 13 << 20  # what a chunk of clients may take: more is no faster, as it leaves the caches
 ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores want all the clients that there are
 
 
