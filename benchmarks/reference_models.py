@@ -104,8 +104,7 @@ class Problem:
 
 
 # ------------------------------------------------------------------------------------------------ radon
-def _radon_globals(scale: TorchDistributionMixin | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    scale = dist.HalfNormal(1.0) if scale is None else scale
+def _radon_globals(scale: TorchDistributionMixin) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("tau", scale)
     slope = pyro.sample("slope", dist.Normal(torch.zeros(3), 1.0).to_event(1))
@@ -114,7 +113,11 @@ def _radon_globals(scale: TorchDistributionMixin | None = None) -> tuple[Tensor,
 
 def radon_centred(batch: ClientBatch) -> None:
     """Model y ~ Normal(a_j + x . slope, sigma), a_j ~ Normal(mu, tau): 919 homes in 85 counties."""
-    mu, tau, slope, sigma = _radon_globals()
+    _radon_centred(batch, dist.HalfNormal(1.0))
+
+
+def _radon_centred(batch: ClientBatch, scale: TorchDistributionMixin) -> None:
+    mu, tau, slope, sigma = _radon_globals(scale)
     with batch.clients():
         a = pyro.sample("a", dist.Normal(mu, tau))
         with batch.data():
@@ -123,7 +126,7 @@ def radon_centred(batch: ClientBatch) -> None:
 
 def radon_non_centred(batch: ClientBatch) -> None:
     """The same with a_j = mu + tau e_j, e_j ~ Normal(0, 1)."""
-    mu, tau, slope, sigma = _radon_globals()
+    mu, tau, slope, sigma = _radon_globals(dist.HalfNormal(1.0))
     with batch.clients():
         e = pyro.sample("e", dist.Normal(0.0, 1.0))
         with batch.data():
@@ -155,11 +158,7 @@ RADON = Problem(
 
 def radon_uniform(batch: ClientBatch) -> None:
     """The same as `radon_centred` with Uniform(0, 100) priors on both scales."""
-    mu, tau, slope, sigma = _radon_globals(dist.Uniform(0.0, 100.0))
-    with batch.clients():
-        a = pyro.sample("a", dist.Normal(mu, tau))
-        with batch.data():
-            pyro.sample("y", dist.Normal(a + batch.x @ slope, sigma), obs=batch.y)
+    _radon_centred(batch, dist.Uniform(0.0, 100.0))
 
 
 RADON_UNIFORM = Problem(

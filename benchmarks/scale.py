@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import nn
 
 import hierfl
-from benchmarks.speed import Worker, fedavg, machine, megabytes, run_method
+from benchmarks.speed import Worker, fedavg, machine, respond, run_method
 from benchmarks.workloads import WORKLOADS
 from hierfl import methods, models
 
@@ -41,18 +41,7 @@ def serve(clients: int) -> None:
     """A worker: clients keep weights of their own (pFedMe), so that the table of what they keep grows too."""
     torch.manual_seed(0)
     model = models.bayesian_network(nn.Sequential(nn.Linear(FEATURES, 50), nn.Tanh(), nn.Linear(50, 2)), prior_scale=1.0)
-    run = run_method(methods.pfedme(model, steps=10, batch_size=10), population(clients), COHORT)
-    began = time.perf_counter()
-    next(run)
-    first = time.perf_counter() - began
-    next(run)  # the second starts the other processes
-    print(json.dumps({"first": first}), flush=True)
-    for line in sys.stdin:
-        began = time.perf_counter()
-        for _ in range(int(line)):
-            next(run)
-        seconds = (time.perf_counter() - began) / int(line)
-        print(json.dumps({"seconds": seconds, "rss_mb": megabytes()}), flush=True)
+    respond(run_method(methods.pfedme(model, steps=10, batch_size=10), population(clients), COHORT))
 
 
 def first_round() -> None:

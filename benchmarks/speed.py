@@ -40,7 +40,7 @@ from hierfl.optimisers import SGD
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BY_HAND = ("loop, 1 thread", "loop, 2 threads", "vmap, compiled")
-SETTLED = 2  # rounds of each process that are not timed: the first compiles
+SETTLED = 2  # rounds of each process that are not timed: the first compiles, the second starts other processes
 
 
 # ------------------------------------------------------------------------------------------------ the ways
@@ -114,9 +114,13 @@ def ways_of(name: str) -> dict[str, Rounds]:
 
 # ------------------------------------------------------------------------------------------------ processes
 def serve(workload: str, way: str) -> None:
-    """A worker: compiles, says how long that took, and then runs as many rounds as each line of its input asks for."""
+    """A worker."""
     torch.set_num_threads(1 if way.endswith("1 thread") else 2)
-    run = ways_of(workload)[way]()
+    respond(ways_of(workload)[way]())
+
+
+def respond(run: Iterator[None]) -> None:
+    """Say how long the first round takes, and then of as many rounds as each line of the input asks for, seconds a round."""
     began = time.perf_counter()
     next(run)
     first = time.perf_counter() - began

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hierfl.trees import Tree, tree_map
+from hierfl.trees import Tree, tree_leaves, tree_map
 
 CPU = torch.device("cpu")
 
@@ -60,27 +60,12 @@ class _Following(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        there = next((v.device for v in _tensors((args, kwargs)) if v.device.type == self._type), None)
-        if there is not None and any(v.device.type == "cpu" and v.dim() for v in _tensors((args, kwargs))):
-            args, kwargs = _followed(args, there), _followed(kwargs, there)
+        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        there = next((value.device for value in given if value.device.type == self._type), None)
+        if there is not None and any(map(_left_behind, given)):
+            args, kwargs = tree_map(lambda v: v.to(there) if _left_behind(v) else v, (args, kwargs))
         return func(*args, **kwargs)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
-
-
-def _followed(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device) if value.device.type == "cpu" and value.dim() else value
-    if type(value) in (list, tuple):
-        return type(value)(_followed(part, device) for part in value)
-    if type(value) is dict:
-        return {key: _followed(part, device) for key, part in value.items()}
-    return value
+def _left_behind(value: object) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu" and value.dim() > 0

@@ -81,15 +81,9 @@ def one_round(federation: Federation, progress: Progress, until: int, work: Work
     chosen = noise.cohort(federation.seed, clock.round, data.num_clients, federation.cohort)
     ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
-    parts = federation.parts(ids, message)
-
-    width = federation.width(parts, message)
-    tasks = ((message, taken(progress.table, part), part, clock.round, width) for part in parts)
     total: dict[str, Share | LogSum] = {}
-    for part, (found, mine) in zip(
-        parts, work(tasks) if work else (_chunk(federation, client.phases, t) for t in tasks), strict=True
-    ):
-        put(progress.table, part, mine)
+    work = work or partial(map, partial(_chunk, federation, client.phases))
+    for found in _in_chunks(federation, work, message, progress.table, ids, clock):
         total = {name: added(total[name], up) for name, up in found.items()} if total else found
     means = means_of(total)
     state = server.update(progress.server, means, clock)
@@ -114,17 +108,27 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
         return table
     with crew(partial(_chunk, federation, phases), federation.cores) as work:
         for r in range(count):
-            message = federation.server.last(server, Clock(r, count))
-            parts = federation.parts(torch.arange(n), message)
-            width = federation.width(parts, message)
-            tasks = ((message, taken(table, part), part, r, width) for part in parts)
-            for part, (_, mine) in zip(parts, work(tasks), strict=True):
-                put(table, part, mine)
+            clock = Clock(r, count)
+            message = federation.server.last(server, clock)
+            for _ in _in_chunks(federation, work, message, table, torch.arange(n), clock):
+                pass  # what they would send is of a round that no server asked for
     return table
 
 
 Task = tuple[Tree, Tree, Tensor, int, int]  # what clients are told, what they keep, which they are, the round, lanes
 Done = tuple[dict[str, Share | LogSum], Tree]  # the sum of what they send, what they keep
+
+
+def _in_chunks(
+    federation: Federation, work: Work[Task, Done], message: Tree, table: Table, ids: Tensor, clock: Clock
+) -> Iterator[dict[str, Share | LogSum]]:
+    """One round of some clients: what they keep is put into the table, what each chunk sends is handed on."""
+    parts = federation.parts(ids, message)
+    width = federation.width(parts, message)
+    tasks = ((message, taken(table, part), part, clock.round, width) for part in parts)
+    for part, (found, mine) in zip(parts, work(tasks), strict=True):
+        put(table, part, mine)
+        yield found
 
 
 def _chunk(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Done:

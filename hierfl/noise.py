@@ -49,12 +49,9 @@ def client_keys(names: Iterable[str]) -> Tensor:
 
 def fold(key: Tensor, *words: int | Tensor) -> Tensor:
     """Fold words into keys (..., 2), one after another; integers outside int32 wrap around."""
+    mixed = (item.to(torch.int32) if isinstance(item, Tensor) else _signed(item) for item in words)
     first, second = key.unbind(-1)
-    for item in words:
-        mixed = item.to(torch.int32) if isinstance(item, Tensor) else _signed(item)
-        first = hashed(first ^ mixed)
-        second = hashed(second + first)
-    return torch.stack(torch.broadcast_tensors(first, second), -1)
+    return torch.stack(torch.broadcast_tensors(*_mixed(first, second, mixed)), -1)
 
 
 def fold_now(key: Tensor, *words: int | Tensor) -> Tensor:
@@ -62,13 +59,17 @@ def fold_now(key: Tensor, *words: int | Tensor) -> Tensor:
     if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap or grad, where no tensor is an array
         return fold(key, *words)
     pair: Any = key.cpu().numpy()
-    first, second = pair[..., 0], pair[..., 1]
+    mixed = (item.to(torch.int32).cpu().numpy() if isinstance(item, Tensor) else np.int32(_signed(item)) for item in words)
     with np.errstate(over="ignore"):  # of single numbers; arrays wrap around without a word
-        for item in words:
-            mixed: Any = item.to(torch.int32).cpu().numpy() if isinstance(item, Tensor) else np.int32(_signed(item))
-            first = hashed(first ^ mixed)
-            second = hashed(second + first)
-    return torch.from_numpy(np.stack(np.broadcast_arrays(first, second), -1)).to(key.device)
+        both = _mixed(pair[..., 0], pair[..., 1], mixed)
+    return torch.from_numpy(np.stack(np.broadcast_arrays(*both), -1)).to(key.device)
+
+
+def _mixed(first: Word, second: Word, words: Iterable[Any]) -> tuple[Word, Word]:
+    for item in words:
+        first = hashed(first ^ item)
+        second = hashed(second + first)
+    return first, second
 
 
 def root_key(seed: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 The processes are copies (forks) of this one, made once what is worked on is compiled: programs, data and compiled steps are there
 already, and only what a round changes goes along a line between the two. Threads in their place gained next to nothing: between
-two of its operations each waits for the lock that the other holds.
+two of its operations each waits for the lock that the other holds. What goes along a line is pickled: both ends are this program, and
+nothing of it is kept, nor comes from elsewhere.
 """
 
 from __future__ import annotations
