@@ -20,7 +20,7 @@ from torch import Tensor
 import hierfl
 from hierfl import ClientBatch, ClientData, guides
 from hierfl.datasets import Summary, reference
-from hierfl.sites import Family, Model, Values
+from hierfl.program.sites import Family, Model, Values
 
 Draws = Mapping[str, Tensor]  # site -> (S, *shape), local ones (S, N, *shape)
 

@@ -29,11 +29,11 @@ from benchmarks.reference import Errors, cache, compare, truth_of
 from benchmarks.reference_models import Problem, all_sites
 from benchmarks.rounds_models import ALL
 from hierfl.datasets import Summary
-from hierfl.engine import begin
-from hierfl.engine import rounds as run_rounds
-from hierfl.federate import federate
-from hierfl.fitted import Fit
+from hierfl.engine.federate import federate
+from hierfl.engine.rounds import begin
+from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import Method
+from hierfl.runs.result import Fit
 
 WITHIN, LOOKS = 0.1, 2000  # draws at a look
 BEST = {"eight_schools": "conditional_flow"}  # of fedsvi's ways; else "conditional"

@@ -31,12 +31,12 @@ import hierfl
 from benchmarks.reference_models import RADON
 from benchmarks.workloads import WORKLOADS, Workload, plain_loop, radon_loop, vmapped
 from hierfl import guides, methods, models
-from hierfl.engine import begin, rounds
-from hierfl.federate import federate
-from hierfl.graph import Graphs
-from hierfl.links import ScaleLink
+from hierfl.engine.compiled import Graphs
+from hierfl.engine.federate import federate
+from hierfl.engine.rounds import begin, rounds
 from hierfl.method import Method
 from hierfl.optimisers import SGD
+from hierfl.program.scale_links import ScaleLink
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BY_HAND = ("loop, 1 thread", "loop, 2 threads", "vmap, compiled")

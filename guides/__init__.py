@@ -11,9 +11,9 @@ from hierfl.guides.amortised import amortised
 from hierfl.guides.conditional import conditional
 from hierfl.guides.constructed import constructed
 from hierfl.guides.delta import delta
+from hierfl.guides.global_sites import diagonal_normal, full_normal, low_rank_normal, spline_flow
 from hierfl.guides.low_rank import low_rank
 from hierfl.guides.mean_field import mean_field
-from hierfl.guides.shared import diagonal_normal, full_normal, low_rank_normal, spline_flow
 from hierfl.guides.structured import structured
 from hierfl.guides.unrolled import unrolled
 

@@ -7,10 +7,10 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl import noise
-from hierfl.batch import ClientBatch
-from hierfl.guides.shared import Shared, emit, full_normal
-from hierfl.sites import Guide, Latents, Model, family
+from hierfl.core import noise
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.global_sites import Shared, emit, full_normal
+from hierfl.program.sites import Guide, Latents, Model, family
 
 
 @family

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyro
 import pyro.distributions as dist
 
-from hierfl.batch import ClientBatch
-from hierfl.guides.shared import Shared, emit, full_normal
-from hierfl.laplace import client_density, climb, mode_and_precision, prior_centre
-from hierfl.sites import Guide, Latents, Model, family
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.global_sites import Shared, emit, full_normal
+from hierfl.laplace.mode import client_density, climb, mode_and_precision, prior_centre
+from hierfl.program.sites import Guide, Latents, Model, family
 
 
 @family
@@ -24,7 +24,7 @@ def conditional(model: Model, latents: Latents, *, shared: Shared = full_normal,
     Args:
         model: the program; its own log joint is what is climbed.
         latents: the model's.
-        shared: the posterior of the global sites (`hierfl.guides.shared`).
+        shared: the posterior of the global sites (`hierfl.guides.global_sites`).
         newton_steps: safeguarded steps to the mode before the one that gradients flow through; 0 is enough, and exact, where
             rows and local sites are Gaussian.
     """

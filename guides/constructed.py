@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hierfl.batch import ClientBatch
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.amortised import layer
-from hierfl.sites import Guide, Latents, Model, family
+from hierfl.program.sites import Guide, Latents, Model, family
 
 
 @family

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyro
 import pyro.distributions as dist
 
-from hierfl.batch import ClientBatch
-from hierfl.guides.clientwise import each_client
-from hierfl.sites import Guide, Latents, Model, family
+from hierfl.data.batch import ClientBatch
+from hierfl.program.clientwise import each_client
+from hierfl.program.sites import Guide, Latents, Model, family
 
 
 @family

@@ -8,10 +8,10 @@ import pyro
 import pyro.distributions as dist
 import torch
 
-from hierfl import noise
-from hierfl.batch import ClientBatch
-from hierfl.guides.shared import emit, low_rank_normal, positive
-from hierfl.sites import Guide, Latents, Model, family
+from hierfl.core import noise
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.global_sites import emit, low_rank_normal, positive
+from hierfl.program.sites import Guide, Latents, Model, family
 
 
 @family

@@ -7,10 +7,10 @@ import pyro.distributions as dist
 import torch
 from torch.distributions import constraints
 
-from hierfl.batch import ClientBatch
-from hierfl.guides.clientwise import each_client
-from hierfl.links import ScaleLink, scale_constraint
-from hierfl.sites import Guide, Latents, LatentSite, Model, family
+from hierfl.data.batch import ClientBatch
+from hierfl.program.clientwise import each_client
+from hierfl.program.scale_links import ScaleLink, scale_constraint
+from hierfl.program.sites import Guide, Latents, LatentSite, Model, family
 
 
 @family
@@ -25,7 +25,7 @@ def mean_field(model: Model, latents: Latents, *, init_scale: float = 0.1, scale
         model: unused; families have one signature.
         latents: the model's.
         init_scale: the standard deviations it starts with (0.1 as Pyro's AutoNormal).
-        scale_link: they are softplus of what is learned, or exp: see `hierfl.links`.
+        scale_link: they are softplus of what is learned, or exp: see `hierfl.program.scale_links`.
 
     Raises:
         ValueError: another link.

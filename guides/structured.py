@@ -6,9 +6,9 @@ import pyro
 import pyro.distributions as dist
 import torch
 
-from hierfl.batch import ClientBatch
-from hierfl.guides.shared import Shared, emit, full_normal, positive
-from hierfl.sites import Guide, Latents, Model, family
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.global_sites import Shared, emit, full_normal, positive
+from hierfl.program.sites import Guide, Latents, Model, family
 
 
 @family
@@ -26,7 +26,7 @@ def structured(
     Args:
         model: unused; families have one signature.
         latents: the model's.
-        shared: the posterior of the global sites (`hierfl.guides.shared`).
+        shared: the posterior of the global sites (`hierfl.guides.global_sites`).
         full: whether a client's own sites are correlated given z; None: where they are at most 64 numbers.
         init_scale: the standard deviations the local part starts with.
     """

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from hierfl import noise
-from hierfl.batch import ClientBatch
-from hierfl.guides.shared import Shared, emit, full_normal
-from hierfl.laplace import LogDensity, client_density, prior_centre
-from hierfl.sites import Guide, Latents, Model, family
+from hierfl.core import noise
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.global_sites import Shared, emit, full_normal
+from hierfl.laplace.mode import LogDensity, client_density, prior_centre
+from hierfl.program.sites import Guide, Latents, Model, family
 
 
 @family

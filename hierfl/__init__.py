@@ -4,31 +4,33 @@ import os
 
 # Read when torch is first imported: how long a thread that waits for the others of one operation spins before it sleeps. Spinning
 # long loses the core to whoever else wants it, not at all makes every small operation wait for the scheduler. Compiled steps wait
-# for nobody (`hierfl.workers`); of what is left this is measured, in seconds a round on two cores, alone and beside a busy process:
+# for nobody (`hierfl.engine.processes`); of what is left this is measured, in seconds a round on two cores, alone and beside a busy
+# process:
 # no spinning 0.11 and 0.08, 1000 turns 0.06 and 0.10, 3000 0.04 and 0.15, 30000 0.04 and 0.54.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from hierfl.allocator import keep_memory
+from hierfl.core.allocator import keep_memory
 
 keep_memory()
 
-from hierfl import datasets, diagnostics, guides, methods, models, optimisers, partition, plots
-from hierfl.batch import ClientBatch
-from hierfl.check import read
-from hierfl.data import ClientData
-from hierfl.engine import ClientError
-from hierfl.fitted import Fit
-from hierfl.fitting import fit, load
+from hierfl import datasets, diagnostics, guides, methods, models, optimisers, plots
+from hierfl.data import partition
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.data.preprocess import Scaling, fill_missing, standardise
+from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
+from hierfl.engine.pooled import nuts
+from hierfl.engine.rounds import ClientError
 from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
-from hierfl.newcomers import predict_from_prior
-from hierfl.pac_bayes import PacBayes, pac_bayes
-from hierfl.pooled import nuts
-from hierfl.prediction import Prediction
-from hierfl.preprocess import Scaling, fill_missing, standardise
-from hierfl.program import Program, ProgramError
-from hierfl.recipes import CannotRemake
-from hierfl.state import CheckpointError
+from hierfl.posterior.new_clients import predict_from_prior
+from hierfl.posterior.prediction import Prediction
+from hierfl.program.program import Program, ProgramError
+from hierfl.program.read import read
+from hierfl.program.recipes import CannotRemake
+from hierfl.runs.checkpoint import CheckpointError
+from hierfl.runs.fit import fit, load
+from hierfl.runs.result import Fit
 
 __version__ = "0.1.0"
 

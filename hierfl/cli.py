@@ -42,7 +42,7 @@ def demo(
     import torch  # the slow imports are left to the commands that need them
     from rich.console import Console
 
-    from hierfl.demo import run
+    from hierfl.demo.run import run
 
     # The process is ours: small tensors are faster on one thread, and Newton's Hessians safer in double precision.
     torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def study(
     from rich.console import Console
 
     from hierfl import studies
-    from hierfl.demo import writable
+    from hierfl.demo.run import writable
 
     if name not in studies.names():
         raise typer.BadParameter(f"there is no study '{name}'; there are {', '.join(studies.names())}", param_hint="NAME")

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from hierfl.batch import ClientBatch
-from hierfl.program import Params, Program
-from hierfl.sites import Family, Guide, Model
-from hierfl.trees import Tree, add, lerp, scaled, tree_map
+from hierfl.core.trees import Tree, add, lerp, scaled, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Family, Guide, Model
 
 
 class Clock(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hierfl.trees import Tree, named_leaves, tree_map, with_leaves, zeros_like
+from hierfl.core.trees import Tree, named_leaves, tree_map, with_leaves, zeros_like
 
 
 class Optimiser(Protocol):

@@ -7,9 +7,9 @@ if __name__ != "hierfl.models":
     raise ImportError("import hierfl.models, not the folder models/")
 
 from hierfl.models import bregman, likelihood, map_priors
-from hierfl.models.batch_norm import batch_norm_network
-from hierfl.models.bayes_net import bayesian_network, network
-from hierfl.models.bregman_net import bregman_network
+from hierfl.models.batch_norm_network import batch_norm_network
+from hierfl.models.bayesian_network import bayesian_network, network
+from hierfl.models.bregman_network import bregman_network
 from hierfl.models.linear import linear
 from hierfl.models.logistic import logistic
 from hierfl.models.map_network import map_network

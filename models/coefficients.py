@@ -9,8 +9,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.batch import ClientBatch
-from hierfl.models.fields import field
+from hierfl.data.batch import ClientBatch
+from hierfl.models.observe import field
 from hierfl.models.priors import Prior, check_scale, either, given, varying
 
 Whose = Literal["varying", "global"]

@@ -10,7 +10,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 
 from hierfl.models.priors import Prior, check_scale, either, given
-from hierfl.recipes import recorded
+from hierfl.program.recipes import recorded
 
 
 @dataclass(frozen=True)

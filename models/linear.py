@@ -8,12 +8,12 @@ from typing import Literal, Unpack
 import pyro.distributions as dist
 from torch import Tensor
 
-from hierfl.batch import ClientBatch
+from hierfl.data.batch import ClientBatch
 from hierfl.models.coefficients import Coefficients, Predictor
-from hierfl.models.fields import field, observe
+from hierfl.models.observe import field, observe
 from hierfl.models.priors import Prior, check_scale, either, given, varying
-from hierfl.recipes import recorded
-from hierfl.sites import Model
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 
 @recorded

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from hierfl.batch import ClientBatch
+from hierfl.data.batch import ClientBatch
 from hierfl.models.coefficients import Coefficients, Predictor
-from hierfl.models.fields import observe
 from hierfl.models.likelihood import Bernoulli
-from hierfl.recipes import recorded
-from hierfl.sites import Model
+from hierfl.models.observe import observe
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 
 @recorded

@@ -9,13 +9,13 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
-from hierfl.batch import ClientBatch
-from hierfl.models.fields import field, observe
+from hierfl.data.batch import ClientBatch
+from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.likelihood import Likelihood, categorical
 from hierfl.models.map_priors import Isotropic, MapPrior
-from hierfl.models.modules import apply, frozen_copy, weights
-from hierfl.recipes import recorded
-from hierfl.sites import Model
+from hierfl.models.observe import field, observe
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 
 @recorded

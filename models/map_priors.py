@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import softplus
 
-from hierfl import noise
+from hierfl.core import noise
 
 Above = dict[str, Tensor]
 

@@ -10,12 +10,12 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
-from hierfl import noise
-from hierfl.batch import ClientBatch
-from hierfl.models.fields import field, observe
+from hierfl.core import noise
+from hierfl.data.batch import ClientBatch
+from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.likelihood import Likelihood, categorical
 from hierfl.models.map_priors import Penalised
-from hierfl.models.modules import apply, frozen_copy, weights
+from hierfl.models.observe import field, observe
 
 Merge = Callable[[Tensor, Tensor], Tensor]
 

@@ -6,11 +6,11 @@ from typing import Unpack
 
 import pyro.distributions as dist
 
-from hierfl.batch import ClientBatch
+from hierfl.data.batch import ClientBatch
 from hierfl.models.coefficients import Coefficients, Predictor
-from hierfl.models.fields import observe
-from hierfl.recipes import recorded
-from hierfl.sites import Model
+from hierfl.models.observe import observe
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 
 @recorded

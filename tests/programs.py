@@ -16,10 +16,10 @@ from torch.distributions import transform_to
 
 import hierfl
 from hierfl import guides
-from hierfl.batch import ClientBatch
-from hierfl.data import ClientData
-from hierfl.program import Params, Program, ProgramError
-from hierfl.sites import Family
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Family
 
 NAMES = ("north", "south", "east", "west", "mid")  # their order is not that of the alphabet
 fit = partial(hierfl.fit, compile=False)  # a few rounds do not repay compiling; tests of the compiled step are apart

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,8 +102,15 @@ FAMILIES = {
     "unrolled": guides.unrolled(steps=2),
 }
 BREDS = ("none", "lg", "meg", "mh", "mh24", "mh-code")
+
+
+def bred(strategy: Any) -> Method:
+    """PFedBreD by one of its strategies."""
+    return methods.pfedbred(personal(), strategy, **SMALL)
+
+
 CASES: dict[str, Callable[[], Method]] = {
-    **{f"fedsvi {name}": (lambda guide=guide: methods.fedsvi(regression, guide=guide)) for name, guide in FAMILIES.items()},
+    **{f"fedsvi {name}": partial(methods.fedsvi, regression, guide=guide) for name, guide in FAMILIES.items()},
     "fedsvi local steps": lambda: methods.fedsvi(regression, batch_size=2, local_steps=1, global_steps=2, num_particles=2),
     "fedlaplace": lambda: methods.fedlaplace(regression, points=8, weighed=64, enough=8, corrections=1),
     "pvi": lambda: methods.pvi(regression, points=2, steps=2),
@@ -125,14 +133,16 @@ CASES: dict[str, Callable[[], Method]] = {
     "fedabml full": lambda: methods.fedabml(personal("learned"), meta="full", draws=1, **SMALL),
     "fedabml exact": lambda: methods.fedabml(personal("learned"), server="exact", **SMALL),
     "fedabml exact +AM": lambda: methods.fedabml(personal("learned"), server="exact", beta=1.5, by_rows=True, **SMALL),
-    **{f"pfedbred {name}": (lambda name=name: methods.pfedbred(personal(), name, **SMALL)) for name in BREDS},
+    **{f"pfedbred {name}": partial(bred, name) for name in BREDS},
     "pfedbred exact jacobian": lambda: methods.pfedbred(personal(), "mh", jacobian="exact", **SMALL),
     "pfedbred global prox": lambda: methods.pfedbred(personal(), "meg", prox_start="global", **SMALL),
     "pfedbred moved prox": lambda: methods.pfedbred(personal(), "lg", prox_start="moved", **SMALL),
     "pfedbred +FT": lambda: methods.pfedbred(personal(), "mh", fine_tune=2, **SMALL),
     "pfedbred +AM by rows": lambda: methods.pfedbred(personal(), "mh", beta=2.0, by_rows=True, **SMALL),
     "pfedbred averaged": lambda: methods.pfedbred(personal(), "mh", averaged=0.5, **SMALL),
-    "pfedbred averaged by rows +FT": lambda: methods.pfedbred(personal(), "mh-code", averaged=0.5, by_rows=True, fine_tune=1, **SMALL),
+    "pfedbred averaged by rows +FT": lambda: methods.pfedbred(
+        personal(), "mh-code", averaged=0.5, by_rows=True, fine_tune=1, **SMALL
+    ),
     "fedmap": lambda: methods.fedmap(mapped(), steps=2, batch_size=2),
     "fedmap gradient": lambda: methods.fedmap(mapped(models.map_priors.LearnedVariance()), server="gradient", steps=2),
     "fedmap likelihood": lambda: methods.fedmap(mapped(), omega="mean-likelihood", init="client", restart="global", steps=2),
@@ -187,7 +197,7 @@ def write(path: str) -> None:
                 continue
             for key, value in numbers(name, make(), options):
                 found[f"{name} | {way} | {key}"] = value
-    np.savez_compressed(path, **{key.replace("/", "_"): value for key, value in found.items()})
+    np.savez_compressed(path, allow_pickle=False, **{key.replace("/", "_"): value for key, value in found.items()})
     print(f"{len(found)} arrays of {len(CASES)} methods in {len(WAYS)} ways: {path}")
 
 

@@ -67,7 +67,9 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
     assert any(name.endswith("licenses/docs/LICENSE") for name in names)
     expected = {f"{name.replace('.', '/')}.py" for name in MODULES if not (ROOT / name.replace(".", "/")).is_dir()}
     expected |= {f"{name.replace('.', '/')}/__init__.py" for name in SETUPTOOLS["packages"]}
-    expected |= {"hierfl/py.typed"} | {f"hierfl/shipped/{p.name}" for p in (ROOT / "hierfl" / "shipped").iterdir()}
+    expected |= {"hierfl/py.typed"} | {
+        f"hierfl/datasets/shipped/{p.name}" for p in (ROOT / "hierfl" / "datasets" / "shipped").iterdir()
+    }
     assert inside == expected | {"hierfl/report/page.html"}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hierfl
-from hierfl.trees import tree_leaves
+from hierfl.core.trees import tree_leaves
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

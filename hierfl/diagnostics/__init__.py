@@ -23,9 +23,9 @@ from hierfl.diagnostics.ood import (
     out_of_distribution,
     predictive_entropy,
 )
-from hierfl.diagnostics.psis import Corrected, corrected
 from hierfl.diagnostics.sbc import Sbc, ecdf_band, sbc
 from hierfl.diagnostics.scores import across_clients, client_scores, crps
+from hierfl.posterior.corrected import Corrected, corrected
 
 __all__ = [
     "AgainstNuts",

@@ -13,13 +13,13 @@ import torch
 from pyro import poutine
 from torch.distributions import transform_to
 
-from hierfl.diagnostics.psis import corrected
-from hierfl.pooled import Reference, nuts
-from hierfl.program import Answer, ProgramError, in_clients, untouched_store
-from hierfl.sites import Model
+from hierfl.engine.pooled import Reference, nuts
+from hierfl.posterior.corrected import corrected
+from hierfl.program.program import Answer, ProgramError, in_clients, untouched_store
+from hierfl.program.sites import Model
 
 if TYPE_CHECKING:
-    from hierfl.fitted import Fit
+    from hierfl.runs.result import Fit
 
 R_HAT = 1.05  # above it NUTS has not settled itself
 FEWEST = 50  # draws that a standard deviation is taken of

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta, binomtest
 from torch import Tensor
 
-from hierfl.prediction import Prediction
+from hierfl.posterior.prediction import Prediction
 
 Floats = NDArray[np.float64]
 

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from hierfl import noise
-from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
-from hierfl.lanes import over_clients
+from hierfl.core import noise
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch, full_batch, lanes_of, one_lane
+from hierfl.engine.client_store import taken
+from hierfl.engine.over_clients import over_clients
 from hierfl.method import over_draws
-from hierfl.prediction import Prediction
-from hierfl.program import Params
-from hierfl.table import taken
-from hierfl.trees import Tree
+from hierfl.posterior.prediction import Prediction
+from hierfl.program.program import Params
 
 if TYPE_CHECKING:
-    from hierfl.fitted import Fit
+    from hierfl.runs.result import Fit
 
 
 @dataclass(frozen=True)

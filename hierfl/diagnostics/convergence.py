@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 
-from hierfl import noise
-from hierfl.batch import ClientBatch, full_batch, lanes_of, one_lane
-from hierfl.inference import LANES
-from hierfl.lanes import over_clients
-from hierfl.program import Params
-from hierfl.table import taken
-from hierfl.trees import Tree, tree_map
+from hierfl.core import noise
+from hierfl.core.trees import Tree, tree_map
+from hierfl.data.batch import ClientBatch, full_batch, lanes_of, one_lane
+from hierfl.engine.client_store import taken
+from hierfl.engine.over_clients import over_clients
+from hierfl.posterior.draws import LANES
+from hierfl.program.program import Params
 
 if TYPE_CHECKING:
-    from hierfl.fitted import Fit
+    from hierfl.runs.result import Fit
 
 FEWEST = 40  # rounds that a trend is read off: 20 in the half that is looked at
 SHARE = 0.01  # of the mean, that matters in a loss of unknown units, or that noise may hide of any

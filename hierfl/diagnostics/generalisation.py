@@ -9,10 +9,10 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 
+from hierfl.diagnostics.pac_bayes import PacBayes
 from hierfl.diagnostics.scores import HIGHER_IS_BETTER, across_clients
 from hierfl.method import LogShare, means_of, summed
-from hierfl.pac_bayes import PacBayes
-from hierfl.prediction import Prediction
+from hierfl.posterior.prediction import Prediction
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ def generalisation_gap(
         train: of training rows.
         held_out: of other rows of the same clients.
         new_clients: of labelled rows of others.
-        terms: of `hierfl.pac_bayes(fit)`, to be kept beside them.
+        terms: of `hierfl.diagnostics.pac_bayes(fit)`, to be kept beside them.
 
     Raises:
         ValueError: rows without labels, or predictions of different kinds.

@@ -23,14 +23,14 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from hierfl.diagnostics.psis import FEWEST, K_HAT, ROUNDS, corrected, in_rounds
-from hierfl.diagnostics.weighing import INNER, check_labelled, weigh
-from hierfl.groups import log_likelihoods, observed
-from hierfl.importance import chosen
-from hierfl.posterior import Elpd, compared, elpd_of
+from hierfl.core.importance_sampling import chosen
+from hierfl.posterior.arviz_groups import log_likelihoods, observed
+from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
+from hierfl.posterior.corrected import FEWEST, K_HAT, ROUNDS, corrected, in_rounds
+from hierfl.posterior.weights import INNER, check_labelled, weigh
 
 if TYPE_CHECKING:
-    from hierfl.fitted import Fit
+    from hierfl.runs.result import Fit
 
 By = Literal["row", "client"]
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde, mannwhitneyu
 from torch import Tensor, special
 
-from hierfl.prediction import Prediction
+from hierfl.posterior.prediction import Prediction
 
 Floats = NDArray[np.float64]
 

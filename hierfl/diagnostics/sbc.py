@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from hierfl.batch import ClientBatch, full_batch
-from hierfl.check import read
-from hierfl.data import ClientData
-from hierfl.diagnostics.prior_predictive import Labels, drawn, with_labels
+from hierfl.core.trees import Tree, tree_map
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.diagnostics.simulated_data import Labels, drawn, with_labels
 from hierfl.method import over_draws, slope
 from hierfl.optimisers import Adam, Optimiser, Stepped, step
-from hierfl.pooled import stacked
-from hierfl.program import Params, Program, ProgramError
-from hierfl.sites import Family, Guide, Model, Values
-from hierfl.trees import Tree, tree_map
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.read import read
+from hierfl.program.sites import Family, Guide, Model, Values
+from hierfl.program.stacking import stacked
 
 AT_ONCE = 250  # replications carried at once
 INTERVALS = (0.5, 0.9)

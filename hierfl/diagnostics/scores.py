@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hierfl.diagnostics.calibration import calibration_error, confidence, interval_coverage
-from hierfl.prediction import Prediction
+from hierfl.posterior.prediction import Prediction
 
 HIGHER_IS_BETTER = {"log_score": True, "accuracy": True, "brier": False, "rmse": False, "crps": False, "ece": False}
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.distributions import transform_to
 
-from hierfl.batch import ClientBatch
+from hierfl.core.trees import Tree, lerp
+from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Clock, Phase, Server, Share, Up, over_draws, slope
 from hierfl.optimisers import Optimiser, Stepped, step
-from hierfl.program import Params, Program, ProgramError, Terms
-from hierfl.trees import Tree, lerp
+from hierfl.program.program import Params, Program, ProgramError, Terms
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,18 @@ import pyro
 import torch
 from torch import Tensor
 
-from hierfl.batch import ClientBatch
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
-from hierfl.guides.shared import full_normal
-from hierfl.laplace import newton_step
-from hierfl.marginal import Expansion, Marginal, check_integrable
+from hierfl.guides.global_sites import full_normal
+from hierfl.laplace.glm_rows import seen_linear
+from hierfl.laplace.marginal import Expansion, Marginal, check_integrable
+from hierfl.laplace.mode import newton_step
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
-from hierfl.methods.laplace_server import normal_params
-from hierfl.predictor import seen_linear
-from hierfl.program import Program
-from hierfl.recipes import recorded
-from hierfl.sites import Model
-from hierfl.trees import Tree
+from hierfl.methods.fedlaplace_server import normal_params
+from hierfl.program.program import Program
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 NEWTON, LONGEST = 5, 2.0  # steps to the mode of a client's own sites at each z; the longest step of z
 SHARES = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step that are tried

@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
-from hierfl.batch import ClientBatch
+from hierfl.core.trees import Tree, add, scaled, sub, tree_map
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.alternating import at_prior
 from hierfl.methods.fedabml_server import abml_server, moments_of
-from hierfl.program import Params, Program, ProgramError
-from hierfl.recipes import recorded
-from hierfl.sites import Family, Guide, Model
-from hierfl.trees import Tree, add, scaled, sub, tree_map
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Family, Guide, Model
 
 
 @recorded

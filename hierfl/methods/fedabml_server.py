@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Transform, transform_to
 
+from hierfl.core.trees import Tree, lerp
 from hierfl.method import Clock, Server
-from hierfl.program import Params, Program, ProgramError
-from hierfl.trees import Tree, lerp
+from hierfl.program.program import Params, Program, ProgramError
 
 
 @dataclass(frozen=True)

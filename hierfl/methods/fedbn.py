@@ -15,14 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.batch import ClientBatch
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
-from hierfl.program import Params, Program, ProgramError
-from hierfl.recipes import recorded
-from hierfl.sites import Model
-from hierfl.trees import Tree
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 LEARNING = "norm.learning"
 

@@ -4,7 +4,7 @@ Each client integrates its own sites w out by Laplace's method and answers with 
 
     l_k(z) = log p(y_k | z) = log integral p(y_k, w | z) dw,        log p(z | y) = log p(z) + sum_k l_k(z) + constant,
 
-its gradient and its Hessian (`hierfl.marginal`), averaged over a handful of points that all clients share. They add up, and
+its gradient and its Hessian (`hierfl.laplace.marginal`), averaged over a handful of points that all clients share. They add up, and
 nothing else crosses. The server goes through three stages, a round an evaluation:
 
     climb    trust-region Newton to the mode of log p(z | y);
@@ -31,17 +31,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hierfl.batch import ClientBatch
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
-from hierfl.guides.shared import Shared, empirical, full_normal
-from hierfl.marginal import Marginal, check_integrable
+from hierfl.guides.global_sites import Shared, empirical, full_normal
+from hierfl.laplace.glm_rows import seen_linear
+from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
-from hierfl.methods.laplace_server import Points, Rounds, finished, logged, standard_points
-from hierfl.predictor import seen_linear
-from hierfl.program import Program, ProgramError
-from hierfl.recipes import recorded
-from hierfl.sites import Guide, Latents, Model, family
-from hierfl.trees import Tree
+from hierfl.methods.fedlaplace_server import Points, Rounds, finished, logged, standard_points
+from hierfl.program.program import Program, ProgramError
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Guide, Latents, Model, family
 
 COLD, WARM, FOR_DRAWS = 25, 4, 6  # Newton steps to a client's mode: the first time, from the last one found, for its draws
 EXPANDED, VALUED = 32, 256  # points carried at once with derivatives, and without

@@ -23,17 +23,17 @@ from torch import Tensor
 from torch.func import grad, jacrev
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hierfl import noise
-from hierfl.batch import ClientBatch
+from hierfl.core import noise
+from hierfl.core.trees import Tree, tree_map
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, LogShare, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.alternating import at_prior_mean
 from hierfl.methods.fedmap_server import Best, Omega, map_server, pairs_of
 from hierfl.optimisers import SGD, Adam, Optimiser, Stepped, step
-from hierfl.program import Params, Program, ProgramError
-from hierfl.recipes import recorded
-from hierfl.sites import Model
-from hierfl.trees import Tree, tree_map
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 LONE = 1e9  # so steep that the weights of the first round are 1 for one client and 0 for all others
 

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Server
 from hierfl.optimisers import Optimiser, Stepped, step
-from hierfl.program import Params, Program, ProgramError
-from hierfl.trees import Tree, tree_map
+from hierfl.program.program import Params, Program, ProgramError
 
 Best = Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
 Omega = Literal["size", "uniform", "mean-likelihood", "likelihood"]

@@ -20,15 +20,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.batch import ClientBatch
+from hierfl.core.trees import Tree, add, lerp, scaled, tree_map, zeros_like
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.structured import structured
 from hierfl.method import Client, Clock, Method, Phase, Pooled, Server, Share, Up, over_draws, slope
 from hierfl.optimisers import Adam, Optimiser, Stepped, step
-from hierfl.pooled import stacked
-from hierfl.program import Params, Program, ProgramError
-from hierfl.recipes import recorded
-from hierfl.sites import Family, Guide, Model
-from hierfl.trees import Tree, add, lerp, scaled, tree_map, zeros_like
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Family, Guide, Model
+from hierfl.program.stacking import stacked
 
 NOTHING: dict[str, Tree] = {"params": {}, "state": {}}  # what a client keeps where the guide has no local params
 

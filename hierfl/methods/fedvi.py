@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from hierfl.batch import ClientBatch
+from hierfl.core.trees import Tree, scaled, sub
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.constructed import constructed
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
-from hierfl.program import Params, Program, Terms
-from hierfl.recipes import recorded
-from hierfl.trees import Tree, scaled, sub
+from hierfl.program.program import Params, Program, Terms
+from hierfl.program.recipes import recorded
 
 
 @recorded

@@ -16,8 +16,8 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
 from hierfl.optimisers import Adam
-from hierfl.recipes import recorded
-from hierfl.sites import Model
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 
 @recorded

@@ -29,16 +29,16 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.func import grad, vjp
 
-from hierfl import noise
-from hierfl.batch import ClientBatch, halves
+from hierfl.core import noise
+from hierfl.core.trees import Tree, lerp, sub, tree_map
+from hierfl.data.batch import ClientBatch, halves
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.alternating import paired
 from hierfl.models.bregman import keep_inside
-from hierfl.program import Params, Program
-from hierfl.recipes import recorded
-from hierfl.sites import Model
-from hierfl.trees import Tree, lerp, sub, tree_map
+from hierfl.program.program import Params, Program
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 Strategy = Literal["none", "lg", "meg", "mh", "mh24", "mh-code"]
 UNCHOSEN = 1e-12  # weight of a client that is not drawn: nothing, but where none is, and then all are averaged

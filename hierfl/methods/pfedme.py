@@ -16,8 +16,8 @@ from hierfl.guides.delta import delta
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating, at_prior_mean
 from hierfl.optimisers import SGD
-from hierfl.recipes import recorded
-from hierfl.sites import Model
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 
 @recorded

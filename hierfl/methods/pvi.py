@@ -22,19 +22,19 @@ import pyro
 import torch
 from torch import Tensor
 
-from hierfl.ascent import LONGEST, length, positive, tril_of
-from hierfl.batch import ClientBatch
+from hierfl.core.importance_sampling import normal_points
+from hierfl.core.trees import Tree, add, scaled, sub
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
-from hierfl.guides.shared import diagonal_normal, full_normal
-from hierfl.importance import normal_points
-from hierfl.marginal import Marginal, check_integrable
+from hierfl.guides.global_sites import diagonal_normal, full_normal
+from hierfl.laplace.glm_rows import seen_linear
+from hierfl.laplace.marginal import Marginal, check_integrable
+from hierfl.laplace.newton import LONGEST, length, positive, tril_of
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
-from hierfl.methods.laplace_server import normal_params
-from hierfl.predictor import seen_linear
-from hierfl.program import Program
-from hierfl.recipes import recorded
-from hierfl.sites import Model
-from hierfl.trees import Tree, add, scaled, sub
+from hierfl.methods.fedlaplace_server import normal_params
+from hierfl.program.program import Program
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
 
 NEWTON, AT_ONCE = 6, 32  # steps to a client's mode; points carried at once
 

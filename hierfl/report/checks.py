@@ -9,12 +9,12 @@ import pyro
 import torch
 from pyro import poutine
 
-from hierfl.diagnostics.psis import K_HAT
-from hierfl.program import Answer, Program, untouched_store
+from hierfl.posterior.corrected import K_HAT
+from hierfl.program.program import Answer, Program, untouched_store
+from hierfl.program.sites import Family
 from hierfl.report.blocks import FEW_ROWS, Check, answered, listed, number
-from hierfl.report.measured import Measured
-from hierfl.report.predicted import predictions, strangers
-from hierfl.sites import Family
+from hierfl.report.checks_of_predictions import predictions, strangers
+from hierfl.report.measurements import Measured
 
 LITTLE = 0.1  # nats: two Normals of one width that lie 0.45 sd apart; what hardly tells a client from any other
 

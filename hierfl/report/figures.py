@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from hierfl import plots
 from hierfl.diagnostics import confidence
 from hierfl.report.blocks import Picture, listed, number, picture, share, style
-from hierfl.report.measured import Entry, Measured
+from hierfl.report.measurements import Entry, Measured
 
 WIDE, NARROW = 5.6, 4.5  # inches
 _TIGHT: dict[str, Any] = {"columnspacing": 1.2, "handletextpad": 0.5, "handlelength": 1.6}

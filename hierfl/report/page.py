@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
 
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
 from hierfl.report.blocks import Check, Section
 from hierfl.report.checks import checks
-from hierfl.report.measured import measure
+from hierfl.report.measurements import measure
 from hierfl.report.sections import sections
 
 if TYPE_CHECKING:
-    from hierfl.fitted import Fit
+    from hierfl.runs.result import Fit
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import pandas as pd
 from hierfl.diagnostics import across_clients
 from hierfl.report import figures
 from hierfl.report.blocks import Picture, Section, Table, Text, number, share
-from hierfl.report.measured import Entry, Measured
+from hierfl.report.measurements import Entry, Measured
 
 SHOWN = 3  # numbers of clients that are drawn: those in which clients differ most
 ROWS = 200  # of a table

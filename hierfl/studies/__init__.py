@@ -4,7 +4,7 @@ A study may have several parts, each a module with a documented
 
     run(out: Path, *, quick: bool = False, say: Callable[[str], None] = ...) -> Found
 
-which writes figures and a table of every number to `out`, and keeps each finished run's numbers there (`hierfl.studies.kept`), so
+which writes figures and a table of every number to `out`, and keeps each finished run's numbers there (`hierfl.studies.results`), so
 that it goes on where it was stopped. To add one, write the module and name it here.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from hierfl.studies.kept import Found, Say, quiet
+from hierfl.studies.results import Found, Say, quiet
 
 STUDIES: dict[str, tuple[str, ...]] = {
     "fedmap-synthetic": ("fedmap_synthetic",),

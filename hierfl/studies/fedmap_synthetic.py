@@ -24,9 +24,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from hierfl.data import ClientData
-from hierfl.fitted import Fit
-from hierfl.fitting import fit
+from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.methods.ditto import individual
 from hierfl.methods.fedavg import fedavg
@@ -36,7 +34,9 @@ from hierfl.models import batch_norm_network, map_network, network
 from hierfl.models.likelihood import bernoulli
 from hierfl.models.map_priors import Isotropic, MapPrior
 from hierfl.optimisers import Adam
-from hierfl.studies.kept import Found, Numbers, Say, kept, quiet
+from hierfl.runs.fit import fit
+from hierfl.runs.result import Fit
+from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 from hierfl.studies.synthetic_clients import FEATURES, Skew, synthetic_clients
 
 SKEWS: tuple[Skew, ...] = ("feature", "quantity", "label")

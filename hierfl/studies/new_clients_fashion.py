@@ -27,16 +27,16 @@ from matplotlib.figure import Figure
 
 import hierfl
 from hierfl import plots
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.models import bayesian_network, network
 from hierfl.optimisers import SGD
-from hierfl.studies import images
-from hierfl.studies.kept import Found, Numbers, Say, kept, quiet, spread
+from hierfl.studies import image_splits as images
 from hierfl.studies.ood_entropy import digits
+from hierfl.studies.results import Found, Numbers, Say, kept, quiet, spread
 
 METHODS = ("FedAvg", "FedProx", "pFedBayes", "FedABML")
 

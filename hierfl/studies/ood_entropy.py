@@ -43,7 +43,7 @@ from torch import Tensor
 
 import hierfl
 from hierfl import datasets, plots
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
 from hierfl.datasets import Labelled
 from hierfl.diagnostics import out_of_distribution
 from hierfl.method import Method
@@ -52,8 +52,8 @@ from hierfl.methods.fedavg import fedavg
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.models import bayesian_network, network
 from hierfl.optimisers import SGD
-from hierfl.studies import images
-from hierfl.studies.kept import Found, Numbers, Say, kept, quiet, spread
+from hierfl.studies import image_splits as images
+from hierfl.studies.results import Found, Numbers, Say, kept, quiet, spread
 
 POINT, KEPT, FEDABML = METHODS = ("FedAvg+FT", "pFedBayes", "FedABML")
 CURVES = 20  # clients whose entropies are kept for the figure

@@ -45,13 +45,13 @@ from matplotlib.figure import Figure
 
 import hierfl
 from hierfl import plots
-from hierfl.data import ClientData
-from hierfl.engine import one_round
-from hierfl.fitted import Fit
+from hierfl.data.clients import ClientData
+from hierfl.engine.rounds import one_round
 from hierfl.methods.pfedbred import pfedbred
 from hierfl.models import bayesian_network
-from hierfl.studies import images
-from hierfl.studies.kept import Found, Numbers, Say, kept, quiet, spread
+from hierfl.runs.result import Fit
+from hierfl.studies import image_splits as images
+from hierfl.studies.results import Found, Numbers, Say, kept, quiet, spread
 
 STRATEGIES = ("none", "lg", "meg", "mh", "mh24", "mh-code")
 SETS = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}

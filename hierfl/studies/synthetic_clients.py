@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.data import ClientData
-from hierfl.preprocess import client_moments
+from hierfl.data.clients import ClientData
+from hierfl.data.preprocess import client_moments
 
 Skew = Literal["feature", "quantity", "label"]
 FEATURES, INSIDE, CLIENTS = 30, 4, 10

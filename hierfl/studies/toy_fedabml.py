@@ -22,17 +22,17 @@ from scipy.stats import t as student
 from torch import Tensor, nn
 
 from hierfl import plots
-from hierfl.data import ClientData
-from hierfl.engine import begin, rounds
-from hierfl.federate import federate
-from hierfl.fitted import Fit
+from hierfl.data.clients import ClientData
+from hierfl.engine.federate import federate
+from hierfl.engine.rounds import begin, rounds
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
 from hierfl.models import bayesian_network, network
 from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD
-from hierfl.studies.kept import Found, Numbers, Say, kept, quiet
+from hierfl.runs.result import Fit
+from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 
 FEDAVG, FEDABML = METHODS = ("FedAvg", "FedABML")
 

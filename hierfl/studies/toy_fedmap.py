@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hierfl import plots
-from hierfl.data import ClientData
-from hierfl.fitted import Fit
-from hierfl.fitting import fit
+from hierfl.data.clients import ClientData
 from hierfl.methods.fedmap import fedmap
 from hierfl.models import map_network
 from hierfl.models.likelihood import normal
 from hierfl.models.map_priors import Isotropic, LearnedVariance
 from hierfl.optimisers import SGD
-from hierfl.studies.kept import Found, Numbers, Say, kept, quiet
+from hierfl.runs.fit import fit
+from hierfl.runs.result import Fit
+from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 
 ROWS = (60, 1, 2, 3, 50)
 SQUARED = normal(math.sqrt(0.5))  # minus the log density of a row is (y - f)^2 and a constant: A.4's loss

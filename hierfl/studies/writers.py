@@ -25,16 +25,16 @@ import torch
 from torch import Tensor, nn
 
 from hierfl import datasets
-from hierfl.data import ClientData
-from hierfl.fitted import Fit
-from hierfl.fitting import fit
+from hierfl.data.clients import ClientData
+from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.method import Method
 from hierfl.methods.fedavg import fedavg
 from hierfl.methods.fedvi import fedvi
 from hierfl.models import PersonalHeads, network
 from hierfl.optimisers import SGD
-from hierfl.pac_bayes import pac_bayes
-from hierfl.studies.kept import Found, Numbers, Say, kept, quiet
+from hierfl.runs.fit import fit
+from hierfl.runs.result import Fit
+from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 
 METHODS = ("FedAvg", "FedVI, one head for all", "FedVI")
 PUBLISHED = {"FedAvg": (83.4, 83.1), "FedVI": (90.3, 90.6)}

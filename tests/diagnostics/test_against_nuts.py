@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from hierfl import guides
-from hierfl.batch import ClientBatch
+from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics import AgainstNuts, against_nuts
+from hierfl.engine.pooled import Reference
 from hierfl.methods import fedlaplace, fedsvi
-from hierfl.pooled import Reference
-from hierfl.program import ProgramError
-from tests.diagnostics.test_psis import planted
+from hierfl.program.program import ProgramError
+from tests.methods.test_pvi import close
+from tests.posterior.test_corrected import planted
 from tests.programs import exact, federation, fit, means, slopes, three
-from tests.test_pvi import close
 
 
 @pytest.mark.filterwarnings("ignore:NUTS itself has not settled")

@@ -11,8 +11,8 @@ import hierfl
 from hierfl import guides
 from hierfl.diagnostics import convergence
 from hierfl.diagnostics.convergence import trend
-from hierfl.fitted import Fit
 from hierfl.methods import fedsvi
+from hierfl.runs.result import Fit
 from tests.programs import federation, fit, means, slopes, three
 
 FAST = hierfl.optimisers.Adam(0.1)

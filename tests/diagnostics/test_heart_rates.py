@@ -7,7 +7,8 @@ import os
 import pandas as pd
 import pytest
 
-from hierfl import datasets, demo
+from hierfl import datasets
+from hierfl.demo import run as demo
 from hierfl.diagnostics import client_rates, coverage_p_value
 from tests.programs import fit
 

@@ -14,11 +14,11 @@ import torch
 import hierfl
 from benchmarks.reference_models import RADON, radon_centred
 from hierfl import guides
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
 from hierfl.diagnostics import compare, loo
-from hierfl.diagnostics.weighing import weigh
-from hierfl.fitted import Fit
 from hierfl.methods import fedlaplace, fedsvi
+from hierfl.posterior.weights import weigh
+from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, logistic, slopes
 
 COUNTS = (5, 3, 7, 2)
@@ -68,7 +68,7 @@ def test_leaving_a_row_out_is_the_ratio_of_evidences() -> None:
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
 def test_weights_mend_a_guide_that_is_off() -> None:
     """A guide of too wide a spread, shifted: corrected, its leave-one-out is that of the exact posterior."""
-    from tests.diagnostics.test_psis import planted
+    from tests.posterior.test_corrected import planted
 
     data, off = federation(), planted(shift=0.6, wide=1.2)
     whole = exact(data, "slopes").log_evidence

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
 from hierfl.diagnostics import auroc, entropy_density, fpr95, mutual_information, out_of_distribution, predictive_entropy
 from hierfl.guides import delta
 from hierfl.methods import fedsvi
-from hierfl.prediction import Prediction
+from hierfl.posterior.prediction import Prediction
 from tests.programs import federation, fit, logistic, regression
-from tests.test_fit import kinds
+from tests.runs.test_fit import kinds
 
 
 def classes(p: torch.Tensor, noise: torch.Tensor, counts: list[int]) -> Prediction:

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
 from hierfl.diagnostics import client_slopes, coherence, effective_clients, generalisation_gap, loss_deviations
+from hierfl.engine.client_store import taken
 from hierfl.guides import delta
 from hierfl.methods import fedavg, fedmap, fedsvi, pfedme
 from hierfl.models import bayesian_network, map_network, network
 from hierfl.models.likelihood import normal
-from hierfl.newcomers import predict_from_prior
-from hierfl.prediction import Prediction
-from hierfl.table import taken
+from hierfl.posterior.new_clients import predict_from_prior
+from hierfl.posterior.prediction import Prediction
 from tests.programs import federation, fit, logistic, regression
 
 

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 import hierfl
 from hierfl import guides
-from hierfl.batch import ClientBatch, full_batch
-from hierfl.check import read
-from hierfl.data import ClientData
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
 from hierfl.diagnostics import Sbc, ecdf_band, sbc
-from hierfl.diagnostics.prior_predictive import drawn, with_labels
 from hierfl.diagnostics.sbc import _fitted
+from hierfl.diagnostics.simulated_data import drawn, with_labels
 from hierfl.optimisers import SGD, Adam
 from hierfl.plots import rank_ecdf, rank_histogram
-from hierfl.pooled import stacked
-from hierfl.program import ProgramError
+from hierfl.program.program import ProgramError
+from hierfl.program.read import read
+from hierfl.program.stacking import stacked
+from tests.program.test_refusals import gamma_guide, gamma_model
 from tests.programs import federation, logistic, means
-from tests.test_refusals import gamma_guide, gamma_model
 
 slow = pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="minutes: HIERFL_SLOW=1 runs it")
 COUNTS = (1, 1, 2, 2, 4, 4, 8, 8)

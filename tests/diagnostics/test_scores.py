@@ -12,7 +12,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from hierfl import diagnostics
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
 from hierfl.diagnostics import (
     across_clients,
     calibration_error,
@@ -22,11 +22,11 @@ from hierfl.diagnostics import (
     crps,
     interval_coverage,
 )
-from hierfl.fitted import Fit
 from hierfl.methods import fedsvi
-from hierfl.prediction import Prediction
+from hierfl.posterior.prediction import Prediction
+from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
-from tests.test_fit import kinds
+from tests.runs.test_fit import kinds
 
 
 def binary(p: Tensor, y: Tensor | None, counts: list[int]) -> Prediction:

@@ -7,8 +7,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.batch import ClientBatch
-from hierfl.data import ClientData
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
 
 H = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.5], [0.5, 1.0]], [[0.5, 0.0], [0.0, 3.0]]], dtype=torch.float64)
 B = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]], dtype=torch.float64)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from hierfl.engine import begin, client_round
-from hierfl.federate import federate
+from hierfl.core.trees import named_leaves
+from hierfl.engine.federate import federate
+from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock
 from hierfl.methods import ditto, fedavg, fedmap, individual
 from hierfl.models import map_network, network
 from hierfl.models.likelihood import normal
 from hierfl.models.map_priors import Isotropic
 from hierfl.optimisers import SGD
-from hierfl.program import ProgramError
-from hierfl.trees import named_leaves
+from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients
 from tests.programs import federation, fit, regression
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import hierfl
 from hierfl import guides, models
-from hierfl.data import ClientData
-from hierfl.engine import one_round
+from hierfl.core.trees import named_leaves, tree_map
+from hierfl.data.clients import ClientData
+from hierfl.engine.rounds import one_round
 from hierfl.methods import fedabml, pfedme
-from hierfl.program import ProgramError
-from hierfl.trees import named_leaves, tree_map
+from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
+from hierfl.engine.minibatches import row_plan
 from hierfl.method import Phase
 from hierfl.methods import fedavg
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD, Adam
-from hierfl.schedule import row_plan
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
 from tests.programs import federation, fit
 

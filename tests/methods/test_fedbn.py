@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from hierfl.engine import begin, client_round
-from hierfl.federate import federate
+from hierfl.core.trees import named_leaves
+from hierfl.engine.federate import federate
+from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock
 from hierfl.methods import fedavg, fedbn
 from hierfl.models import batch_norm_network, network
 from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD, Adam
-from hierfl.trees import named_leaves
 from tests.programs import federation, fit
 
 WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}

@@ -13,16 +13,16 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import hierfl
-from hierfl.data import ClientData
-from hierfl.engine import begin, client_round
-from hierfl.federate import federate
+from hierfl.core.trees import named_leaves
+from hierfl.data.clients import ClientData
+from hierfl.engine.federate import federate
+from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock, LogShare, added, means_of, summed
 from hierfl.methods import fedavg, fedmap, pfedme
 from hierfl.models import map_network, network
 from hierfl.models.likelihood import normal
 from hierfl.models.map_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance
 from hierfl.optimisers import SGD, Adam
-from hierfl.trees import named_leaves
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
 from tests.programs import ProgramError, federation, fit
 

@@ -14,18 +14,18 @@ from torch.func import grad
 
 import hierfl
 from hierfl import guides
-from hierfl.batch import full_batch
-from hierfl.data import ClientData
-from hierfl.engine import begin, client_round
-from hierfl.federate import federate
+from hierfl.core.trees import named_leaves
+from hierfl.data.batch import full_batch
+from hierfl.data.clients import ClientData
+from hierfl.engine.federate import federate
+from hierfl.engine.minibatches import row_plan
+from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock, Method, Phase
 from hierfl.methods import fedvi
 from hierfl.methods.fedvi import every_other, queried
 from hierfl.models import PersonalHeads
 from hierfl.models.likelihood import bernoulli, categorical, normal, poisson
 from hierfl.optimisers import SGD
-from hierfl.schedule import row_plan
-from hierfl.trees import named_leaves
 from tests.programs import federation, fit, means
 
 WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}

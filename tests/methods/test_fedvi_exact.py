@@ -16,18 +16,19 @@ from torch.func import grad
 from torch.nn.functional import softplus
 
 import hierfl
-from hierfl import guides, noise
-from hierfl.batch import full_batch
-from hierfl.data import ClientData
+from hierfl import guides
+from hierfl.core import noise
+from hierfl.data.batch import full_batch
+from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.methods.fedvi import every_other
 from hierfl.models import PersonalHeads
 from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD
-from hierfl.program import Params, Program
+from hierfl.program.program import Params, Program
+from tests.methods.test_exact import points
 from tests.methods.test_fedvi import WAYS, heads, method
 from tests.programs import Given, at_random, federation, fit, read
-from tests.test_exact import points
 
 
 def deaf(model: PersonalHeads, *, scale: float, **options: Any) -> Method:

@@ -15,19 +15,19 @@ from torch.nn.functional import softplus
 
 import hierfl
 from hierfl import guides, models
-from hierfl.batch import ClientBatch
-from hierfl.data import ClientData
-from hierfl.engine import begin, client_round
-from hierfl.federate import federate
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.engine.federate import federate
+from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock, Method, Phase
 from hierfl.methods import ditto, fedabml, fedavg, fedmap, pfedbred, pfedme
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
-from hierfl.models.bregman_net import BregmanKernel, Means
+from hierfl.models.bregman_network import BregmanKernel, Means
 from hierfl.models.map_priors import LearnedVariance
 from hierfl.optimisers import SGD
-from hierfl.program import ProgramError
-from hierfl.trees import Tree
+from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients, stationary
 from tests.methods.test_fedabml import net, own
 from tests.methods.test_fedmap import envelope, gamma_of, of_quadratics, toy, toy_method

@@ -12,14 +12,14 @@ from torch import Tensor
 
 import hierfl
 from hierfl import models
-from hierfl.batch import ClientBatch
-from hierfl.data import ClientData
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
 from hierfl.methods import fedavg, pfedbred, pfedme
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
-from hierfl.models.bregman_net import BregmanKernel, Means
+from hierfl.models.bregman_network import BregmanKernel, Means
 from hierfl.optimisers import SGD
-from hierfl.program import ProgramError
+from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, at, clients
 from tests.methods.test_fedabml import equal_rows
 from tests.programs import federation, fit

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hierfl.core.trees import named_leaves
 from hierfl.methods import pfedbayes, pfedme
-from hierfl.trees import named_leaves
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, at, clients, stationary
 from tests.programs import fit
 

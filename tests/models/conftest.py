@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
 from tests.models.scene import three_clients
 
 

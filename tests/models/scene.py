@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from scipy.stats import halfnorm, norm
 from torch import Tensor
 
-from hierfl.batch import ClientBatch, full_batch
-from hierfl.data import ClientData
-from hierfl.lanes import over_batch
-from hierfl.program import Params, Program, log_joint
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.engine.over_clients import over_batch
+from hierfl.program.program import Params, Program, log_joint
 
 Values = dict[str, Tensor]
 Arrays = dict[str, NDArray[Any]]

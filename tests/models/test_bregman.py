@@ -21,7 +21,7 @@ from hierfl.models.bregman import (
     keep_inside,
     poisson,
 )
-from hierfl.models.bregman_net import BregmanKernel, Means
+from hierfl.models.bregman_network import BregmanKernel, Means
 from tests.programs import federation
 
 COV = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)

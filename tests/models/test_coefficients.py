@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from hierfl import guides, models
-from hierfl.batch import ClientBatch
-from hierfl.check import read
-from hierfl.data import ClientData
-from hierfl.program import ProgramError
-from hierfl.recipes import describe, recipe_of, remake
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.program.program import ProgramError
+from hierfl.program.read import read
+from hierfl.program.recipes import describe, recipe_of, remake
 from tests.models.scene import alone, check_every_engine, densities, everyone, half_normal, normal, numbers, values_at_random
 
 REGRESSIONS: list[tuple[str, dict[str, Any]]] = [

@@ -9,9 +9,9 @@ from scipy.special import expit, logsumexp
 from scipy.stats import bernoulli, poisson
 
 from hierfl import guides, models
-from hierfl.check import read
-from hierfl.data import ClientData
-from hierfl.sites import Model
+from hierfl.data.clients import ClientData
+from hierfl.program.read import read
+from hierfl.program.sites import Model
 from tests.models.scene import Arrays, check_every_engine, normal, numbers, rows_of, values_at_random
 
 

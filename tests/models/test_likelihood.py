@@ -9,11 +9,11 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
 from hierfl import guides, models
-from hierfl.check import read
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
 from hierfl.models.likelihood import Likelihood, bernoulli, categorical, normal, poisson
-from hierfl.program import ProgramError
-from hierfl.recipes import describe, remake
+from hierfl.program.program import ProgramError
+from hierfl.program.read import read
+from hierfl.program.recipes import describe, remake
 from tests.models.scene import check_every_engine, densities, everyone, half_normal, values_at_random
 
 OUTPUT = torch.tensor([[[0.3], [-1.2]]])

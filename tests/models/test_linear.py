@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hierfl import guides, models
-from hierfl.check import read
-from hierfl.data import ClientData
+from hierfl.data.clients import ClientData
+from hierfl.program.read import read
 from tests.models.scene import check_every_engine, densities, everyone, half_normal, normal, numbers, rows_of, values_at_random
 
 LOCAL = {"intercept", "slope", "log_noise"}

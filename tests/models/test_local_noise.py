@@ -14,13 +14,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hierfl
 from hierfl import guides, models
-from hierfl.batch import full_batch
-from hierfl.check import read
-from hierfl.data import ClientData
+from hierfl.core.trees import tree_leaves
+from hierfl.data.batch import full_batch
+from hierfl.data.clients import ClientData
 from hierfl.method import over_draws
 from hierfl.models.likelihood import normal
-from hierfl.program import Program
-from hierfl.trees import tree_leaves
+from hierfl.program.program import Program
+from hierfl.program.read import read
 
 DRAWS = 4000
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hierfl import models
-from hierfl.models.modules import apply, frozen_copy, own_names
+from hierfl.models.functional import apply, frozen_copy, own_names
 
 NAMES = ["0.weight", "0.bias"]
 

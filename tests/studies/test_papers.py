@@ -16,7 +16,8 @@ from hierfl.datasets import Labelled
 from hierfl.methods import pfedbred
 from hierfl.models import bayesian_network
 from hierfl.models.likelihood import normal
-from hierfl.studies import images, ood_entropy, prior_ablation, toy_fedabml
+from hierfl.studies import image_splits as images
+from hierfl.studies import ood_entropy, prior_ablation, toy_fedabml
 from hierfl.studies.new_clients_fashion import Setting as NewSetting
 from hierfl.studies.new_clients_fashion import federation as new_federation
 from tests.programs import federation, fit

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hierfl import cli, studies
-from hierfl.studies.kept import Found, Say, kept, quiet
+from hierfl.studies.results import Found, Say, kept, quiet
 
 
 def command(*arguments: str) -> Result:

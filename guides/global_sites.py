@@ -1,0 +1,150 @@
+"""Posteriors of the global sites: one unconstrained vector z (d,) for all of them, and every site cut from it.
+
+Each is a function `(block) -> (batch) -> Drawn`, and goes where a family asks for `shared=`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from hierfl.core import noise
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.splines import SplineFlow
+from hierfl.program.sites import Block, Values
+
+positive = dist.constraints.softplus_positive
+
+
+class Drawn(NamedTuple):
+    """One draw: the vector z (d,), the same about its mean in units of its scale, and the sites' values."""
+
+    vector: Tensor
+    standard: Tensor
+    values: Values
+
+
+Shared = Callable[[Block], Callable[[ClientBatch], Drawn]]
+
+
+def emit(block: Block, vector: Tensor, batch: ClientBatch) -> Values:
+    """Sample a block's sites as parts of a vector that is drawn already: Delta sites that carry its Jacobian."""
+    values, jacobians = block.unflatten(vector)
+    for site in block.sites:
+        with site.within(batch):
+            cut = dist.Delta(values[site.name], log_density=-jacobians[site.name], event_dim=len(site.event_shape))
+            pyro.sample(site.name, cut)
+    return values
+
+
+def _drawn(block: Block, fn: Any, loc: Tensor, scale: Tensor, batch: ClientBatch) -> Drawn:
+    vector = pyro.sample("_shared", fn, infer={"is_auxiliary": True})
+    return Drawn(vector, (vector - loc) / scale, emit(block, vector, batch))
+
+
+def _loc_scale(block: Block, init_scale: float) -> tuple[Tensor, Tensor]:
+    loc = pyro.param("_shared.loc", block.start)
+    return loc, pyro.param("_shared.scale", torch.full((block.size,), init_scale), constraint=positive)
+
+
+def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+    """q(z) = Normal(loc, (S U)(S U)'), S a diagonal of scales, U unit lower triangular: every correlation, d (d + 3) / 2 numbers.
+
+    Args:
+        block: the global sites.
+        init_scale: the standard deviations it starts with (0.1 as Pyro's AutoNormal).
+    """
+
+    def posterior(batch: ClientBatch) -> Drawn:
+        loc, scale = _loc_scale(block, init_scale)
+        lower = pyro.param("_shared.lower", torch.zeros(block.size, block.size))
+        unit = lower.tril(-1) + torch.eye(block.size)
+        return _drawn(block, dist.MultivariateNormal(loc, scale_tril=scale[:, None] * unit), loc, scale, batch)
+
+    return posterior
+
+
+def diagonal_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+    """q(z) = Normal(loc, scale^2): no correlation, 2 d numbers."""
+
+    def posterior(batch: ClientBatch) -> Drawn:
+        loc, scale = _loc_scale(block, init_scale)
+        return _drawn(block, dist.Normal(loc, scale).to_event(1), loc, scale, batch)
+
+    return posterior
+
+
+def low_rank_normal(block: Block, *, rank: int = 4, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+    """q(z) = Normal(loc, S (F F' + I) S): the `rank` strongest correlations, (2 + rank) d numbers."""
+
+    def posterior(batch: ClientBatch) -> Drawn:
+        loc, scale = _loc_scale(block, init_scale)
+        factor = pyro.param("_shared.factor", 0.1 * _start_noise("_shared.factor", block.size, rank))
+        fn = dist.LowRankMultivariateNormal(loc, scale[:, None] * factor, scale**2)
+        return _drawn(block, fn, loc, scale, batch)
+
+    return posterior
+
+
+def empirical(block: Block, *, size: int = 1000) -> Callable[[ClientBatch], Drawn]:
+    """Z is one of `size` points that were drawn elsewhere; it has no density to be fitted by.
+
+    Draws d = 0, 1, ... of one seed go through the points in a scattered order, so that `size` of them are all the points, once.
+
+    Args:
+        block: the global sites.
+        size: points in the table.
+    """
+    stride = next(n for n in range(round(0.618 * size), 2 * size + 2) if math.gcd(n, size) == 1)
+
+    def posterior(batch: ClientBatch) -> Drawn:
+        points = pyro.param("_shared.points", block.start.expand(size, block.size).clone())
+        number = torch.as_tensor(batch.words[-1] if batch.words else 0).long()
+        which = ((batch.root[0].long() & 0x7FFFFFFF) + number * stride) % size
+        vector = points.index_select(0, which[None])[0]
+        scale = points.std(0, correction=0).clamp(min=1e-300)
+        return Drawn(vector, (vector - points.mean(0)) / scale, emit(block, vector, batch))
+
+    return posterior
+
+
+def spline_flow(block: Block, *, hidden: int = 16, bins: int = 8, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+    """Z = loc + scale f(e), e standard normal, f a spline and an affine autoregressive flow (`hierfl.guides.splines`).
+
+    For posteriors that no Gaussian has: the long tail of a scale with a half-Cauchy prior and few clients, skewed effects. It
+    wants several particles (8 to 16), and step sizes of 0.01 to 0.02.
+
+    Args:
+        block: the global sites.
+        hidden: width of each flow's network.
+        bins: pieces of each spline.
+        init_scale: the standard deviations it starts with.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(noise.word("spline_flow") & 0x7FFFFFFF)
+        flow = SplineFlow(block.size, hidden=hidden, bins=bins)
+    start = {name: value.detach().clone() for name, value in flow.named_parameters()}
+
+    def posterior(batch: ClientBatch) -> Drawn:
+        loc, scale = _loc_scale(block, init_scale)
+        weights = {name: pyro.param(f"_shared.flow.{name}", value) for name, value in start.items()}
+        noise_ = pyro.sample("_shared", dist.Normal(torch.zeros(block.size), 1.0).to_event(1), infer={"is_auxiliary": True})
+        bent, jacobian = functional_call(flow, weights, (noise_,))
+        vector = loc + scale * bent
+        # the density of z is that of e over the Jacobian: an event of its own, since only z's sites are in the model
+        stretch = -jacobian - scale.log().sum()
+        pyro.sample("_shared.stretch", dist.Delta(torch.zeros(()), log_density=stretch), infer={"is_auxiliary": True})
+        return Drawn(vector, bent, emit(block, vector, batch))
+
+    return posterior
+
+
+def _start_noise(name: str, *shape: int) -> Tensor:
+    return noise.normals(noise.fold(noise.root_key(0), noise.word(name)), shape)

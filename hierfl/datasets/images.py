@@ -1,0 +1,173 @@
+"""Images from the folder that HIERFL_DATA names; `hierfl.datasets` offers them to users."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hierfl.data.clients import ClientData
+from hierfl.datasets.files import Arrays, Source, load
+
+_DIGITS = tuple("0123456789")
+_CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Rows with labels and no clients yet: see `hierfl.data.partition`.
+
+    Args:
+        x: (n, channels, height, width) float32 in [0, 1].
+        y: (n,) int64, 0..C-1.
+        classes: the C classes' names.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.y)
+
+
+def _layout(*parts: str, shape: str) -> dict[str, str]:
+    """The words for arrays x_<part>, y_<part>."""
+    return {name: what for p in parts for name, what in ((f"x_{p}", f"uint8 (n, {shape})"), (f"y_{p}", "labels (n,)"))}
+
+
+_MNIST = Source("mnist.npz", "MNIST (LeCun, Cortes and Burges, CC BY-SA 3.0)", _layout("train", "test", shape="28, 28"))
+_FASHION = Source("fashion_mnist.npz", "Fashion-MNIST (Zalando Research, MIT licence)", _layout("train", "test", shape="28, 28"))
+_USPS = Source("usps.npz", "USPS handwritten digits (Hull 1994)", _layout("train", "test", shape="16, 16"))
+_NOTMNIST = Source("notmnist_10k.npz", "notMNIST (Y. Bulatov), letters A-J", _layout("test", shape="28, 28"))
+_EMNIST = Source(
+    "emnist_byclass_test.npz",
+    "EMNIST ByClass, test split (NIST; Cohen et al. 2017)",
+    {**_layout("test", shape="28, 28"), "mapping": "characters (62,)"},
+)
+_FEMNIST = Source(
+    "femnist.npz",
+    "FEMNIST with its writers, from LEAF (Caldas et al. 2018)",
+    {
+        **_layout("train", "test", "extra", shape="28, 28"),
+        "client_train": "writer's place in `writers` (n,)",
+        "client_test": "writer's place in `writers` (n,)",
+        "client_extra": "writer's place in `writers_extra` (n,)",
+        "writers": "names (K,)",
+        "writers_extra": "names of writers with no training rows",
+    },
+)
+_CIFAR10 = Source(
+    "cifar10_jpgpack.npz",
+    "CIFAR-10 (Krizhevsky 2009) as JPEG images without their common header",
+    {
+        "header0": "uint8, the header",
+        "body_train": "uint8, the bodies joined",
+        "len_train": "bytes of each body (n,)",
+        "y_train": "labels (n,)",
+        "body_test": "as body_train",
+        "len_test": "as len_train",
+        "y_test": "as y_train",
+        "classes": "names (10,)",
+    },
+)
+
+
+def _scaled(images: NDArray[Any]) -> Tensor:
+    """(n, h, w) uint8 -> (n, 1, h, w) float32 in [0, 1]."""
+    return torch.from_numpy(images)[:, None].to(torch.float32) / 255.0
+
+
+def _part(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labelled:
+    labels = torch.from_numpy(arrays[f"y_{part}"].astype(np.int64))
+    return Labelled(_scaled(arrays[f"x_{part}"]), labels, classes)
+
+
+def _train_test(source: Source, classes: tuple[str, ...]) -> tuple[Labelled, Labelled]:
+    arrays = load(source)
+    return _part(arrays, "train", classes), _part(arrays, "test", classes)
+
+
+def mnist() -> tuple[Labelled, Labelled]:
+    """MNIST, the official split: (60,000 to train, 10,000 to test), x (n, 1, 28, 28).
+
+    Raises:
+        FileNotFoundError: the file is not there; the message says how to get it. So with every set of this module.
+    """
+    return _train_test(_MNIST, _DIGITS)
+
+
+def fashion_mnist() -> tuple[Labelled, Labelled]:
+    """Fashion-MNIST, the official split: (60,000 to train, 10,000 to test), x (n, 1, 28, 28)."""
+    return _train_test(_FASHION, _CLOTHES)
+
+
+def usps() -> tuple[Labelled, Labelled]:
+    """USPS digits: (7,291 to train, 2,007 to test), x (n, 1, 16, 16)."""
+    return _train_test(_USPS, _DIGITS)
+
+
+def notmnist() -> Labelled:
+    """Letters A to J in 10,000 fonts, x (n, 1, 28, 28): for tests out of distribution of digits or clothes."""
+    return _part(load(_NOTMNIST), "test", tuple("ABCDEFGHIJ"))
+
+
+def emnist_byclass_test() -> Labelled:
+    """The test split of EMNIST ByClass: 116,323 digits and letters of 62 classes, x (n, 1, 28, 28)."""
+    arrays = load(_EMNIST)
+    return _part(arrays, "test", tuple(str(c) for c in arrays["mapping"]))
+
+
+def femnist() -> tuple[ClientData, ClientData, ClientData]:
+    """LEAF's FEMNIST by writer: (train, test, writers never trained on); a writer is a client.
+
+    Fields: `x` (n, 1, 28, 28) in [0, 1]; `y` (n,) int64, 62 classes: digits, capitals, small letters. The first two hold the
+    same 105 writers, the third another 79, whose mix of labels differs.
+    """
+    arrays = load(_FEMNIST)
+    return _writers(arrays, "train", "writers"), _writers(arrays, "test", "writers"), _writers(arrays, "extra", "writers_extra")
+
+
+def _writers(arrays: Arrays, part: str, names: str) -> ClientData:
+    images = _part(arrays, part, _CHARACTERS)
+    return ClientData.from_arrays(arrays[f"client_{part}"], names=arrays[names].tolist(), x=images.x, y=images.y)
+
+
+def cifar10() -> tuple[Labelled, Labelled]:
+    """CIFAR-10: (50,000 to train, 10,000 to test), x (n, 3, 32, 32), from JPEG (lossy).
+
+    The file keeps the images class after class; they come shuffled here, always alike, so that any slice has all classes.
+    Decoding takes some seconds.
+
+    Raises:
+        ImportError: Pillow is not installed.
+        FileNotFoundError: the file is not there; the message says how to get it.
+    """
+    arrays = load(_CIFAR10)
+    classes = tuple(str(name) for name in arrays["classes"])
+    train, test = (_decoded(arrays, part, classes) for part in ("train", "test"))
+    return train, test
+
+
+def _decoded(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labelled:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("cifar10 is stored as JPEG; to decode it, install Pillow: pip install 'hierfl[data]'") from error
+    header, body = arrays["header0"].tobytes(), arrays[f"body_{part}"].tobytes()
+    ends = np.cumsum(arrays[f"len_{part}"], dtype=np.int64)
+    starts = ends - arrays[f"len_{part}"]
+    pixels = np.empty((len(ends), 32, 32, 3), dtype=np.uint8)
+    for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        with Image.open(io.BytesIO(header + body[start:end])) as image:
+            pixels[i] = np.asarray(image)
+    order = np.random.Generator(np.random.Philox(0)).permutation(len(ends))
+    x = torch.from_numpy(pixels[order]).permute(0, 3, 1, 2).to(torch.float32) / 255.0
+    return Labelled(x, torch.from_numpy(arrays[f"y_{part}"][order].astype(np.int64)), classes)

@@ -1,0 +1,127 @@
+"""Tables with clients of their own, from the folder that HIERFL_DATA names; `hierfl.datasets` offers them to users."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hierfl.data.clients import ClientData
+from hierfl.datasets.files import Source, load
+
+_SCHOOLS = Source(
+    "school_ilea.npz",
+    "the Inner London Education Authority's School data, as in MALSAR",
+    {"x": "(15362, 28)", "y": "(15362,)", "client_id": "(15362,), 0..138"},
+)
+_WISDM = Source(
+    "wisdm_har.npz",
+    "WISDM activity recognition v1.1, transformed (Kwapisz, Weiss and Moore 2010)",
+    {
+        "x": "(5418, 42)",
+        "y": "(5418,), 0..5",
+        "client_id": "(5418,), 0..35",
+        "classes": "(6,)",
+        "features": "(42,)",
+        "users": "(36,)",
+    },
+)
+_RATS = Source(
+    "rats_data.npz",
+    "the rats data of Gelfand et al. 1990, as in posteriordb (BSD-3)",
+    {"rat": "(150,), 1..30", "x": "(150,), days", "y": "(150,), grams"},
+)
+_ELECTION = Source(
+    "election88.npz",
+    "the 1988 election polls of Gelman and Hill, as in posteriordb (election88_full, BSD-3)",
+    {
+        "state": "(n,), 1..51",
+        "y": "(n,), 0/1",
+        "female": "(n,), 0/1",
+        "black": "(n,), 0/1",
+        "age": "(n,), 1..4",
+        "edu": "(n,), 1..4",
+        "age_edu": "(n,), 1..16",
+        "region_full": "(n,), 1..5",
+        "v_prev_full": "(n,)",
+    },
+)
+_OFFICE = Source(
+    "office_caltech10_surf.npz",
+    "Office-Caltech10, SURF features (Gong et al. 2012)",
+    {"x": "(2533, 800)", "y": "(2533,), 1..10", "client_id": "(2533,), 0..3", "domains": "(4,)"},
+)
+
+# The 50 states and the District of Columbia in alphabetical order, as the polls number them.
+_STATES = (
+    "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ NM NY NC ND OH OK OR PA RI SC "
+    "SD TN TX UT VT VA WA WV WI WY"
+).split()
+
+
+def school_ilea() -> ClientData:
+    """Exam scores of 15,362 pupils of 139 London schools, "school 1" to "school 139".
+
+    Fields: `x` (n, 28), 25 of them 0/1, columns 3 and 4 per cent, the last column an intercept; `y` (n,), the score, 1-70.
+
+    Raises:
+        FileNotFoundError: the file is not there; the message says how to get it. So with every set of this module.
+    """
+    arrays = load(_SCHOOLS)
+    names = [f"school {k}" for k in range(1, int(arrays["client_id"].max()) + 2)]
+    return ClientData.from_arrays(arrays["client_id"], names=names, x=arrays["x"], y=arrays["y"])
+
+
+def wisdm() -> ClientData:
+    """What 36 people do, from the accelerometer in their pocket: "user 1" to "user 36".
+
+    Fields: `x` (n, 42), NaN in the columns XPEAK, YPEAK and ZPEAK where no peak was found (`hierfl.data.preprocess.fill_missing`);
+    `y` (n,) int64: Downstairs, Jogging, Sitting, Standing, Upstairs, Walking.
+    """
+    arrays = load(_WISDM)
+    names = [f"user {k}" for k in arrays["users"].tolist()]
+    features = {"x": arrays["features"].tolist()}
+    return ClientData.from_arrays(arrays["client_id"], names=names, features=features, x=arrays["x"], y=arrays["y"])
+
+
+def rats() -> ClientData:
+    """Thirty young rats weighed five times each, "rat 1" to "rat 30".
+
+    Fields: `x` (n, 1), age in days (8, 15, 22, 29, 36; the classic model subtracts their mean, 22); `y` (n,), weight in grams.
+    """
+    arrays = load(_RATS)
+    names = [f"rat {k}" for k in range(1, 31)]
+    x = arrays["x"][:, None].astype(np.float64)
+    return ClientData.from_arrays(arrays["rat"] - 1, names=names, features={"x": ["age"]}, x=x, y=arrays["y"].astype(np.float64))
+
+
+def election88() -> ClientData:
+    """CBS polls of 1988: 11,566 voters of 48 states and the District of Columbia, by postal code (AK and HI were not asked).
+
+    Fields: `x` (n, 2) = female, black, each 0/1; `age`, `edu` (n,) int64, 0..3; `age_edu` = 4 age + edu; `y` (n,), 1.0 for
+    Bush. Client fields: `region` (49,) int64: Northeast, Midwest, South, West, DC; `v_prev` (49,), the Republican share of
+    earlier votes.
+    """
+    arrays = load(_ELECTION)
+    states, first = np.unique(arrays["state"], return_index=True)
+    return ClientData.from_arrays(
+        np.searchsorted(states, arrays["state"]),
+        names=[_STATES[s - 1] for s in states],
+        client_fields={"region": arrays["region_full"][first] - 1, "v_prev": arrays["v_prev_full"][first]},
+        features={"x": ["female", "black"]},
+        x=np.stack([arrays["female"], arrays["black"]], axis=1).astype(np.float64),
+        y=arrays["y"].astype(np.float64),
+        **{name: arrays[name] - 1 for name in ("age", "edu", "age_edu")},
+    )
+
+
+def office_caltech10() -> ClientData:
+    """Objects of 10 classes in 4 image domains (amazon, caltech10, dslr, webcam); a domain is a client.
+
+    Fields: `x` (n, 800), counts of SURF words in an image, as floats; `y` (n,) int64, 0..9.
+    """
+    arrays = load(_OFFICE)
+    return ClientData.from_arrays(
+        arrays["client_id"],
+        names=arrays["domains"].tolist(),
+        x=arrays["x"].astype(np.float32),
+        y=arrays["y"].astype(np.int64) - 1,
+    )

@@ -1,0 +1,1 @@
+"""`hierfl demo`: four hospitals, from their rows to a report."""

@@ -1,0 +1,111 @@
+"""Whole data sets drawn from a model: its global sites, every client's own, and what each of their rows would have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions import Unit
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.data.batch import ClientBatch
+from hierfl.program.program import Program, ProgramError, is_deterministic, samples, untouched_store
+from hierfl.program.sites import Model, Values
+
+Labels = dict[str, Tensor]
+
+
+def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tuple[Values, Labels]:
+    """`count` draws of latent and deterministic sites, and of the observed fields, (count, *shape) each.
+
+    Each is a function of the seed and its own number, by torch's generator, seeded for it: any distribution will do.
+
+    Args:
+        program: the model's; the guide is not asked.
+        batch: of all clients, for the fields that are not observed, and for how many rows there are.
+        count: of data sets.
+        seed: of all of them.
+
+    Raises:
+        ProgramError: a param or a factor in the model, a label that is not a field as it stands, or a field that two sites observe.
+    """
+    _check(program, batch)
+    values: list[Values] = []
+    labels: list[Labels] = []
+    with untouched_store(), pyro.validation_enabled(False), torch.no_grad():
+        for one in range(count):
+            first, second = noise.fold(noise.root_key(seed), one).tolist()
+            torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
+            nodes: Any = _traced(program.model, batch)
+            values.append({name: nodes[name]["value"] for name in _named(program)})
+            labels.append({field: _as_field(nodes[site], batch, field) for site, field in program.labels.items()})
+    _check_labels(program, batch, labels[0])
+    return (
+        {k: torch.stack([v[k] for v in values]) for k in values[0]},
+        {k: torch.stack([v[k] for v in labels]) for k in labels[0]},
+    )
+
+
+class _Unobserved(Messenger):
+    """Draws what is observed; what is computed stays as it is (Pyro's own `uncondition` spreads it over its plates anew)."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["is_observed"] and not is_deterministic({**msg, "type": "sample"}):
+            msg["is_observed"], msg["value"], msg["done"] = False, None, False
+
+
+def _traced(model: Model, batch: ClientBatch) -> Any:
+    with _Unobserved():
+        return poutine.trace(model).get_trace(batch).nodes
+
+
+def with_labels(batch: ClientBatch, labels: Labels) -> ClientBatch:
+    """The batch with the observed fields replaced."""
+    return replace(
+        batch,
+        fields={name: labels.get(name, value) for name, value in batch.fields.items()},
+        client_fields={name: labels.get(name, value) for name, value in batch.client_fields.items()},
+    )
+
+
+def _named(program: Program) -> Iterator[str]:
+    yield from (site.name for site in program.latents.sites)
+    yield from program.derived
+
+
+def _as_field(site: Any, batch: ClientBatch, field: str) -> Tensor:
+    like: Tensor = {**batch.fields, **batch.client_fields}[field]
+    value: Tensor = site["value"].expand(like.shape)
+    return value.to(like.dtype)
+
+
+def _check(program: Program, batch: ClientBatch) -> None:
+    with untouched_store():
+        trace = poutine.trace(program.model).get_trace(batch)
+    params = [name for name, node in trace.nodes.items() if node["type"] == "param"]
+    if params:
+        raise ProgramError(f"nothing is drawn for the model's param '{params[0]}': give it a prior, pyro.sample, in its place")
+    for name, site in samples(trace):
+        if isinstance(getattr(site["fn"], "base_dist", site["fn"]), Unit):
+            raise ProgramError(f"the factor '{name}' has no draw: a data set can be drawn from sample statements alone")
+    twice = [field for field in program.labels.values() if list(program.labels.values()).count(field) > 1]
+    if twice:
+        raise ProgramError(f"two sites observe the field '{twice[0]}': what is drawn for one is not what is drawn for the other")
+
+
+def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:
+    """What the model observes of a data set that was drawn is what was drawn, and not something made of it."""
+    with untouched_store(), pyro.validation_enabled(False):
+        nodes: Any = poutine.trace(program.model).get_trace(with_labels(batch, labels)).nodes
+    for site, field in program.labels.items():
+        if not torch.equal(nodes[site]["value"].expand(labels[field].shape).to(labels[field].dtype), labels[field]):
+            raise ProgramError(
+                f"site '{site}' observes something made of the field '{field}': make it a field of its own, "
+                f"data.with_fields({site}=...), so that what is drawn can stand in its place"
+            )

@@ -1,0 +1,265 @@
+"""A client's log joint taken apart: rows that know its own sites by one number each, a linear predictor, and the rest.
+
+A generalised linear row i has the log likelihood l_i(eta_i), eta_i = a_i(z) + x_i(z) . w, so that its part of the curvature in
+the client's own sites w is -x_i l_i'' x_i': the rows are then gone through once, where second derivatives by reverse mode over
+reverse mode go through them once for every number in w. Which sites are such is seen by trying, on made-up features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from torch import Tensor
+from torch.func import grad, vjp
+
+from hierfl.data.batch import ClientBatch
+from hierfl.laplace.derivatives import softplus, times
+from hierfl.program.program import Answer, Program, Site, in_clients, per_client, samples, scored, untouched_store
+from hierfl.program.sites import Values
+
+TRIES, SIZES = 3, (0.3, 2.0, 8.0)  # points at which a predictor must be seen to be linear, and how far from 0 they lie
+
+
+class Link(NamedTuple):
+    """How a distribution's predictor is read, and the log likelihood (n,) of (distribution, labels, another predictor)."""
+
+    predictor: Callable[[Any], Tensor]
+    score: Callable[[Any, Tensor, Tensor], Tensor]
+
+
+def _counted(b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any]) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    """Y eta - n b(eta) + c(y), for exponential families in their own parameter."""
+
+    def score(fn: Any, y: Tensor, eta: Tensor) -> Tensor:
+        n = weight(fn)
+        nought = torch.zeros_like(y)
+        return y * eta - n * b(eta) + (AT_NOUGHT[type(fn)](fn).log_prob(y) + n * b(nought))
+
+    return score
+
+
+AT_NOUGHT: Mapping[type, Callable[[Any], Any]] = {
+    dist.Bernoulli: lambda fn: dist.Bernoulli(logits=torch.zeros_like(fn.logits)),
+    dist.Binomial: lambda fn: dist.Binomial(fn.total_count, logits=torch.zeros_like(fn.logits)),
+    dist.Poisson: lambda fn: dist.Poisson(torch.ones_like(fn.rate)),
+}
+LINKS: Mapping[type, Link] = {
+    dist.Bernoulli: Link(lambda fn: fn.logits, _counted(softplus, lambda fn: 1.0)),
+    dist.Binomial: Link(lambda fn: fn.logits, _counted(softplus, lambda fn: fn.total_count)),
+    dist.Poisson: Link(lambda fn: fn.rate.log(), _counted(torch.exp, lambda fn: 1.0)),
+    dist.Normal: Link(lambda fn: fn.loc, lambda fn, y, eta: dist.Normal(eta, fn.scale).log_prob(y)),
+    dist.StudentT: Link(lambda fn: fn.loc, lambda fn, y, eta: dist.StudentT(fn.df, eta, fn.scale).log_prob(y)),
+}
+
+
+class Rows(NamedTuple):
+    """Rows of one observed site at one z: eta = base (n,) + design (n, d) w, and their log likelihoods (n,) of eta.
+
+    Where the design is `fixed`, the same at every z, no derivative is taken of it.
+    """
+
+    base: Tensor
+    design: Tensor
+    score: Callable[[Tensor], Tensor]
+    fixed: bool
+
+    def predictor(self, w: Tensor) -> Tensor:
+        """Eta, (n,)."""
+        return self.base + (times(w, self.design.T) if self.fixed else self.design @ w)
+
+    def curved(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient (d,) and Hessian (d, d) of their log likelihood in w."""
+        slope, pull = vjp(grad(self.total), self.predictor(w))[:2]
+        second = pull(torch.ones_like(slope))[0]  # rows do not know of one another
+        if self.fixed:
+            outer = (self.design[:, :, None] * self.design[:, None, :]).flatten(1)
+            return times(slope, self.design), times(second, outer).view(len(w), len(w))
+        return slope @ self.design, (self.design.T * second) @ self.design
+
+    def total(self, eta: Tensor) -> Tensor:
+        """The log likelihood of all rows, ()."""
+        return self.score(eta).sum()
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """h(z, .) of one client at one z, a function of its own unconstrained numbers w (d,).
+
+    Args:
+        rest: (d,) -> (), all that is not in `rows`: the prior of w given z, and observed sites without a linear predictor.
+        rows: the observed sites that have one.
+    """
+
+    rest: Callable[[Tensor], Tensor]
+    rows: tuple[Rows, ...]
+
+    def density(self, w: Tensor) -> Tensor:
+        """H(z, w), ()."""
+        return sum((r.total(r.predictor(w)) for r in self.rows), self.rest(w))
+
+    def slope(self, w: Tensor) -> Tensor:
+        """Its gradient in w, (d,)."""
+        total: Tensor = grad(self.density)(w)
+        return total
+
+    def curved(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Its gradient (d,) and minus its Hessian (d, d) in w."""
+        slope, pull = vjp(grad(self.rest), w)[:2]
+        minus_hessian = -torch.vmap(lambda axis: pull(axis)[0])(torch.eye(len(w), dtype=w.dtype))
+        for r in self.rows:
+            first, second = r.curved(w)
+            slope, minus_hessian = slope + first, minus_hessian - second
+        return slope, minus_hessian
+
+
+@dataclass(frozen=True)
+class Linear:
+    """What was seen of a program.
+
+    Args:
+        sites: observed sites that know the local ones by a linear predictor.
+        fixed: those of them whose design is the same at every z, as it is where the local sites are effects themselves (centred).
+        prior_alone: all the rest is the local sites' prior, and that reads no rows.
+    """
+
+    sites: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
+    prior_alone: bool = False
+
+
+UNKNOWN = Linear()  # nothing is taken to be linear
+
+
+def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) -> Parts:
+    """The log joint of one client given values of the global sites."""
+    own = program.latents.local_block
+    few = _first_row(batch) if linear.prior_alone else batch
+
+    def rest(w: Tensor) -> Tensor:
+        values, jacobians = own.unflatten(w[None, None])
+        nodes = _nodes(program, {**shared, **values}, few)
+        total = sum((per_client(j)[0] for j in jacobians.values()), torch.zeros(()))
+        for name, site in nodes.items():
+            if in_clients(site) and name not in linear.sites:
+                total = total + per_client(scored(site, site["fn"].log_prob(site["value"])))[0]
+        return total
+
+    return Parts(rest, _rows(program, linear, shared, batch) if linear.sites else ())
+
+
+def _rows(program: Program, linear: Linear, shared: Values, batch: ClientBatch) -> tuple[Rows, ...]:
+    own, names = program.latents.local_block, linear.sites
+
+    def predictors(w: Tensor) -> dict[str, Tensor]:
+        values, _ = own.unflatten(w[None, None])
+        nodes = _nodes(program, {**shared, **values}, batch)
+        return {name: _link(nodes[name]).predictor(nodes[name]["fn"]).flatten() for name in names}
+
+    values, _ = own.unflatten(torch.zeros(1, 1, own.size))
+    nodes = _nodes(program, {**shared, **values}, batch)
+    base = {name: _link(nodes[name]).predictor(nodes[name]["fn"]).flatten() for name in names}
+    along = torch.vmap(predictors)(torch.eye(own.size)) if own.size else {}
+
+    def score(site: Site) -> Callable[[Tensor], Tensor]:
+        def of(eta: Tensor) -> Tensor:
+            fn = site["fn"]
+            return scored(site, _link(site).score(fn, site["value"], eta.view(fn.batch_shape))).flatten()
+
+        return of
+
+    return tuple(Rows(base[n], (along[n] - base[n]).T, score(nodes[n]), n in linear.fixed) for n in sorted(names))
+
+
+def seen_linear(program: Program) -> Linear:
+    """Which observed sites of a program have a linear predictor, and whether the rest reads rows: tried, not proven.
+
+    Features are made up around those of a few rows, so that no column is 0 by chance; points lie near and far, so that a
+    predictor that is bent or clamped somewhere is seen to be.
+    """
+    own, names = program.latents.local_block, frozenset(program.labels)
+    if not own.size:
+        return UNKNOWN
+    g = torch.Generator().manual_seed(0)
+    batch = _made_up(program.prototype, names_of_labels=frozenset(program.labels.values()), g=g)
+    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
+        found = frozenset(name for name in names if _try(partial(_is_linear, program, name, batch, g)))
+        fixed = frozenset(name for name in found if _is_fixed(program, name, batch, g))
+        alone = found == names and _try(partial(_reads_no_rows, program, found, batch, g))
+    return Linear(found, fixed, alone)
+
+
+def _try(question: Callable[[], bool]) -> bool:
+    try:
+        return question()
+    except (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError):
+        return False  # the general way, which needs no structure, will say what is wrong with the program, if anything is
+
+
+def _is_linear(program: Program, name: str, batch: ClientBatch, g: torch.Generator) -> bool:
+    own = program.latents.local_block
+    for shared, w in _points(program, g):
+        values, _ = own.unflatten(w[None, None])
+        site = _nodes(program, {**shared, **values}, batch)[name]
+        if not in_clients(site) or type(site["fn"]) not in LINKS:
+            return False
+        known = scored(site, site["fn"].log_prob(site["value"])).flatten()
+        (rows,) = _rows(program, Linear(frozenset([name])), shared, batch)
+        made = rows.score(rows.predictor(w))
+        if not (bool(known.isfinite().all()) and torch.allclose(made, known, rtol=1e-8, atol=1e-8)):
+            return False
+    return True
+
+
+def _is_fixed(program: Program, name: str, batch: ClientBatch, g: torch.Generator) -> bool:
+    of_site = Linear(frozenset([name]))
+    designs = [_rows(program, of_site, shared, batch)[0].design for shared, _ in _points(program, g)]
+    return all(torch.allclose(design, designs[0], rtol=1e-10, atol=1e-10) for design in designs)
+
+
+def _reads_no_rows(program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator) -> bool:
+    few, all_rows = Linear(names, prior_alone=True), Linear(names)
+    return batch.num_rows > 1 and all(
+        torch.allclose(parts(program, few, shared, batch).rest(w), parts(program, all_rows, shared, batch).rest(w), rtol=1e-12)
+        for shared, w in _points(program, g)
+    )
+
+
+def _points(program: Program, g: torch.Generator) -> list[tuple[Values, Tensor]]:
+    block, size = program.latents.global_block, program.latents.local_block.size
+    made = []
+    for far in SIZES * TRIES:
+        z = block.start + 0.5 * torch.randn(block.size, generator=g)
+        made.append((block.unflatten(z)[0], far * torch.randn(size, generator=g)))
+    return made
+
+
+def _made_up(batch: ClientBatch, *, names_of_labels: frozenset[str], g: torch.Generator) -> ClientBatch:
+    def moved(name: str, v: Tensor) -> Tensor:
+        if name in names_of_labels or not v.is_floating_point():
+            return v
+        u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # what is positive stays so
+        return v * (1.0 + 0.3 * u) + 0.1 * u
+
+    return replace(batch, fields={name: moved(name, v) for name, v in batch.fields.items()}, rows=None)
+
+
+def _first_row(batch: ClientBatch) -> ClientBatch:
+    fields = {name: v[:, :1] for name, v in batch.fields.items()}
+    return replace(batch, fields=fields, rows=None if batch.rows is None else batch.rows[:, :1])
+
+
+def _nodes(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
+    with Answer({}, batch):
+        trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
+    return dict(samples(trace))
+
+
+def _link(site: Site) -> Link:
+    return LINKS[type(site["fn"])]

@@ -1,0 +1,1 @@
+"""From a finished run to draws, predictions and importance weights."""

@@ -1,0 +1,285 @@
+"""A fit as ArviZ's groups: arrays with names for their dimensions, which `hierfl.posterior.arviz_io` makes an object of.
+
+Large networks are not written out: by default a network whose tensors have more than `EXPAND` numbers is summarised by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import pyro
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.core.trees import Tree, tree_map
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.engine.client_store import taken
+from hierfl.posterior.arviz_io import arviz_of
+from hierfl.posterior.draws import AT_ONCE, Draws, at_draws, each_client, labelled, latent, posterior_draws
+from hierfl.program.program import Params
+from hierfl.program.sites import Values
+
+if TYPE_CHECKING:
+    from hierfl.data.clients import ClientData
+    from hierfl.runs.result import Fit
+
+EXPAND = 1000  # numbers of a client's network, or of the global one, that are still written out
+ROW, CLIENT = "row", "client"
+STATISTICS = ("mean", "sd", "rms", "largest")
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """What is to become an ArviZ object, gathered bit by bit.
+
+    Args:
+        fit: whose.
+        arrays: group -> variable -> array.
+        dims: variable -> the names of its dimensions, those of chains and draws apart.
+        coords: dimension -> labels, as `hierfl.posterior.arviz_io.arviz_of` takes them.
+    """
+
+    fit: Fit
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dims: dict[str, list[str]] = field(default_factory=dict)
+    coords: dict[str, Any] = field(default_factory=dict)
+
+    def sites(self, group: str, draws: Draws) -> None:
+        """Draws of sites: local ones by client, features by name where exactly one field has as many."""
+        features = self.fit.federation.data.features
+        self.coords[CLIENT] = list(self.fit.clients)
+        for name, value in {**draws.shared, **draws.own}.items():
+            lead = [CLIENT] if name in draws.own else []
+            dims: list[str] = []
+            for i, size in enumerate(value.shape[1 + len(lead) :]):
+                label = _feature_dim(features, size)
+                dims.append(f"{name}_dim_{i}" if label is None or label in dims else label)  # no dimension twice
+                self.coords.setdefault(dims[-1], list(features.get(dims[-1]) or range(size)))
+            self.put(group, name, value, [*lead, *dims])
+
+    def layers(self, group: str, found: Mapping[str, Tensor], networks: Mapping[str, Network]) -> None:
+        """Summaries of networks: (S, L, 4), or (S, N, L, 4) of clients' own, as one variable a statistic."""
+        for name, value in found.items():
+            net = networks[name]
+            self.coords[f"{name}_layer"] = list(net.layers)
+            for i, statistic in enumerate(STATISTICS):
+                lead = [CLIENT] if net.is_local else []
+                self.put(group, f"{name}_{statistic}", value[..., i], [*lead, f"{name}_layer"])
+
+    def rows(self, group: str, values: Mapping[str, Tensor], data: ClientData) -> None:
+        """What is one a row, (..., n, *event), or one a client, of the clients of `data`."""
+        owners = [data.names[k] for k in data.row_client.tolist()]
+        self.coords.update({ROW: range(data.num_rows), "row_client": (ROW, owners), CLIENT: list(data.names)})
+        for site, value in values.items():
+            of_rows = site in self.fit.program.sites_of_rows
+            lead = 0 if group == "observed_data" else 1
+            rest = value.shape[lead + 1 :]
+            self.put(group, site, value, [ROW if of_rows else CLIENT, *(f"{site}_dim_{i}" for i in range(len(rest)))])
+
+    def arviz(self, attributes: Mapping[str, Any]) -> Any:
+        """The ArviZ object."""
+        return arviz_of(self.arrays, self.dims, self.coords, attributes)
+
+    def put(self, group: str, name: str, value: Tensor, dims: list[str]) -> None:
+        """One variable."""
+        self.arrays.setdefault(group, {})[name] = value.detach().numpy()
+        self.dims[name] = dims
+
+
+def _feature_dim(features: Any, size: int) -> str | None:
+    """The field whose named columns a dimension of this size is of, if there is exactly one."""
+    of_size = [name for name, labels in features.items() if len(labels) == size]
+    return of_size[0] if len(of_size) == 1 else None
+
+
+def attributes(fit: Fit, seed: int) -> dict[str, Any]:
+    """What was run: numbers and words, as netCDF can keep them."""
+    history = fit.progress.history
+    return {
+        "inference_library": "hierfl",
+        "inference_library_version": version("hierfl"),
+        "method": fit.method.name,
+        "seed": fit.federation.seed,
+        "draws_seed": seed,
+        "rounds": fit.progress.round,
+        "clients": len(fit.clients),
+        "rows": fit.federation.data.num_rows,
+        "bytes_up": sum(int(r.get("bytes_up", 0)) for r in history),
+        "bytes_down": sum(int(r.get("bytes_down", 0)) for r in history),
+        **{f"{name}_version": version(name) for name in ("torch", "pyro-ppl", "numpy", "arviz")},
+    }
+
+
+# ------------------------------------------------------------------------------------------------ networks, by layer
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The tensors of a network that are inferred: sites of one first name, `w.0.weight`, `w.0.bias`, `w.2.weight`.
+
+    Args:
+        parts: layer, what stands between a site's first name and its last -> its sites.
+        is_local: they are a client's own.
+    """
+
+    parts: Mapping[str, Sequence[str]]
+    is_local: bool
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self.parts)
+
+    def summary(self, values: Values, lead: int) -> Tensor:
+        """Mean, sd, root mean square and largest size of a layer's numbers, (*lead, L, 4)."""
+        layers = []
+        for sites in self.parts.values():
+            flat = torch.cat(
+                [values[site].flatten(lead) if values[site].dim() > lead else values[site][..., None] for site in sites], -1
+            )
+            statistics = (flat.mean(-1), flat.std(-1, correction=0), flat.square().mean(-1).sqrt(), flat.abs().amax(-1))
+            layers.append(torch.stack(statistics, -1))
+        return torch.stack(layers, -2)
+
+
+def network(sites: Sequence[str], *, is_local: bool) -> Network:
+    """The network of some sites, in their order."""
+    parts: dict[str, list[str]] = {}
+    for site in sites:
+        _, *rest = site.split(".")
+        parts.setdefault(".".join(rest[:-1]) or site, []).append(site)
+    return Network(parts, is_local)
+
+
+def split(draws: Draws, sites: Collection[str] | None, expand: int) -> tuple[set[str], dict[str, Network]]:
+    """Which sites are written out, and which networks, of more than `expand` numbers a client or in all, are summarised.
+
+    With `sites` given, those and nothing else are written out. A global network of the same name as a local one is `<name>_shared`.
+    """
+    sizes = {name: v[0].numel() for name, v in draws.shared.items()} | {name: v[0, 0].numel() for name, v in draws.own.items()}
+    if sites is not None:
+        return _named(sites, sizes), {}
+    kinds: dict[tuple[str, bool], list[str]] = {}
+    for name in sizes:
+        kinds.setdefault((name.split(".")[0], name in draws.own), []).append(name)
+    large = {kind: found for kind, found in kinds.items() if sum(sizes[site] for site in found) > expand}
+    both = {name for name, is_local in large if (name, not is_local) in large}
+    return sizes.keys() - {site for found in large.values() for site in found}, {
+        f"{name}_shared" if name in both and not is_local else name: network(found, is_local=is_local)
+        for (name, is_local), found in large.items()
+    }
+
+
+def _named(sites: Collection[str], known: Collection[str]) -> set[str]:
+    if isinstance(sites, str):
+        raise KeyError(f"sites is the string '{sites}': give a list, ['{sites}']")
+    foreign = [site for site in sites if site not in known]
+    if foreign:
+        raise KeyError(f"there is no site '{foreign[0]}'; those there are: {', '.join(known)}")
+    return set(sites)
+
+
+def drawn_groups(fit: Fit, draws: int, *, seed: int, sites: Collection[str] | None, expand: int) -> Groups:
+    """Draws of the guide: what is small, or was asked for by name, written out; other networks by layer.
+
+    Raises:
+        KeyError: a site was asked for that there is not.
+    """
+    where = (fit.federation, fit.message, fit.progress.table)
+    keep, large = split(posterior_draws(*where, draws=1, seed=seed), sites, expand)
+    groups = Groups(fit)
+    groups.sites("posterior", posterior_draws(*where, draws=draws, seed=seed, keep=keep))
+    if large:
+        groups.layers("posterior", _layers(fit, large, draws, seed), large)
+    return groups
+
+
+def given_groups(fit: Fit, group: str, draws: Draws, *, sites: Collection[str] | None, expand: int) -> Groups:
+    """The same of draws that were made already."""
+    keep, large = split(draws, sites, expand)
+    groups = Groups(fit)
+    groups.sites(group, Draws(*({n: v for n, v in part.items() if n in keep} for part in (draws.shared, draws.own))))
+    both = {**draws.shared, **draws.own}
+    groups.layers(group, {name: net.summary(both, 1 + net.is_local) for name, net in large.items()}, large)
+    return groups
+
+
+def _layers(fit: Fit, large: Mapping[str, Network], draws: int, seed: int) -> dict[str, Tensor]:
+    """Summaries of networks, made where a draw is: the numbers themselves are never gathered."""
+    program = fit.program
+
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+        values = program.draw(params, own)
+        values = {**values, **program.derive(values, params, asked)}
+        return {name: net.summary(values, 0) for name, net in large.items()}
+
+    parts = [tree for _, tree in each_client(fit.federation, fit.message, fit.progress.table, one, draws=draws, seed=seed)]
+    whole = {name: torch.cat([part[name] for part in parts]).movedim(0, 1) for name in large}
+    return {name: value if large[name].is_local else value[:, 0] for name, value in whole.items()}
+
+
+# ------------------------------------------------------------------------------------------------ rows
+def observed(fit: Fit, data: ClientData) -> dict[str, Tensor]:
+    """What is observed, by site: (n, *event) of rows, (N, *event) of clients; sites without labels left out."""
+    fields = {**data.fields, **data.client_fields}
+    return {site: fields[label] for site, label in fit.program.labels.items() if label in fields}
+
+
+def log_likelihoods(fit: Fit, draws: Draws) -> dict[str, Tensor]:
+    """Log density of each row's label (S, n), or each client's (S, N), by observed site, at draws of the latent ones.
+
+    Raises:
+        ValueError: the clients have no labels.
+    """
+    program, data = fit.program, fit.federation.data
+    missing = set(program.labels) - set(observed(fit, data))
+    if missing:
+        raise ValueError(f"the clients' rows have no labels for site '{min(missing)}': there is no likelihood")
+
+    def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
+        found = program.observed(values, batch, params)
+        return {site: _a_row(fn.log_prob(value)) for site, (fn, value) in found.items()}
+
+    parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
+    for batch, found in at_draws(fit.federation, fit.message, fit.progress.table, draws, one):
+        for site, value in found.items():  # (C, S, 1, B), or (C, S, 1, 1) of clients
+            inside = batch.mask() if site in program.sites_of_rows else torch.ones(batch.num_clients, 1, dtype=torch.bool)
+            parts[site].append(value[:, :, 0].movedim(1, -1)[inside].T)
+    return {site: torch.cat(found, 1) for site, found in parts.items()}
+
+
+def _a_row(log_prob: Tensor) -> Tensor:
+    """(..., 1, B) -> (1, B): other plates are of the row."""
+    return log_prob.flatten(0, -3).sum(0) if log_prob.dim() > 2 else log_prob
+
+
+def sampled(fit: Fit, draws: Draws, rows: ClientData, seed: int, *, count: int = 1) -> dict[str, Tensor]:
+    """A label of each row (S, n, *event), or client, drawn given each draw of the latent sites; `count` where there are none.
+
+    By torch's own samplers, seeded by the client's key: of one client after another, so that none depends on the others.
+    """
+    program, client, data = fit.program, fit.federation.client, fit.federation.data
+    shared, own = latent(program, draws)
+    count = next((len(value) for value in {**draws.shared, **draws.own}.values()), count)
+    parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
+    for k in range(data.num_clients):
+        batch = labelled(full_batch(rows, torch.tensor([k]), seed=seed, at=(noise.word("predictive"),)), program)
+        params = client.params(fit.message, tree_map(lambda v: v[0], taken(fit.progress.table, torch.tensor([k]))))
+        values = {"index": torch.arange(count), **shared, **{name: value[k] for name, value in own.items()}}
+
+        def one(v: Values, batch: ClientBatch = batch, params: Params = params) -> Values:
+            latents = {name: value for name, value in v.items() if name != "index"}
+            return {site: fn.sample() for site, (fn, _) in program.observed(latents, batch, params).items()}
+
+        with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False), torch.no_grad():
+            first, second = batch.key[0].tolist()
+            torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
+            try:
+                found = torch.vmap(one, randomness="different", chunk_size=AT_ONCE)(values)
+            except RuntimeError:  # torch has no mapped sampler for a few (Student's t, Beta): one draw after another
+                found = tree_map(lambda *v: torch.stack(v), *[one({n: v[s] for n, v in values.items()}) for s in range(count)])
+        for site, value in found.items():  # (S, 1, B, *event)
+            parts[site].append(value.squeeze(1))
+    return {site: torch.cat(found, 1) for site, found in parts.items()}

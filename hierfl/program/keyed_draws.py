@@ -1,0 +1,106 @@
+"""Draw from a distribution with noise that is handed in, wherever a draw is a transform of normals or uniforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+import torch.distributions as torch_dist
+from torch import Tensor
+
+from hierfl.core import noise
+
+
+class NoKeyedDraw(NotImplementedError):
+    """A distribution whose draw is no transform of normals or uniforms that hierfl knows."""
+
+
+class Noise:
+    """Standard normals and uniforms of one draw, as a function of its key.
+
+    Args:
+        key: (2,) for a site outside the clients plate, (C, 2) inside.
+        axis: where the clients stand in the shape of the draw, counted from the left; unused outside the plate.
+    """
+
+    def __init__(self, key: Tensor, axis: int) -> None:
+        self.key, self.axis, self.calls = key, axis, 0
+
+    def _drawn(self, source: Callable[..., Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        key = noise.fold(self.key, self.calls) if self.calls else self.key
+        self.calls += 1
+        if key.dim() == 1:
+            return source(key, tuple(shape), dtype)
+        rest = (*shape[: self.axis], *shape[self.axis + 1 :])
+        return source(key, rest, dtype).movedim(0, self.axis)
+
+    def normal(self, like: Tensor, shape: torch.Size) -> Tensor:
+        """Standard normals of a shape."""
+        return self._drawn(noise.normals, shape, like.dtype)
+
+    def uniform(self, like: Tensor, shape: torch.Size) -> Tensor:
+        """Uniforms inside (0, 1) of a shape."""
+        return self._drawn(noise.uniforms, shape, like.dtype)
+
+
+def draw(fn: Any, source: Noise) -> Tensor:
+    """One reparameterised draw, of shape `(*fn.batch_shape, *fn.event_shape)`.
+
+    Raises:
+        NoKeyedDraw: the distribution (Gamma, Dirichlet, Poisson, ...) is drawn otherwise.
+    """
+    shape = torch.Size((*fn.batch_shape, *fn.event_shape))
+    if isinstance(fn, dist.Delta):
+        return fn.v
+    if isinstance(fn, torch_dist.Independent | dist.MaskedDistribution):
+        return draw(fn.base_dist, source)
+    if isinstance(fn, torch_dist.TransformedDistribution):
+        value = draw(fn.base_dist, source)
+        for transform in fn.transforms:
+            value = transform(value)
+        return value
+    shape = fn.batch_shape + fn.event_shape  # `shape` is Pyro's: torch's own, inside a HalfNormal, have none
+    if isinstance(fn, torch_dist.Normal):
+        return fn.loc + fn.scale * source.normal(fn.loc, shape)
+    if isinstance(fn, torch_dist.MultivariateNormal):
+        eps = source.normal(fn.loc, shape)
+        return fn.loc + (fn._unbroadcasted_scale_tril @ eps[..., None])[..., 0]
+    if isinstance(fn, torch_dist.LowRankMultivariateNormal):
+        factor = fn._unbroadcasted_cov_factor
+        low = source.normal(fn.loc, fn.batch_shape + factor.shape[-1:])
+        own = source.normal(fn.loc, shape)
+        return fn.loc + (factor @ low[..., None])[..., 0] + fn._unbroadcasted_cov_diag.sqrt() * own
+    if isinstance(fn, torch_dist.Uniform):
+        return fn.low + (fn.high - fn.low) * source.uniform(fn.low, shape)
+    if isinstance(fn, torch_dist.Cauchy | torch_dist.Laplace | torch_dist.Exponential):
+        like = fn.rate if isinstance(fn, torch_dist.Exponential) else fn.loc
+        inverse: Any = fn.icdf
+        return inverse(source.uniform(like, shape))
+    raise NoKeyedDraw(type(fn.base_dist if isinstance(fn, dist.ExpandedDistribution) else fn).__name__)
+
+
+def seeded(fn: torch_dist.Distribution, key: Tensor) -> Tensor:
+    """One draw by torch's own sampler, its generator seeded by the key: the same for the same key, but for one client at a time.
+
+    Args:
+        fn: reparameterised (Gamma, Beta, Dirichlet, StudentT, ...).
+        key: (2,), or (1, 2).
+
+    Raises:
+        NoKeyedDraw: the distribution has no reparameterised draw, or there are several clients, stacked or under vmap.
+    """
+    if not fn.has_rsample:
+        raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterised draw)")
+    apart = NoKeyedDraw(f"{type(fn).__name__} (drawn by torch itself, one client and one draw at a time)")
+    if key.numel() != 2:
+        raise apart
+    try:
+        first, second = key.flatten().tolist()
+    except RuntimeError as error:  # under vmap no key can be looked at
+        raise apart from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
+        value: Tensor = fn.rsample()
+    return value

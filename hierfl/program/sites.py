@@ -1,0 +1,174 @@
+"""What the trace of a model says of its latent sites, and the flat unconstrained vectors that guides are written in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import biject_to
+from torch.distributions.constraints import Constraint
+from torch.distributions.transforms import Transform
+from torch.distributions.utils import _sum_rightmost
+
+from hierfl.data.batch import ClientBatch
+
+Model = Callable[[ClientBatch], Any]
+Guide = Callable[[ClientBatch], Any]
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class LatentSite:
+    """A latent sample site of a model, as one client sees it.
+
+    Args:
+        name: the site's.
+        is_local: it stands inside the clients plate.
+        plates: (name, size, dim) of its other plates.
+        batch_shape: of its distribution, with one client.
+        event_shape: of its distribution.
+        support: where its values lie.
+        has_mean: its prior has a mean inside its support.
+        start: a point well inside its prior, (*batch_shape, *event_shape).
+    """
+
+    name: str
+    is_local: bool
+    plates: tuple[tuple[str, int, int], ...]
+    batch_shape: torch.Size
+    event_shape: torch.Size
+    support: Constraint
+    has_mean: bool
+    start: Tensor
+
+    @cached_property
+    def transform(self) -> Transform:
+        """From all of R^k to the support."""
+        transform: Transform = biject_to(self.support)
+        return transform
+
+    @cached_property
+    def free_start(self) -> Tensor:
+        """`start` without its constraint."""
+        free: Tensor = self.transform.inv(self.start)
+        return free.detach().clone()
+
+    @property
+    def free_event_dim(self) -> int:
+        """Dimensions of an event without its constraint."""
+        return self.free_start.dim() - len(self.batch_shape)
+
+    @property
+    def size(self) -> int:
+        """Unconstrained numbers a client (or in all, for a global site)."""
+        return self.free_start.numel()
+
+    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
+        """Value and log |d value / d free| summed over an event, (*batch,), of unconstrained numbers (*batch, *free event)."""
+        value = self.transform(free)
+        jacobian = self.transform.log_abs_det_jacobian(free, value)
+        over = self.free_event_dim - (free.dim() - jacobian.dim())
+        return value, _sum_rightmost(jacobian, over)
+
+    @contextmanager
+    def within(self, batch: ClientBatch) -> Iterator[None]:
+        """The plates of the site, opened around a batch."""
+        with ExitStack() as stack:
+            for name, size, dim in self.plates:
+                stack.enter_context(batch.plate(name, size, dim))
+            if self.is_local:
+                stack.enter_context(batch.clients())
+            yield
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Sites side by side in one unconstrained vector: (d,) for global sites, (C, 1, d) for local ones."""
+
+    sites: tuple[LatentSite, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """D."""
+        return sum(site.size for site in self.sites)
+
+    @cached_property
+    def start(self) -> Tensor:
+        """The sites' starting points, (d,), or (1, 1, d) for local ones."""
+        return self.flatten({site.name: site.start for site in self.sites})
+
+    def unflatten(self, vector: Tensor) -> tuple[Values, Values]:
+        """Values by site, and the log |Jacobian| of each, (*batch,), of a vector (..., d)."""
+        values, jacobians = {}, {}
+        for site, piece in zip(self.sites, vector.split([site.size for site in self.sites], -1), strict=True):
+            values[site.name], jacobians[site.name] = site.constrain(self._shaped(site, piece))
+        return values, jacobians
+
+    def _shaped(self, site: LatentSite, piece: Tensor) -> Tensor:
+        if not site.is_local:
+            return piece.reshape(site.free_start.shape)
+        inner = site.batch_shape[:-2]  # plates left of the clients
+        event = site.free_start.shape[len(site.batch_shape) :]
+        apart = piece.reshape(*piece.shape[:-1], *inner, *event)  # (C, 1, *inner, *event)
+        return apart.movedim((0, 1), (len(inner), len(inner) + 1))
+
+    def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The vector of some values, the inverse of `unflatten`."""
+        pieces = []
+        for site in self.sites:
+            free = site.transform.inv(values[site.name])
+            if site.is_local:
+                inner = len(site.batch_shape) - 2
+                free = free.movedim((inner, inner + 1), (0, 1))
+                pieces.append(free.reshape(*free.shape[:2], -1))
+            else:
+                pieces.append(free.reshape(-1))
+        if not pieces:
+            return torch.zeros(0)
+        return torch.cat(pieces, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Latents:
+    """All latent sites of a model, in its order."""
+
+    sites: tuple[LatentSite, ...]
+
+    @cached_property
+    def global_block(self) -> Block:
+        """Those outside the clients plate."""
+        return Block(tuple(s for s in self.sites if not s.is_local))
+
+    @cached_property
+    def local_block(self) -> Block:
+        """Those inside."""
+        return Block(tuple(s for s in self.sites if s.is_local))
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A kind of guide that can be made for any model: `guides.low_rank`, or with options `guides.low_rank(rank=8)`."""
+
+    build: Callable[..., Guide]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, **options: Any) -> Family:
+        """The same family with options set."""
+        return family(self.build, **{**self.options, **options})
+
+    def on(self, model: Model, latents: Latents) -> Guide:
+        """The guide of one model."""
+        return self.build(model, latents, **self.options)
+
+
+def family(build: Callable[..., Guide], **options: Any) -> Family:
+    """Make a guide family of a function `(model, latents, **options) -> guide`."""
+    made = Family(build, options)
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        object.__setattr__(made, attribute, getattr(build, attribute))
+    return made

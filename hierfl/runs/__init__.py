@@ -1,0 +1,1 @@
+"""`fit` and `load`: a run, its result, and both on disk."""

@@ -1,0 +1,77 @@
+"""A fit on disk. What is the clients' own lies apart, in files named `local`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import Federation
+from hierfl.engine.rounds import Progress
+from hierfl.runs import checkpoint as state
+
+ROWS, SCHEMA = "local-rows.safetensors", "fit.json"
+
+
+def write(folder: str | Path, progress: Progress, who: Mapping[str, Any], federation: Federation, *, with_data: bool) -> None:
+    """Write `fit.json`, a checkpoint, and with the data `local-rows.safetensors`."""
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    data = federation.data
+    state.save(root, progress, who)
+    schema = {
+        "names": list(data.names),
+        "features": {name: list(labels) for name, labels in data.features.items()},
+    }
+    (root / SCHEMA).write_text(json.dumps(schema))
+    (root / ROWS).unlink(missing_ok=True)  # of a fit that was here before
+    if with_data:
+        tensors = {f"field.{k}": v.contiguous() for k, v in data.fields.items()}
+        tensors |= {f"client_field.{k}": v.contiguous() for k, v in data.client_fields.items()}
+        save_file({**tensors, "offsets": data.offsets}, root / ROWS)
+
+
+def newest_record(found: list[Path]) -> dict[str, Any]:
+    """What the newest checkpoint that can be read says of itself."""
+    reasons = []
+    for path in reversed(found):
+        try:
+            return state.read_record(path)
+        except state.CheckpointError as error:
+            reasons.append(f"{path.name}: {error}")
+    raise state.CheckpointError(f"no checkpoint can be read: {'; '.join(reasons)}")
+
+
+def read_rows(root: Path) -> ClientData:
+    """The clients' rows that were saved with a fit.
+
+    Raises:
+        FileNotFoundError: none were.
+    """
+    path = root / ROWS
+    if not path.exists():
+        raise FileNotFoundError(f"'{root}' was saved without the clients' rows: hand them in, load(..., data=...)")
+    try:
+        schema, tensors = json.loads((root / SCHEMA).read_text()), load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise state.CheckpointError(
+            f"'{path}' or {SCHEMA} beside it is truncated or changed ({error}): load(..., data=...)"
+        ) from error
+    part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
+    for name, value in tensors.items():
+        kind, _, key = name.partition(".")
+        if key:
+            part[kind][key] = value
+    return ClientData(
+        fields=part["field"],
+        offsets=tensors["offsets"],
+        names=tuple(schema["names"]),
+        client_fields=part["client_field"],
+        features={name: tuple(labels) for name, labels in schema["features"].items()},
+    )

@@ -1,0 +1,232 @@
+"""The main job: every number of its table is there and is what the predictions say; its files open; its errors are clear."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import arviz as az
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.image import imread
+from typer.testing import CliRunner, Result
+
+from hierfl import cli, datasets, fit
+from hierfl.demo import run as demo
+from hierfl.demo import scores as demo_report
+
+HOSPITALS = ["cleveland", "hungarian", "switzerland", "va"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Result]]:
+    """`hierfl demo --quick`, once for all tests."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    out = tmp_path_factory.mktemp("demo") / "made" / "here"
+    yield out, run("demo", "--out", str(out), "--quick", "--seed", "3")
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+
+
+def test_it_ends_well_and_says_what_it_wrote(job: tuple[Path, Result]) -> None:
+    out, result = job
+    assert result.exit_code == 0, result.output
+    written = re.findall(r"^Wrote (\S+): ", result.stdout, re.MULTILINE)
+    assert [Path(p).name for p in written] == ["posterior.nc", "scores.csv", "coefficients.png", "calibration.png", "report.html"]
+    assert sorted(Path(p) for p in written) == sorted(out.iterdir())
+
+
+def test_every_score_is_there(job: tuple[Path, Result]) -> None:
+    scores = pd.read_csv(job[0] / "scores.csv")
+    assert list(scores.columns) == ["setting", "method", "hospital", "metric", "value", "rows"]
+    keys = ["setting", "method", "hospital", "metric"]
+    assert not scores.duplicated(keys).any()
+    wanted = pd.MultiIndex.from_product(
+        [demo_report.SETTINGS, demo_report.METHODS, [*HOSPITALS, "all"], demo_report.METRICS], names=keys
+    )
+    found = scores.set_index(keys)
+    assert set(found.index) == set(wanted)
+    assert np.isfinite(found["value"]).all()
+    held_out = datasets.heart_disease().split(0.7, seed=3)[1]
+    rows = dict(zip(held_out.names, held_out.counts.tolist(), strict=True)) | {"all": held_out.num_rows}
+    assert all(n == rows[h] for h, n in zip(scores.hospital, scores["rows"], strict=True))
+
+
+def test_all_is_the_mean_over_patients(job: tuple[Path, Result]) -> None:
+    scores = pd.read_csv(job[0] / "scores.csv")
+    for _, group in scores.groupby(["setting", "method", "metric"]):
+        each = group[group.hospital != "all"]
+        assert np.average(each.value, weights=each.rows) == pytest.approx(group.value[group.hospital == "all"].item())
+
+
+def test_the_printed_table_is_that_of_the_file(job: tuple[Path, Result]) -> None:
+    scores = pd.read_csv(job[0] / "scores.csv").set_index(["metric", "setting", "hospital", "method"]).sort_index()
+    lines = job[1].stdout.splitlines()
+    places = [
+        ("new hospital, unseen", "unseen", "all"),
+        ("new hospital, joined", "joined", "all"),
+        ("all, by patients", "trained", "all"),
+    ]
+    for label, setting, hospital in [*((h, "trained", h) for h in HOSPITALS), *places]:
+        found = [
+            re.findall(r"-?\d\.\d{3}(\*?)", line) and line.split(label)[1].split()
+            for line in lines
+            if line.startswith(f"   {label} ")
+        ]
+        assert len(found) == 3, label
+        for metric, cells in zip(demo_report.METRICS, found, strict=True):
+            values = [float(scores.loc[(metric, setting, hospital, m), "value"]) for m in demo_report.METHODS]
+            assert [float(c.rstrip("*")) for c in cells] == [round(v, 3) for v in values]
+            best = min if metric == "brier" else max
+            assert best(float(c.rstrip("*")) for c in cells) in [float(c[:-1]) for c in cells if c.endswith("*")]
+
+
+def test_the_posterior_opens_with_names(job: tuple[Path, Result]) -> None:
+    posterior: Any = az.from_netcdf(str(job[0] / "posterior.nc"))["posterior"]  # type: ignore[no-untyped-call]
+    assert posterior["slope"].dims == ("chain", "draw", "client", "x")
+    assert posterior["client"].values.tolist() == HOSPITALS
+    assert posterior["x"].values.tolist() == list(datasets.heart_disease().features["x"])
+    assert {"intercept", "intercept_loc", "intercept_scale", "slope_loc", "slope_scale"} <= set(posterior.data_vars)
+    assert bool(np.isfinite(posterior["slope"]).all())
+
+
+@pytest.mark.parametrize("name", ["coefficients.png", "calibration.png"])
+def test_pictures_are_wide_enough_and_not_blank(job: tuple[Path, Result], name: str) -> None:
+    picture = imread(job[0] / name)
+    assert picture.shape[1] >= 600
+    assert picture[..., :3].std() > 0.05
+
+
+def test_the_report_says_what_so_few_rounds_came_to(job: tuple[Path, Result]) -> None:
+    text = (job[0] / "report.html").read_text(encoding="utf-8")
+    assert "Heart disease at four hospitals" in text and "switzerland" in text
+    told = re.search(r"(\d+) of its (\d+) questions with a warning", job[1].stdout)
+    assert told and f"Warnings ({told[1]})" in text
+    assert "no trend is read off fewer than 40" in text and "276 held-out rows" in text
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_numbers(job: tuple[Path, Result], tmp_path: Path) -> None:
+    again = run("demo", "--out", str(tmp_path), "--quick", "--seed", "3")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "scores.csv").read_bytes() == (job[0] / "scores.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_other_processes_change_no_number(job: tuple[Path, Result], tmp_path: Path) -> None:
+    demo.run(tmp_path, quick=True, seed=3, workers=2)
+    assert (tmp_path / "scores.csv").read_bytes() == (job[0] / "scores.csv").read_bytes()
+
+
+def worker_pids(seconds: float) -> list[int]:
+    time.sleep(seconds)
+    return [os.getpid()]
+
+
+def test_workers_end_with_their_parent() -> None:
+    """Killed outright, the parent cannot tell them to; they must not be left behind."""
+    code = (
+        "import os, signal, torch; from tests.demo.test_demo import worker_pids; from hierfl.demo.run import beside\n"
+        "if __name__ == '__main__':\n"
+        "    with beside(2) as spread:\n"
+        "        print([next(spread(worker_pids, [0.0]))[0]], flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[2]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    (pid,) = json.loads(ended.stdout)
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"worker {pid} is still there")
+
+
+# ------------------------------------------------------------------ what the numbers are
+def test_a_patient_is_scored_as_predictions_are() -> None:
+    train, test = datasets.heart_disease().split(0.7, seed=0)
+    prediction = fit(demo.alone(), train, rounds=1, compile=False).predict(test, draws=20)
+    own = demo_report.summary(demo_report.patients(prediction, "trained", "local-only"))
+    wide = own.pivot_table("value", "hospital", "metric").loc[HOSPITALS]
+    pd.testing.assert_frame_equal(wide, prediction.scores()[wide.columns], check_names=False)
+
+
+def test_pooled_is_local_only_with_all_rows_as_one_hospital() -> None:
+    train, _ = datasets.heart_disease().split(0.7, seed=0)
+    one = demo.as_one(train)
+    assert (one.num_clients, one.num_rows) == (1, train.num_rows)
+    assert torch.equal(one.fields["x"], train.fields["x"])
+
+
+def patients(gaps: dict[str, list[float]]) -> pd.DataFrame:
+    """Log scores 0 of the posterior, and of the others as given, in all settings."""
+    rows = [
+        {"setting": s, "method": m, "hospital": "h", "patient": i, "log_score": v}
+        for s in demo_report.SETTINGS
+        for m, values in {**gaps, demo_report.POSTERIOR: [0.0] * 4}.items()
+        for i, v in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_the_reading_follows_the_numbers() -> None:
+    found = patients(
+        {"local-only": [-1.0, -1.1, -0.9, -1.0], "pooled": [0.5, -0.5, 0.4, -0.8], "hierarchical MAP": [1.0, 1.1, 0.9, 1.0]}
+    )
+    mean, error = demo_report.difference(found, "trained", "local-only")
+    assert mean == pytest.approx(1.0)
+    assert error == pytest.approx(np.std([1.0, 1.1, 0.9, 1.0], ddof=1) / 2)
+    first, second = demo_report.reading(found)
+    words = "better than local-only (+1.000 ± 0.041), on a par with pooled (+0.100 ± 0.324), worse than hierarchical MAP (-1.000"
+    assert first.startswith("Four hospitals, 4 held-out patients")
+    assert first.endswith(f"the hierarchical posterior is {words} ± 0.041).")
+    assert second.count(words) == 2
+
+
+def test_lenders_of_one_patient_are_averaged() -> None:
+    rows = [
+        {"setting": "unseen", "method": "local-only", "hospital": "h", "patient": 0, "log_score": v, "accuracy": a, "brier": 0.1}
+        for v, a in ((-1.0, 1.0), (-2.0, 0.0), (-3.0, 0.0), (-2.0, 1.0))
+    ]
+    found = demo_report.summary(pd.DataFrame(rows)).set_index(["metric", "hospital"])
+    assert found.loc[("log_score", "h"), "value"] == -2.0
+    assert found.loc[("accuracy", "all"), "value"] == 0.5
+    assert (found["rows"] == 1).all()
+
+
+# ------------------------------------------------------------------ the command line
+def test_version_and_help() -> None:
+    assert re.fullmatch(r"hierfl \d+\.\d+\.\d+\n", run("--version").stdout)
+    assert "demo" in run("--help").stdout
+
+
+def test_an_unknown_command_is_an_error() -> None:
+    result = run("demos")
+    assert result.exit_code == 2
+    assert "No such command 'demos'" in result.output
+
+
+def test_the_folder_is_asked_for() -> None:
+    result = run("demo")
+    assert result.exit_code == 2
+    assert "Missing option '--out'" in result.output
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("demo", "--out", str(tmp_path / "file" / "demo"))
+    assert result.exit_code == 2
+    assert "cannot write to" in result.output
+    assert "fitting" not in result.output
+    with pytest.raises(NotADirectoryError):
+        demo.run(tmp_path / "file" / "demo")

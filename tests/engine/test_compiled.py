@@ -1,0 +1,224 @@
+"""A compiled step is the eager step: its numbers, its noise; and each pass over the graph leaves them as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.distributions import constraints, transform_to
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import hierfl
+from hierfl import guides
+from hierfl.core.trees import tree_leaves
+from hierfl.engine import compiled as graph
+from hierfl.engine import graph_rewrites as passes
+
+
+def rows(seed: int = 0) -> hierfl.ClientData:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(90, 4, generator=g)
+    return hierfl.ClientData.from_arrays(torch.arange(90) % 7, x=x, y=(x.sum(1) > 0).to(x.dtype), label=torch.arange(90) % 3)
+
+
+def hierarchy(batch: hierfl.ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(mu, tau).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.y)
+
+
+def apart(a: Any, b: Any) -> float:
+    return max(
+        (float((u - v).abs().max()) for u, v in zip(tree_leaves(a), tree_leaves(b), strict=True) if u.numel()), default=0.0
+    )
+
+
+def test_compiled_and_eager_agree_for_stochastic_guides() -> None:
+    method = hierfl.methods.fedsvi(hierarchy, guides.mean_field)
+    eager, compiled = (hierfl.fit(method, rows(), rounds=3, cohort=5, seed=4, compile=c) for c in (False, True))
+    assert compiled.progress.compiled
+    assert apart(eager.progress.server, compiled.progress.server) < 1e-10
+    assert apart(eager.progress.table, compiled.progress.table) < 1e-10
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_compiled_and_eager_agree_on_ragged_mini_batches(momentum: float) -> None:
+    net = hierfl.models.network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), y="label")
+    sgd = hierfl.optimisers.SGD(0.1, momentum=momentum)
+    method = hierfl.methods.fedavg(net, optimiser=sgd, steps=2, unit="epoch", batch_size=4)
+    eager, compiled = (hierfl.fit(method, rows(), rounds=3, compile=c) for c in (False, True))
+    assert apart(eager.message, compiled.message) < 1e-12
+
+
+def test_a_tensor_that_comes_in_twice_is_two_inputs() -> None:
+    """make_fx takes it for one, silently; a lane may well start as the message itself."""
+    a, b = torch.ones(3), 2.0 * torch.ones(3)
+    graphs = graph.Graphs()
+    assert graphs.run("sum", lambda u, v: u + 10.0 * v, a, a).tolist() == [11.0] * 3
+    assert graphs.run("sum", lambda u, v: u + 10.0 * v, a, b).tolist() == [21.0] * 3
+    assert len(graphs.made) == 1
+
+
+def test_what_cannot_be_traced_runs_eagerly_with_one_warning() -> None:
+    def step(x: Tensor) -> Tensor:
+        return x + 1.0 if bool(x.sum() > 0) else x - 1.0
+
+    graphs = graph.Graphs()
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        assert graphs.run("step", step, torch.ones(2)).tolist() == [2.0, 2.0]
+    assert graphs.run("step", step, -torch.ones(2)).tolist() == [-2.0, -2.0]
+
+
+def gradient_step(w: Tensor, x: Tensor, g: Tensor) -> Tensor:
+    """The step of a dense layer as its gradient comes: transposed twice."""
+    product = torch.bmm(g.transpose(1, 2), x)
+    return w - 0.01 * product.transpose(1, 2).transpose(1, 2)
+
+
+def called(found: fx.GraphModule, op: object) -> int:
+    return sum(node.target is op for node in found.graph.nodes)
+
+
+def test_the_passes_keep_the_numbers_and_write_no_gradient() -> None:
+    inputs = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
+    traced = make_fx(gradient_step)(*inputs)
+    passes.mend(traced)
+    torch.testing.assert_close(traced(*inputs), gradient_step(*inputs))
+    assert called(traced, passes.add_product) == 1
+    assert called(traced, torch.ops.aten.bmm.default) == called(traced, torch.ops.aten.mul.Tensor) == 0
+
+
+def pulled(w: Tensor, near: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A step on a loss with a prior about `near`, and weight decay."""
+    return 0.99 * w - 0.01 * (torch.bmm(a, b) + 15.0 * (w - near))
+
+
+def test_a_priors_pull_rides_too() -> None:
+    inputs = torch.randn(3, 5, 7), torch.randn(5, 7), torch.randn(3, 5, 4), torch.randn(3, 4, 7)
+    traced = make_fx(pulled)(*inputs)
+    passes.mend(traced)
+    torch.testing.assert_close(traced(*inputs), pulled(*inputs))
+    assert called(traced, passes.add_product) == 1
+    assert called(traced, torch.ops.aten.bmm.default) == 0
+    torch.testing.assert_close(graph.Graphs().run("step", pulled, *inputs, give=True), pulled(*inputs))
+
+
+def test_the_gradient_of_the_only_place_is_a_view() -> None:
+    def step(w: Tensor, x: Tensor) -> Tensor:  # a lane's weight stands in a plate of one client
+        return w - 0.1 * torch.func.grad(lambda w: (torch.bmm(x, w[:, 0]).square()).sum())(w)
+
+    inputs = torch.randn(3, 1, 5, 7), torch.randn(3, 4, 5)
+    traced = make_fx(step)(*inputs)
+    passes.mend(traced)
+    assert called(traced, torch.ops.aten.select_backward.default) == 0
+    assert called(traced, passes.add_product) == 1
+    torch.testing.assert_close(traced(*inputs), step(*inputs))
+
+
+def test_a_gradient_that_is_used_twice_is_left_alone() -> None:
+    def step(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        product = torch.bmm(a, b)
+        return w - 0.1 * product, product.square().sum()
+
+    inputs = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
+    traced = make_fx(step)(*inputs)
+    passes.mend(traced)
+    assert called(traced, passes.add_product) == 0
+    for found, wanted in zip(traced(*inputs), step(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def divergence_by_exponentials(rho: Tensor, below: Tensor) -> Tensor:
+    """Normals' KL (0 apart), whose scales are as torch's transform makes them."""
+    link = transform_to(constraints.positive)
+    ratio = link(rho) * link(below).reciprocal()[None].expand(3, 4, 5)
+    return 0.5 * (ratio * ratio - 1.0) - ratio.log() + (link(rho) / link(below)).log()
+
+
+def test_no_logarithm_of_an_exponential_is_left() -> None:
+    inputs = torch.randn(3, 4, 5), torch.randn(4, 5)
+    traced = make_fx(divergence_by_exponentials)(*inputs)
+    assert called(traced, torch.ops.aten.log.default) == 2 and called(traced, torch.ops.aten.add.Tensor) > 2
+    passes.mend(traced)
+    assert called(traced, torch.ops.aten.log.default) == 0
+    torch.testing.assert_close(traced(*inputs), divergence_by_exponentials(*inputs))
+
+
+def test_ones_and_zeros_that_do_something_stay() -> None:
+    def typed(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return a * 1.0, a + 0, a.float() * 1, torch.add(a, b, alpha=2), b * 1, (b + 0.0).log() + (a * b.exp()).abs().log()
+
+    inputs = torch.arange(1, 4), torch.rand(3) + 0.1
+    traced = make_fx(typed)(*inputs)
+    passes.mend(traced)
+    for found, wanted in zip(traced(*inputs), typed(*inputs), strict=True):
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted)
+    assert called(traced, torch.ops.aten.log.default) == 2
+
+
+def test_auto_compiles_a_long_run_only() -> None:
+    method = hierfl.methods.fedsvi(hierarchy, guides.delta)
+    assert not hierfl.fit(method, rows(), rounds=2).progress.compiled
+    with pytest.raises(ValueError, match="compile is 'yes'"):
+        hierfl.fit(method, rows(), rounds=2, compile="yes")  # type: ignore[arg-type]
+
+
+def test_a_graph_made_before_is_read_from_disk() -> None:
+    counted = torch._dynamo.utils.counters["aot_autograd"]
+    inputs = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
+    graph.Graphs().run("step", gradient_step, *inputs)
+    before = counted["autograd_cache_hit"]
+    graph.Graphs().run("step", gradient_step, *inputs)
+    assert counted["autograd_cache_hit"] == before + 1
+
+
+def test_what_is_given_away_is_written_over_and_nothing_else_is() -> None:
+    w, x, g = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
+    wanted, kept = gradient_step(w, x, g), w.clone()
+    graphs = graph.Graphs()
+    torch.testing.assert_close(graphs.run("step", gradient_step, w, x, g), wanted)
+    assert torch.equal(w, kept), "it was lent, not given"
+    moved = graphs.run("step", gradient_step, w, x, g, give=True)
+    torch.testing.assert_close(moved, wanted)
+    assert moved.data_ptr() == w.data_ptr()
+
+
+def test_a_given_tensor_that_another_input_shares_is_copied_first() -> None:
+    w, g = torch.randn(3, 4, 7), torch.randn(3, 4, 4)
+    kept, wanted = w.clone(), gradient_step(w, w, g)
+    moved = graph.Graphs().run("step", gradient_step, w, w, g, give=True)
+    torch.testing.assert_close(moved, wanted)
+    assert torch.equal(w, kept)
+
+
+def both_uses(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    moved = w - 0.1 * torch.bmm(a, b)
+    return moved, w.transpose(1, 2)
+
+
+def chained(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two steps in one graph, the second through a decayed weight; and a product of the weight itself."""
+    first = 0.9 * w - 0.1 * torch.bmm(a, b)
+    second = 0.9 * first - 0.1 * torch.bmm(a, b + first.sum(1, keepdim=True))
+    return second, torch.bmm(w, w.transpose(1, 2)).sum()
+
+
+def of_itself(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return w - 0.1 * torch.bmm(a, b @ w.transpose(1, 2) @ w), a - 0.1 * torch.bmm(w, b.transpose(1, 2))
+
+
+@pytest.mark.parametrize("step", [both_uses, chained, of_itself])
+def test_steps_in_place_keep_the_numbers(step: Any) -> None:
+    trees = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
+    wanted = step(*trees)
+    found = graph.Graphs().run("step", lambda wa, b: step(*wa, b), (trees[0].clone(), trees[1].clone()), trees[2], give=True)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)

@@ -1,0 +1,128 @@
+"""Clients work where they are told. Without an accelerator here, torch's fake tensors stand in: they say where each would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+import hierfl
+from hierfl import guides, models
+from hierfl.core.device import device_of, on
+from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.engine.federate import federate
+from hierfl.engine.minibatches import batches
+from hierfl.engine.over_clients import over_clients
+from hierfl.engine.rounds import _step
+from hierfl.method import Clock, Method
+from tests.engine.test_engines import METHODS
+from tests.programs import FAMILIES, federation, fit, regression
+
+ELSEWHERE = torch.device("meta")  # the one kind of device that is everywhere
+PROGRAMS: dict[str, Callable[[], Method]] = {
+    **METHODS,
+    **{f"fedsvi {name}": partial(hierfl.methods.fedsvi, regression, FAMILIES[name]) for name in FAMILIES},
+    "fedabml, local noise": lambda: hierfl.methods.fedabml(
+        models.bayesian_network(
+            nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0), prior_scale="learned", local_reparameterisation=True
+        )
+    ),
+    "module as prior": lambda: hierfl.methods.fedsvi(
+        models.bayesian_network(nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0), prior_loc="module"), guides.mean_field
+    ),
+}
+
+
+class _Constants(TorchFunctionMode):
+    """`torch.tensor` on the meta device, which torch's own cannot make inside a gradient; on others it can."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.tensor:
+            return func(*args, **(kwargs or {}))
+        return func(*args, **{"dtype": None, **(kwargs or {}), "device": "cpu"}).to(ELSEWHERE)
+
+
+def there(mode: FakeTensorMode, tree: Tree) -> Tree:
+    """The same on an accelerator that is not there: shapes and places, no numbers."""
+
+    def fake(value: Tensor) -> Tensor:
+        with mode:
+            return torch.empty(value.shape, dtype=value.dtype, device=ELSEWHERE)
+
+    return tree_map(fake, tree)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nothing_of_a_clients_round_is_left_behind_on_the_processor(name: str) -> None:
+    federation_ = federate(PROGRAMS[name](), federation())
+    client, ids = federation_.client, torch.arange(4)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    message = federation_.server.down(federation_.server.state, Clock(0, 3))
+    own = tree_map(lambda v: v.expand(4, *v.shape), client.own)
+    phases = [
+        (phase, next(batches(federation_.data, ids, phase, seed=0, at=(0, 0)))[0]) for phase in client.phases if phase.count
+    ]
+    message, own, rows = there(mode, message), there(mode, own), there(mode, torch.ones(4))
+    with mode, on(ELSEWHERE), _Constants(), pyro.validation_enabled(False):
+        lane = over_clients(lambda own: client.start(message, own), at_once=True)(own, count=4)
+        for phase, batch in phases:
+            parts = {
+                field: there(mode, getattr(batch, field))
+                for field in ("fields", "client_fields", "rows", "counts", "own_keys", "root")
+                if getattr(batch, field) is not None
+            }
+            lane = _step(federation_, phase, lane, message, replace(batch, **parts), None)
+        up, kept = over_clients(lambda lane, own, n: client.finish(lane, message, own, n), at_once=True)(lane, own, rows, count=4)
+    places = {leaf.device.type for leaf in tree_leaves((lane, up, kept)) if isinstance(leaf, Tensor)}
+    assert places == {"meta"}
+
+
+def test_what_a_program_holds_follows_where_the_two_meet() -> None:
+    held = torch.ones(3)
+    with FakeTensorMode(allow_non_fake_inputs=True), on(ELSEWHERE):
+        value = torch.zeros(3)
+        assert value.device.type == "meta"
+        assert (value + held).device.type == torch.stack([held, value]).device.type == "meta"
+        assert torch.where(value > 0, held, other=held).device.type == "meta"
+        assert torch.vmap(lambda v: (v * held).sum())(value[None]).device.type == "meta"
+        assert held.exp().device.type == "cpu", "alone, it stays"
+
+
+def test_on_the_processor_nothing_is_in_between() -> None:
+    with on(torch.device("cpu")):
+        assert not torch._C._len_torch_function_stack()
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=r"device='cuda' cannot be used here .*leave device='cpu'"):
+        hierfl.fit(PROGRAMS["fedavg"](), federation(), rounds=1, device="cuda")
+    with pytest.raises(ValueError, match="device='gpu' cannot be used here"):
+        device_of("gpu")
+
+
+@pytest.fixture
+def cuda() -> Iterator[str]:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    yield "cuda"
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_numbers_on_an_accelerator(name: str, compile: bool, cuda: str) -> None:
+    here, elsewhere = (
+        fit(PROGRAMS[name](), federation(), rounds=3, seed=4, compile=compile, device=device) for device in ("cpu", cuda)
+    )
+    for one, two in zip(tree_leaves(here.progress.server), tree_leaves(elsewhere.progress.server), strict=True):
+        assert two.device.type == "cpu"
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)

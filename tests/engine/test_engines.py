@@ -1,0 +1,260 @@
+"""The same numbers whichever way a round is run: together, in chunks, one by one, pooled; in any order, on any threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+import hierfl
+from hierfl import guides, models
+from hierfl.core import noise
+from hierfl.core.trees import named_leaves
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.method import Method
+from hierfl.optimisers import SGD, Adam
+from hierfl.program.stacking import stacked
+from hierfl.runs.result import Fit
+from tests.programs import FAMILIES, federation, fit, read, regression
+
+WAYS: dict[str, dict[str, Any]] = {
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+    "pooled": {"engine": "pooled"},
+}
+
+
+def state_of(fitted: Fit) -> dict[str, Tensor]:
+    """All that a run has learned, the clients' rows in the order of their names."""
+    order = fitted.federation.data.by_name
+    local = {f"local {k}": v[order] for k, v in named_leaves(fitted.progress.table).items()}
+    return {**local, **{f"global {k}": v for k, v in named_leaves(fitted.progress.server).items()}}
+
+
+def assert_same(one: Fit, two: Fit, *, atol: float = 1e-10) -> None:
+    a, b = state_of(one), state_of(two)
+    assert a.keys() == b.keys()
+    assert any(bool((v != 0).any()) for v in a.values())
+    for name, value in a.items():
+        assert torch.allclose(value, b[name], rtol=0.0, atol=atol), (name, (value - b[name]).abs().max())
+    logged = [c for c in ("elbo", "loss") if c in one.history and c in two.history]
+    assert logged
+    for column in logged:
+        assert one.history[column].tolist() == pytest.approx(two.history[column].tolist(), abs=100 * atol)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_guide_on_every_engine(family: str, way: str) -> None:
+    method, data = hierfl.methods.fedsvi(regression, FAMILIES[family]), federation()
+    together = fit(method, data, rounds=3, seed=4)
+    assert_same(together, fit(method, data, rounds=3, seed=4, **WAYS[way]))
+
+
+@pytest.mark.parametrize("way", ["in chunks", "sequential"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "conditional"])
+def test_mini_batches_local_steps_particles_and_cohorts(family: str, way: str) -> None:
+    method = hierfl.methods.fedsvi(
+        regression, FAMILIES[family], batch_size=2, local_steps=1, global_steps=2, num_particles=2, client_lr=0.01
+    )
+    data = federation((5, 3, 7, 1, 2))
+    together = fit(method, data, rounds=3, seed=4, cohort=3)
+    assert_same(together, fit(method, data, rounds=3, seed=4, cohort=3, **WAYS[way]))
+    assert set(together.history["clients"]) == {3}
+
+
+@pytest.mark.parametrize("family", ["structured", "conditional", "mean_field"])
+def test_particles_are_pooled_too(family: str) -> None:
+    method, data = hierfl.methods.fedsvi(regression, FAMILIES[family], num_particles=3), federation()
+    assert_same(fit(method, data, rounds=2), fit(method, data, rounds=2, engine="pooled"))
+
+
+def net() -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+def personal(**options: Any) -> Any:
+    return models.bayesian_network(net(), likelihood=models.likelihood.normal(1.0), prior_loc="learned", **options)
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "fedavg": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05), steps=4, batch_size=2),
+    "fedavg by epochs": lambda: hierfl.methods.fedavg(_shared(), optimiser=Adam(0.05), steps=2, unit="epoch", batch_size=2),
+    "fedavg, momentum, beta": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05, 0.9), steps=3, batch_size=3, beta=2.0),
+    "fedprox": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05), steps=4, batch_size=None, prox=0.7),
+    "pfedme": lambda: hierfl.methods.pfedme(personal(prior_scale=1.0), lam=2.0, steps=3, batch_size=2, prox_steps=2),
+    **{
+        f"pfedbred {strategy}": lambda strategy=strategy: hierfl.methods.pfedbred(  # type: ignore[misc]
+            personal(prior_scale=1.0), strategy, lam=2.0, steps=3, batch_size=2, prox_steps=2, fine_tune=1
+        )
+        for strategy in ("none", "mh", "mh-code")
+    },
+    **{
+        f"fedabml {meta}": lambda meta=meta: hierfl.methods.fedabml(  # type: ignore[misc]
+            personal(prior_scale="learned"), lr=0.02, inner_steps=2, draws=2, steps=1, batch_size=4, meta=meta
+        )
+        for meta in ("envelope", "full")
+    },
+    "pfedbred, some averaged": lambda: hierfl.methods.pfedbred(
+        personal(prior_scale=1.0), "meg", lam=2.0, steps=3, batch_size=2, averaged=0.5
+    ),
+    "fedabml exact": lambda: hierfl.methods.fedabml(
+        personal(prior_scale="learned"), lr=0.02, inner_steps=2, draws=2, steps=1, batch_size=4, server="exact"
+    ),
+    "pfedbayes": lambda: hierfl.methods.pfedbayes(
+        personal(prior_scale="learned"), steps=3, batch_size=2, inner_steps=2, draws=2, lr=0.01, eta=0.01, init_scale=0.2
+    ),
+}
+
+
+def _shared() -> Any:
+    return models.network(net(), likelihood=models.likelihood.normal(1.0))
+
+
+@pytest.mark.parametrize("way", ["in chunks", "sequential"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_on_every_engine(name: str, way: str) -> None:
+    data = federation((5, 3, 7, 1, 2))
+    together = fit(METHODS[name](), data, rounds=3, seed=4, cohort=4)
+    assert_same(together, fit(METHODS[name](), data, rounds=3, seed=4, cohort=4, **WAYS[way]))
+
+
+# ------------------------------------------------------------------ order, names, seeds, threads
+@pytest.mark.parametrize("name", ["structured", "conditional", "amortised", *METHODS])
+def test_the_order_of_clients_is_irrelevant(name: str) -> None:
+    data = federation((5, 3, 7, 1, 2))
+    method = METHODS[name]() if name in METHODS else hierfl.methods.fedsvi(regression, FAMILIES[name])
+    forth = fit(method, data, rounds=3, cohort=4)
+    back = fit(method, data.select(data.names[::-1]), rounds=3, cohort=4)
+    assert_same(forth, back, atol=1e-12)
+    there, here = (f.draws(5).own for f in (forth, back))
+    for site, value in there.items():
+        assert torch.allclose(value, here[site].flip(1), atol=1e-12)
+
+
+def test_names_and_seeds_are_what_matters() -> None:
+    data = federation()
+    method = hierfl.methods.fedsvi(regression)
+    one, other = fit(method, data, rounds=2, seed=1), fit(method, data, rounds=2, seed=2)
+    assert not torch.equal(one.message["params"]["_shared.loc"], other.message["params"]["_shared.loc"])
+    renamed = fit(method, ClientData(data.fields, data.offsets, ("a", "b", "c", "d"), data.client_fields), rounds=2, seed=1)
+    assert not torch.equal(one.message["params"]["_shared.loc"], renamed.message["params"]["_shared.loc"])
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_are_irrelevant() -> None:
+    fits = []
+    for count in (1, 2):
+        with threads(count):
+            fits.append(fit(hierfl.methods.fedsvi(regression), federation((400, 300, 700)), rounds=3))
+    assert_same(*fits, atol=1e-12)
+
+
+# ------------------------------------------------------------------ Pyro's own SVI
+class Noisy(Messenger):
+    """Draws Normal sites with noise that is handed in, gradients and all; written apart from hierfl's own."""
+
+    def __init__(self, eps: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        if msg["name"] in self.eps and not msg["done"]:  # not where the model replays the guide
+            base = msg["fn"]
+            while hasattr(base, "base_dist"):
+                base = base.base_dist
+            value = base.loc + base.scale * self.eps[msg["name"]]
+            msg["value"], msg["done"] = (value.exp() if msg["name"] == "spread" else value), True
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+def test_a_synchronous_step_is_a_pooled_step_of_pyro(engine: str) -> None:
+    """One round with plain SGD against pyro.infer.SVI with torch's SGD, the noise of each site handed to Pyro."""
+    lr, seed, data = 0.01, 5, federation()
+    method = hierfl.methods.fedsvi(
+        regression, guides.mean_field, optimiser=SGD(lr), local_optimiser=SGD(lr), schedule="constant", average=0.0
+    )
+    fitted = fit(method, data, rounds=1, seed=seed, engine=engine)  # type: ignore[arg-type]
+
+    program = read(regression, guides.mean_field, data, seed=seed)
+    batch = full_batch(data, torch.arange(4), seed=seed, at=(0, 1, 0))  # round 0, the phase of joint steps, its first
+    shapes = {"loc": (2,), "spread": (), "lift": ()}
+    eps = {n: noise.normals(noise.fold(batch.shared_key, noise.word(n)), s) for n, s in shapes.items()}
+    eps["slope"] = noise.normals(noise.fold(batch.key, noise.word("slope")), (1, 2))
+    with Noisy(eps):  # a batch each: Pyro counts the plates that model and guide make
+        svi = SVI(
+            lambda b: program.model(replace(b)),
+            lambda b: program.guide(replace(b)),
+            pyro.optim.PyroOptim(torch.optim.SGD, {"lr": lr}),
+            TraceMeanField_ELBO(),
+        )
+        loss = svi.step(batch)
+    after = {name: value.detach() for name, value in pyro.get_param_store().named_parameters()}
+    pyro.clear_param_store()
+
+    ours = {**fitted.message["params"], **stacked(program, fitted.progress.table["params"])}
+    start = program.start()
+    moved = {**start[0], **start[1]}
+    assert ours.keys() == after.keys()
+    for name, value in after.items():
+        assert torch.allclose(ours[name], value, rtol=0.0, atol=1e-13), name
+        assert float((value - moved[name]).abs().max()) > 1e-6, "the step moved it"
+    assert fitted.history["elbo"][0] == pytest.approx(-loss, rel=1e-12)
+
+
+def test_a_round_of_some_clients_is_an_unbiased_step() -> None:
+    """The mean over all cohorts of 2 of the server's step is the step of all clients."""
+    data, lr = federation(), 0.5
+    method = hierfl.methods.fedsvi(regression, guides.delta, optimiser=SGD(lr), schedule="constant", average=0.0)
+    start = read(regression, guides.delta, data).start()[0]
+    whole = fit(method, data, rounds=1).message["params"]
+    pairs = [(a, b) for a in range(4) for b in range(a)]
+    by_pair: dict[tuple[int, ...], dict[str, Tensor]] = {}
+    for seed in range(60):
+        chosen = tuple(sorted(noise.cohort(seed, 0, 4, 2).tolist(), reverse=True))
+        if chosen not in by_pair:
+            by_pair[chosen] = fit(method, data, rounds=1, seed=seed, cohort=2).message["params"]
+    assert set(by_pair) == set(pairs)
+    for name, value in whole.items():
+        mean = torch.stack([by_pair[p][name] for p in pairs]).mean(0)
+        assert torch.allclose(mean - start[name], value - start[name], atol=1e-12)
+
+
+def test_batches_of_a_program_are_plain_tensors() -> None:
+    """A client's functions see one client, whoever else is in the chunk."""
+    seen: list[tuple[int, ...]] = []
+
+    def spied(batch: ClientBatch) -> None:
+        seen.append((batch.num_clients, *tuple(batch.x.shape)))
+        with batch.clients():
+            own = pyro.sample("own", dist.Normal(0.0, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+
+    data = federation()
+    read(spied, guides.delta, data)
+    seen.clear()
+    fit(hierfl.methods.fedsvi(spied, guides.delta), data, rounds=1)
+    assert seen[-1] == (1, 1, 7, 2)

@@ -1,0 +1,119 @@
+"""Which rows a client works on: passes over its own rows, reshuffled, the same whoever else is in the chunk."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.data.clients import ClientData
+from hierfl.engine.minibatches import batches, row_plan
+from hierfl.method import Phase
+from tests.programs import federation
+
+COUNTS = (10, 3, 7, 1)
+EVERYONE = torch.arange(4)
+
+
+def phase(count: int, size: int | None, unit: Literal["step", "epoch"]) -> Phase:
+    return Phase(lambda lane, message, batch: lane, count, unit, size)
+
+
+def plan(
+    data: ClientData, ids: Tensor, count: int, size: int, unit: Any, *, seed: int = 0, at: tuple[int, ...] = (0, 0)
+) -> list[list[list[int]]]:
+    """For each client the rows of each of its steps, counted within the client."""
+    index, inside, active = row_plan(data, ids, phase(count, size, unit), seed=seed, at=at)
+    first = data.offsets[ids]
+    return [
+        [(index[k, c][inside[k, c]] - first[c]).tolist() for k in range(len(index)) if bool(active[k, c])]
+        for c in range(len(ids))
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 20])
+def test_epochs_go_over_every_row_once_each(size: int) -> None:
+    for client, n in zip(plan(federation(COUNTS), EVERYONE, 3, size, "epoch"), COUNTS, strict=True):
+        per = -(-n // size)
+        assert len(client) == 3 * per
+        passes = [[row for step in client[e * per : (e + 1) * per] for row in step] for e in range(3)]
+        assert all(sorted(rows) == list(range(n)) for rows in passes)
+        assert all(len(step) == size for step in client if step is not client[-1] and n % size == 0)
+        if n > 5:
+            assert len({tuple(rows) for rows in passes}) == 3, "each pass in its own order"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 20])
+def test_steps_take_equal_batches_or_all_of_a_small_client(size: int) -> None:
+    for client, n in zip(plan(federation(COUNTS), EVERYONE, 9, size, "step"), COUNTS, strict=True):
+        assert len(client) == 9
+        assert all(len(rows) == min(size, n) == len(set(rows)) for rows in client)
+        per = max(1, n // size)
+        for e in range(9 // per):
+            rows = [row for step in client[e * per : (e + 1) * per] for row in step]
+            assert len(rows) == len(set(rows)), "none twice within a pass"
+        assert all(0 <= row < n for rows in client for row in rows)
+
+
+def test_every_row_is_as_likely_in_a_step() -> None:
+    data = federation((5, 3))
+    seen = torch.zeros(5)
+    for round_ in range(600):
+        for row in plan(data, torch.tensor([0]), 1, 2, "step", at=(round_, 0))[0][0]:
+            seen[row] += 1
+    assert bool(((seen / 600 - 0.4).abs() < 4 * (0.24 / 600) ** 0.5).all())
+
+
+@pytest.mark.parametrize("unit", ["step", "epoch"])
+@pytest.mark.parametrize("size", [2, 4, 20])
+def test_a_clients_rows_do_not_depend_on_the_others(unit: str, size: int) -> None:
+    data = federation(COUNTS)
+    together = plan(data, EVERYONE, 3, size, unit)
+    for ids in ([2], [3, 2], [2, 0]):
+        apart = plan(data, torch.tensor(ids), 3, size, unit)
+        for c, k in enumerate(ids):
+            assert apart[c] == together[k]
+
+
+def test_what_rows_depend_on() -> None:
+    data = federation(COUNTS)
+    base = plan(data, EVERYONE, 3, 2, "step")
+    assert base == plan(data, EVERYONE, 3, 2, "step")
+    for changed in (plan(data, EVERYONE, 3, 2, "step", seed=1), plan(data, EVERYONE, 3, 2, "step", at=(1, 0))):
+        assert changed != base
+    assert plan(data, EVERYONE, 3, 2, "step", at=(0, 1)) != base
+    assert plan(data, EVERYONE, 3, 2, "step", seed=2**32) != base
+
+
+def test_no_steps_and_all_rows() -> None:
+    data = federation(COUNTS)
+    assert list(batches(data, EVERYONE, phase(0, 2, "step"), seed=0, at=(0, 0))) == []
+    assert list(batches(data, EVERYONE, phase(0, None, "step"), seed=0, at=(0, 0))) == []
+    whole = list(batches(data, EVERYONE, phase(2, None, "step"), seed=0, at=(0, 0)))
+    assert [active for _, active in whole] == [None, None]
+    assert not whole[0][0].is_mini_batch
+    assert whole[0][0].mask().sum(1).tolist() == list(COUNTS)
+    assert not torch.equal(whole[0][0].key, whole[1][0].key), "each step has its own noise"
+    with pytest.raises(ValueError, match="no row plan"):
+        row_plan(data, EVERYONE, phase(1, None, "step"), seed=0, at=(0,))
+    with pytest.raises(ValueError, match="a phase of -1 steps: the count must be 0 or more"):
+        phase(-1, None, "step")
+
+
+def test_a_small_client_that_is_done_is_not_shuffled_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 rows beside 2,000, in batches of 10: it is done after one step of 200, and all rows are shuffled once."""
+    shuffles = []
+    permutations = noise.permutations
+
+    def counted(key: Tensor, counts: Tensor, width: int) -> Tensor:
+        shuffles.append(width)
+        return permutations(key, counts, width)
+
+    monkeypatch.setattr(noise, "permutations", counted)
+    index, _, active = row_plan(federation((2000, 10)), torch.arange(2), phase(1, 10, "epoch"), seed=0, at=(0, 0))
+    assert active[:, 1].tolist() == [True] + [False] * 199
+    assert index.shape == (200, 2, 10)
+    assert len(shuffles) == 1

@@ -1,0 +1,231 @@
+"""Processes of their own for chunks of clients: order, errors, what goes through pipes, and the same numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+import hierfl
+from hierfl.core.trees import tree_leaves
+from hierfl.engine.compiled import Graphs
+from hierfl.engine.federate import federate
+from hierfl.engine.processes import WorkerDied, crew, receive, send
+from hierfl.engine.rounds import begin, rounds
+from hierfl.method import Share
+
+
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def pids(item: int) -> tuple[int, int, int]:
+    torch.randn(200, 200) @ torch.randn(200, 200)
+    return item, os.getpid(), torch.get_num_threads()
+
+
+def test_results_come_in_order_from_this_process_and_from_a_copy(two_cores: None) -> None:
+    with crew(pids, 2) as work:
+        first = list(work(range(5)))
+        found = list(work(range(5)))
+    assert [item for item, _, _ in first] == [item for item, _, _ in found] == [0, 1, 2, 3, 4]
+    assert {pid for _, pid, _ in first} == {os.getpid()}  # the first time, what is compiled is compiled here
+    assert [pid == os.getpid() for _, pid, _ in found] == [True, False, True, False, True]
+    assert {threads for _, _, threads in (*first, *found)} == {1} and torch.get_num_threads() == 2
+    gone = found[1][1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(gone, 0)
+
+
+def test_one_core_is_this_process_alone(two_cores: None) -> None:
+    with crew(pids, 1) as work:
+        for _ in range(3):
+            assert {(pid, threads) for _, pid, threads in work(range(4))} == {(os.getpid(), 2)}
+
+
+def test_where_no_process_can_be_made_this_one_does_it_all(two_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fork() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", no_fork)
+    with crew(pids, 2) as work:
+        list(work(range(2)))
+        with pytest.warns(UserWarning, match="1 processes work where 2 could"):
+            found = list(work(range(3)))
+        assert {pid for _, pid, _ in (*found, *work(range(3)))} == {os.getpid()}
+    monkeypatch.setattr("hierfl.engine.processes.CAN_COPY", False)
+    with crew(pids, 2) as work:
+        assert {threads for _ in range(2) for _, _, threads in work(range(3))} == {2}
+
+
+def test_no_more_items_are_taken_than_are_worked_on() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(100):
+            taken.append(item)
+            yield item
+
+    with crew(abs, 2) as work:
+        list(work([1, 2]))
+        results = work(items())
+        next(results)
+        assert taken == [0, 1]
+
+
+def refusing(item: int) -> int:
+    if item == 1:
+        raise hierfl.ClientError("client 'one' fails")
+    if item == 2:
+        raise Unsendable(lambda: item)
+    if item == 3:
+        os._exit(7)
+    return item
+
+
+class Unsendable(Exception):
+    """Holds what no pipe takes."""
+
+
+@pytest.mark.parametrize(
+    ("item", "error", "says"),
+    [(1, hierfl.ClientError, "client 'one' fails"), (2, RuntimeError, "Unsendable"), (3, WorkerDied, "lower chunk")],
+)
+def test_an_error_in_a_copy_comes_out_here(item: int, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says), crew(refusing, 2) as work:
+        list(work([0]))
+        list(work([0, item]))
+
+
+def test_a_copy_compiles_what_was_not_there_yet(two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # where nothing is to be had
+    graphs = Graphs()
+
+    def task(size: int) -> tuple[torch.Tensor, list[bool]]:
+        answer: torch.Tensor = graphs.run("exp", torch.exp, torch.arange(float(size)))
+        return answer, [made is not None for made in graphs.made.values()]
+
+    signal.alarm(120)  # compiling on threads that are not copied would wait for ever
+    with crew(task, 2) as work:
+        list(work([3]))
+        found = list(work([3, 4]))
+    signal.alarm(0)
+    torch.testing.assert_close(found[1][0], torch.arange(4.0).exp())
+    assert found[1][1] == [True, True] and len(graphs.made) == 1
+
+
+def test_a_copy_does_not_outlive_its_process() -> None:
+    here, there = os.pipe()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.filters", [])  # Python 3.12 warns of forks of a process with threads
+        child = os.fork()
+    if child == 0:
+        with crew(pids, 3) as work:
+            list(work([0]))
+            for _, pid, _ in work(range(3)):
+                os.write(there, f"{pid} ".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(there)
+    left = [int(pid) for pid in os.read(here, 1000).split()]
+    assert len(set(left)) == 3
+    until = time.monotonic() + 10.0
+    while any(Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in left):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+TREES = {
+    "nested": {"a": (torch.arange(6.0).view(2, 3), [torch.tensor(True)]), "b": 3},
+    "odd": (torch.zeros(0, 4), torch.tensor(2, dtype=torch.int32), torch.ones(2, dtype=torch.bfloat16), torch.eye(3).t()[1:]),
+    "sums": {"up": Share(torch.ones(3, dtype=torch.float64), torch.tensor(2.0))},
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_what_goes_along_a_line_is_what_comes_out(name: str) -> None:
+    here, there = socket.socketpair()
+    send(here, TREES[name])
+    before, after = tree_flatten(TREES[name]), tree_flatten(receive(there))
+    here.close()
+    with pytest.raises(EOFError):
+        receive(there)
+    there.close()
+    assert before[1] == after[1]
+    for one, two in zip(before[0], after[0], strict=True):
+        if isinstance(one, torch.Tensor):
+            assert isinstance(two, torch.Tensor) and one.dtype == two.dtype
+            assert torch.equal(one, two)
+            two.add_(1) if two.dtype != torch.bool else None  # it may be written to
+        else:
+            assert one == two
+
+
+def rows() -> hierfl.ClientData:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=g)
+    return hierfl.ClientData.from_arrays(torch.arange(200) % 17, x=x, y=torch.arange(200) % 3)
+
+
+def fedabml() -> hierfl.Method:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model = hierfl.models.bayesian_network(net, prior_scale="learned")
+    return hierfl.methods.fedabml(model, draws=2, steps=2, batch_size=5)
+
+
+def test_a_fit_does_not_depend_on_how_many_chunks_are_worked_on_at_once(two_cores: None) -> None:
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        fitted = hierfl.fit(fedabml(), rows(), rounds=3, cohort=16, seed=3, compile=True)
+        found.append(tree_leaves((fitted.progress.server, fitted.progress.table)))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+def test_every_core_has_as_many_chunks(two_cores: None) -> None:
+    eager = federate(fedabml(), rows(), chunk=7)
+    compiled = replace(eager, graphs=Graphs())
+    assert (eager.cores, compiled.cores) == (1, 2)
+    assert [len(part) for part in eager.parts(torch.arange(17), {})] == [6, 6, 5]
+    assert [len(part) for part in compiled.parts(torch.arange(17), {})] == [5, 5, 5, 2]
+    assert [len(part) for part in compiled.parts(torch.arange(16), {})] == [4, 4, 4, 4]
+
+
+def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(two_cores: None) -> None:
+    torch.set_num_threads(1)
+    graphs = Graphs()
+    compiled = replace(federate(fedabml(), rows(), chunk=7), graphs=graphs)
+    assert {len(part) for part in compiled.parts(torch.arange(17), {})} == {5, 6}
+    eager = federate(fedabml(), rows(), chunk=7)
+    [*_, here] = rounds(compiled, begin(compiled), 2)
+    [*_, there] = rounds(eager, begin(eager), 2)
+    for one, two in zip(tree_leaves((here.server, here.table)), tree_leaves((there.server, there.table)), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+    assert len(graphs.made) == len(compiled.client.phases)
+    for one, two in zip(here.history, there.history, strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], abs=1e-10)
+
+
+def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(two_cores: None) -> None:
+    data = rows()
+    hard = data.fields["x"].clone()
+    hard[int(data.offsets[5])] = 1e200
+    data = hierfl.ClientData.from_arrays(torch.arange(17).repeat_interleave(data.counts), x=hard, y=data.fields["y"])
+    method = hierfl.methods.fedavg(hierfl.models.network(nn.Linear(4, 3)), optimiser=hierfl.optimisers.SGD(1e200), steps=3)
+    with pytest.raises(hierfl.ClientError, match=f"client '{data.names[5]}'"):
+        hierfl.fit(method, data, rounds=1, compile=True)

@@ -1,0 +1,154 @@
+"""Many clients: the memory of a round is that of its cohort."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tracemalloc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hierfl
+from hierfl import guides
+from hierfl.core.trees import tree_leaves
+from hierfl.data.clients import ClientData
+from hierfl.engine.federate import federate
+from hierfl.engine.federation import Federation
+from hierfl.engine.rounds import Progress, begin, one_round
+from hierfl.methods import fedsvi
+from tests.programs import logistic
+
+ROWS, FEATURES, COHORT = 20, 2, 100
+
+
+class Allocated(TorchDispatchMode):
+    """Bytes of tensors made since it was entered: now, and at most."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._see((args, kwargs), made=False)
+        out = func(*args, **(kwargs or {}))
+        self._see(out, made=True)
+        return out
+
+    def _see(self, tree: Any, *, made: bool) -> None:
+        """What is first met as an argument was there before; what is first met as a result was made."""
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in self.known:
+                storage = leaf.untyped_storage()
+                size = storage.nbytes() if made else 0
+                self.known.add(storage._cdata)
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._gone, storage._cdata, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+
+def many(n: int) -> ClientData:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n * ROWS, FEATURES, generator=g)
+    ids = torch.arange(n).repeat_interleave(ROWS)
+    return ClientData.from_arrays(ids, x=x, ill=(torch.rand(n * ROWS, generator=g) < 0.5).to(x.dtype))
+
+
+def peak_of_a_round(n: int, family: Any) -> tuple[int, int]:
+    """Most bytes of tensors, and of Python's own objects, above what stood before the round."""
+    run: Federation = federate(fedsvi(logistic, family), many(n), cohort=COHORT)
+    at: Progress = one_round(run, begin(run), 3)  # what is made once and kept is made here
+    tracemalloc.start()
+    with Allocated() as tensors:
+        one_round(run, at, 3)
+    _, objects = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return tensors.peak, objects
+
+
+@pytest.mark.parametrize("family", [guides.structured, guides.mean_field, guides.conditional])
+def test_memory_of_a_round_does_not_grow_with_the_federation(family: Any) -> None:
+    """1,000 clients or 10,000 of 20 rows, 100 in a round."""
+    small, large = peak_of_a_round(1_000, family), peak_of_a_round(10_000, family)
+    assert small[0] > 8 * COHORT * ROWS * FEATURES, "the rows of a cohort are seen, so the measure works"
+    assert large[0] - small[0] < 9 * 9_000, "not even an integer a client"
+    assert large[1] - small[1] < 20 * 9_000
+
+
+def test_the_table_is_written_in_place() -> None:
+    run = federate(fedsvi(logistic), many(1_000), cohort=COHORT)
+    at = begin(run)
+    before = [leaf.data_ptr() for leaf in tree_leaves(at.table)]
+    after = one_round(run, at, 2)
+    assert [leaf.data_ptr() for leaf in tree_leaves(after.table)] == before
+    moved = (after.table["params"]["_local.loc"].flatten(1) != run.client.own["params"]["_local.loc"].flatten()).any(1)
+    assert int(moved.sum()) == COHORT, "the rows of the cohort, and no other"
+
+
+def test_ten_thousand_clients_are_begun_and_asked() -> None:
+    data = many(10_000)
+    fitted = hierfl.fit(fedsvi(logistic, guides.conditional), data, rounds=2, cohort=0.01, compile=False)
+    assert set(fitted.history["clients"]) == {COHORT}
+    assert fitted.predict(data.select(["17", "9999"]), draws=3).mean.shape == (2 * ROWS,)
+
+
+KEEPING = """
+import resource, sys
+from pathlib import Path
+import torch
+from torch import nn
+import hierfl
+from hierfl import methods, models
+torch.manual_seed(0)
+CLIENTS = 100_000
+data = hierfl.ClientData.from_arrays(torch.arange(CLIENTS), x=torch.randn(CLIENTS, 100), y=torch.randint(10, (CLIENTS,)))
+net = nn.Sequential(nn.Linear(100, 720), nn.ReLU(), nn.Linear(720, 10))
+print(sum(p.numel() for p in net.parameters()))
+method = methods.pfedme(models.bayesian_network(net, prior_scale=1.0), steps=2, batch_size=1)
+folder, rounds = sys.argv[1], int(sys.argv[2])
+fit = hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, every=1, resume=True, compile=False,
+                 progress=False) if rounds == 4 else None
+if fit is None:  # stopped on the way
+    class Enough(Exception): ...
+    import hierfl.runs.checkpoint as state
+    save = state.save
+    def stop(*args):
+        done = save(*args)
+        if args[1].round == rounds:
+            raise Enough
+        return done
+    state.save = stop
+    try:
+        hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, every=1, compile=False, progress=False)
+    except Enough:
+        pass
+else:
+    print(*(f"{v.double().sum():.9e}" for v in fit.message.values()), float(fit.history["loss"].iloc[-1]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="a minute: set HIERFL_SLOW=1")
+def test_a_hundred_thousand_clients_keep_eighty_thousand_numbers_each(tmp_path: Path) -> None:
+    """32 GB if all were there at once; under 2 GB resident, stopped after two rounds and resumed as if nothing had been."""
+
+    def run(folder: str, rounds: int) -> list[str]:
+        command = [sys.executable, "-c", KEEPING, str(tmp_path / folder), str(rounds)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+
+    (tmp_path / "whole").mkdir()
+    stopped, resumed, whole = run("parts", 2), run("parts", 4), run("whole", 4)
+    assert int(whole[0]) == 79_930
+    assert all(0.2 < float(lines[-1]) < 2.0 for lines in (stopped, resumed, whole)), "GB resident, torch itself counted"
+    assert resumed[1] == whole[1]

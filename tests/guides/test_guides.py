@@ -1,0 +1,232 @@
+"""Every family covers every kind of latent site, on any model, by one call; so do guides written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import guides
+from hierfl.core.trees import named_leaves
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.guides.global_sites import diagonal_normal, full_normal, low_rank_normal, spline_flow
+from hierfl.program.program import Answer
+from hierfl.program.sites import Family
+from tests.programs import FAMILIES, at_random, federation, fit, logistic, read, regression
+
+SHAPES = {  # site -> shape of one draw, of one client for local ones, and its support
+    "real": ((), dist.constraints.real),
+    "weights": ((3,), dist.constraints.simplex),
+    "spread": ((2,), dist.constraints.positive),
+    "share": ((), dist.constraints.unit_interval),
+    "lower": ((2, 2), dist.constraints.corr_cholesky),
+    "items": ((3,), dist.constraints.real),
+    "own_vector": ((2,), dist.constraints.real),
+    "own_rate": ((), dist.constraints.positive),
+    "own_share": ((), dist.constraints.unit_interval),
+    "own_weights": ((3,), dist.constraints.simplex),
+    "own_items": ((3,), dist.constraints.real),
+    "own_matrix": ((3, 2, 2), dist.constraints.positive),
+}
+
+
+def rich(batch: ClientBatch) -> None:
+    """A site of every kind, global and local: intervals, simplices, vectors, correlations, and a plate besides clients."""
+    real = pyro.sample("real", dist.Normal(0.0, 1.0))
+    weights = pyro.sample("weights", dist.Dirichlet(torch.full((3,), 2.0)))
+    spread = pyro.sample("spread", dist.HalfNormal(1.0).expand([2]).to_event(1))
+    share = pyro.sample("share", dist.Beta(2.0, 2.0))
+    lower = pyro.sample("lower", dist.LKJCholesky(2, 1.5))
+    with pyro.plate("global_items", 3, dim=-1):
+        items = pyro.sample("items", dist.Normal(real, 1.0))
+    with batch.clients():
+        vector = pyro.sample("own_vector", dist.MultivariateNormal(torch.zeros(2), scale_tril=spread[:, None] * lower))
+        rate = pyro.sample("own_rate", dist.LogNormal(real, 0.5))
+        own_share = pyro.sample("own_share", dist.Uniform(0.0, 1.0))
+        own_weights = pyro.sample("own_weights", dist.Dirichlet(1.0 + 3.0 * weights))
+        with batch.plate("kinds", 3, dim=-3):
+            own_items = pyro.sample("own_items", dist.Normal(items[:, None, None], 1.0))
+            matrix = pyro.sample("own_matrix", dist.HalfNormal(torch.ones(2, 2)).to_event(2))
+        loc = (batch.x * vector).sum(-1) + share * own_share + own_weights[..., 0] + own_items.sum(0) + matrix.sum((0, -1, -2))
+        with batch.data():
+            pyro.sample("y", dist.Normal(loc, rate), obs=batch.y)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap over a simplex's or a correlation's transform
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_of_site_is_covered(family: str) -> None:
+    guide = guides.conditional(newton_steps=10) if family == "conditional" else FAMILIES[family]
+    fitted = fit(hierfl.methods.fedsvi(rich, guide), federation((5, 3, 7)), rounds=2)
+    draws = fitted.draws(7)
+    found = {**draws.shared, **draws.own}
+    assert set(found) == set(SHAPES)
+    for name, (shape, support) in SHAPES.items():
+        lead = (7, 3) if name.startswith("own") else (7,)
+        assert found[name].shape == (*lead, *shape), name
+        assert bool(support.check(found[name]).all()), name
+        distinct = len(found[name].reshape(7, -1).unique(dim=0))
+        assert distinct == (1 if family == "delta" else 7), name
+    if family != "delta":
+        assert len(draws.own["own_rate"].unique()) == 21, "no two clients draw alike"
+    assert fitted.history["elbo"].notna().all()
+
+
+def test_a_client_whose_mode_is_not_reached_says_how_to_mend() -> None:
+    with pytest.raises(ValueError, match="newton_steps"):
+        fit(hierfl.methods.fedsvi(rich, guides.conditional(newton_steps=1)), federation((5, 3, 7)), rounds=1)
+
+
+# ------------------------------------------------------------------ one call, options, names
+@pytest.mark.parametrize("name", guides.__all__)
+def test_what_is_exported_is_documented_and_named_as_it_is_called(name: str) -> None:
+    made = getattr(guides, name)
+    assert (made.__doc__ or "").split("\n")[0].endswith((".", ":"))
+    assert made.__name__ == name
+    if isinstance(made, Family):
+        assert made.build.__name__ == name, "a recipe on disk finds a family by its function's name"
+
+
+def test_options_are_kept_one_over_the_other() -> None:
+    wide = guides.low_rank(rank=3)(init_scale=0.5)
+    assert dict(wide.options) == {"rank": 3, "init_scale": 0.5}
+    assert dict(wide(rank=1).options) == {"rank": 1, "init_scale": 0.5}
+    assert dict(guides.low_rank.options) == {}
+    with pytest.raises(TypeError, match="colour"):
+        read(regression, guides.low_rank(colour=1), federation())
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [  # of regression: 4 global numbers, 2 local ones
+        (guides.delta, {"loc.at": (2,), "spread.at": (), "lift.at": (), "slope.at": (1, 1, 2)}),
+        (guides.low_rank(rank=3), {"_shared.factor": (4, 3), "_local.factor": (1, 1, 2, 3), "_local.loc": (1, 1, 2)}),
+        (guides.structured, {"_shared.lower": (4, 4), "_local.slope": (1, 1, 2, 4), "_local.lower": (1, 1, 2, 2)}),
+        (guides.structured(full=False), {"_local.slope": (1, 1, 2, 4), "_local.scale": (1, 1, 2)}),
+        (guides.conditional, {"_shared.lower": (4, 4), "_shared.loc": (4,), "_shared.scale": (4,)}),
+        (guides.unrolled, {"_local.log_scale": (2,)}),
+        (guides.amortised(hidden=5), {"_encoder.last.weight": (5, 4), "_encoder.row1.weight": (5, 5)}),
+    ],
+)
+def test_params(family: Family, sizes: dict[str, tuple[int, ...]]) -> None:
+    shared, own = read(regression, family, federation()).start()
+    found = {name: tuple(value.shape) for name, value in {**shared, **own}.items()}
+    assert sizes.items() <= found.items()
+    assert {name for name in own if name.startswith("_shared")} == set()
+    if family.build in (guides.conditional.build, guides.unrolled.build, guides.amortised.build):
+        assert own == {}, "clients keep nothing"
+    if family.options.get("full") is False:
+        assert "_local.lower" not in found
+
+
+@pytest.mark.parametrize("family", ["structured", "conditional", "amortised", "unrolled"])
+@pytest.mark.parametrize("shared", [full_normal, diagonal_normal, low_rank_normal, spline_flow])
+def test_any_posterior_of_the_global_sites(family: str, shared: object) -> None:
+    program = read(regression, FAMILIES[family](shared=shared), federation())
+    terms = program.terms(at_random(program, by=0.05), full_batch(federation(), torch.tensor([0])))
+    assert all(bool(t.isfinite().all()) for t in terms)
+
+
+@pytest.mark.parametrize("init_scale", [0.05, 0.4])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("delta", "structured_flow")])
+def test_where_a_guide_starts(family: str, init_scale: float) -> None:
+    """At the priors' middles, with the standard deviation that was asked for."""
+    options: dict[str, Any] = (
+        {"shared": lambda block: full_normal(block, init_scale=init_scale)} if "shared" in _options(family) else {}
+    )
+    options |= {"init_scale": init_scale} if "init_scale" in _options(family) else {}
+    data = federation()
+    program = read(regression, FAMILIES[family](**options), data)
+    shared, own = program.start()
+    batch = full_batch(data, torch.tensor([0]))
+    with pyro.validation_enabled(False):  # its checks look at values, which no map over draws allows
+        draws = torch.vmap(lambda d: program.draw({**shared, **own}, batch.redrawn(d)))(torch.arange(2000, dtype=torch.int32))
+    assert torch.allclose(draws["loc"].mean(0), torch.zeros(2), atol=5 * init_scale / 2000**0.5)
+    assert torch.allclose(draws["loc"].std(0), torch.tensor(init_scale), rtol=0.15)
+    spread = draws["spread"].log()
+    assert spread.mean().item() == pytest.approx(
+        0.5 * torch.log(torch.tensor(2 / torch.pi)).item(), abs=5 * init_scale / 2000**0.5
+    )
+
+
+def _options(family: str) -> set[str]:
+    code = FAMILIES[family].build.__code__
+    return set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+
+def by_hand(batch: ClientBatch) -> None:
+    loc = pyro.param("g", torch.zeros(2))
+    pyro.sample("loc", dist.Normal(loc, 0.1).to_event(1))
+    with batch.clients():
+        own = pyro.param("w", lambda: torch.zeros(batch.num_clients, 1, 2))
+        scale = pyro.param("s", torch.full((batch.num_clients, 1, 2), 0.2), constraint=dist.constraints.positive)
+        pyro.sample("slope", dist.Normal(loc + own, scale).to_event(1))
+
+
+def test_guides_by_hand_go_wherever_a_family_does() -> None:
+    data = federation((6, 6, 6))
+    fitted = fit(hierfl.methods.fedsvi(logistic, by_hand), data, rounds=60, seed=1)
+    assert fitted.history["elbo"].tail(10).mean() > fitted.history["elbo"].head(10).mean()
+    assert fitted.draws(5).own["slope"].shape == (5, 3, 2)
+    assert set(fitted.message["params"]) == {"g"}
+    assert {"w", "s"} == set(fitted.progress.table["params"])
+
+
+def test_delta_finds_the_map_and_nothing_is_drawn() -> None:
+    data = federation((6, 4, 5))
+    options = {"optimiser": hierfl.optimisers.Adam(0.1), "local_optimiser": hierfl.optimisers.Adam(0.1)}
+    fitted = fit(hierfl.methods.fedsvi(logistic, guides.delta, **options), data, rounds=150)  # type: ignore[arg-type]
+    params = {k: v.requires_grad_() for k, v in fitted.message["params"].items()}
+    total = torch.zeros(())
+    for k in range(3):
+        own = {name: v[k].clone().requires_grad_() for name, v in fitted.progress.table["mean"].items()}
+        terms = fitted.program.terms({**params, **own}, full_batch(data, torch.tensor([k])))
+        (slope,) = torch.autograd.grad(terms.loss(fitted.program.share).sum(), list(own.values()), retain_graph=True)
+        assert slope.abs().max() < 0.02, "each client stands at the top of its own log joint"
+        total = total + terms.loss(fitted.program.share).sum()
+    (gradient,) = torch.autograd.grad(total, list(params.values()))
+    assert gradient.abs().max() < 0.02
+
+
+# ------------------------------------------------------------------ the amortised guide
+def local_params(batch: ClientBatch, params: dict[str, Tensor], program: hierfl.Program) -> tuple[Tensor, Tensor]:
+    with Answer(params, batch):
+        nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
+    site = nodes["_local"]["fn"].base_dist
+    return site.loc, site.scale
+
+
+@pytest.mark.parametrize("fields", [None, ("x",), ("x", "y")])
+def test_amortised_sees_a_set_of_rows(fields: tuple[str, ...] | None) -> None:
+    data = federation((5, 3, 7))
+    program = read(regression, guides.amortised(fields=fields, hidden=6), data)
+    params = at_random(program)
+    alone = local_params(full_batch(data, torch.tensor([0])), params, program)
+    padded = local_params(full_batch(data, torch.tensor([2, 0])), params, program)
+    order = torch.tensor([3, 1, 4, 0, 2, *range(5, 15)])
+    turned = data.with_fields(**{name: value[order] for name, value in data.fields.items()})
+    shuffled = local_params(full_batch(turned, torch.tensor([0])), params, program)
+    again = type(data)({k: data.fields[k] for k in reversed(list(data.fields))}, data.offsets, data.names, data.client_fields)
+    reordered = local_params(full_batch(again, torch.tensor([0])), params, program)
+    for k in range(2):
+        assert torch.allclose(padded[k][1], alone[k][0], atol=1e-12), "padding is not seen"
+        assert torch.allclose(shuffled[k], alone[k], atol=1e-12), "nor the order of rows"
+        assert torch.allclose(reordered[k], alone[k], atol=1e-12), "nor that of fields"
+    other = local_params(full_batch(data, torch.tensor([1])), params, program)
+    assert not torch.allclose(other[0], alone[0], atol=1e-3)
+
+
+def test_amortised_names_the_field_it_lacks() -> None:
+    with pytest.raises(ValueError, match="the amortised guide reads the field 'age', which these data lack"):
+        read(regression, guides.amortised(fields=("x", "age")), federation())
+
+
+def test_a_family_leaves_no_state_between_programs() -> None:
+    one = read(regression, guides.structured, federation())
+    before = {k: v.clone() for k, v in named_leaves(one.start()).items()}
+    read(logistic, guides.structured, federation((3, 2)))
+    assert all(torch.equal(v, before[k]) for k, v in named_leaves(one.start()).items())

@@ -1,0 +1,167 @@
+"""Rows with a linear predictor: seen where they are, not where they are not, and the same numbers as the general way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad
+
+import hierfl
+from hierfl import datasets, guides
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.laplace.derivatives import softplus, times
+from hierfl.laplace.glm_rows import Linear, seen_linear
+from hierfl.laplace.marginal import Marginal
+from tests.methods.test_pvi import close
+from tests.programs import federation, logistic, means, regression, slopes
+
+
+def visits(batch: ClientBatch) -> None:
+    """Poisson counts, not centred, slopes of unknown spread: the design moves with the global sites."""
+    spread = pyro.sample("spread", dist.HalfNormal(1.0))
+    with batch.clients():
+        e = pyro.sample("e", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.data():
+            pyro.sample("visits", dist.Poisson((0.3 + spread * (batch.x * e).sum(-1)).exp()), obs=batch.visits)
+
+
+def counted(batch: ClientBatch) -> None:
+    loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with batch.clients():
+        slope = pyro.sample("slope", dist.Normal(loc, 0.7).to_event(1))
+        with batch.data():
+            pyro.sample("visits", dist.Binomial(9, logits=(batch.x * slope).sum(-1)), obs=batch.visits)
+
+
+def robust(batch: ClientBatch) -> None:
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with batch.clients():
+        slope = pyro.sample("slope", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.StudentT(5.0, (batch.x * slope).sum(-1), scale), obs=batch.y)
+
+
+def clamped(batch: ClientBatch) -> None:
+    """Linear near 0 alone."""
+    loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with batch.clients():
+        slope = pyro.sample("slope", dist.Normal(loc, 0.7).to_event(1))
+        with batch.data():
+            pyro.sample("ill", dist.Bernoulli(logits=(batch.x * slope).sum(-1).clamp(-6.0, 6.0)), obs=batch.ill)
+
+
+def noisy(batch: ClientBatch) -> None:
+    """A client's own spread: the mean is linear in its own sites, the log likelihood knows them otherwise too."""
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(loc, 1.0))
+        width = pyro.sample("width", dist.LogNormal(0.0, 0.5))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own, width), obs=batch.y)
+
+
+def contextual(batch: ClientBatch) -> None:
+    """The prior of a client's own slope reads its rows."""
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(loc + batch.x[..., 0].sum(-1, keepdim=True), 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+
+
+ALL_LINEAR: dict[str, tuple[Any, str, bool]] = {  # model, observed site, whether its design is fixed
+    "Normal": (regression, "y", True),
+    "Bernoulli": (logistic, "ill", True),
+    "Poisson, not centred": (visits, "visits", False),
+    "Binomial": (counted, "visits", True),
+    "StudentT": (robust, "y", True),
+    "correlated": (slopes, "y", True),
+}
+
+
+def read(model: Any) -> hierfl.Program:
+    return hierfl.read(model, guides.conditional, federation())
+
+
+@pytest.mark.parametrize("name", ALL_LINEAR)
+def test_the_same_numbers_as_the_general_way(name: str) -> None:
+    model, site, fixed = ALL_LINEAR[name]
+    program = read(model)
+    assert seen_linear(program) == Linear(frozenset([site]), frozenset([site] if fixed else []), prior_alone=True)
+    fast, general = Marginal(program, seen_linear(program)), Marginal(program)
+    batch, z = full_batch(federation(), torch.tensor([2])), torch.full((fast.shared.size,), 0.2)
+    with pyro.validation_enabled(False):
+        (one, inner), (other, its) = (m.expand(z, m.start(z, batch), batch, 12) for m in (fast, general))
+        value, lost = fast.value(z, inner.mode + 0.1, batch)
+    for a, b in zip((*one, *inner[:2], inner.precision), (*other, *its[:2], its.precision), strict=True):
+        close(a, b, 1e-8)
+    assert not bool(inner.lost) and not bool(its.lost) and not bool(lost)
+    close(value, one.value, 1e-5)
+
+
+def test_what_is_not_linear_is_not_taken_to_be() -> None:
+    assert seen_linear(read(clamped)) == Linear()
+    assert seen_linear(read(noisy)) == Linear()
+
+
+def test_a_prior_that_reads_rows_is_given_all_of_them() -> None:
+    program = read(contextual)
+    assert seen_linear(program) == Linear(frozenset(["y"]), frozenset(["y"]), prior_alone=False)
+    z, batch = torch.tensor([0.4]), full_batch(federation(), torch.tensor([2]))
+    fast, general = Marginal(program, seen_linear(program)), Marginal(program)
+    close(fast.value(z, fast.start(z, batch), batch)[0], general.value(z, general.start(z, batch), batch)[0])
+
+
+def test_a_predictor_that_bends_out_of_sight_is_a_lost_mode() -> None:
+    """What was wrongly taken to be linear is not believed: the mode is checked against the program itself."""
+    data = ClientData.from_clients({"a": {"x": torch.tensor([[20.0, 0.0], [25.0, 1.0]]), "ill": torch.ones(2)}})
+    program = hierfl.read(clamped, guides.conditional, data)
+    wrong = Marginal(program, Linear(frozenset(["ill"]), frozenset(["ill"]), prior_alone=True))
+    batch, z = full_batch(data, torch.tensor([0])), torch.tensor([0.7, 0.0])
+    with pyro.validation_enabled(False):
+        assert bool(wrong.mode(z, wrong.start(z, batch), batch, 12)[2])
+        assert not bool(Marginal(program).mode(z, wrong.start(z, batch), batch, 12)[2])
+
+
+def test_real_programs_are_seen_through() -> None:
+    for model, data in ((means, datasets.eight_schools()), (logistic, federation())):
+        assert seen_linear(hierfl.read(model, guides.conditional, data)).sites
+
+
+# ------------------------------------------------------------------------------------------------ the two steps
+def test_products_and_their_derivatives_under_nested_maps() -> None:
+    g = torch.Generator().manual_seed(0)
+    matrix, v = torch.randn(3, 4, 5, generator=g), torch.randn(3, 6, 4, generator=g)
+
+    def energy(product: Any) -> Any:
+        def of(v: Tensor, m: Tensor) -> Tensor:
+            return product(v, m).sin().sum() + product(product(v, m), m.T).square().sum()
+
+        return of
+
+    def plain(v: Tensor, m: Tensor) -> Tensor:
+        return v @ m
+
+    for order in (lambda f: f, grad, lambda f: grad(lambda v, m: grad(f)(v, m).cos().sum())):
+        found, known = (torch.vmap(torch.vmap(order(energy(p)), (0, None)))(v, matrix) for p in (times, plain))
+        close(found, known, 1e-10)
+    with torch.no_grad():
+        close(
+            torch.vmap(torch.vmap(grad(energy(times)), (0, None)))(v, matrix),
+            torch.vmap(torch.vmap(grad(energy(plain)), (0, None)))(v, matrix),
+        )
+
+
+def test_softplus_and_four_derivatives() -> None:
+    x = torch.linspace(-30.0, 30.0, 61)
+    mine: Any = softplus
+    theirs: Any = torch.nn.functional.softplus
+    for _ in range(5):
+        close(torch.vmap(mine)(x), torch.vmap(theirs)(x), 1e-8)
+        mine, theirs = grad(mine), grad(theirs)

@@ -1,0 +1,235 @@
+"""Linear-Gaussian hierarchies of known variances, where the posterior and the evidence are known in closed form.
+
+The expected ELBO of a Gaussian guide is that of a quadratic of its noise: a few points stand for all draws, and none is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+import hierfl
+from hierfl import guides
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.optimisers import Adam
+from hierfl.program.program import Answer, Params, Program, Terms
+from hierfl.program.sites import Family, Model
+from hierfl.program.stacking import stacked
+from tests.programs import Exact, exact, federation, fit, means, read, slopes, three
+
+CASES: dict[str, tuple[Model, Callable[[], ClientData]]] = {
+    "means": (means, three),
+    "slopes": (slopes, lambda: federation((5, 3, 7, 1))),
+}
+
+
+class Points(Messenger):
+    """Draws Gaussian sites at given noise, in the order they come: `eps` (..., d) cut as it is used."""
+
+    def __init__(self, eps: Tensor) -> None:
+        super().__init__()
+        self.eps, self.used = eps, 0
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        if msg["done"] or msg["is_observed"] or not hasattr(msg["fn"], "rsample") or isinstance(msg["fn"], dist.Delta):
+            return
+        fn = msg["fn"]
+        while hasattr(fn, "base_dist"):
+            fn = fn.base_dist
+        if not hasattr(fn, "loc"):
+            return  # a plate
+        d = fn.loc.shape[-1] if msg["fn"].event_shape else 1
+        eps = self.eps[self.used : self.used + d]
+        self.used += d
+        if hasattr(fn, "scale_tril"):
+            value = fn.loc + (fn.scale_tril @ eps.expand(fn.loc.shape)[..., None])[..., 0]
+        else:
+            value = fn.loc + fn.scale * (eps if msg["fn"].event_shape else eps[0])
+        msg["value"], msg["done"] = value, True
+
+
+def at_point(program: Program, params: Params, batch: ClientBatch, eps: Tensor) -> Terms:
+    def guide(b: ClientBatch) -> None:
+        with Points(eps):
+            program.guide(b)
+
+    return replace(program, guide=guide).terms(params, batch)
+
+
+def points(d: int) -> Tensor:
+    """2 d points whose mean is 0 and covariance 1: exact for quadratics."""
+    return torch.cat([torch.eye(d), -torch.eye(d)]) * d**0.5
+
+
+def expected(program: Program, params: Params, batch: ClientBatch, d: int) -> Tensor:
+    terms = [at_point(program, params, batch, eps) for eps in points(d)]
+    return torch.stack([t.nll.sum() + t.local_kl.sum() + t.global_kl for t in terms]).mean()
+
+
+def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, float, int]:
+    """The guide of least expected loss, by L-BFGS: (program, params, batch, ELBO, dimensions of the noise)."""
+    model, make = CASES[case]
+    data = make()
+    program = read(model, family, data)
+    d = 2 if case == "means" else 4
+    batch = full_batch(data, torch.arange(data.num_clients))
+    shared, own = program.start()
+    rows = stacked(program, {k: v.expand(data.num_clients, *v.shape).clone() for k, v in own.items()})
+    params = {k: v.clone().requires_grad_() for k, v in {**shared, **rows}.items()}
+    optimiser = torch.optim.LBFGS(
+        list(params.values()), max_iter=600, line_search_fn="strong_wolfe", tolerance_change=1e-16, tolerance_grad=1e-10
+    )
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        loss = expected(program, params, batch, d)
+        loss.backward()
+        return loss.item()
+
+    optimiser.step(closure)
+    found = {k: v.detach() for k, v in params.items()}
+    return program, found, batch, -expected(program, found, batch, d).item(), d
+
+
+def moments(program: Program, params: Params, batch: ClientBatch, d: int, sites: tuple[str, str]) -> tuple[Tensor, ...]:
+    """Mean and covariance of the global site, (d), and of each client's own (C, d): linear in the noise, so exact."""
+    values = []
+    for eps in points(d):
+        with Answer(params, batch), Points(eps):
+            nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
+        values.append((nodes[sites[0]]["value"].reshape(-1), nodes[sites[1]]["value"].reshape(batch.num_clients, -1)))
+    g, own = torch.stack([v[0] for v in values]), torch.stack([v[1] for v in values])
+    about, apart = g - g.mean(0), own - own.mean(0)
+    return (
+        g.mean(0),
+        torch.einsum("si,sj->ij", about, about) / len(values),
+        own.mean(0),
+        torch.einsum("ski,skj->kij", apart, apart) / len(values),
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_structured_guide_is_exact(case: str) -> None:
+    program, params, batch, elbo, d = optimum(case, guides.structured)
+    truth = exact(CASES[case][1](), case)
+    assert elbo == pytest.approx(truth.log_evidence, abs=1e-6)
+    loc, cov, own_loc, own_cov = moments(program, params, batch, d, ("g", "b"))
+    assert torch.allclose(loc, truth.loc, atol=1e-3)
+    assert torch.allclose(cov, truth.cov, atol=2e-3)
+    assert torch.allclose(own_loc, truth.own_loc, atol=1e-3)
+    assert torch.allclose(own_cov, truth.own_cov, atol=2e-3)
+
+
+def test_the_clients_terms_of_e2() -> None:
+    program, params, batch, elbo, d = optimum("means", guides.structured)
+    assert elbo == pytest.approx(-12.4900925468, abs=1e-6)
+    terms = [at_point(program, params, batch, eps) for eps in points(d)]
+    own = -torch.stack([t.nll + t.local_kl for t in terms]).mean(0)
+    assert own.tolist() == pytest.approx([-2.8309702, -2.2329677, -6.3626847], abs=1e-4)
+    assert -torch.stack([t.global_kl for t in terms]).mean().item() == pytest.approx(-1.0634699, abs=1e-4)
+
+
+def test_mean_field_on_e2_is_too_narrow_by_as_much_as_is_known() -> None:
+    program, params, batch, elbo, d = optimum("means", guides.mean_field)
+    assert elbo == pytest.approx(-12.6928251, abs=1e-6)
+    assert -12.4900925468 - elbo == pytest.approx(0.2027326, abs=1e-6)
+    loc, cov, own_loc, _ = moments(program, params, batch, d, ("g", "b"))
+    assert cov.item() == pytest.approx(1.0 / 3.25, abs=1e-4)
+    assert loc.item() == pytest.approx(1.846154, abs=1e-3)
+    assert own_loc[:, 0].tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-3)
+
+
+@pytest.mark.parametrize("family", [guides.mean_field, guides.structured(full=False), guides.unrolled(steps=1)])
+def test_no_guide_is_above_the_evidence(family: Family) -> None:
+    truth = exact(CASES["slopes"][1](), "slopes")
+    assert optimum("slopes", family)[3] <= truth.log_evidence + 1e-9
+
+
+# ------------------------------------------------------------------ the conditional guide
+def at_truth(program: Program, truth: Exact) -> Params:
+    tril = torch.linalg.cholesky(truth.cov)
+    scale = tril.diagonal()
+    return {
+        "_shared.loc": truth.loc,
+        "_shared.scale": torch.log(torch.expm1(scale)),
+        "_shared.lower": tril / scale[:, None],
+    }
+
+
+@pytest.mark.parametrize("newton_steps", [0, 1, 5])
+@pytest.mark.parametrize("case", CASES)
+def test_the_conditional_guide_is_exact_draw_by_draw(case: str, newton_steps: int) -> None:
+    model, make = CASES[case]
+    data, truth = make(), exact(make(), case)
+    program = read(model, guides.conditional(newton_steps=newton_steps), data)
+    params = {k: v.requires_grad_() for k, v in at_truth(program, truth).items()}
+    assert params.keys() == program.start()[0].keys()
+    batch = full_batch(data, torch.arange(data.num_clients))
+    for draw in range(20):  # zero variance: every draw of every site has the evidence for its ELBO
+        terms = program.terms(params, batch.redrawn(draw))
+        elbo = -(terms.nll.sum() + terms.local_kl.sum() + terms.global_kl)
+        assert elbo.item() == pytest.approx(truth.log_evidence, abs=1e-8)
+    d = 2 if case == "means" else 4
+    gradient = torch.autograd.grad(expected(program, params, batch, d), list(params.values()), allow_unused=True)
+    assert max(float(g.tril(-1).abs().max() if g.dim() > 1 else g.abs().max()) for g in gradient if g is not None) < 1e-8
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_conditional_guide_draws_for_a_client(case: str) -> None:
+    model, make = CASES[case]
+    data, truth = make(), exact(make(), case)
+    program = read(model, guides.conditional, data)
+    batch = full_batch(data, torch.arange(data.num_clients))
+    with Answer(at_truth(program, truth), batch):
+        nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
+    g, own = nodes["g"]["value"].reshape(-1), nodes["_local"]["fn"]
+    mean = truth.own_loc + (truth.given_slope @ (g - truth.loc)[:, None])[..., 0]
+    assert torch.allclose(own.loc[:, 0], mean, atol=1e-10)
+    assert torch.allclose(own.covariance_matrix[:, 0], truth.given_cov, atol=1e-10)
+
+
+# ------------------------------------------------------------------ fitted, with noise
+@pytest.mark.parametrize(
+    ("case", "family", "rounds", "particles", "within"),
+    [
+        ("means", guides.structured, 400, 256, 0.01),
+        ("slopes", guides.structured, 400, 200, 0.03),
+        ("slopes", guides.conditional(newton_steps=0), 120, 60, 0.05),
+    ],
+)
+def test_a_federated_run_reaches_the_posterior(case: str, family: Family, rounds: int, particles: int, within: float) -> None:
+    """Noise and all, by Adam: means within 1e-2 posterior standard deviations (more, with fewer draws), these within 3 %."""
+    model, make = CASES[case]
+    data, truth = make(), exact(make(), case)
+    method = hierfl.methods.fedsvi(model, family, optimiser=Adam(0.1), local_optimiser=Adam(0.1), num_particles=particles)
+    fitted = fit(method, data, rounds=rounds)
+    own_params = stacked(fitted.program, fitted.progress.table.get("mean", {}))
+    batch = full_batch(data, torch.arange(data.num_clients))
+    found = moments(fitted.program, {**fitted.message["params"], **own_params}, batch, 2 if case == "means" else 4, ("g", "b"))
+    sd, own_sd = truth.cov.diagonal().sqrt(), truth.own_cov.diagonal(dim1=-2, dim2=-1).sqrt()
+    assert ((found[0] - truth.loc) / sd).abs().max() < within
+    assert ((found[2] - truth.own_loc) / own_sd).abs().max() < within
+    assert (found[1].diagonal().sqrt() / sd - 1.0).abs().max() < 0.03
+    assert (found[3].diagonal(dim1=-2, dim2=-1).sqrt() / own_sd - 1.0).abs().max() < 0.03
+    draws = fitted.draws(20_000)
+    assert torch.allclose(draws.shared["g"].reshape(20_000, -1).mean(0), found[0], atol=5 * float(sd.max()) / 20_000**0.5)
+    assert torch.allclose(draws.own["b"].reshape(20_000, -1, len(sd)).std(0), own_sd, rtol=0.05)
+
+
+def test_nuts_on_all_rows_together_is_the_same_posterior() -> None:
+    data, truth = three(), exact(three(), "means")
+    reference = hierfl.nuts(means, data, draws=300, warmup=100, seed=1)
+    assert reference.shared["g"].mean().item() == pytest.approx(truth.loc.item(), abs=0.12)
+    assert reference.own["b"].shape == (300, 3)
+    assert torch.allclose(reference.own["b"].mean(0), truth.own_loc[:, 0], atol=0.15)
+    assert torch.allclose(reference.own["b"].var(0), truth.own_cov[:, 0, 0], rtol=0.25)
+    assert reference.r_hat["g"] < 1.05

@@ -1,0 +1,178 @@
+"""PVI, hierarchical PVI and BFI against the oracles of methods_bayesian.md: sections 0 (E1, E2), 4 and 4b, 11."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl.core import noise
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.laplace.marginal import Marginal
+from hierfl.methods import bfi, fedlaplace, pvi
+from hierfl.runs.result import Fit
+from tests.programs import exact, federation, fit, logistic, means, slopes, three
+
+PRECISION = torch.tensor([[8.0, 2.0], [2.0, 8.0]], dtype=torch.float64)
+MEAN = torch.tensor([0.7333333333333333, 0.5666666666666667], dtype=torch.float64)
+
+
+def e1(*, by_row: bool = False) -> ClientData:
+    """Example E1; `by_row` gives each row of A and C a client of its own."""
+    rows: dict[str, Any] = {"a": ([[1, 0], [1, 1]], [1, 2]), "b": ([[0, 2]], [1]), "c": ([[1, -1], [2, 1]], [0, 2])}
+    clients: dict[str, Any] = {name: {"x": x, "y": y} for name, (x, y) in rows.items()}
+    if by_row:
+        clients = {f"{n}{i}": {"x": [c["x"][i]], "y": [c["y"][i]]} for n, c in clients.items() for i in range(len(c["y"]))}
+    return ClientData.from_clients(
+        {n: {k: torch.tensor(v, dtype=torch.float64) for k, v in c.items()} for n, c in clients.items()}
+    )
+
+
+def line(batch: ClientBatch) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+
+
+def gaussian(fitted: Fit) -> tuple[Tensor, Tensor]:
+    """Mean and precision that the guide of a fit draws the global sites with."""
+    params = fitted.message["params"]
+    scale = torch.nn.functional.softplus(params["_shared.scale"])
+    lower = params.get("_shared.lower", torch.zeros(len(scale), len(scale)))
+    tril = scale[:, None] * (lower.tril(-1) + torch.eye(len(scale)))
+    return params["_shared.loc"], torch.linalg.inv(tril @ tril.T)
+
+
+def close(a: Tensor, b: Any, atol: float = 1e-8) -> None:
+    assert torch.allclose(a, torch.as_tensor(b, dtype=a.dtype), rtol=0.0, atol=atol), (a, b)
+
+
+def in_turn(clients: int) -> int:
+    """A seed with which cohorts of one come in the order of the clients."""
+    return next(s for s in range(10_000) if all(int(noise.cohort(s, r, clients, 1)) == r for r in range(clients)))
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_one_round_without_damping_is_exact(by_row: bool) -> None:
+    loc, precision = gaussian(fit(pvi(line, damping=1.0), e1(by_row=by_row), rounds=1))
+    close(loc, MEAN)
+    close(precision, PRECISION)
+
+
+def test_a_sequential_pass_is_exact() -> None:
+    loc, precision = gaussian(fit(pvi(line, damping=1.0), e1(), rounds=3, cohort=1, seed=in_turn(3)))
+    close(loc, MEAN)
+    close(precision, PRECISION)
+
+
+def test_damped_rounds_approach_it_geometrically() -> None:
+    for rounds, wanted in ((1, (0.6041667, 0.4791667)), (2, (0.6753814, 0.5283224))):
+        loc, precision = gaussian(fit(pvi(line), e1(), rounds=rounds))
+        close(loc, wanted, 1e-6)
+        close(precision, torch.eye(2) + (1 - (2 / 3) ** rounds) * (PRECISION - torch.eye(2)))
+
+
+def test_diagonal_factors_reach_the_mean_field_answer() -> None:
+    method = pvi(line, factors="diagonal", damping=1.0)
+    close(gaussian(fit(method, e1(), rounds=1))[0], (0.741176, 0.576471), 1e-6)
+    close(gaussian(fit(method, e1(), rounds=3, cohort=1, seed=in_turn(3)))[0], (0.730159, 0.558730), 1e-6)
+
+
+@pytest.mark.parametrize(("damping", "cohort", "rounds"), [(1.0, None, 25), (0.5, None, 25), (1 / 3, None, 45), (1.0, 1, 60)])
+def test_diagonal_factors_rest_there_whatever_the_schedule(damping: float, cohort: int | None, rounds: int) -> None:
+    method = pvi(line, factors="diagonal", damping=damping, points=2, steps=1)
+    loc, precision = gaussian(fit(method, e1(), rounds=rounds, cohort=cohort))
+    close(loc, MEAN, 1e-5)
+    close(precision, 8.0 * torch.eye(2), 1e-5)
+
+
+@pytest.mark.parametrize("damping", [None, 0.7])
+def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
+    for rounds in (1, 3):
+        fitted = fit(pvi(logistic, damping=damping, points=4, steps=2), federation(), rounds=rounds, seed=2)
+        state, factors = fitted.progress.server, fitted.progress.table["factor"]
+        for name in ("shift", "precision"):
+            close(state["q"][name] - state["prior"][name] - factors[name].sum(0), torch.zeros(()), 1e-10)
+
+
+def test_the_fixed_point_is_that_of_the_pooled_problem() -> None:
+    """E_q of the pooled slope is 0, and q's precision is minus that of the curvature: the global ELBO's gradient vanishes."""
+    data = federation()
+    fitted = fit(pvi(logistic, damping=0.8, steps=1), data, rounds=10)
+    q = fit(fedlaplace(logistic, corrections=0, points=64), data, rounds=10)
+    (loc, precision), (other, its) = gaussian(fitted), gaussian(q)
+    sd = torch.linalg.inv(its).diagonal().sqrt()
+    close((loc - other) / sd, torch.zeros(2), 0.05)
+    close((precision - its) * sd[:, None] * sd, torch.zeros(2, 2), 0.05)
+    assert fitted.history["moved"].iloc[-1] < 1e-4
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+def test_hierarchies_are_exact_after_one_visit(engine: Any) -> None:
+    fitted = fit(pvi(means, damping=1.0), three(), rounds=1, engine=engine)
+    loc, precision = gaussian(fitted)
+    close(loc, [1.8461538461538463])
+    close(precision, [[1 / 0.46153846153846156]])
+    marginal = Marginal(fitted.program)
+    for k, (mean, variance) in enumerate(((1.615385, 0.384615), (0.923077, 0.615385), (3.461538, 0.278846))):
+        batch = full_batch(three(), torch.tensor([k]))
+        _, inner = marginal.expand(loc, marginal.start(loc, batch), batch, 5)
+        close(inner.mode[0], mean, 1e-6)
+        close(1 / inner.precision[0, 0] + inner.slope[0, 0] ** 2 / precision[0, 0], variance, 1e-6)
+        close(1 / inner.precision[0, 0], (1 / 3, 1 / 2, 1 / 4)[k])
+        close(inner.slope[0, 0], (1 / 3, 1 / 2, 1 / 4)[k])
+
+
+def test_the_log_evidence_of_a_hierarchy() -> None:
+    """Laplace's method is exact here, so prior and marginals at any point give it: log p(z) + sum l_k(z) - log p(z | y)."""
+    program = fit(pvi(means, damping=1.0), three(), rounds=1).program
+    marginal, z = Marginal(program), torch.tensor([0.3])
+    total = marginal.log_prior(z)
+    for k in range(3):
+        batch = full_batch(three(), torch.tensor([k]))
+        total = total + marginal.value(z, marginal.start(z, batch), batch)[0]
+    posterior = dist.Normal(1.8461538461538463, 0.46153846153846156**0.5).log_prob(z[0])
+    close(total - posterior, -12.4900925468, 1e-8)
+
+
+def test_correlated_hierarchies_too() -> None:
+    data, known = federation(), exact(federation(), "slopes")
+    loc, precision = gaussian(fit(pvi(slopes, damping=1.0), data, rounds=1))
+    close(loc, known.loc)
+    close(precision, torch.linalg.inv(known.cov))
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_bfi_is_exact_where_all_is_gaussian(by_row: bool) -> None:
+    loc, precision = gaussian(fit(bfi(line), e1(by_row=by_row), rounds=1))
+    close(loc, MEAN)
+    close(precision, PRECISION)
+
+
+def test_bfi_is_close_where_it_is_not() -> None:
+    data = federation((40, 30, 50))
+    (loc, precision), (q, its) = (
+        gaussian(fit(m, data, rounds=12)) for m in (bfi(logistic, steps=8), fedlaplace(logistic, corrections=0, points=8))
+    )
+    close((loc - q) * its.diagonal().sqrt(), torch.zeros(()), 0.6)
+    close(precision / its, torch.ones(()), 0.5)
+
+
+def test_a_product_that_is_no_distribution_is_refused() -> None:
+    state = {"shift": torch.zeros(1), "precision": -torch.ones(1, 1), "improper": torch.zeros(())}
+    fitted = fit(pvi(means), three(), rounds=1)
+    with pytest.raises(ValueError, match="lower damping"):
+        fitted.federation.server.update(fitted.progress.server, state, hierfl.Clock(1, 2, 3))
+
+
+def test_what_cannot_be_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"damping is 1\.5"):
+        pvi(line, damping=1.5)
+    with pytest.raises(ValueError, match="even"):
+        pvi(line, points=3)

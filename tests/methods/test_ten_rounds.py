@@ -1,0 +1,217 @@
+"""FedLaplace: derivatives right to second order, exact where all is Gaussian, the same on every engine, honest when it fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import guides
+from hierfl.core.trees import named_leaves
+from hierfl.data.batch import ClientBatch, full_batch, lanes_of, one_lane
+from hierfl.data.clients import ClientData
+from hierfl.laplace.marginal import Expansion, Marginal
+from hierfl.method import Clock
+from hierfl.methods import fedlaplace
+from hierfl.program.program import ProgramError
+from tests.methods.test_pvi import close, gaussian
+from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
+
+SMALL: dict[str, Any] = {"points": 4, "weighed": 128, "enough": 30, "corrections": 2}
+
+
+def visits(batch: ClientBatch) -> None:
+    """Poisson counts with an own rate and an unknown spread."""
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    spread = pyro.sample("spread", dist.HalfNormal(1.0))
+    with batch.clients():
+        rate = pyro.sample("rate", dist.Normal(loc, spread))
+        with batch.data():
+            pyro.sample("visits", dist.Poisson(rate.exp()), obs=batch.visits)
+
+
+def expansions(model: Any, data: ClientData, z: Tensor) -> Expansion:
+    """Of all clients at once, mapped as the engine maps them, padding and all: (C,), (C, K), (C, K, K)."""
+    marginal = Marginal(hierfl.read(model, guides.conditional, data))
+    lanes, common = lanes_of(batch := full_batch(data, torch.arange(data.num_clients)))
+
+    def one(lane: Any) -> Expansion:
+        own = one_lane(lane, common, batch)
+        return marginal.expand(z, marginal.start(z, own), own, 12)[0]
+
+    with torch.no_grad(), pyro.validation_enabled(False):
+        return torch.vmap(one)(lanes)
+
+
+# ------------------------------------------------------------------------------------------------ derivatives
+@pytest.mark.parametrize("model", [regression, logistic, visits])
+def test_derivatives_through_the_mode_are_right_to_second_order(model: Any) -> None:
+    data, h = federation(), 1e-4
+    size = Marginal(hierfl.read(model, guides.conditional, data)).shared.size
+    z = 0.3 * torch.sin(torch.arange(1.0, size + 1))
+    here = expansions(model, data, z)
+    for k, axis in enumerate(torch.eye(size)):
+        up, down = expansions(model, data, z + h * axis), expansions(model, data, z - h * axis)
+        close((up.value - down.value) / (2 * h), here.gradient[:, k], 1e-6)
+        close((up.gradient - down.gradient) / (2 * h), here.hessian[:, :, k], 1e-4)
+
+
+def test_the_marginal_is_exact_where_rows_are_gaussian() -> None:
+    data, z = federation(), torch.tensor([0.2, -0.4])
+    found = expansions(slopes, data, z).value
+    known = exact(data, "slopes")
+    total = found.sum() + Marginal(hierfl.read(slopes, guides.conditional, data)).log_prior(z)
+    posterior = dist.MultivariateNormal(known.loc, known.cov).log_prob(z)
+    close(total - posterior, known.log_evidence)
+
+
+# ------------------------------------------------------------------------------------------------ the method
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("name", ["means", "slopes"])
+def test_one_newton_step_is_exact(name: str, engine: Any) -> None:
+    model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
+    fitted = fit(fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=4, engine=engine)
+    known, (loc, precision) = exact(data, name), gaussian(fitted)
+    close(loc, known.loc)
+    close(precision, torch.linalg.inv(known.cov))
+    with pytest.warns(UserWarning, match="rounds ended while climbing"):
+        after_one = fit(fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=1, engine=engine)
+    close(after_one.progress.server["loc"], known.loc)
+    close(after_one.progress.server["precision"], torch.linalg.inv(known.cov))
+
+
+def test_engines_agree() -> None:
+    """Clients one by one, and two at once of like numbers of rows; the weights too."""
+    data = federation((5, 3, 7))
+    one, other = (fit(fedlaplace(regression, **SMALL), data, rounds=8, **way) for way in ({"chunk": 2}, {"engine": "sequential"}))
+    for name, value in named_leaves(one.progress.server).items():
+        close(value.double(), named_leaves(other.progress.server)[name].double(), 1e-7)
+    assert "effective" in one.history
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    data, method = federation(), fedlaplace(regression, **SMALL)
+    whole = fit(method, data, rounds=12, checkpoint=tmp_path / "a", every=1)
+    for left in sorted((tmp_path / "a").glob("round-*"))[1:]:
+        for file in left.iterdir():
+            file.unlink()
+        left.rmdir()
+    again = fit(method, data, rounds=12, checkpoint=tmp_path / "a", resume=True)
+    for name, value in named_leaves(whole.progress.server).items():
+        assert torch.equal(value.nan_to_num(), named_leaves(again.progress.server)[name].nan_to_num()), name
+    loaded = hierfl.load(tmp_path / "a", method=method, data=data)
+    assert torch.equal(loaded.draws(20).shared["loc"], again.draws(20).shared["loc"])
+
+
+def test_all_that_crosses() -> None:
+    """Sums over clients and averages over points; with weights one number a point. No row, no mode, no effect of a client."""
+    fitted = fit(fedlaplace(regression, **SMALL), federation(), rounds=12)
+    federation_, state, size = fitted.federation, fitted.federation.server.state, 4
+    message = federation_.server.down(state, Clock(0, 1))
+    batch = full_batch(federation_.data, torch.tensor([0]))
+
+    def up(message: Any) -> dict[str, tuple[int, ...]]:
+        client = federation_.client
+        with pyro.validation_enabled(False):
+            lane = client.phases[0].step(client.start(message, client.own), message, batch)
+        answer, kept = client.finish(lane, message, client.own, torch.ones(()))
+        assert set(kept) == {"mode", "slope", "loc"}
+        return {name: tuple(share.value.shape) for name, share in answer.items()}
+
+    expanded = {"log_marginal": (), "gradient": (size,), "hessian": (size, size), "lost": ()}
+    assert up(message) == expanded
+    about_q = {"loc": torch.zeros(size), "tril": torch.eye(size), "part": torch.tensor(0)}
+    assert up(about_q) == {**expanded, "along": (2 * size + 1,)}
+    sides = {"right": torch.ones(size), "left": torch.ones(size)}
+    assert up({**about_q, **sides}) == {"log_marginals": (128,), "lost": ()}
+
+
+def test_history_posterior_and_new_clients() -> None:
+    data = federation((12, 9, 15, 8, 11))
+    fitted = fit(fedlaplace(regression, **SMALL), data.select([0, 1, 2, 3]), rounds=12)
+    history = fitted.history
+    assert history["stage"].iloc[-1] == 3 and history["k_hat"].notna().iloc[-1] and len(history) < 12
+    assert (history[["bytes_up", "bytes_down"]] > 0).all().all()
+    assert fitted.posterior(20)["posterior"]["slope"].shape == (1, 20, 4, 2)
+    new = fitted.personalise(data.select([4]))
+    assert new.predict(data.select([4]), draws=20).log_score is not None
+
+
+def test_an_empirical_posterior_draws_its_points() -> None:
+    fitted = fit(fedlaplace(means, **SMALL), three(), rounds=12)
+    points, draws = fitted.message["params"]["_shared.points"], fitted.draws(500).shared["g"]
+    assert bool(torch.isin(draws, points[:, 0]).all())
+    assert torch.equal(fitted.draws(128).shared["g"].sort().values, points[:, 0].sort().values)
+    close(points.mean(0), [1.8461538], 0.05)
+    close(points.std(0), [0.46153846**0.5], 0.05)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+def test_a_cohort_of_some_is_refused() -> None:
+    with pytest.raises(ValueError, match="adds up what all clients send"):
+        fit(fedlaplace(regression), federation(), rounds=2, cohort=2)
+
+
+def test_too_many_global_numbers() -> None:
+    with pytest.raises(ProgramError, match=r"4 numbers \(2 of them in 'loc'\), and the limit is 3"):
+        fit(fedlaplace(regression, limit=3), federation(), rounds=2)
+
+
+def flat(batch: ClientBatch) -> None:
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Laplace(loc, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Laplace(b, 1.0), obs=batch.y)
+
+
+def learned(batch: ClientBatch) -> None:
+    spread = pyro.param("spread", torch.tensor(1.0), constraint=dist.constraints.positive)
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(loc, spread))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+def lonely(batch: ClientBatch) -> None:
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (flat, {}, "local site 'b' cannot be integrated out"),
+        (learned, {}, "param 'spread' is to be learned"),
+        (lonely, {}, "no site is global"),
+        (means, {"start": {"b": 1.0}}, "start names 'b', which is no global site; those are g"),
+    ],
+)
+def test_programs_it_cannot_serve(model: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProgramError, match=words):
+        fit(fedlaplace(model, **options), federation() if model is not means else three(), rounds=2)
+
+
+def test_options_it_refuses() -> None:
+    with pytest.raises(ValueError, match="must be even"):
+        fedlaplace(means, points=3)
+
+
+def test_what_is_bad_is_said() -> None:
+    server = fit(fedlaplace(means, **{**SMALL, "corrections": 1}), three(), rounds=12).federation.server
+    state = {**server.state, "stage": torch.tensor(2)}
+    ups = {"log_marginals": torch.linspace(0.0, 400.0, 128), "lost": torch.zeros(())}
+    with pytest.warns(UserWarning, match="k-hat is .* Do not trust"):
+        server.update(state, ups, Clock(5, 12, 3))
+    ups = {"log_marginals": torch.zeros(128), "lost": torch.tensor(0.2)}
+    with pytest.warns(UserWarning, match=r"at 20\.0% of the points clients find no mode"):
+        server.update(state, ups, Clock(5, 12, 3))

@@ -1,0 +1,142 @@
+"""FedLaplace on real data: the posteriors of long runs of MCMC in about ten rounds, from a cold start and from bad ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from benchmarks.reference import Errors, compare, truth_of
+from benchmarks.reference_models import HOSPITALS, RADON, SCHOOLS, Problem, all_sites
+from hierfl import guides
+from hierfl.core.importance_sampling import normal_points
+from hierfl.core.trees import named_leaves
+from hierfl.datasets import Summary
+from hierfl.methods import fedlaplace
+from tests.methods.test_pvi import close, gaussian
+from tests.programs import fit
+
+slow = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set")]
+needs_files = pytest.mark.skipif(not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no reference posterior")
+
+
+def at_length(test: Callable[[], None]) -> Callable[[], None]:
+    """Minutes: by hand, HIERFL_SLOW=1."""
+    for mark in slow:
+        test = mark(test)
+    return test
+
+
+def of_global_sites(fitted: hierfl.Fit, truth: Mapping[str, Summary]) -> Errors:
+    """Errors of the global sites, from the points that their posterior is made of."""
+    block, params = fitted.program.latents.global_block, fitted.message["params"]
+    if "_shared.points" in params:
+        points = params["_shared.points"]
+    else:
+        loc, precision = gaussian(fitted)
+        points = loc + normal_points(4096, len(loc)) @ torch.linalg.cholesky(torch.linalg.inv(precision)).T
+    with pyro.validation_enabled(False):
+        draws = torch.vmap(lambda z: block.unflatten(z)[0])(points)
+    return compare(draws, {site.name: truth[site.name] for site in block.sites})
+
+
+def of_all_sites(fitted: hierfl.Fit, problem: Problem) -> Errors:
+    drawn = fitted.draws(4000)
+    return compare(problem.effects(all_sites(drawn.shared, drawn.own)), truth_of(problem))
+
+
+def weights(fitted: hierfl.Fit) -> tuple[float, float]:
+    """k-hat, effective points."""
+    last = fitted.history.iloc[-1]
+    return float(last["k_hat"]), float(last["effective"])
+
+
+@needs_files
+def test_eight_schools_in_nine_rounds() -> None:
+    fitted = fit(fedlaplace(SCHOOLS.sampled), SCHOOLS.data(), rounds=9)
+    errors, (k_hat, effective) = of_all_sites(fitted, SCHOOLS), weights(fitted)
+    assert errors.of("mean").max() < 0.06 and np.abs(errors.of("sd") - 1.0).max() < 0.06, errors
+    assert k_hat < 0.5 and effective >= 1000
+
+
+def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
+    """With a quarter of the points."""
+    fitted = fit(fedlaplace(RADON.ways["conditional"].model, points=16, weighed=1024, enough=500), RADON.data(), rounds=12)
+    errors, (k_hat, effective) = of_global_sites(fitted, truth_of(RADON)), weights(fitted)
+    assert errors.of("mean").max() < 0.06 and np.abs(errors.of("sd") - 1.0).max() < 0.06, errors
+    assert k_hat < 0.5 and effective >= 500
+
+
+@at_length
+def test_radon_in_twelve_rounds() -> None:
+    fitted = fit(fedlaplace(RADON.ways["conditional"].model), RADON.data(), rounds=12)
+    errors, (k_hat, effective) = of_all_sites(fitted, RADON), weights(fitted)
+    assert errors.of("mean").max() < 0.06 and np.abs(errors.of("sd") - 1.0).max() < 0.06, errors
+    assert k_hat < 0.7 and effective >= 1000
+
+
+@needs_files
+@at_length
+def test_hospitals_in_twelve_rounds_on_either_engine() -> None:
+    fitted = fit(fedlaplace(HOSPITALS.sampled), HOSPITALS.data(), rounds=12)
+    errors, (k_hat, effective) = of_all_sites(fitted, HOSPITALS), weights(fitted)
+    assert errors.of("mean").max() < 0.15 and np.median(errors.of("mean")) < 0.06, errors
+    assert k_hat < 0.7 and effective >= 1000
+    other = fit(fedlaplace(HOSPITALS.sampled), HOSPITALS.data(), rounds=12, engine="sequential")
+    for name, value in named_leaves(fitted.progress.server).items():
+        close(named_leaves(other.progress.server)[name].double(), value.double(), 1e-6)
+
+
+@needs_files
+def test_the_mode_of_the_hospitals_on_either_engine() -> None:
+    method = fedlaplace(HOSPITALS.sampled, corrections=0, points=8)
+    with pytest.warns(UserWarning, match="rounds ended while"):
+        one, other = (fit(method, HOSPITALS.data(), rounds=3, engine=engine) for engine in ("vectorised", "sequential"))
+    close(one.progress.server["loc"], other.progress.server["loc"], 1e-8)
+    close(one.progress.server["precision"], other.progress.server["precision"], 1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ bad starts
+def bad_start(problem: Problem, seed: int) -> dict[str, Tensor]:
+    """A draw of the prior; of seed 0, the value of every site that is 0 without its constraint."""
+    program = hierfl.read(problem.sampled, guides.conditional, problem.data())
+    sites = program.latents.global_block.sites
+    if seed == 0:
+        return {site.name: site.transform(torch.zeros_like(site.free_start)) for site in sites}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        nodes: Any = pyro.poutine.trace(problem.sampled).get_trace(program.prototype).nodes
+    return {site.name: nodes[site.name]["value"] for site in sites}
+
+
+CENTRED = replace(RADON, sampled=RADON.ways["conditional"].model)
+STARTS = [pytest.param(seed, marks=() if seed == 4 else slow) for seed in range(21)]
+
+
+@pytest.mark.parametrize("seed", STARTS)
+def test_radon_arrives_from_a_bad_start(seed: int) -> None:
+    method = fedlaplace(CENTRED.sampled, start=bad_start(CENTRED, seed), points=16, weighed=1024, enough=400)
+    errors = of_global_sites(fit(method, CENTRED.data(), rounds=30), truth_of(CENTRED))
+    assert errors.of("mean").max() < 0.1 and np.abs(errors.of("sd") - 1.0).max() < 0.1, errors
+
+
+@needs_files
+@pytest.mark.parametrize("seed", STARTS)
+def test_the_hospitals_arrive_from_a_bad_start(seed: int) -> None:
+    """At q, which weights would make the posterior, and is about 0.2 sd from it as it is."""
+    method = fedlaplace(HOSPITALS.sampled, start=bad_start(HOSPITALS, seed), corrections=0, points=16)
+    errors = of_global_sites(fit(method, HOSPITALS.data(), rounds=30), truth_of(HOSPITALS))
+    assert errors.of("mean").max() < 0.3, errors
+
+
+def test_rounds_that_do_not_suffice_are_said() -> None:
+    with pytest.warns(UserWarning, match="the rounds ended while climbing"):
+        fit(fedlaplace(CENTRED.sampled, start=bad_start(CENTRED, 4), corrections=0), CENTRED.data(), rounds=3)

@@ -1,0 +1,262 @@
+"""A fit in ArviZ: groups, dimensions, labels, networks by layer; with ArviZ 0.x here, and with 1.x where its interpreter is at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import warnings
+from pathlib import Path
+from typing import Any
+
+import arviz as az
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+import hierfl
+from hierfl import guides
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.methods import fedsvi
+from hierfl.posterior import arviz_groups as groups
+from hierfl.posterior import arviz_io as posterior
+from hierfl.runs.result import Fit
+from tests.programs import federation, fit, logistic, regression
+
+ROOT = Path(__file__).parents[2]
+
+
+def named(data: ClientData) -> ClientData:
+    """The same with names for the columns of x."""
+    return ClientData(data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")})
+
+
+@pytest.fixture(scope="module")
+def ill() -> Fit:
+    torch.set_default_dtype(torch.float64)
+    return fit(fedsvi(logistic), named(federation()), rounds=3, seed=7)
+
+
+# ------------------------------------------------------------------ the groups
+def test_attributes_say_what_was_run(ill: Fit) -> None:
+    attrs = ill.posterior(5, seed=3)["posterior"].attrs
+    assert (attrs["method"], attrs["seed"], attrs["draws_seed"], attrs["rounds"]) == ("fedsvi", 7, 3, 3)
+    assert (attrs["clients"], attrs["rows"]) == (4, 16)
+    assert attrs["bytes_up"] == ill.history["bytes_up"].sum() > 0
+    assert attrs["torch_version"] == torch.__version__ and attrs["pyro-ppl_version"] == pyro.__version__
+    assert attrs["arviz_version"] == az.__version__ and attrs["inference_library_version"] == hierfl.__version__
+
+
+def test_log_likelihoods_are_those_of_the_draws(ill: Fit) -> None:
+    data = ill.federation.data
+    found: Any = ill.posterior(20, seed=3, log_likelihood=True)
+    slope = found["posterior"]["slope"].values[0]
+    owner = data.row_client.numpy()
+    logits = (slope[:, owner] * data.fields["x"].numpy()).sum(-1)
+    y = data.fields["ill"].numpy()
+    wanted = np.where(y > 0.5, -np.logaddexp(0, -logits), -np.logaddexp(0, logits))
+    given = found["log_likelihood"]["ill"]
+    assert given.dims == ("chain", "draw", "row")
+    assert np.allclose(given.values[0], wanted, atol=1e-12)
+    assert given["row_client"].values.tolist() == [data.names[k] for k in owner]
+    assert np.array_equal(found["observed_data"]["ill"].values, y)
+    loo: Any = az.loo
+    with warnings.catch_warnings(action="ignore"):  # of k-hats: twenty draws
+        assert np.isfinite(loo(found).elpd_loo)
+
+
+def test_engines_agree_on_the_groups() -> None:
+    data = federation()
+    one, other = (fit(fedsvi(regression), data, rounds=2, engine=e) for e in ("vectorised", "sequential"))
+    for group in ("posterior", "log_likelihood"):
+        first, second = (f.posterior(5, log_likelihood=True)[group] for f in (one, other))
+        assert all(np.allclose(first[name], second[name], atol=1e-10) for name in first.data_vars)
+    a, b = (f.posterior_predictive(5)["posterior_predictive"]["y"].values for f in (one, other))
+    assert np.allclose(a, b, atol=1e-10)
+    a, b = (f.prior(5)["prior"]["slope"].values for f in (one, other))
+    assert np.allclose(a, b, atol=1e-10)
+
+
+def test_predictive_labels_are_of_the_predictive_distribution(ill: Fit) -> None:
+    """Shares of ones, against the probabilities that `predict` gives; and a client's labels do not depend on who else is asked."""
+    rows = ill.federation.data.select(["east", "north"])
+    found: Any = ill.posterior_predictive(4000, rows=rows, seed=1)
+    drawn = found["posterior_predictive"]["ill"]
+    assert drawn.dims == ("chain", "draw", "row") and set(np.unique(drawn)) == {0.0, 1.0}
+    p = ill.predict(rows, draws=4000, seed=1).mean.numpy()
+    assert np.abs(drawn.values[0].mean(0) - p).max() < 0.04
+    assert found["observed_data"]["ill"].values.tolist() == rows.fields["ill"].tolist()
+    alone: Any = ill.posterior_predictive(4000, rows=ill.federation.data.select(["north"]), seed=1)
+    there = drawn["row_client"].values == "north"
+    assert np.array_equal(alone["posterior_predictive"]["ill"].values[0], drawn.values[0][:, there])
+    unlabelled: Any = ill.posterior_predictive(3, rows=rows.without("ill"))
+    assert "observed_data" not in unlabelled
+
+
+@pytest.mark.usefixtures("global_generator_untouched")
+def test_prior_draws_have_the_priors_moments(ill: Fit) -> None:
+    found: Any = ill.prior(4000, predictive=True)
+    loc, slope = found["prior"]["loc"].values[0], found["prior"]["slope"].values[0]
+    assert np.abs(loc.std(0) - 1.0).max() < 0.05
+    within = slope - loc[:, None]
+    assert np.abs(within.std(0) - 0.7).max() < 0.05, "a client's own, given the same draw of the global sites"
+    assert np.abs(np.corrcoef(within[:, 0, 0], within[:, 1, 0])[0, 1]) < 0.05
+    assert found["prior_predictive"]["ill"].values.mean() == pytest.approx(0.5, abs=0.05)
+
+
+def counts(batch: ClientBatch) -> None:
+    """Poisson labels, a Gamma prior (drawn by torch itself), a value a client, a deterministic site."""
+    rate = pyro.sample("rate", dist.Gamma(3.0, 2.0))
+    pyro.deterministic("log_rate", rate.log())
+    with batch.clients():
+        own = pyro.sample("own", dist.LogNormal(rate.log(), 0.3))
+        pyro.sample("height", dist.Normal(own, 1.0), obs=batch.height)
+        with batch.data():
+            pyro.sample("visits", dist.Poisson(own), obs=batch.visits)
+
+
+def test_counts_values_of_clients_and_priors_that_torch_draws() -> None:
+    fitted = fit(fedsvi(counts), federation(), rounds=2)
+    found: Any = fitted.posterior(6, log_likelihood=True)
+    assert found["log_likelihood"]["height"].dims == ("chain", "draw", "client")
+    assert found["log_likelihood"]["visits"].dims == ("chain", "draw", "row")
+    assert np.allclose(found["posterior"]["log_rate"], np.log(found["posterior"]["rate"]))
+    own = found["posterior"]["own"].values[0]
+    height = found["observed_data"]["height"].values
+    assert np.allclose(found["log_likelihood"]["height"].values[0], -0.5 * (height - own) ** 2 - 0.5 * np.log(2 * np.pi))
+    assert found["observed_data"]["visits"].shape == (16,)
+    drawn: Any = fitted.posterior_predictive(50)
+    assert (drawn["posterior_predictive"]["visits"].values % 1 == 0).all()
+    prior: Any = fitted.prior(50)
+    assert prior["prior"]["rate"].values.mean() == pytest.approx(1.5, abs=0.45)
+
+
+def heavy(batch: ClientBatch) -> None:
+    """Labels that torch draws one at a time only."""
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(torch.zeros(1, 1), 1.0))
+        with batch.data():
+            pyro.sample("y", dist.StudentT(4.0, own, 0.1), obs=batch.y)
+
+
+def test_labels_that_no_mapped_sampler_draws() -> None:
+    fitted = fit(fedsvi(heavy), federation(), rounds=2)
+    drawn, again = (fitted.posterior_predictive(40)["posterior_predictive"]["y"].values for _ in range(2))
+    assert np.array_equal(drawn, again) and len(np.unique(drawn)) == drawn.size
+    north = fitted.posterior(40)["posterior"]["own"].values[0, :, 0]
+    assert np.abs(np.median(drawn[0, :, :5] - north[:, None])) < 0.05
+
+
+# ------------------------------------------------------------------ networks
+@pytest.fixture(scope="module")
+def net() -> Fit:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
+    data = federation()
+    data = data.with_fields(y=(data.fields["visits"].long() % 2))
+    return fit(fedsvi(hierfl.models.bayesian_network(module), guides.mean_field), data, rounds=2)
+
+
+def test_a_large_network_is_summarised_by_layer(net: Fit) -> None:
+    whole: Any = net.posterior(7, seed=1)["posterior"]
+    assert whole["w.0.weight"].shape == (1, 7, 4, 6, 2), "small ones are written out"
+    short: Any = net.posterior(7, seed=1, expand=10)["posterior"]
+    assert set(short.data_vars) == {"w_mean", "w_sd", "w_rms", "w_largest"}
+    assert short["w_sd"].dims == ("chain", "draw", "client", "w_layer")
+    assert short["w_layer"].values.tolist() == ["0", "2"]
+    first = np.concatenate([whole[f"w.0.{part}"].values.reshape(1, 7, 4, -1) for part in ("weight", "bias")], -1)
+    for name, wanted in {
+        "mean": first.mean(-1),
+        "sd": first.std(-1),
+        "rms": np.sqrt((first**2).mean(-1)),
+        "largest": np.abs(first).max(-1),
+    }.items():
+        assert np.allclose(short[f"w_{name}"].values[..., 0], wanted, atol=1e-12)
+
+
+def test_chosen_sites_are_written_out_however_large(net: Fit) -> None:
+    found: Any = net.posterior(7, seed=1, expand=10, sites=["w.2.bias"])["posterior"]
+    assert set(found.data_vars) == {"w.2.bias"}
+    assert np.array_equal(found["w.2.bias"], net.posterior(7, seed=1)["posterior"]["w.2.bias"])
+    with pytest.raises(KeyError, match=r"there is no site 'w.1.bias'; those there are: w.0.weight"):
+        net.posterior(3, sites=["w.1.bias"])
+    with pytest.raises(KeyError, match="give a list"):
+        net.posterior(3, sites="w.2.bias")
+
+
+# ------------------------------------------------------------------ refusals
+def test_refusals(ill: Fit) -> None:
+    with pytest.raises(ValueError, match="draws is 0"):
+        ill.posterior(0)
+    with pytest.raises(ValueError, match="correct is 'sir'"):
+        ill.posterior(3, correct="sir")  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="client 'mid' was not fitted"):
+        ill.posterior_predictive(3, rows=named(federation((2, 2, 2, 2, 2))))
+    with pytest.raises(ValueError, match="site 'client' has the name of a dimension"):
+        posterior.arviz_of({"posterior": {"client": np.zeros(3)}}, {}, {"client": ["a"]})
+    with pytest.raises(ValueError, match=r"'w' of posterior has shape \(1, 3, 2\), and dimensions chain, draw"):
+        posterior.arviz_of({"posterior": {"w": np.zeros((3, 2))}}, {}, {})
+
+
+# ------------------------------------------------------------------ ArviZ 1.x, without torch
+SCRIPT = """
+import importlib.util, json, sys
+import numpy as np
+spec = importlib.util.spec_from_file_location("posterior", sys.argv[1])
+posterior = importlib.util.module_from_spec(spec)
+sys.modules["posterior"] = posterior
+spec.loader.exec_module(posterior)
+assert posterior.DATA_TREE and "torch" not in sys.modules and "hierfl" not in sys.modules
+names = json.load(open(sys.argv[2] + "/names.json"))
+arrays = np.load(sys.argv[2] + "/arrays.npz")
+groups = {}
+for key in arrays.files:
+    group, name = key.split("/")
+    groups.setdefault(group, {})[name] = arrays[key]
+coords = {k: tuple(v) if v and isinstance(v[-1], list) else v for k, v in names["coords"].items()}
+tree = posterior.arviz_of(groups, names["dims"], coords, names["attributes"])
+assert type(tree).__name__ == "DataTree"
+tree.to_netcdf(sys.argv[2] + "/posterior.nc")
+assert tree["posterior"]["slope"].sel(client="south", x="dose").shape == (1, 200)
+assert tree["log_likelihood"]["row_client"].values.tolist()[0] == "north"
+import arviz as az
+assert az.summary(tree, var_names=["loc"]).shape[0] == 2
+one, other = (posterior.elpd_of(arrays["log_likelihood/ill"] * factor) for factor in (1.0, 1.1))
+table = posterior.compared({"one": one, "other": other})
+print(json.dumps({"elpd": one.elpd, "p": one.p, "se": one.se, "each": one.each.tolist(), "k": one.k_hat.tolist(),
+                  "columns": list(table.columns), "first": table.index[0], "weight": float(table.loc["one", "weight"])}))
+"""
+
+
+def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
+    """Arrays saved here become a DataTree there; leave-one-out and comparison are the same by either ArviZ."""
+    python = os.environ.get("HIERFL_PYTHON312")
+    if not python:
+        pytest.skip(
+            "HIERFL_PYTHON312 does not name a Python 3.12 with ArviZ 1 (pip install 'arviz>=1' h5netcdf h5py; no torch needed)"
+        )
+    found = groups.drawn_groups(ill, 200, seed=0, sites=None, expand=1000)
+    found.rows("log_likelihood", groups.log_likelihoods(ill, ill.draws(200)), ill.federation.data)
+    found.rows("observed_data", groups.observed(ill, ill.federation.data), ill.federation.data)
+    arrays = {f"{group}/{name}": value for group, part in found.arrays.items() for name, value in part.items()}
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    coords = {name: list(values) for name, values in found.coords.items()}
+    names = {"dims": found.dims, "coords": coords, "attributes": groups.attributes(ill, 0)}
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    command = [python, "-W", "ignore", "-c", SCRIPT, str(ROOT / "hierfl" / "posterior" / "arviz_io.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    there = json.loads(done.stdout.splitlines()[-1])
+    likelihood = arrays["log_likelihood/ill"]
+    one, other = (posterior.elpd_of(likelihood * factor) for factor in (1.0, 1.1))
+    table = posterior.compared({"one": one, "other": other})
+    assert there["columns"] == list(table.columns) and there["first"] == table.index[0]
+    assert there["elpd"] == pytest.approx(one.elpd, abs=1e-6) and there["p"] == pytest.approx(one.p, abs=1e-6)
+    assert np.allclose(there["each"], one.each, atol=1e-6)
+    back: Any = az.from_netcdf(str(tmp_path / "posterior.nc"))  # type: ignore[no-untyped-call]
+    assert back["posterior"]["slope"].dims == ("chain", "draw", "client", "x"), "what 1.x writes, 0.x reads"

@@ -1,0 +1,122 @@
+"""A client without data is predicted for from the global level alone, and as the prior has it."""
+
+from dataclasses import replace
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from hierfl import fit, guides, methods
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.optimisers import Adam
+from hierfl.posterior.new_clients import expected_of_clients, predict_from_prior
+from hierfl.runs.result import Fit
+
+
+def gaussian(batch: ClientBatch) -> None:
+    loc = pyro.sample("loc", dist.Normal(0.0, 3.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(loc, scale))
+        with batch.data():
+            pyro.sample("y", dist.Normal(w + batch.x, 0.5), obs=batch.y)
+
+
+def rows(names: list[str], n: int = 4, *, shift: float = 0.0) -> ClientData:
+    x = torch.linspace(-1.0, 1.0, n)
+    return ClientData.from_clients({name: {"x": x, "y": x + i + shift} for i, name in enumerate(names)})
+
+
+@pytest.fixture
+def fitted() -> Fit:
+    method = methods.fedsvi(gaussian, guides.conditional(newton_steps=0), optimiser=Adam(0.1))
+    return fit(method, rows(["a", "b", "c"]), rounds=40, compile=False)
+
+
+def test_moments_are_those_of_the_prior_given_the_global_draws(fitted: Fit) -> None:
+    """E y = E loc + x and Var y = Var loc + E scale^2 + 0.5^2, over the draws of loc and scale."""
+    draws = 4000
+    shared = fitted.draws(draws).shared
+    new = rows(["new"], shift=50.0)
+    found = predict_from_prior(fitted, new, draws=draws)
+    spread = (shared["loc"].var() + shared["scale"].square().mean() + 0.25).sqrt()
+    torch.testing.assert_close(found.mean, shared["loc"].mean() + new.fields["x"], atol=4 * float(spread) / draws**0.5, rtol=0.0)
+    assert found.sd is not None
+    torch.testing.assert_close(found.sd, spread.expand(4), atol=0.0, rtol=0.06)
+
+
+def test_what_is_expected_of_a_client_has_the_prior_s_moments_and_knows_no_row_of_its(fitted: Fit) -> None:
+    draws = 4000
+    found, shared = expected_of_clients(fitted, draws=draws)["w"], fitted.draws(draws).shared
+    assert found.shape == (draws, 3)
+    spread = (shared["loc"].var() + shared["scale"].square().mean()).sqrt()
+    torch.testing.assert_close(found.mean(0), shared["loc"].mean().expand(3), atol=4 * float(spread) / draws**0.5, rtol=0.0)
+    torch.testing.assert_close(found.std(0), spread.expand(3), atol=0.0, rtol=0.08)
+    assert float(found[:, :2].T.corrcoef()[0, 1].abs()) < 0.9  # drawn apart, given the same globals
+
+
+def test_log_score_is_of_the_mean_density(fitted: Fit) -> None:
+    """Given loc and scale, a row's density is Normal(loc + x, scale^2 + 0.5^2); averaged over draws of them."""
+    new, shared = rows(["new"]), fitted.draws(20_000).shared
+    found = predict_from_prior(fitted, new, draws=20_000).log_score
+    exact = dist.Normal(shared["loc"], (shared["scale"] ** 2 + 0.25).sqrt())
+    known = torch.stack([exact.log_prob(y - x).exp().mean().log() for x, y in zip(new.fields["x"], new.fields["y"], strict=True)])
+    assert found is not None
+    torch.testing.assert_close(found, known, atol=0.05, rtol=0.0)
+
+
+def test_labels_names_and_other_newcomers_change_nothing(fitted: Fit, global_generator_untouched: None) -> None:
+    new = rows(["new", "b", "other"])
+    all_three = predict_from_prior(fitted, new, draws=30)
+    unlabelled = predict_from_prior(fitted, new.without("y"), draws=30)
+    assert unlabelled.log_score is None
+    torch.testing.assert_close(unlabelled.mean, all_three.mean)
+    turned = predict_from_prior(fitted, new.select(["other", "b", "new"]), draws=30)
+    torch.testing.assert_close(turned.mean.reshape(3, 4).flip(0).flatten(), all_three.mean)
+    # "b" was fitted near 1; as a newcomer it is as wide as any
+    assert all_three.sd is not None
+    assert float(all_three.sd[4:8].min()) > 2 * float(fitted.predict(rows(["b"])).sd.max())  # type: ignore[union-attr]
+    again, moved = (predict_from_prior(fitted, new, draws=30, seed=seed) for seed in (0, 1))
+    assert torch.equal(again.mean, all_three.mean)
+    assert not torch.equal(moved.mean, all_three.mean)
+
+
+def test_ragged_newcomers_keep_their_rows_apart(fitted: Fit) -> None:
+    x = [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([5.0])]
+    new = ClientData.from_clients({name: {"x": v, "y": v} for name, v in zip("pq", x, strict=True)})
+    found = predict_from_prior(fitted, new, draws=30)
+    assert found.mean.shape == (4,)
+    alone = predict_from_prior(fitted, new.select(["q"]), draws=30)
+    torch.testing.assert_close(found.mean[3:], alone.mean)
+    sequential = replace(fitted, federation=replace(fitted.federation, engine="sequential"))
+    torch.testing.assert_close(predict_from_prior(sequential, new, draws=30).mean, found.mean)
+
+
+def test_a_point_estimate_leaves_the_spread_of_clients() -> None:
+    method = methods.fedsvi(gaussian, guides.mean_field, optimiser=Adam(0.1), local_optimiser=Adam(0.1))
+    point = fit(method, rows(["a", "b", "c"]), rounds=5, compile=False)
+    assert predict_from_prior(point, rows(["new"]), draws=200).scores().loc["new", "rmse"] > 0.0
+
+
+def test_fields_that_the_model_needs_are_asked_for(fitted: Fit) -> None:
+    with pytest.raises(ValueError, match="the rows have no field 'x', which the model or its guide reads"):
+        predict_from_prior(fitted, rows(["new"]).without("x"))
+
+
+def test_a_prior_that_torch_draws_itself_is_drawn_one_client_at_a_time(global_generator_untouched: None) -> None:
+    def model(batch: ClientBatch) -> None:
+        rate = pyro.sample("rate", dist.LogNormal(0.0, 0.1))
+        with batch.clients():
+            w = pyro.sample("w", dist.Gamma(4.0, rate))
+            with batch.data():
+                pyro.sample("y", dist.Normal(w + batch.x, 0.5), obs=batch.y)
+
+    found = fit(methods.fedsvi(model, guides.mean_field), rows(["a", "b"]), rounds=2, compile=False)
+    new = rows(["new", "other"], n=2)
+    predicted = predict_from_prior(found, new, draws=400)
+    expected = 4.0 / found.draws(400).shared["rate"].mean()
+    torch.testing.assert_close(predicted.mean - new.fields["x"], expected.expand(4), atol=0.4, rtol=0.0)
+    assert not torch.equal(predicted.mean[:2], predicted.mean[2:])
+    assert torch.equal(predict_from_prior(found, new, draws=400).mean, predicted.mean)

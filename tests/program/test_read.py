@@ -1,0 +1,245 @@
+"""Every mistake in a program or its data: one message, with the name of what is wrong and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from hierfl import guides
+from hierfl.data.batch import ClientBatch
+from hierfl.program.program import ProgramError
+from tests.programs import federation, read
+
+Fn = Callable[[ClientBatch], Any]
+
+
+def model(*, outside: Fn | None = None, inside: Fn | None = None, rows: Fn | None = None) -> Fn:
+    """A model that is right, but for what is put where."""
+
+    def built(batch: ClientBatch) -> None:
+        pyro.sample("g", dist.Normal(0.0, 1.0))
+        if outside:
+            outside(batch)
+        with batch.clients():
+            own = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            if inside:
+                inside(batch)
+            with batch.data():
+                if rows:
+                    rows(batch)
+                pyro.sample("y", dist.Normal((batch.x * own).sum(-1), 1.0), obs=batch.y)
+
+    return built
+
+
+def guide(*, g: Fn | None = None, w: Fn | None = None, extra: Fn | None = None) -> Fn:
+    """A guide of it that is right, but for what is put in a site's place."""
+
+    def built(batch: ClientBatch) -> None:
+        (g or (lambda batch: pyro.sample("g", dist.Normal(0.0, 1.0))))(batch)
+        if extra:
+            extra(batch)
+        with batch.clients():
+            (w or (lambda batch: pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))))(batch)
+
+    return built
+
+
+def nothing(batch: ClientBatch) -> None:
+    pass
+
+
+def test_what_is_right_is_read() -> None:
+    program = read(model(), guide(), federation())
+    assert [(site.name, site.is_local) for site in program.latents.sites] == [("g", False), ("w", True)]
+    assert program.labels == {"y": "y"}
+
+
+# ------------------------------------------------------------------ the model
+def no_clients(batch: ClientBatch) -> None:
+    with batch.data():
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=batch.y)
+
+
+def no_plates(batch: ClientBatch) -> None:
+    pyro.sample("y", dist.Normal(batch.x[..., 0], 1.0), obs=batch.y)
+
+
+def no_labels(batch: ClientBatch) -> None:
+    with batch.clients():
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+
+def read_outside(batch: ClientBatch) -> None:
+    with batch.clients():
+        own = pyro.sample("w", dist.Normal(0.0, 1.0))
+    pyro.sample("leak", dist.Normal(own, 1.0))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+
+
+def impossible(batch: ClientBatch) -> None:
+    g = pyro.sample("g", dist.Normal(0.0, 1.0))
+    with batch.clients(), batch.data():
+        pyro.sample("visits", dist.Poisson(0.0 * g.exp()), obs=batch.visits)
+
+
+def minus_infinity(batch: ClientBatch) -> None:
+    pyro.factor("f", torch.tensor(-torch.inf).expand(batch.num_clients, 1))
+
+
+def wrong_width(batch: ClientBatch) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+
+
+def absent_field(batch: ClientBatch) -> None:
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(batch.age, 1.0), obs=batch.y)
+
+
+def twice(batch: ClientBatch) -> None:
+    pyro.sample("g", dist.Normal(0.0, 1.0))
+
+
+def no_event(batch: ClientBatch) -> None:
+    pyro.sample("v", dist.Normal(torch.zeros(2), 1.0))
+
+
+def own_plate(batch: ClientBatch) -> None:
+    with batch.plate("items", 3, dim=-1):
+        pyro.sample("v", dist.Normal(0.0, 1.0))
+
+
+def shared_in_plate(batch: ClientBatch) -> None:
+    pyro.param("shared", torch.zeros(2))
+
+
+def own_outside(batch: ClientBatch) -> None:
+    pyro.param("own", torch.zeros(batch.num_clients, 1))
+
+
+def once_each(batch: ClientBatch) -> None:
+    pyro.param("p", torch.zeros(batch.num_clients, 1))
+
+
+WRONG_MODELS: dict[str, tuple[Fn, str]] = {
+    "likelihood outside all plates": (no_plates, r"'y' .*outside the clients plate.*batch\.clients\(\)"),
+    "data plate without the clients plate": (no_clients, r"'y' is in the data plate but not in the clients plate"),
+    "nothing observed": (no_labels, r"observes no field inside the clients plate.*obs=batch\.y"),
+    "local site read outside its plate": (read_outside, r"'leak' stands outside the clients plate.*reads a local site"),
+    "missing to_event, global": (model(outside=no_event), r"'v' has batch shape \(2,\).*\(none\).*\.to_event\(1\)"),
+    "missing to_event, local": (model(inside=no_event), r"'v' has batch shape \(\d, 2\)|'v' .*\.to_event\(1\)"),
+    "a latent number a row": (
+        model(rows=lambda batch: pyro.sample("z", dist.Normal(0.0, 1.0))),
+        r"'z' is latent in the data plate, one value a row",
+    ),
+    "discrete": (
+        model(inside=lambda batch: pyro.sample("k", dist.Categorical(torch.ones(3)))),
+        r"'k' is discrete \(Categorical\).*sum it out",
+    ),
+    "discrete, global": (
+        model(outside=lambda batch: pyro.sample("k", dist.Bernoulli(0.5))),
+        r"'k' is discrete \(Bernoulli\).*sum it out",
+    ),
+    "a plate in the clients' place": (model(inside=own_plate), r"'v'.*dim -3 and below"),
+    "two sites of one name": (model(outside=twice), r"(?s)model fails .*'g'"),
+    "a field that is not there": (absent_field, r"no field 'age'; they have height, ill, visits, x, y"),
+    "widths that do not fit": (wrong_width, r"(?s)the model fails .*size of tensor.*'x': \(\d, 5, 2\)"),
+    "zero density at the start": (impossible, r"log-density of the log-likelihood is -?inf where the guide starts"),
+    "zero density of a factor": (model(inside=minus_infinity), r"log-density of the local sites is -?inf where the guide starts"),
+    "zero density of a global factor": (
+        model(outside=lambda batch: pyro.factor("f", torch.tensor(-torch.inf))),
+        r"log-density of the global sites is -?inf where the guide starts",
+    ),
+    "param in the plate without clients": (
+        model(inside=shared_in_plate),
+        r"'shared' is inside the clients plate.*\(num_clients, 1",
+    ),
+    "param of clients outside the plate": (model(outside=own_outside), r"'own' is outside the clients plate.*must not depend"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_MODELS)
+def test_models_that_cannot_be_run(what: str) -> None:
+    wrong, message = WRONG_MODELS[what]
+    with pytest.raises(ProgramError, match=message):
+        read(wrong, guides.mean_field, federation())
+
+
+def test_a_param_is_local_or_global_not_both() -> None:
+    with pytest.raises(
+        ProgramError, match="param 'p' is declared both inside and outside the clients plate: give them two names"
+    ):
+        read(
+            model(inside=once_each),
+            guide(extra=lambda batch: pyro.param("p", torch.zeros(1, 1))),
+            federation(),
+        )
+
+
+# ------------------------------------------------------------------ the guide
+def narrow(batch: ClientBatch) -> None:
+    pyro.sample("w", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+
+
+def inside(batch: ClientBatch) -> None:
+    with batch.clients():
+        pyro.sample("g", dist.Normal(0.0, 1.0))
+
+
+WRONG_GUIDES: dict[str, tuple[Fn, str]] = {
+    "lacks a global site": (guide(g=nothing), r"site 'g' is in the model but not in the guide"),
+    "lacks a local site": (guide(w=nothing), r"site 'w' is in the model but not in the guide"),
+    "has a site of its own": (
+        guide(extra=lambda batch: pyro.sample("z", dist.Normal(0.0, 1.0))),
+        r"site 'z' is in the guide but not in the model: rename it, or mark it infer=\{'is_auxiliary': True\}",
+    ),
+    "another event shape": (guide(w=narrow), r"site 'w' has shape \(1, 1, 1\) in the guide, \(1, 1, 2\) in the model"),
+    "another side of the plate": (guide(g=inside), r"site 'g' .*(shape|inside the clients plate in the guide)"),
+    "no event": (
+        guide(w=lambda batch: pyro.sample("w", dist.Normal(torch.zeros(2), 1.0))),
+        r"'w' has batch shape.*\.to_event\(1\)",
+    ),
+    "a site twice": (guide(extra=twice), r"(?s)the guide fails .*'g'"),
+    "no such field": (guide(extra=lambda batch: batch.age), r"the guide fails.*no field 'age'"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_GUIDES)
+def test_guides_that_do_not_fit(what: str) -> None:
+    wrong, message = WRONG_GUIDES[what]
+    with pytest.raises(ProgramError, match=message):
+        read(model(), wrong, federation())
+
+
+def test_a_guide_outside_the_support() -> None:
+    def spread(batch: ClientBatch) -> None:
+        s = pyro.sample("s", dist.HalfNormal(1.0))
+        with batch.clients(), batch.data():
+            pyro.sample("y", dist.Normal(0.0, s), obs=batch.y)
+
+    def negative(batch: ClientBatch) -> None:
+        pyro.sample("s", dist.Normal(pyro.param("at", torch.tensor(-5.0)), 0.01))
+
+    with pytest.raises(ProgramError, match=r"(?s)where the guide starts"):
+        read(spread, negative, federation())
+
+
+@pytest.mark.parametrize("family", [guides.structured, guides.conditional, guides.low_rank])
+def test_a_site_named_as_a_guides_own(family: Any) -> None:
+    def clash(batch: ClientBatch) -> None:
+        pyro.sample("_shared", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            own = pyro.sample("_local", dist.Normal(0.0, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+
+    with pytest.raises(ProgramError, match=r"(?s)the guide fails .*'_shared'"):
+        read(clash, family, federation())

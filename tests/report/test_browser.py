@@ -1,0 +1,130 @@
+"""The page in a browser: headless Chromium lays it out, wide and narrow, light and dark, and prints it."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.image import imread
+
+from hierfl.methods import fedsvi
+from tests.programs import fit, logistic
+from tests.report.test_report import fitted
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER = os.environ.get("HIERFL_CHROMIUM") or next((found for found in map(shutil.which, NAMES) if found), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is on the path: the page cannot be laid out")
+WIDE, NARROW = 1280, 360
+
+# What a person would see, measured in the page itself: overflow, pictures, contrast, and what the keyboard reaches, in its order.
+MEASURE = """
+<script>
+addEventListener("load", () => {
+  const parse = c => (c.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+    if (c.length && (c.length < 4 || c[3] > 0)) return c; } return [255, 255, 255]; };
+  const contrasts = [...document.querySelectorAll("h1,h2,p,li,td,th,caption,figcaption,a,footer,strong,span")].filter(e =>
+    e.textContent.trim() && !e.classList.contains("skip")).map(e => {
+      const pair = [light(parse(getComputedStyle(e).color)), light(ground(e))].sort((a, b) => b - a);
+      return [(pair[0] + 0.05) / (pair[1] + 0.05), e.tagName + " " + e.textContent.trim().slice(0, 30)]; }).sort((a, b) => a[0] - b[0]);
+  const images = [...document.images];
+  const found = {
+    inner: innerWidth, wide: document.documentElement.scrollWidth, ground: ground(document.body), contrast: contrasts[0],
+    broken: images.filter(i => !i.complete || !i.naturalWidth).length, images: images.length,
+    stretched: images.filter(i => Math.abs(i.width / i.height - i.naturalWidth / i.naturalHeight) > 0.15).length,
+    small: Math.min(...images.map(i => i.getBoundingClientRect().width / i.getAttribute("width"))),
+    fetched: performance.getEntriesByType("resource").map(r => r.name).filter(n => !n.startsWith("data:")),
+    focus: [...document.querySelectorAll("a[href],[tabindex]")].filter(e => e.tabIndex >= 0)
+      .map(e => e.tagName + (e.getAttribute("href") || "")),
+    forced: [...document.querySelectorAll("[tabindex]")].filter(e => e.tabIndex > 0).length,
+  };
+  const out = document.createElement("pre"); out.id = "measured"; out.textContent = JSON.stringify(found);
+  parent.document.body.append(out);
+});
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_default_dtype(torch.float64)
+    f, test = fitted("binary")
+    alone = fit(fedsvi(logistic), f.federation.data, rounds=1)
+    path = tmp_path_factory.mktemp("browser") / "report.html"
+    f.report(path, held_out=test, foreign=test.with_fields(x=6.0 * test.fields["x"]).without("ill"), alone=alone, draws=60)
+    return path
+
+
+def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """One run of the browser, with a profile of its own and no network."""
+    assert BROWSER is not None
+    fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={page.parent / 'profile'}"]
+    fixed += ["--proxy-server=127.0.0.1:9", "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage"]
+    return subprocess.run([BROWSER, *fixed, *options, page.as_uri()], capture_output=True, text=True, timeout=240, check=False)
+
+
+@cache
+def laid_out(page: Path, width: int, dark: bool) -> dict[str, Any]:
+    probe = page.with_name(f"probe-{width}-{dark}.html")
+    text = page.read_text(encoding="utf-8").replace("</body>", f"{MEASURE}</body>")
+    if width < 500:  # no window is narrower; a frame may be
+        frame = f'style="width: {width}px; height: 900px; border: 0"'
+        text = f'<!DOCTYPE html><html><body><iframe {frame} srcdoc="{html.escape(text)}"></iframe></body></html>'
+    probe.write_text(text, encoding="utf-8")
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    done = browse(probe, "--dump-dom", "--virtual-time-budget=4000", f"--window-size={max(width, 500)},900", scheme)
+    found = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    measured: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return measured
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_it_fits_every_width_and_all_pictures_show(page: Path, width: int) -> None:
+    found = laid_out(page, width, False)
+    assert found["inner"] == width and found["wide"] <= width
+    assert found["images"] >= 8 and found["broken"] == found["stretched"] == 0
+    assert found["small"] > (0.95 if width > 1000 else 0.6)  # of the size at which a figure's letters are 12 pixels high
+    assert found["fetched"] == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_words_can_be_read_by_day_and_night(page: Path, dark: bool) -> None:
+    found = laid_out(page, WIDE, dark)
+    assert (sum(found["ground"][:3]) < 200) == dark
+    assert found["contrast"][0] >= 4.5, found["contrast"]  # WCAG 2.2, level AA
+
+
+def test_the_keyboard_reaches_all_in_the_order_of_the_page(page: Path) -> None:
+    found = laid_out(page, WIDE, False)
+    assert found["focus"][0] == "A#main" and found["forced"] == 0
+    links = [name for name in found["focus"] if name.startswith("A#")][1:]
+    assert links[0] == "A#summary" and links[-1] == "A#checks" and len(links) == 9
+    assert found["focus"].count("DIV") >= 5  # tables that scroll
+
+
+def test_it_prints_whole(page: Path, tmp_path: Path) -> None:
+    printed = tmp_path / "report.pdf"
+    done = browse(page, f"--print-to-pdf={printed}", "--no-pdf-header-footer")
+    assert printed.exists(), done.stderr[-2000:]
+    content = printed.read_bytes()
+    assert content.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", content)) >= 3
+
+
+def test_a_screenshot_is_not_blank(page: Path, tmp_path: Path) -> None:
+    shot = tmp_path / "report.png"
+    done = browse(page, f"--screenshot={shot}", f"--window-size={WIDE},2000")
+    assert shot.exists(), done.stderr[-2000:]
+    picture = imread(shot)
+    assert picture.shape[:2] == (2000, WIDE) and picture[..., :3].std() > 0.05

@@ -1,0 +1,245 @@
+"""Checkpoints: whole or not at all, resumed bit for bit, refused when they are of another run, global and local apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hierfl
+from hierfl import guides, models
+from hierfl.core.trees import named_leaves
+from hierfl.method import Method
+from hierfl.optimisers import SGD, Adam, TorchOptimiser
+from hierfl.runs import checkpoint as state
+from hierfl.runs.result import Fit
+from tests.programs import federation, fit, regression
+
+
+def personal() -> Any:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(2, 1)
+    return models.bayesian_network(net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0)
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "structured": lambda: hierfl.methods.fedsvi(regression, batch_size=2, local_steps=1),
+    "conditional": lambda: hierfl.methods.fedsvi(
+        regression, guides.conditional, optimiser=TorchOptimiser(torch.optim.NAdam, {"lr": 0.05})
+    ),
+    "pfedme": lambda: hierfl.methods.pfedme(personal(), steps=2, prox_steps=2, batch_size=2),
+    "fedavg": lambda: hierfl.methods.fedavg(
+        models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
+        optimiser=SGD(0.01, 0.9),
+        steps=2,
+        batch_size=2,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)  # torch's layers start as its generator has it
+
+
+def same(one: Fit, two: Fit) -> None:
+    for a, b in ((one.progress.server, two.progress.server), (one.progress.table, two.progress.table)):
+        left, right = named_leaves(a), named_leaves(b)
+        assert left.keys() == right.keys()
+        for name, value in left.items():
+            assert value.dtype == right[name].dtype
+            assert torch.equal(value, right[name]), name
+    assert one.progress.round == two.progress.round
+    told = [f.history.drop(columns="seconds") for f in (one, two)]
+    assert told[0].equals(told[1])
+
+
+# ------------------------------------------------------------------ round trips and resuming
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("cohort", [None, 2])
+def test_a_resumed_run_is_the_run_that_was_not_cut(name: str, cohort: int | None, tmp_path: Path) -> None:
+    method, data = METHODS[name](), federation((5, 3, 7, 1, 2))
+    whole = fit(method, data, rounds=7, seed=3, cohort=cohort)
+    cut = run_until(4, method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, every=2)
+    assert cut == 4
+    resumed = fit(method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, every=2, resume=True)
+    same(whole, resumed)
+    assert [p.name for p in state.checkpoints(tmp_path)] == ["round-00000006", "round-00000007"]
+    same(whole, fit(method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, resume=True))
+
+
+def run_until(last: int, method: Method, data: hierfl.ClientData, **options: Any) -> int:
+    """A run that is cut: its process dies in the round after `last`."""
+
+    class Cut(Exception):
+        pass
+
+    server = method.server
+
+    def dying(program: hierfl.Program) -> hierfl.Server:
+        made = server(program)
+
+        def update(held: Any, means: Any, clock: hierfl.Clock) -> Any:
+            if clock.round == last:
+                raise Cut
+            return made.update(held, means, clock)
+
+        return hierfl.Server(made.state, update, made.down, made.final)
+
+    cut = hierfl.Method(method.name, method.model, method.guide, method.client, dying, method.pooled)
+    object.__setattr__(cut, "__recipe__", method.__recipe__)  # type: ignore[attr-defined]
+    with pytest.raises(Cut):
+        fit(cut, data, **options)
+    newest = state.checkpoints(options["checkpoint"])[-1]
+    return int(state.read_record(newest)["round"])
+
+
+def test_early_stopping_goes_on_where_it_was(tmp_path: Path) -> None:
+    train, test = federation((8, 8, 8)).split(0.6, seed=0)
+    options: dict[str, Any] = {"rounds": 60, "held_out": test, "score_every": 2, "patience": 3}
+    method = hierfl.methods.fedsvi(regression, optimiser=Adam(0.5), local_optimiser=Adam(0.5))
+    stopped = fit(method, train, checkpoint=tmp_path, every=1, **options)
+    assert stopped.progress.round < 60, "else there is nothing to test"
+    same(stopped, fit(method, train, checkpoint=tmp_path, every=1, resume=True, **options))
+    scores = stopped.history["held_out_log_score"].dropna().tolist()
+    assert max(scores) == scores[-4], "three scores in a row were no better"
+
+
+def test_bytes_on_disk_are_those_in_memory(tmp_path: Path) -> None:
+    fitted = fit(METHODS["structured"](), federation(), rounds=2, checkpoint=tmp_path)
+    newest = state.checkpoints(tmp_path)[-1]
+    for part, tree in (("global", fitted.progress.server), ("local", fitted.progress.table)):
+        on_disk = load_file(newest / f"{part}.safetensors")
+        assert on_disk.keys() == named_leaves(tree).keys()
+        assert all(torch.equal(on_disk[name], leaf) for name, leaf in named_leaves(tree).items())
+
+
+def test_nothing_on_disk_is_a_pickle(tmp_path: Path) -> None:
+    fit(METHODS["pfedme"](), federation(), rounds=2, checkpoint=tmp_path).save(tmp_path)
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert {p.suffix for p in files} == {".json", ".safetensors"}
+    for path in files:
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+        else:
+            load_file(path)
+
+
+def test_global_and_local_are_apart(tmp_path: Path) -> None:
+    """The shared file holds no param of the plate, nothing with a row a client, and the same bytes however many there are."""
+    sizes = []
+    for n in (2, 5):
+        fitted = fit(METHODS["structured"](), federation((4,) * n), rounds=1, checkpoint=tmp_path / str(n))
+        newest = state.checkpoints(tmp_path / str(n))[-1]
+        shared, local = load_file(newest / "global.safetensors"), load_file(newest / "local.safetensors")
+        names = {spec.name for spec in fitted.program.params if spec.is_local}
+        assert names
+        assert not [key for key in shared if any(name in key for name in names)]
+        assert all(any(name in key for key in local) for name in names)
+        assert all(value.shape[0] == n for value in local.values())
+        sizes.append({key: value.shape for key, value in shared.items()})
+        record = json.loads((newest / "state.json").read_text())
+        assert not any(isinstance(v, list | dict) for row in record["history"] for v in row.values())
+    assert sizes[0] == sizes[1]
+
+
+# ------------------------------------------------------------------ damage
+def damaged(folder: Path, file: str, change: Callable[[bytes], bytes]) -> Path:
+    path = state.checkpoints(folder)[-1] / file
+    path.write_bytes(change(path.read_bytes()))
+    return path
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
+
+
+def later(content: bytes) -> bytes:
+    return content.replace(b'"round": 4', b'"round": 5', 1)
+
+
+DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "truncated": ("global.safetensors", lambda b: b[: len(b) // 2], "global.safetensors is truncated or changed"),
+    "empty": ("local.safetensors", lambda b: b"", "local.safetensors is truncated or changed"),
+    "a bit": ("global.safetensors", flipped, "global.safetensors is truncated or changed"),
+    "a bit of a row": ("local.safetensors", flipped, "local.safetensors is truncated or changed"),
+    "truncated record": ("state.json", lambda b: b[:40], r"state\.json cannot be read"),
+    "no JSON": ("state.json", lambda b: b"\x80\x04K\x01.", r"state\.json cannot be read"),
+    "foreign JSON": ("state.json", lambda b: b'{"format": "other"}', r"state\.json is not of a hierfl run"),
+    "a list": ("state.json", lambda b: b"[1, 2]", r"state\.json is not of a hierfl run"),
+    "a record without hashes": ("state.json", lambda b: b'{"format": "hierfl-run", "version": 1}', "state.json"),
+    "another round": ("state.json", later, "state.json"),
+    "another version": ("state.json", lambda b: b.replace(b'"version": 1', b'"version": 9'), "format 9; this hierfl reads 1"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(what: str, tmp_path: Path) -> None:
+    file, change, message = DAMAGE[what]
+    method, data = METHODS["structured"](), federation()
+    whole = fit(method, data, rounds=6)
+    run_until(4, method, data, rounds=6, checkpoint=tmp_path, every=2)
+    path = damaged(tmp_path, file, change)
+    with pytest.warns(UserWarning, match=f"passed over damaged checkpoints.*round-00000004: .*{message}"):
+        same(whole, fit(method, data, rounds=6, checkpoint=tmp_path, resume=True))
+    assert path.exists()
+
+
+def test_a_missing_file_is_passed_over_too_and_none_left_is_an_error(tmp_path: Path) -> None:
+    method, data = METHODS["structured"](), federation()
+    run_until(4, method, data, rounds=6, checkpoint=tmp_path, every=2)
+    for checkpoint in state.checkpoints(tmp_path):
+        (checkpoint / "local.safetensors").unlink()
+    with pytest.raises(hierfl.CheckpointError, match=r"no whole checkpoint in .*local.safetensors is missing.*start anew"):
+        fit(method, data, rounds=6, checkpoint=tmp_path, resume=True)
+
+
+def test_what_a_dead_process_left_is_cleared(tmp_path: Path) -> None:
+    draft = tmp_path / ".draft-00000001-77"
+    draft.mkdir(parents=True)
+    (draft / "global.safetensors").write_bytes(b"half")
+    method = METHODS["structured"]()
+    fresh = fit(method, federation(), rounds=1, checkpoint=tmp_path, resume=True)
+    assert fresh.progress.round == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000001"]
+
+
+# ------------------------------------------------------------------ another run
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "seed": ({"seed": 1}, r"differs in seed \(seed: 0 there, 1 here\)"),
+    "rounds": ({"rounds": 9}, r"differs in rounds \(rounds: 4 there, 9 here\)"),
+    "cohort": ({"cohort": 2}, r"differs in cohort \(cohort: 4 there, 2 here\)"),
+    "method": ({"method": lambda: hierfl.methods.fedsvi(regression, batch_size=3, local_steps=1)}, "differs in method"),
+    "optimiser": (
+        {"method": lambda: hierfl.methods.fedsvi(regression, batch_size=2, local_steps=1, optimiser=Adam(0.5))},
+        "differs in method",
+    ),
+    "clients": ({"data": lambda: federation().select(["south", "north", "west", "east"])}, "differs in clients"),
+    "rows": ({"data": lambda: federation((4, 4, 7, 1))}, "differs in rows"),
+    "fields": ({"data": lambda: federation().without("ill")}, "differs in fields"),
+    "values": ({"data": lambda: federation(seed=1)}, "differs in rows"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_checkpoint_of_another_run_is_refused(what: str, tmp_path: Path) -> None:
+    options, message = OTHERS[what]
+    run_until(2, METHODS["structured"](), federation(), rounds=4, checkpoint=tmp_path, every=1)
+    made = {k: v() if callable(v) else v for k, v in options.items()}
+    method, data = made.pop("method", METHODS["structured"]()), made.pop("data", federation())
+    with pytest.raises(hierfl.CheckpointError, match=f"is of another run: it {message}.*name another folder"):
+        fit(method, data, checkpoint=tmp_path, resume=True, **{"rounds": 4, **made})
+
+
+def test_a_new_run_in_the_folder_of_an_old_one_is_refused(tmp_path: Path) -> None:
+    """Nothing is lost: a forgotten resume=True must not write over what days of rounds have made."""
+    data = federation()
+    old = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2)
+    with pytest.raises(ValueError, match="holds a run already: go on with it by resume=True"):
+        fit(METHODS["conditional"](), data, rounds=3, checkpoint=tmp_path, every=1)
+    same(old, fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2, resume=True))

@@ -1,0 +1,292 @@
+"""What `fit` gives back: history, scores, early stopping, schedules and averages, predictions by hand, the posterior in ArviZ."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import guides, models
+from hierfl.core.trees import named_leaves
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.methods import fedsvi
+from hierfl.optimisers import SGD, Adam
+from tests.programs import federation, fit, logistic, regression
+
+
+# ------------------------------------------------------------------ history
+def test_history_has_a_row_a_round() -> None:
+    fitted = fit(fedsvi(regression), federation(), rounds=5, cohort=3)
+    table = fitted.history
+    assert table["round"].tolist() == [0, 1, 2, 3, 4]
+    assert set(table["clients"]) == {3}
+    assert table["elbo"].notna().all()
+    message = sum(leaf.nbytes for leaf in named_leaves(fitted.message).values())
+    assert set(table["bytes_down"]) == {3 * message}
+    up = sum(leaf.nbytes for leaf in named_leaves(fitted.message["params"]).values())
+    assert set(table["bytes_up"]) == {3 * (up + 8 + 2 * 8)}, "a gradient, the elbo, and a weight each"
+    assert (table["seconds"] > 0).all()
+    assert "held_out_log_score" not in table
+
+
+@pytest.mark.parametrize("cohort", [None, 2])
+def test_the_logged_elbo_is_that_of_the_pooled_program(cohort: int | None) -> None:
+    """Of a cohort it is an estimate: the mean over all cohorts is the ELBO of all."""
+    data = federation()
+    runs = [fit(fedsvi(regression, guides.delta), data, rounds=1, cohort=cohort, seed=s) for s in range(40)]
+    found = {round(run.history["elbo"][0], 9) for run in runs}
+    whole = fit(fedsvi(regression, guides.delta), data, rounds=1, engine="pooled").history["elbo"][0]
+    assert len(found) == (1 if cohort is None else 6)
+    assert np.mean(list(found)) == pytest.approx(whole, rel=1e-8)
+
+
+@pytest.mark.parametrize("score_every", [1, 3])
+def test_held_out_scores_are_of_the_model_as_it_stands(score_every: int) -> None:
+    """Also in the first half of a run, before params are averaged."""
+    train, test = federation((12, 9, 10)).split(0.6, seed=0)
+    method = fedsvi(regression, optimiser=Adam(0.1), local_optimiser=Adam(0.1))
+    fitted = fit(method, train, rounds=12, held_out=test, score_every=score_every)
+    scores = fitted.history["held_out_log_score"]
+    assert scores.notna().tolist() == [(r + 1) % score_every == 0 for r in range(12)]
+    assert len(set(scores.dropna())) == 12 // score_every, "it moves at every score"
+    first = scores.dropna().iloc[: 6 // score_every]
+    assert first.iloc[-1] > first.iloc[0] or score_every > 1
+    last = fitted.predict(test, draws=50).log_score
+    assert last is not None
+    assert scores.iloc[-1] == pytest.approx(float(last.mean()), abs=1e-12)
+
+
+def test_early_stopping_waits_for_patience_and_keeps_the_last() -> None:
+    train, test = federation((12, 9, 10)).split(0.6, seed=0)
+    wild = fedsvi(regression, optimiser=Adam(0.8), local_optimiser=Adam(0.8), schedule="constant", average=0.0)
+    stopped = fit(wild, train, rounds=100, held_out=test, score_every=2, patience=3)
+    scores = stopped.history["held_out_log_score"].dropna().tolist()
+    assert stopped.progress.round < 100
+    assert len(scores) >= 4
+    assert max(scores) == scores[-4] and all(s <= scores[-4] for s in scores[-3:])
+    same = fit(wild, train, rounds=100, held_out=test, score_every=2, patience=50)
+    assert same.history["elbo"].tolist()[: stopped.progress.round] == stopped.history["elbo"].tolist()
+    kind = fit(fedsvi(regression, optimiser=Adam(0.02)), train, rounds=20, held_out=test, score_every=1, patience=20)
+    assert kind.progress.round == 20
+
+
+def test_a_bar_is_drawn_only_when_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    fit(fedsvi(regression), federation(), rounds=2)
+    assert capfd.readouterr() == ("", ""), "standard error is no terminal here"
+    fit(fedsvi(regression), federation(), rounds=2, progress=True)
+    assert "fedsvi" in "".join(capfd.readouterr())
+
+
+# ------------------------------------------------------------------ schedules and averages
+def path(method: Any, rounds: int) -> list[Tensor]:
+    """The server's params after each round, and last what is read."""
+    from hierfl.engine.federate import federate
+    from hierfl.engine.rounds import begin
+    from hierfl.engine.rounds import rounds as run
+
+    made = federate(method, federation())
+    steps = [p.server["params"]["loc.at"].clone() for p in run(made, begin(made), rounds)]
+    return [*steps, fit(method, federation(), rounds=rounds).message["params"]["loc.at"]]
+
+
+@pytest.mark.parametrize("average", [0.0, 0.25, 0.5, 0.9])
+def test_the_mean_of_the_last_rounds_is_what_is_read(average: float) -> None:
+    *steps, read = path(fedsvi(regression, guides.delta, optimiser=SGD(0.02), average=average), 8)
+    last = max(1, 8 - math.floor((1.0 - average) * 8)) if average else 1
+    assert torch.allclose(read, torch.stack(steps[8 - last :]).mean(0), atol=1e-12)
+
+
+def tilted(batch: ClientBatch) -> None:
+    """A loss that is linear in its one param: every step is the step size, times 4."""
+    slope = pyro.param("loc.at", torch.zeros(()))
+    pyro.factor("tilt", 4.0 * slope)
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_step_sizes_over_the_rounds(schedule: Any) -> None:
+    method = fedsvi(tilted, lambda batch: None, optimiser=SGD(0.01), schedule=schedule)
+    steps = torch.stack([torch.zeros(()), *path(method, 6)[:-1]]).diff()
+    rates = [0.5 * (1 + math.cos(math.pi * r / 6)) if schedule == "cosine" else 1.0 for r in range(6)]
+    assert torch.allclose(steps, 0.04 * torch.tensor(rates), atol=1e-14)
+
+
+# ------------------------------------------------------------------ predictions
+def kinds(batch: ClientBatch) -> None:
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        with batch.data():
+            pyro.sample("kind", dist.Categorical(logits=torch.einsum("...d,...kd->...k", batch.x, w)), obs=batch.kind)
+
+
+def test_predictions_are_means_over_draws() -> None:
+    data = federation()
+    data = data.with_fields(kind=(data.fields["visits"].long() % 3))
+    rows, asked = data.select(["east", "north"]), data.select(["east", "north"]).without("ill", "kind")
+    owner = torch.tensor([2, 0])[rows.row_client]
+    x = rows.fields["x"]
+
+    binary = fit(fedsvi(logistic), data, rounds=2)
+    slope = binary.draws(30, seed=4).own["slope"][:, owner]
+    p = torch.sigmoid((slope * x).sum(-1))
+    found = binary.predict(rows, draws=30, seed=4)
+    density = torch.where(rows.fields["ill"] > 0.5, p, 1 - p)
+    assert found.kind == "binary"
+    assert torch.allclose(found.mean, p.mean(0), atol=1e-12)
+    assert torch.allclose(found.log_score, density.mean(0).log(), atol=1e-12)  # type: ignore[arg-type]
+    assert torch.allclose(found.sd, (p.mean(0) * (1 - p.mean(0))).sqrt(), atol=1e-9)  # type: ignore[arg-type]
+    unlabelled = binary.predict(asked.with_fields(kind=rows.fields["kind"]), draws=30, seed=4)
+    assert unlabelled.log_score is None
+    assert torch.equal(unlabelled.mean, found.mean)
+
+    classes = fit(fedsvi(kinds), data, rounds=2)
+    w = classes.draws(30, seed=4).own["w"][:, owner]
+    p = torch.softmax(torch.einsum("nd,snkd->snk", x, w), -1)
+    found = classes.predict(rows, draws=30, seed=4)
+    assert (found.kind, found.sd) == ("categorical", None)
+    assert torch.allclose(found.mean, p.mean(0), atol=1e-12)
+    assert torch.allclose(found.log_score.exp(), p.mean(0)[torch.arange(len(x)), rows.fields["kind"]], atol=1e-12)  # type: ignore[union-attr]
+
+    numeric = fit(fedsvi(regression), data, rounds=2)
+    loc = (numeric.draws(30, seed=4).own["slope"][:, owner] * x).sum(-1)
+    found = numeric.predict(rows, draws=30, seed=4)
+    assert found.kind == "numeric"
+    assert torch.allclose(found.mean, loc.mean(0), atol=1e-12)
+    assert torch.allclose(found.sd**2, 1.0 + loc.var(0, correction=0), atol=1e-9)  # type: ignore[operator]
+    expected = dist.Normal(loc, 1.0).log_prob(rows.fields["y"]).logsumexp(0) - math.log(30)
+    assert torch.allclose(found.log_score, expected, atol=1e-12)  # type: ignore[arg-type]
+
+
+def test_scores_by_client() -> None:
+    fitted = fit(fedsvi(logistic), federation(), rounds=2)
+    rows = federation().select(["west", "south"])
+    found = fitted.predict(rows, draws=20)
+    table = found.scores()
+    assert table.index.tolist() == ["west", "south"]
+    assert table["rows"].tolist() == [1, 3]
+    y, p = rows.fields["ill"], found.mean
+    assert table["brier"]["south"] == pytest.approx(float((p[1:] - y[1:]).square().mean()))
+    assert table["accuracy"]["west"] == float((p[0] > 0.5) == (y[0] > 0.5))
+    assert table["log_score"]["south"] == pytest.approx(float(found.log_score[1:].mean()))  # type: ignore[index]
+
+
+def test_one_clients_prediction_does_not_depend_on_who_else_is_asked_or_how_many_rows() -> None:
+    fitted = fit(fedsvi(regression), federation(), rounds=2)
+    whole = fitted.predict(federation(), draws=20, seed=1)
+    alone = fitted.predict(federation().select(["east"]), draws=20, seed=1)
+    assert torch.allclose(alone.mean, whole.mean[8:15], atol=1e-12)
+    few = fitted.predict(federation().where(torch.arange(16) == 9), draws=20, seed=1)
+    assert torch.allclose(few.mean, whole.mean[9:10], atol=1e-12)
+
+
+# ------------------------------------------------------------------ the posterior
+def test_draws_depend_on_the_seed_alone_and_their_start_is_the_same() -> None:
+    fitted = fit(fedsvi(regression), federation(), rounds=2)
+    one, again, other, longer = (fitted.draws(n, seed=s) for n, s in ((20, 1), (20, 1), (20, 2), (50, 1)))
+    assert torch.equal(one.own["slope"], again.own["slope"])
+    assert not torch.equal(one.own["slope"], other.own["slope"])
+    assert torch.allclose(longer.own["slope"][:20], one.own["slope"], atol=1e-12)
+    assert not torch.equal(one.shared["loc"], fit(fedsvi(regression), federation(), rounds=3).draws(20, seed=1).shared["loc"])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_dims_and_coords_of_the_posterior() -> None:
+    data = federation()
+    named = ClientData(data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")})
+    idata: Any = fit(fedsvi(models.linear()), named, rounds=2).posterior(draws=5, seed=3)
+    posterior = idata.posterior
+    assert posterior["slope_loc"].dims == ("chain", "draw", "x")
+    assert posterior["slope_offset"].dims == ("chain", "draw", "client", "x")
+    assert posterior["slope"].sel(client="south", x="dose").shape == (1, 5)
+    assert posterior["client"].values.tolist() == list(data.names)
+    assert posterior["x"].values.tolist() == ["age", "dose"]
+    assert "not of a Markov chain" in posterior.attrs["approximation"]
+
+
+def squares(batch: ClientBatch) -> None:
+    lower = pyro.sample("lower", dist.LKJCholesky(2, 1.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.MultivariateNormal(torch.zeros(2), scale_tril=lower))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_matrix_of_features_by_features_has_two_dims() -> None:
+    """The correlations of varying slopes, (D, D): one name for both dimensions is no dataset."""
+    data = federation()
+    named = ClientData(data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")})
+    posterior: Any = fit(fedsvi(squares), named, rounds=1).posterior(draws=3).posterior  # type: ignore[attr-defined]
+    assert posterior["lower"].shape == (1, 3, 2, 2)
+    assert len(set(posterior["lower"].dims)) == 4
+
+
+def test_it_says_what_it_is() -> None:
+    fitted = fit(fedsvi(regression), federation(), rounds=2)
+    assert repr(fitted).startswith("Fit(fedsvi, 4 clients, 2 rounds, ")
+    assert fitted.clients == ("north", "south", "east", "west")
+    assert hierfl.Fit is type(fitted)
+
+
+# ------------------------------------------------------------------ what is observed
+def changed_label(batch: ClientBatch) -> None:
+    """The label is changed before it is observed, and a field of the data is not read."""
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(loc, 1.0))
+        with batch.data():
+            pyro.sample("twice", dist.Normal(w + batch.x[..., 0], 1.0), obs=2.0 * batch.y)
+
+
+def test_a_label_changed_in_the_model_is_scored_as_it_is_observed() -> None:
+    data = federation()
+    fitted = fit(fedsvi(changed_label, guides.conditional), data, rounds=1)
+    found = fitted.predict(data.without("ill", "visits"), draws=1)
+    assert found.label is not None and found.log_score is not None
+    torch.testing.assert_close(found.label, 2.0 * data.fields["y"])
+    torch.testing.assert_close(found.log_score, dist.Normal(found.mean, 1.0).log_prob(found.label))
+    unknown = fitted.predict(data.without("y"), draws=1)
+    torch.testing.assert_close(unknown.mean, found.mean)
+    assert unknown.log_score is None
+    again = fitted.predict(data.with_fields(twice=2.0 * data.fields["y"]), draws=1).scores()
+    assert again["rmse"].iloc[0] == pytest.approx(float((found.mean - found.label)[:5].square().mean().sqrt()))
+
+
+def two_labels(batch: ClientBatch) -> None:
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+            pyro.sample("ill", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.ill)
+
+
+def test_of_two_observed_sites_one_is_named_and_both_are_scored_when_held_out() -> None:
+    data = federation()
+    fitted = fit(fedsvi(two_labels, guides.delta), data, rounds=1, held_out=data, score_every=1)
+    with pytest.raises(ValueError, match="observes a row are 'y', 'ill': say which to predict, site="):
+        fitted.predict(data)
+    with pytest.raises(KeyError, match="no site 'z' a row; those it does are 'y', 'ill'"):
+        fitted.predict(data, site="z")
+    both = sum(fitted.predict(data, site=site, draws=50).known()[1].mean() for site in ("y", "ill"))
+    assert fitted.history["held_out_log_score"].iloc[-1] == pytest.approx(float(both))
+    assert fitted.predict(data.without("y"), site="ill").kind == "binary"
+
+
+def test_a_label_made_of_two_fields_is_refused_by_name() -> None:
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            with batch.data():
+                pyro.sample("rest", dist.Normal(w, 1.0), obs=batch.y - batch.x[..., 0])
+
+    with pytest.raises(ValueError, match=r"site 'rest' observes what is made of the fields x, y: .*data\.with_fields\(rest="):
+        fit(fedsvi(model, guides.delta), federation(), rounds=1)

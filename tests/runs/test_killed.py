@@ -1,0 +1,96 @@
+"""A run whose process is killed at any moment goes on as if nothing had happened: SIGKILL, which nothing can catch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hierfl
+from hierfl.core.trees import named_leaves
+from hierfl.runs import checkpoint as state
+
+SCRIPT = """
+import os, random, signal, sys, time
+import torch
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+from tests.programs import federation, fit, regression
+import hierfl
+from hierfl.runs import checkpoint as state
+
+folder, rounds = sys.argv[1], 40
+method, data = hierfl.methods.fedsvi(regression, batch_size=2, local_steps=1), federation((5, 3, 7, 1, 2))
+options = dict(rounds=rounds, seed=3, cohort=3, every=1)
+
+def run(where):
+    fit(method, data, checkpoint=where, resume=True, **options)
+
+def child(where):
+    pid = os.fork()
+    if not pid:
+        try:
+            run(where)
+        finally:
+            os._exit(0)
+    return pid
+
+fit(method, data, rounds=1)  # so that what a first call costs is paid before the clock runs
+began = time.perf_counter()
+os.waitpid(child(folder + "/whole"), 0)
+whole = time.perf_counter() - began
+moments = random.Random(0)
+reached = []
+for attempt in range(6):
+    pid = child(folder + "/killed")
+    time.sleep(moments.uniform(0.02, 0.35) * whole)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    found = state.checkpoints(folder + "/killed")
+    reached.append(int(found[-1].name[-8:]) if found else 0)
+print(reached)
+os.waitpid(child(folder + "/killed"), 0)
+"""
+
+
+def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+    """Six times, a checkpoint every round: the last to run ends with the bytes of the run that was left alone."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    told = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)], check=True, timeout=300, env=environment, capture_output=True, text=True
+    ).stdout
+    reached = [int(n) for n in told.strip("[]\n").split(",")]
+    assert reached == sorted(reached), "no round that was written is lost"
+    assert reached[-1] > 0 and reached[0] < 40, reached
+    newest = [state.checkpoints(tmp_path / name)[-1] for name in ("whole", "killed")]
+    assert [path.name for path in newest] == ["round-00000040"] * 2
+    for part in ("global.safetensors", "local.safetensors"):
+        assert (newest[0] / part).read_bytes() == (newest[1] / part).read_bytes()
+    records = [state.read_record(path) for path in newest]
+    assert [[row["elbo"] for row in r["history"]] for r in records] == [[row["elbo"] for row in records[0]["history"]]] * 2
+    assert not list((tmp_path / "killed").glob(".draft-*")), "what the killed left behind is cleared"
+
+
+def test_a_killed_write_is_never_seen(tmp_path: Path) -> None:
+    """Stopped between any two of the files of a checkpoint, what is found is the whole one before."""
+    from tests.programs import federation, fit, regression
+
+    method, data = hierfl.methods.fedsvi(regression), federation()
+    whole = fit(method, data, rounds=3)
+    fit(method, data, rounds=3, checkpoint=tmp_path, every=1)
+    newest = state.checkpoints(tmp_path)[-1]
+    for kept in ([], ["global.safetensors"], ["global.safetensors", "local.safetensors"]):
+        draft = tmp_path / ".draft-00000003-1"
+        draft.mkdir()
+        for name in kept:
+            (draft / name).write_bytes((newest / name).read_bytes()[:50])
+        for path in list(newest.iterdir()) if newest.exists() else []:
+            path.unlink()
+        if newest.exists():
+            newest.rmdir()
+        assert [p.name for p in state.checkpoints(tmp_path)] == ["round-00000002"]
+        again = fit(method, data, rounds=3, checkpoint=tmp_path, every=1, resume=True)
+        ours, theirs = named_leaves(whole.progress.server), named_leaves(again.progress.server)
+        assert all(value.equal(theirs[name]) for name, value in ours.items())
+        assert not draft.exists()

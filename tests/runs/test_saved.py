@@ -1,0 +1,230 @@
+"""`fit.save` and `hierfl.load`: with and without the rows, the method made again from its record, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl import guides, models
+from hierfl.core.trees import named_leaves
+from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme
+from hierfl.optimisers import SGD, Adam, TorchOptimiser
+from hierfl.program.recipes import CannotRemake, describe, recorded, remake
+from hierfl.runs.result import Fit
+from tests.programs import FAMILIES, federation, fit, regression
+
+
+def same(one: Fit, two: Fit) -> None:
+    for a, b in ((one.progress.server, two.progress.server), (one.progress.table, two.progress.table)):
+        left, right = named_leaves(a), named_leaves(b)
+        assert left.keys() == right.keys()
+        assert all(torch.equal(value, right[name]) for name, value in left.items())
+    assert one.history.equals(two.history)
+    assert one.clients == two.clients
+    assert one.rounds == two.rounds
+
+
+# ------------------------------------------------------------------ round trips
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fit_comes_back_whole(family: str, tmp_path: Path) -> None:
+    fitted = fit(fedsvi(regression, FAMILIES[family]), federation(), rounds=2, seed=3)
+    fitted.save(tmp_path / "run")
+    back = hierfl.load(tmp_path / "run")
+    same(fitted, back)
+    assert describe(back.method) == describe(fitted.method)
+    for name, value in fitted.federation.data.fields.items():
+        assert torch.equal(back.federation.data.fields[name], value)
+    ours, theirs = fitted.draws(5, seed=2), back.draws(5, seed=2)
+    assert all(torch.equal(ours.own[k], theirs.own[k]) for k in ours.own)
+    assert torch.equal(fitted.predict(federation(), draws=4).mean, back.predict(federation(), draws=4).mean)
+
+
+@pytest.mark.parametrize("given", ["rows saved", "rows handed in", "all handed in"])
+def test_with_and_without_rows(given: str, tmp_path: Path) -> None:
+    method, data = fedsvi(regression), federation()
+    fitted = fit(method, data, rounds=2)
+    fitted.save(tmp_path, with_data=given == "rows saved")
+    options: dict[str, Any] = {} if given == "rows saved" else {"data": data}
+    if given == "all handed in":
+        options["method"] = method
+    same(fitted, hierfl.load(tmp_path, **options))
+
+
+def test_rows_that_were_not_saved_must_be_handed_in(tmp_path: Path) -> None:
+    fitted = fit(fedsvi(regression), federation(), rounds=1)
+    fitted.save(tmp_path)
+    fitted.save(tmp_path, with_data=False)
+    assert not list(tmp_path.glob("*rows*"))
+    with pytest.raises(FileNotFoundError, match=r"saved without the clients' rows: hand them in, load\(\.\.\., data="):
+        hierfl.load(tmp_path)
+
+
+def test_a_run_s_checkpoint_can_be_loaded_and_names_and_features_come_back(tmp_path: Path) -> None:
+    data = federation()
+    named = hierfl.ClientData(data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")})
+    fitted = fit(fedsvi(regression), named, rounds=3, checkpoint=tmp_path)
+    same(fitted, hierfl.load(tmp_path, data=named))
+    fitted.save(tmp_path / "whole")
+    back = hierfl.load(tmp_path / "whole")
+    assert back.federation.data.features == {"x": ("age", "dose")}
+    assert torch.equal(back.federation.data.client_fields["height"], data.client_fields["height"])
+
+
+def test_new_clients_come_back_too(tmp_path: Path) -> None:
+    fitted = fit(fedsvi(regression), federation(), rounds=2)
+    new = fitted.personalise(hierfl.ClientData(**_renamed(federation((4, 2), seed=8), "n")), rounds=3)
+    new.save(tmp_path)
+    back = hierfl.load(tmp_path)
+    same(new, back)
+    assert torch.equal(new.draws(3).own["slope"], back.draws(3).own["slope"])
+
+
+def _renamed(data: hierfl.ClientData, prefix: str) -> dict[str, Any]:
+    names = tuple(prefix + name for name in data.names)
+    return {"fields": data.fields, "offsets": data.offsets, "names": names, "client_fields": data.client_fields}
+
+
+def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
+    """Even by a fit of fewer rounds, or of other clients."""
+    long = fit(fedsvi(regression), federation(), rounds=5)
+    short = fit(fedsvi(regression), federation(seed=4), rounds=2, seed=1)
+    for fitted in (long, long, short):
+        fitted.save(tmp_path)
+        same(fitted, hierfl.load(tmp_path))
+
+
+# ------------------------------------------------------------------ refused
+OTHER_DATA: dict[str, Callable[[], hierfl.ClientData]] = {
+    "another order": lambda: federation().select(["west", "east", "south", "north"]),
+    "other clients": lambda: hierfl.ClientData(**_renamed(federation(), "new ")),
+    "other counts": lambda: federation((7, 1, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_DATA)
+def test_rows_of_others_are_refused(what: str, tmp_path: Path) -> None:
+    """A row of the table belongs to a client by its place: other clients in that place would get another's posterior."""
+    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path, with_data=False)
+    with pytest.raises(hierfl.CheckpointError, match=r"of another run: it differs in (clients|rows)"):
+        hierfl.load(tmp_path, data=OTHER_DATA[what]())
+
+
+def test_another_method_is_refused(tmp_path: Path) -> None:
+    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path)
+    with pytest.raises(hierfl.CheckpointError, match=r"(lacks|is of another run|not float|differs)"):
+        hierfl.load(tmp_path, method=fedsvi(regression, guides.mean_field))
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(hierfl.CheckpointError, match="holds no hierfl run"):
+        hierfl.load(tmp_path)
+    with pytest.raises(hierfl.CheckpointError, match="holds no hierfl run"):
+        hierfl.load(tmp_path / "nowhere")
+    (tmp_path / "round-00000001").mkdir()
+    (tmp_path / "round-00000001" / "state.json").write_text("{}")
+    with pytest.raises(hierfl.CheckpointError, match=r"no checkpoint can be read: round-00000001: .*not of a hierfl run"):
+        hierfl.load(tmp_path)
+
+
+def test_damaged_rows_are_refused_by_name(tmp_path: Path) -> None:
+    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path)
+    rows = tmp_path / "local-rows.safetensors"
+    rows.write_bytes(rows.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"local-rows.safetensors"):
+        hierfl.load(tmp_path)
+
+
+def test_a_damaged_fit_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    fitted = fit(fedsvi(regression), federation(), rounds=4, checkpoint=tmp_path, every=2)
+    (tmp_path / "round-00000004" / "global.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="passed over damaged .*round-00000004: global.safetensors is truncated"):
+        back = hierfl.load(tmp_path, data=federation())
+    assert back.progress.round == 2
+    assert back.history["elbo"].tolist() == fitted.history["elbo"].tolist()[:2]
+
+
+# ------------------------------------------------------------------ recipes
+@recorded
+def scaled(scale: float) -> Any:
+    def model(batch: Any) -> None:
+        regression(batch)
+
+    return model
+
+
+REMADE: dict[str, Callable[[], Any]] = {
+    "hierfl's": lambda: fedsvi(models.logistic(), guides.structured(full=True), optimiser=SGD(0.1, momentum=0.5)),
+    "shared posterior": lambda: fedsvi(models.linear(), guides.conditional(shared=guides.diagonal_normal, newton_steps=0)),
+    "torch's optimiser": lambda: fedsvi(
+        regression, optimiser=TorchOptimiser(torch.optim.NAdam, {"lr": 0.01, "betas": (0.8, 0.9)})
+    ),
+    "an imported module's": lambda: fedsvi(regression, optimiser=Adam(0.1, betas=(0.5, 0.6))),
+    "a recorded factory's": lambda: fedsvi(scaled(2.5)),
+    "fedavg": lambda: fedavg(regression, steps=3, prox=0.5, unit="epoch"),
+    "pfedme": lambda: pfedme(regression, lam=3.0),
+    "pfedbayes": lambda: pfedbayes(regression, zeta=3.0),
+    "a prior": lambda: fedsvi(models.linear(prior_scale=dist.HalfNormal(2.0))),
+    "tensors": lambda: fedsvi(models.linear(prior_scale=torch.tensor([0.5, 2.0]))),
+}
+
+
+@pytest.mark.parametrize("what", REMADE)
+def test_a_method_is_made_again_from_its_record(what: str) -> None:
+    record = describe(REMADE[what]())
+    again = remake(record)
+    assert isinstance(again, hierfl.Method)
+    assert describe(again) == record
+
+
+UNMADE: dict[str, Callable[[], Any]] = {
+    "a closure": lambda: lambda batch: regression(batch),
+    "a module": lambda: models.network(torch.nn.Linear(2, 2)),
+    "a partial": lambda: partial(regression),
+}
+
+
+@pytest.mark.parametrize("what", UNMADE)
+def test_what_cannot_be_made_again_must_be_handed_in(what: str) -> None:
+    record = describe(fedsvi(UNMADE[what]()))
+    with pytest.raises(CannotRemake, match=r"is not stored in a file; hand the method in: load\(\.\.\., method="):
+        remake(record)
+
+
+def test_nothing_is_imported_that_a_file_names(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(CannotRemake, match="'model' of module 'evil' is not imported: import it, or hand the method in"):
+            remake({"named": "evil:model"})
+    finally:
+        sys.path.remove(str(tmp_path))
+    with pytest.raises(CannotRemake, match=r"module 'hierfl.methods' has no 'nothing'"):
+        remake({"named": "hierfl.methods:nothing"})
+
+
+def test_a_model_of_a_script_is_not_found_from_another(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pyro, pyro.distributions as dist, hierfl\n"
+        "def my_model(batch):\n"
+        "    with batch.clients():\n"
+        "        w = pyro.sample('w', dist.Normal(0., 1.))\n"
+        "        with batch.data():\n"
+        "            pyro.sample('y', dist.Normal(w, 1.), obs=batch.y)\n"
+        "data = hierfl.ClientData.from_clients({'a': {'y': [1., 2.]}})\n"
+        "fit = hierfl.fit(hierfl.methods.fedsvi(my_model), data, rounds=1, compile=False)\n"
+        f"fit.save({str(tmp_path / 'run')!r})\n"
+        f"assert hierfl.load({str(tmp_path / 'run')!r}).clients == ('a',)\n"
+    )
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+    with pytest.raises(CannotRemake, match=r"'my_model'.*hand the method in: load\(\.\.\., method="):
+        hierfl.load(tmp_path / "run")
