@@ -29,7 +29,7 @@ from benchmarks.reference import Errors, cache, compare, truth_of
 from benchmarks.reference_models import Problem, all_sites
 from benchmarks.rounds_models import ALL
 from hierfl.datasets import Summary
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import Method

@@ -32,7 +32,7 @@ from benchmarks.reference_models import RADON
 from benchmarks.workloads import WORKLOADS, Workload, plain_loop, radon_loop, vmapped
 from hierfl import guides, methods, models
 from hierfl.engine.compiled import Graphs
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, rounds
 from hierfl.method import Method
 from hierfl.optimisers import SGD

@@ -6,8 +6,7 @@ import pyro
 import pyro.distributions as dist
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.clientwise import each_client
-from hierfl.program.sites import Guide, Latents, Model, family
+from hierfl.program.sites import Guide, Latents, Model, family, repeat_over_clients
 
 
 @family
@@ -20,7 +19,7 @@ def delta(model: Model, latents: Latents) -> Guide:
     def guide(batch: ClientBatch) -> None:
         for site in latents.sites:
             with site.within(batch):
-                value, _ = site.constrain(pyro.param(f"{site.name}.at", each_client(site, site.free_start, batch)))
+                value, _ = site.constrain(pyro.param(f"{site.name}.at", repeat_over_clients(site, site.free_start, batch)))
                 pyro.sample(site.name, dist.Delta(value, event_dim=len(site.event_shape)))
 
     return guide

@@ -13,11 +13,14 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.distributions import transform_to
 from torch.func import functional_call
 
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.splines import SplineFlow
+from hierfl.laplace.newton import tril_of
+from hierfl.program.program import Params
 from hierfl.program.sites import Block, Values
 
 positive = dist.constraints.softplus_positive
@@ -148,3 +151,11 @@ def spline_flow(block: Block, *, hidden: int = 16, bins: int = 8, init_scale: fl
 
 def _start_noise(name: str, *shape: int) -> Tensor:
     return noise.normals(noise.fold(noise.root_key(0), noise.word(name)), shape)
+
+
+def normal_params(loc: Tensor, precision: Tensor) -> Params:
+    """The params of `guides.full_normal` for Normal(loc, precision^-1)."""
+    tril = tril_of(precision)
+    scale = tril.diagonal()
+    lower = (tril / scale[:, None]).tril(-1)
+    return {"_shared.loc": loc, "_shared.scale": transform_to(positive).inv(scale), "_shared.lower": lower}

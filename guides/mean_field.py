@@ -8,9 +8,8 @@ import torch
 from torch.distributions import constraints
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.clientwise import each_client
 from hierfl.program.scale_links import ScaleLink, scale_constraint
-from hierfl.program.sites import Guide, Latents, LatentSite, Model, family
+from hierfl.program.sites import Guide, Latents, LatentSite, Model, family, repeat_over_clients
 
 
 @family
@@ -35,7 +34,7 @@ def mean_field(model: Model, latents: Latents, *, init_scale: float = 0.1, scale
     def guide(batch: ClientBatch) -> None:
         for site in latents.sites:
             with site.within(batch):
-                loc = pyro.param(f"{site.name}.loc", each_client(site, site.free_start, batch))
+                loc = pyro.param(f"{site.name}.loc", repeat_over_clients(site, site.free_start, batch))
                 scale = pyro.param(f"{site.name}.scale", torch.full_like(loc, init_scale), constraint=positive)
                 normal = dist.Normal(loc, scale).to_event(site.free_event_dim)
                 pyro.sample(site.name, normal if is_real(site) else dist.TransformedDistribution(normal, [site.transform]))

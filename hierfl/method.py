@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from hierfl.core.trees import Tree, add, lerp, scaled, tree_map
+from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Family, Guide, Model
@@ -46,14 +46,6 @@ class LogShare(NamedTuple):
 
     value: Tree
     log_weight: float | Tensor = 0.0
-
-
-class LogSum(NamedTuple):
-    """What becomes of `LogShare`s: their weighted mean, and the logs of the sums of weights and of squared weights, ()."""
-
-    value: Tree
-    log_weight: Tensor
-    log_square: Tensor
 
 
 Up = Mapping[str, Share | LogShare]
@@ -201,34 +193,3 @@ def over_draws(loss: Callable[[ClientBatch], Tensor], batch: ClientBatch, draws:
 def half_square(a: Tree, b: Tree) -> Tensor:
     """|a - b|^2 / 2 over two dicts of tensors."""
     return sum((0.5 * (a[k] - b[k]).square().sum() for k in a), torch.zeros(()))
-
-
-def summed(shares: Share | LogShare) -> Share | LogSum:
-    """The sum of shares with the clients in front."""
-    if isinstance(shares, Share):
-        return Share(tree_map(lambda v: v.sum(0), shares.value), torch.as_tensor(shares.weight).sum(0))
-    log_weight = torch.as_tensor(shares.log_weight)
-    parts = log_weight.softmax(0)
-    mean = tree_map(lambda v: torch.tensordot(parts, v, 1), shares.value)
-    return LogSum(mean, log_weight.logsumexp(0), (2.0 * log_weight).logsumexp(0))
-
-
-def added(one: Share | LogSum, other: Share | LogSum) -> Share | LogSum:
-    """The sum of two sums of shares."""
-    if isinstance(one, LogSum) and isinstance(other, LogSum):
-        both = torch.logaddexp(one.log_weight, other.log_weight)
-        square = torch.logaddexp(one.log_square, other.log_square)
-        return LogSum(lerp(one.value, other.value, (other.log_weight - both).exp()), both, square)
-    if isinstance(one, Share) and isinstance(other, Share):
-        return Share(add(one.value, other.value), one.weight + other.weight)
-    raise TypeError("a Share and a LogShare do not add up: a client sends the same kinds in every round")
-
-
-def means_of(total: Mapping[str, Share | LogSum]) -> dict[str, Tree]:
-    """The weighted mean of each sum of shares, and by `effective_<name>` how many clients a sum of `LogShare`s stands for."""
-    means: dict[str, Tree] = {}
-    for name, share in total.items():
-        if isinstance(share, LogSum):
-            means[f"effective_{name}"] = (2.0 * share.log_weight - share.log_square).exp()
-        means[name] = share.value if isinstance(share, LogSum) else scaled(share.value, 1.0 / share.weight)
-    return means

@@ -15,7 +15,6 @@ from pyro.poutine.mask_messenger import MaskMessenger
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 
 CLIENTS, DATA = "clients", "data"
@@ -190,28 +189,3 @@ def halves(batch: ClientBatch, size: int) -> tuple[ClientBatch, ClientBatch]:
         return replace(batch, fields=fields, rows=mask)
 
     return taken(place), taken(size + place)
-
-
-def lanes_of(batch: ClientBatch) -> tuple[Tree, Tree]:
-    """A batch of C clients as C batches of one: tensors with the clients in front (for vmap), and what they share."""
-    lanes = {
-        "fields": {name: values[:, None] for name, values in batch.fields.items()},
-        "client_fields": {name: values[:, None] for name, values in batch.client_fields.items()},
-        "rows": {} if batch.rows is None else {"rows": batch.rows[:, None]},
-        "counts": batch.counts[:, None],
-        "keys": batch.own_keys[:, None],
-    }
-    return lanes, {"root": batch.root, "words": tuple(torch.as_tensor(w, dtype=torch.int32) for w in batch.words)}
-
-
-def one_lane(lane: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
-    """The batch of one client that a lane of `lanes_of` stands for."""
-    return replace(
-        like,
-        fields=lane["fields"],
-        client_fields=lane["client_fields"],
-        rows=lane["rows"].get("rows"),
-        counts=lane["counts"],
-        own_keys=lane["keys"],
-        **shared,
-    )

@@ -13,8 +13,8 @@ import torch
 from pyro import poutine
 from torch.distributions import transform_to
 
-from hierfl.engine.pooled import Reference, nuts
 from hierfl.posterior.corrected import corrected
+from hierfl.posterior.nuts import Reference, nuts
 from hierfl.program.program import Answer, ProgramError, in_clients, untouched_store
 from hierfl.program.sites import Model
 

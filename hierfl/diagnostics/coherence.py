@@ -14,9 +14,9 @@ from torch.func import grad
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch, full_batch, lanes_of, one_lane
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.engine.client_store import taken
-from hierfl.engine.over_clients import over_clients
+from hierfl.engine.over_clients import lanes_of, one_lane, over_clients
 from hierfl.method import over_draws
 from hierfl.posterior.prediction import Prediction
 from hierfl.program.program import Params

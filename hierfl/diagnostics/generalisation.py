@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from hierfl.diagnostics.pac_bayes import PacBayes
 from hierfl.diagnostics.scores import HIGHER_IS_BETTER, across_clients
-from hierfl.method import LogShare, means_of, summed
+from hierfl.engine.aggregate import means_of, summed
+from hierfl.method import LogShare
 from hierfl.posterior.prediction import Prediction
 
 

@@ -11,8 +11,8 @@ import torch
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, full_batch, lanes_of, one_lane
-from hierfl.engine.over_clients import over_clients
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.engine.over_clients import lanes_of, one_lane, over_clients
 from hierfl.method import over_draws
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, lanes_of, one_lane
+from hierfl.data.batch import ClientBatch
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:
@@ -43,3 +44,28 @@ def _tensors(tree: Tree) -> Tree:
 def where_working(on: Tensor, new: Tree, old: Tree) -> Tree:
     """The new lanes of clients that still work (C,), the old ones of those that rest."""
     return tree_map(lambda n, o: torch.where(on.view(-1, *[1] * (n.dim() - 1)), n, o), new, old)
+
+
+def lanes_of(batch: ClientBatch) -> tuple[Tree, Tree]:
+    """A batch of C clients as C batches of one: tensors with the clients in front (for vmap), and what they share."""
+    lanes = {
+        "fields": {name: values[:, None] for name, values in batch.fields.items()},
+        "client_fields": {name: values[:, None] for name, values in batch.client_fields.items()},
+        "rows": {} if batch.rows is None else {"rows": batch.rows[:, None]},
+        "counts": batch.counts[:, None],
+        "keys": batch.own_keys[:, None],
+    }
+    return lanes, {"root": batch.root, "words": tuple(torch.as_tensor(w, dtype=torch.int32) for w in batch.words)}
+
+
+def one_lane(lane: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
+    """The batch of one client that a lane of `lanes_of` stands for."""
+    return replace(
+        like,
+        fields=lane["fields"],
+        client_fields=lane["client_fields"],
+        rows=lane["rows"].get("rows"),
+        counts=lane["counts"],
+        own_keys=lane["keys"],
+        **shared,
+    )

@@ -1,28 +1,19 @@
-"""The reference: all clients' rows brought together in one Pyro program, by SVI or NUTS."""
+"""Rounds of a method as steps of one Pyro program with all clients' rows together: the reference of the other engines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pyro
 import torch
-from pyro.infer import MCMC, NUTS
-from pyro.ops.stats import split_gelman_rubin
-from torch import Tensor
 
 from hierfl.core.device import CPU, moved, on
 from hierfl.data.batch import full_batch
-from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
-from hierfl.guides.delta import delta
 from hierfl.method import Clock, Method
-from hierfl.program.program import Program, untouched_store
-from hierfl.program.read import read
-from hierfl.program.sites import Model, Values
 
 
 def pooled_rounds(method: Method, federation: Federation, progress: Progress, until: int) -> Iterator[Progress]:
@@ -56,72 +47,3 @@ def pooled_rounds(method: Method, federation: Federation, progress: Progress, un
 
 
 JOINT_PHASE = 1  # fedsvi's phase of joint steps: the pooled step takes the same noise
-
-
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """Draws of a model's posterior by NUTS on all rows together.
-
-    Args:
-        shared: site -> (S, *shape).
-        own: site -> (S, N, *shape).
-        r_hat: site -> the worst split R-hat of its entries.
-        seconds: it took.
-    """
-
-    shared: Values
-    own: Values
-    r_hat: Mapping[str, float]
-    seconds: float
-
-
-def nuts(
-    model: Model,
-    data: ClientData,
-    *,
-    draws: int = 1000,
-    warmup: int = 500,
-    chains: int = 1,
-    seed: int = 0,
-    dense: Sequence[str] = (),
-) -> Reference:
-    """The pooled posterior of a model by the No-U-Turn Sampler: what federated answers are measured against.
-
-    Args:
-        model: the generative program, without params to be learned.
-        data: all clients' rows.
-        draws: kept, a chain.
-        warmup: thrown away, a chain.
-        chains: run one after another.
-        seed: of all chains.
-        dense: sites whose correlations with one another the sampler learns; of the others it learns the scales alone.
-    """
-    program = read(model, delta, data, seed=seed)
-    batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
-    began = time.perf_counter()
-    found: list[Values] = []
-    with untouched_store(), pyro.validation_enabled(False):
-        for chain in range(chains):
-            pyro.set_rng_seed(seed + chain)
-            sampler = MCMC(
-                NUTS(lambda: model(batch), jit_compile=False, full_mass=[tuple(dense)] if dense else False),
-                num_samples=draws,
-                warmup_steps=warmup,
-                disable_progbar=True,
-            )
-            sampler.run()
-            found.append(sampler.get_samples())
-    return _reference(program, found, time.perf_counter() - began)
-
-
-def _reference(program: Program, chains: list[Values], seconds: float) -> Reference:
-    local = {site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local}
-    together = {name: torch.cat([c[name] for c in chains]) for name in chains[0]}
-    shared = {name: value for name, value in together.items() if name not in local}
-    own = {name: together[name].movedim(1 + inner, 1).squeeze(2 + inner) for name, inner in local.items()}
-    return Reference(shared, own, {name: _r_hat([c[name] for c in chains]) for name in chains[0]}, seconds)
-
-
-def _r_hat(chains: list[Tensor]) -> float:
-    worst: float = split_gelman_rubin(torch.stack(chains)).nan_to_num(nan=1.0).max().item()
-    return worst

@@ -23,13 +23,14 @@ from hierfl.core.device import CPU, moved, on
 from hierfl.core.trees import Tree, named_leaves, nbytes, scaled, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.engine.aggregate import LogSum, added, means_of, summed
 from hierfl.engine.client_store import Table, new_table, put, taken
 from hierfl.engine.compiled import Loop
 from hierfl.engine.federation import Federation
 from hierfl.engine.minibatches import batch_of, batches, steps
 from hierfl.engine.over_clients import over_batch, over_clients, where_working
 from hierfl.engine.processes import Work, crew
-from hierfl.method import Clock, LogShare, LogSum, Phase, Share, Up, added, means_of, summed
+from hierfl.method import Clock, LogShare, Phase, Share, Up
 
 COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
 ROWS = "local-table.bin"  # what clients keep, in the folder of a run, where it is too much for memory

@@ -11,7 +11,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.distributions import transform_to
 
 from hierfl.core.trees import Tree, lerp
 from hierfl.data.batch import ClientBatch
@@ -99,58 +98,3 @@ class Alternating:
             return lerp(theta, means["theta"], self.beta)
 
         return Server(program.start()[0], update)
-
-
-def at_prior_mean(program: Program, theta: Params) -> Params:
-    """Params of a `delta` guide at the middle of each local site's prior."""
-    priors = program.priors(theta)
-    return {f"{site.name}.at": site.transform.inv(priors[site.name].mean) for site in program.latents.local_block.sites}
-
-
-def at_prior(program: Program, theta: Params) -> Params:
-    """Params of a `delta` or `mean_field` guide whose posterior is the prior of each local site: its mean, and its scale if it has one.
-
-    Raises:
-        ProgramError: the params are those of another guide.
-    """
-    priors, wanted = program.priors(theta), program.start()[1]
-    links = {spec.name: transform_to(spec.constraint) for spec in program.params}
-    found: Params = {}
-    for site in program.latents.local_block.sites:
-        prior = priors[site.name]
-        middle = site.transform.inv(prior.mean)
-        found |= {f"{site.name}.at": middle, f"{site.name}.loc": middle}
-        if f"{site.name}.scale" in wanted:
-            found[f"{site.name}.scale"] = links[f"{site.name}.scale"].inv(prior.stddev)
-    if not wanted.keys() <= found.keys():
-        raise ProgramError(
-            f"param '{min(wanted.keys() - found.keys())}' has no start at the prior: take the guide delta, or mean_field"
-        )
-    return {name: found[name] for name in wanted}
-
-
-def paired(program: Program) -> dict[str, str]:
-    """For each own param of a `delta` guide, the global param that is its prior's mean.
-
-    Raises:
-        ProgramError: a local site has none.
-    """
-    shared, mine = program.start()
-    if not mine:
-        raise ProgramError("this method needs local sites: give each client weights of its own")
-    # values that no two params share, and so near the start that they are inside any domain; 0 is inside the real ones alone
-    g = torch.Generator().manual_seed(0)
-    parts = {name: torch.rand(value.shape, generator=g) for name, value in shared.items()}
-    marked = {name: torch.where(value == 0.0, parts[name], value * (1.0 + 0.1 * parts[name])) for name, value in shared.items()}
-    found = {}
-    for name, value in at_prior(program, marked).items():
-        flat = value.flatten()
-        misses = {t: float((v.flatten() - flat).abs().max()) for t, v in marked.items() if v.numel() == len(flat)}
-        twin = min(misses, key=lambda t: misses[t], default=None)
-        if twin is None or misses[twin] > 1e-3 * float(flat.abs().max()):
-            raise ProgramError(
-                f"the prior's mean of site '{name.removesuffix('.at')}' is no global param, and this method moves the one by the other: "
-                f"give it one, as bayesian_network(module, prior_scale=1.0) does"
-            )
-        found[name] = twin
-    return found

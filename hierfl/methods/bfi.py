@@ -21,12 +21,11 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
-from hierfl.guides.global_sites import full_normal
+from hierfl.guides.global_sites import full_normal, normal_params
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Expansion, Marginal, check_integrable
 from hierfl.laplace.mode import newton_step
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
-from hierfl.methods.fedlaplace_server import normal_params
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model

@@ -27,8 +27,8 @@ from hierfl.core.trees import Tree, add, scaled, sub, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
-from hierfl.methods.alternating import at_prior
-from hierfl.methods.fedabml_server import abml_server, moments_of
+from hierfl.methods.fedabml_server import abml_server
+from hierfl.methods.prior_params import at_prior, moments_of
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Model

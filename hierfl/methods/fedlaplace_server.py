@@ -11,11 +11,10 @@ from functools import cached_property
 import pyro
 import torch
 from torch import Tensor
-from torch.distributions import transform_to
 
 from hierfl.core.importance_sampling import Split, heavy_points, normal_points, resampled, sides, smoothed
 from hierfl.core.trees import Tree, tree_map
-from hierfl.guides.global_sites import positive
+from hierfl.guides.global_sites import normal_params
 from hierfl.laplace.marginal import Expansion, Marginal
 from hierfl.laplace.newton import climbed, climbing, settled, settling, tril_of
 from hierfl.method import Clock
@@ -223,14 +222,6 @@ class Rounds:
             spread = normal_points(count, size, seed=self.points.seed)
             return {"_shared.points": state["loc"] + spread @ tril_of(state["precision"]).T}
         return {"_shared.points": state["draws"]}
-
-
-def normal_params(loc: Tensor, precision: Tensor) -> Params:
-    """The params of `guides.full_normal` for Normal(loc, precision^-1)."""
-    tril = tril_of(precision)
-    scale = tril.diagonal()
-    lower = (tril / scale[:, None]).tril(-1)
-    return {"_shared.loc": loc, "_shared.scale": transform_to(positive).inv(scale), "_shared.lower": lower}
 
 
 def _split(message: Tree) -> Split:

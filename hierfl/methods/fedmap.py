@@ -28,8 +28,8 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, LogShare, Method, Phase, Server, Share, Up, slope
-from hierfl.methods.alternating import at_prior_mean
-from hierfl.methods.fedmap_server import Best, Omega, map_server, pairs_of
+from hierfl.methods.fedmap_server import Best, Omega, map_server
+from hierfl.methods.prior_params import at_prior_mean, pairs_of
 from hierfl.optimisers import SGD, Adam, Optimiser, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded

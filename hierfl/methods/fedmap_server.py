@@ -12,7 +12,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Server
 from hierfl.optimisers import Optimiser, Stepped, step
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program
 
 Best = Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
 Omega = Literal["size", "uniform", "mean-likelihood", "likelihood"]
@@ -54,19 +54,6 @@ def map_server(program: Program, *, rule: Rule, optimiser: Optimiser, omega: Ome
         update=update,
         down=lambda state, clock: {"gamma": state["gamma"], "alone": state["alone"]},
     )
-
-
-def pairs_of(above: Params, mine: Params) -> dict[str, str]:
-    """Theta's param -> the own param of its site."""
-    pairs = {f"theta.{site[2:-3]}": site for site in mine if site.startswith("w.") and site != "w.at"}
-    missing = [theta for theta in pairs if theta not in above]
-    if missing or len(pairs) < len(mine):
-        odd = missing[0] if missing else next(site for site in mine if site not in pairs.values())
-        raise ProgramError(
-            f"fedmap averages sites 'w.<name>' to params 'theta.<name>', and finds no pair for '{odd}': use "
-            f"hierfl.models.map_network, or server='gradient'"
-        )
-    return pairs
 
 
 def _best(best: Best, gamma: Params, found: Tree) -> Params:

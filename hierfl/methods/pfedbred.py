@@ -34,7 +34,7 @@ from hierfl.core.trees import Tree, lerp, sub, tree_map
 from hierfl.data.batch import ClientBatch, halves
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
-from hierfl.methods.alternating import paired
+from hierfl.methods.prior_params import paired
 from hierfl.models.bregman import keep_inside
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded

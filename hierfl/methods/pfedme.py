@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from hierfl.guides.delta import delta
 from hierfl.method import Method
-from hierfl.methods.alternating import Alternating, at_prior_mean
+from hierfl.methods.alternating import Alternating
+from hierfl.methods.prior_params import at_prior_mean
 from hierfl.optimisers import SGD
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model

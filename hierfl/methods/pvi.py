@@ -26,12 +26,11 @@ from hierfl.core.importance_sampling import normal_points
 from hierfl.core.trees import Tree, add, scaled, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
-from hierfl.guides.global_sites import diagonal_normal, full_normal
+from hierfl.guides.global_sites import diagonal_normal, full_normal, normal_params
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.laplace.newton import LONGEST, length, positive, tril_of
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
-from hierfl.methods.fedlaplace_server import normal_params
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model

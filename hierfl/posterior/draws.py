@@ -12,11 +12,11 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, full_batch, lanes_of, one_lane
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import Table, taken
 from hierfl.engine.federation import Federation
-from hierfl.engine.over_clients import over_clients
+from hierfl.engine.over_clients import lanes_of, one_lane, over_clients
 from hierfl.posterior.prediction import Prediction, averaged, gathered, kind_of, moments
 from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.program import Answer, Params, Program, Site

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, full_batch, lanes_of, one_lane
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
-from hierfl.engine.over_clients import over_clients
+from hierfl.engine.over_clients import lanes_of, one_lane, over_clients
 from hierfl.posterior.draws import AT_ONCE, LANES, labelled, posterior_draws
 from hierfl.posterior.prediction import Prediction, averaged, gathered, kind_of, moments
 from hierfl.program.keyed_draws import NoKeyedDraw

@@ -29,6 +29,7 @@ from hierfl.program.check_data import (
     label_fields,
     supports_of,
 )
+from hierfl.program.check_program import check_cover, check_plates, check_start
 from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
 from hierfl.program.prior_centre import Centre, has_mean
 from hierfl.program.program import (
@@ -78,7 +79,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         family = guide
         guide = guide.on(model, latents) if isinstance(guide, Family) else guide
         guided, guided_pair = (_trace(guide, batch, "guide", seed, Answer({}, batch)) for batch in (one, two))
-        _check_cover(latents, guided)
+        check_cover(latents, guided)
         check_boundary(model, one, "model", _Start())
         check_boundary(guide, one, "guide", Answer({}, one))
         params = _params([single, guided], [pair, guided_pair])
@@ -106,7 +107,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             keyed=not unkeyed,
             reads_all_rows=bool(isinstance(family, Family) and getattr(family.build, "reads_all_rows", False)),
         )
-        _check_start(program, one)
+        check_start(program, one)
     return program
 
 
@@ -151,43 +152,8 @@ def _trace(program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str,
         ) from error
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not isinstance(site["fn"], _Subsample) and not is_deterministic(site):
-            _check_plates(name, site, batch)
+            check_plates(name, site, batch)
     return trace
-
-
-def _check_plates(name: str, site: Site, batch: ClientBatch) -> None:
-    """The batch shape of a site must be that of its plates; a global one must not have the clients' dimension."""
-    frames = {f.name: f for f in site["cond_indep_stack"] if f.vectorized}
-    shape = tuple(site["fn"].batch_shape)
-    wanted = [1] * max(0, *(-f.dim for f in frames.values()), 0)
-    for frame in frames.values():
-        wanted[frame.dim] = frame.size
-    if DATA in frames and CLIENTS not in frames:
-        raise ProgramError(
-            f"site '{name}' is in the data plate but not in the clients plate: open batch.data() inside batch.clients()"
-        )
-    if site["is_observed"] and CLIENTS not in frames and not isinstance(site["fn"], dist.Unit) and len(shape) > 1:
-        raise ProgramError(f"site '{name}' is observed outside the clients plate: put it inside `with batch.clients():`")
-    if shape == tuple(wanted):
-        if DATA in frames and is_latent(site):
-            raise ProgramError(
-                f"site '{name}' is latent in the data plate, one value a row (shape {shape}): sum it out, or give the client "
-                f"one site with its rows as event"
-            )
-        return
-    extra = len(shape) - len(wanted)
-    if CLIENTS not in frames and len(shape) >= 2 and shape[-2] == batch.num_clients > 1:
-        raise ProgramError(
-            f"site '{name}' stands outside the clients plate, but its batch shape {shape} has the clients in it: it reads a "
-            f"local site; move it inside `with batch.clients():`"
-        )
-    events = next(
-        (k for k in range(1, len(shape) + 1) if shape[:-k] == tuple(wanted) or all(n == 1 for n in shape[:-k])), max(extra, 1)
-    )
-    raise ProgramError(
-        f"site '{name}' has batch shape {shape}; its plates ({', '.join(frames) or 'none'}) ask for {tuple(wanted)}: "
-        f"declare its own dimensions with .to_event({events}), or open a plate for them"
-    )
 
 
 def _latent(site: Site, pair: Site) -> LatentSite:
@@ -216,27 +182,6 @@ def _derived(trace: Any) -> dict[str, int | None]:
         if is_deterministic(site) and not any(f.name == DATA for f in site["cond_indep_stack"]):
             found[name] = len(site["fn"].batch_shape) - 2 if in_clients(site) else None
     return found
-
-
-def _check_cover(latents: Latents, guide: Any) -> None:
-    drawn = {name: site for name, site in guide.nodes.items() if is_latent(site)}
-    for site in latents.sites:
-        if site.name not in drawn:
-            raise ProgramError(
-                f"site '{site.name}' is in the model but not in the guide: add it there, or use an automatic guide"
-            )
-        found, wanted = tuple(drawn[site.name]["value"].shape), tuple(site.start.shape)
-        if found != wanted:
-            raise ProgramError(f"site '{site.name}' has shape {found} in the guide, {wanted} in the model")
-        if in_clients(drawn[site.name]) != site.is_local:
-            inside, outside = ("model", "guide") if site.is_local else ("guide", "model")
-            raise ProgramError(f"site '{site.name}' is inside the clients plate in the {inside}, outside it in the {outside}")
-    known = {site.name for site in latents.sites}
-    for name, drawn_site in drawn.items():
-        if name not in known and not drawn_site["infer"].get("is_auxiliary"):
-            raise ProgramError(
-                f"site '{name}' is in the guide but not in the model: rename it, or mark it infer={{'is_auxiliary': True}}"
-            )
 
 
 def _params(singles: list[Any], pairs: list[Any]) -> tuple[ParamSpec, ...]:
@@ -296,16 +241,3 @@ def _unkeyed(guide: Any) -> tuple[str, ...]:
                     ) from error
                 found.append(name)
     return tuple(found)
-
-
-def _check_start(program: Program, batch: ClientBatch) -> None:
-    shared, own = program.start()
-    try:
-        terms = program.terms({**shared, **own}, batch)
-    except ValueError as error:
-        raise ProgramError(f"the log-density cannot be computed where the guide starts: {error}") from error
-    for value, what in zip(terms, ("log-likelihood", "local sites", "global sites"), strict=True):
-        if not bool(value.isfinite().all()):
-            raise ProgramError(
-                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide starts: check the scales there"
-            )

@@ -172,3 +172,11 @@ def family(build: Callable[..., Guide], **options: Any) -> Family:
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
         object.__setattr__(made, attribute, getattr(build, attribute))
     return made
+
+
+def repeat_over_clients(site: LatentSite, start: Tensor, batch: ClientBatch) -> Tensor:
+    """A start of a site's param, (*batch, *event) with the clients' dimension as long as the batch has clients."""
+    if not site.is_local:
+        return start
+    axis = len(site.batch_shape) - 2
+    return start.repeat_interleave(batch.num_clients, dim=axis)

@@ -15,8 +15,7 @@ from rich.progress import Progress as Bar
 
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
-from hierfl.engine.federate import about, federate
-from hierfl.engine.federation import Federation
+from hierfl.engine.federation import Federation, about, federate
 from hierfl.engine.pooled import pooled_rounds
 from hierfl.engine.rounds import Progress, begin, worth_compiling
 from hierfl.engine.rounds import rounds as run_rounds

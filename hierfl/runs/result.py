@@ -16,8 +16,7 @@ from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import AgainstNuts, against_nuts, corrected
 from hierfl.engine.client_store import subset
-from hierfl.engine.federate import about
-from hierfl.engine.federation import Federation
+from hierfl.engine.federation import Federation, about
 from hierfl.engine.rounds import Progress, adapt
 from hierfl.method import Clock, Method
 from hierfl.posterior import arviz_groups as groups

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hierfl import plots
 from hierfl.data.clients import ClientData
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, rounds
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml

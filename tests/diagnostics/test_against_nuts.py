@@ -10,8 +10,8 @@ import torch
 from hierfl import guides
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics import AgainstNuts, against_nuts
-from hierfl.engine.pooled import Reference
 from hierfl.methods import fedlaplace, fedsvi
+from hierfl.posterior.nuts import Reference
 from hierfl.program.program import ProgramError
 from tests.methods.test_pvi import close
 from tests.posterior.test_corrected import planted

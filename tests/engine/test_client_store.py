@@ -13,7 +13,7 @@ import hierfl
 from hierfl.core.trees import tree_leaves
 from hierfl.engine import client_store as table
 from hierfl.engine.client_store import DamagedRow, Stored, new_stored
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.rounds import ROWS, begin, rounds
 from hierfl.methods import fedsvi
 from hierfl.runs import checkpoint as state

@@ -18,7 +18,7 @@ import hierfl
 from hierfl import guides, models
 from hierfl.core.device import device_of, on
 from hierfl.core.trees import Tree, tree_leaves, tree_map
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import batches
 from hierfl.engine.over_clients import over_clients
 from hierfl.engine.rounds import _step

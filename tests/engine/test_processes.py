@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 import hierfl
 from hierfl.core.trees import tree_leaves
 from hierfl.engine.compiled import Graphs
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.processes import WorkerDied, crew, receive, send
 from hierfl.engine.rounds import begin, rounds
 from hierfl.method import Share

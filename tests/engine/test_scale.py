@@ -18,8 +18,7 @@ import hierfl
 from hierfl import guides
 from hierfl.core.trees import tree_leaves
 from hierfl.data.clients import ClientData
-from hierfl.engine.federate import federate
-from hierfl.engine.federation import Federation
+from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin, one_round
 from hierfl.methods import fedsvi
 from tests.programs import logistic

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hierfl.core.trees import named_leaves
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock
 from hierfl.methods import ditto, fedavg, fedmap, individual

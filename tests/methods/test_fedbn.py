@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from hierfl.core.trees import named_leaves
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock
 from hierfl.methods import fedavg, fedbn

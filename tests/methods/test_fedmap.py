@@ -15,9 +15,10 @@ from torch import Tensor, nn
 import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
-from hierfl.engine.federate import federate
+from hierfl.engine.aggregate import added, means_of, summed
+from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, client_round
-from hierfl.method import Clock, LogShare, added, means_of, summed
+from hierfl.method import Clock, LogShare
 from hierfl.methods import fedavg, fedmap, pfedme
 from hierfl.models import map_network, network
 from hierfl.models.likelihood import normal

@@ -17,7 +17,7 @@ from hierfl import guides
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import row_plan
 from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock, Method, Phase

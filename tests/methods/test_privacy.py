@@ -18,7 +18,7 @@ from hierfl.core import noise
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
-from hierfl.engine.federate import federate
+from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import batches
 from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock, Method, Phase

@@ -14,8 +14,9 @@ from torch import Tensor
 import hierfl
 from hierfl import guides
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch, full_batch, lanes_of, one_lane
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.engine.over_clients import lanes_of, one_lane
 from hierfl.laplace.marginal import Expansion, Marginal
 from hierfl.method import Clock
 from hierfl.methods import fedlaplace

@@ -18,9 +18,8 @@ import hierfl
 from hierfl import guides
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics import corrected
-from hierfl.guides.global_sites import positive
+from hierfl.guides.global_sites import normal_params, positive
 from hierfl.methods import fedlaplace, fedsvi
-from hierfl.methods.fedlaplace_server import normal_params
 from hierfl.posterior.arviz_groups import log_likelihoods
 from hierfl.posterior.corrected import own_k_hat, posterior_weights
 from hierfl.posterior.weights import weigh

@@ -88,7 +88,7 @@ def test_a_bar_is_drawn_only_when_asked_for(capfd: pytest.CaptureFixture[str]) -
 # ------------------------------------------------------------------ schedules and averages
 def path(method: Any, rounds: int) -> list[Tensor]:
     """The server's params after each round, and last what is read."""
-    from hierfl.engine.federate import federate
+    from hierfl.engine.federation import federate
     from hierfl.engine.rounds import begin
     from hierfl.engine.rounds import rounds as run
 

@@ -1,0 +1,107 @@
+"""Reference posteriors: published or long NUTS runs, as summaries by site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hierfl.datasets.files import Arrays, Source, load, shipped
+
+
+# ---------------------------------------------------------------------- reference posteriors
+@dataclass(frozen=True)
+class Summary:
+    """What long runs of MCMC say of one site.
+
+    Args:
+        mean: posterior mean, of the site's shape; for a local site the clients come first.
+        sd: posterior standard deviation, the same shape.
+        mcse: Monte Carlo standard error of `mean`, the same shape; None where the source does not give it.
+    """
+
+    mean: NDArray[np.float64]
+    sd: NDArray[np.float64]
+    mcse: NDArray[np.float64] | None
+
+
+_RADON = {
+    "mu": "COUNTY_EFFECT_MEAN",
+    "tau": "COUNTY_EFFECT_SCALE",
+    "slope": "WEIGHT",
+    "sigma": "LOG_RADON_SCALE",
+    "a": "COUNTY_EFFECT",
+}
+
+
+_SCHOOLS = {"mu": "AVG_EFFECT", "log_tau": "LOG_STDDEV", "theta": "SCHOOL_EFFECTS"}
+
+
+_GYM = {
+    "radon": ("radon_contextual_effects_minnesota_halfnormal.npz", _RADON),
+    "radon_uniform": ("radon_contextual_effects_minnesota.npz", _RADON),
+    "eight_schools": ("eight_schools_reference.npz", _SCHOOLS),
+}
+
+
+_HOSPITALS = Source(
+    "reference/hospitals_nuts.npz",
+    "the means and sds of pooled NUTS on the logistic hierarchy of heart_disease",
+    {f"{site}_{what}": f"{what} of {site}" for site in ("mu", "log_tau", "w") for what in ("mean", "sd")},
+)
+
+
+_HALF_CAUCHY = Source(
+    "draws_eight_schools-eight_schools_noncentered.npz",
+    "posteriordb's reference draws of eight_schools-eight_schools_noncentered (BSD-3)",
+    {name: "(chains, draws)" for name in ("mu", "tau", *(f"theta_{j}" for j in range(1, 9)))},
+)
+
+
+def reference(name: str) -> dict[str, Summary]:
+    """Posterior summaries, by site, to hold an approximation against.
+
+    * "radon" (shipped): sites mu, tau, slope (3,), sigma, a (85,) of `y ~ Normal(a_j + x . slope, sigma)`,
+      `a_j ~ Normal(mu, tau)`, `mu, slope ~ Normal(0, 1)`, `tau, sigma ~ HalfNormal(1)`, on `radon()`.
+    * "radon_uniform" (shipped): the same with `tau, sigma ~ Uniform(0, 100)`.
+    * "eight_schools" (shipped): mu, log_tau, theta (8,) of `theta_j ~ Normal(mu, exp(log_tau))`, `mu ~ Normal(0, 10)`,
+      `log_tau ~ Normal(5, 1)`: inference-gym's priors, not the half-Cauchy ones that are better known.
+    * "eight_schools_half_cauchy" (from HIERFL_DATA): mu, tau, theta (8,) with `mu ~ Normal(0, 5)`, `tau ~ HalfCauchy(5)`.
+    * "hospitals" (from HIERFL_DATA): mu (9,), log_tau (9,), w (4, 9) of a logistic regression with `w_k ~ Normal(mu,
+      exp(log_tau))`, `mu ~ Normal(0, 1)`, `log_tau ~ Normal(-1, 0.7)`, on an intercept and the columns 0-4 and 7-9 of
+      `heart_disease("raw")`, standardised over all patients, missing values 0 after that.
+
+    Raises:
+        KeyError: another name.
+        FileNotFoundError: one that is not shipped is not there.
+
+    >>> summary = reference("radon")["tau"]
+    >>> round(float(summary.mean), 3), round(float(summary.sd), 3)
+    (0.145, 0.049)
+    """
+    if name in _GYM:
+        file, sites = _GYM[name]
+        arrays = shipped(file)
+        return {site: _gym_summary(arrays, f"IDENTITY_{theirs}") for site, theirs in sites.items()}
+    if name == "hospitals":
+        arrays = load(_HOSPITALS)
+        shapes = {"mu": (9,), "log_tau": (9,), "w": (4, 9)}
+        return {s: Summary(arrays[f"{s}_mean"].reshape(n), arrays[f"{s}_sd"].reshape(n), None) for s, n in shapes.items()}
+    if name == "eight_schools_half_cauchy":
+        arrays = load(_HALF_CAUCHY)
+        theta = np.stack([arrays[f"theta_{j}"] for j in range(1, 9)])
+        return {site: _of_draws(draws) for site, draws in (("mu", arrays["mu"]), ("tau", arrays["tau"]), ("theta", theta))}
+    known = ", ".join([*_GYM, "eight_schools_half_cauchy", "hospitals"])
+    raise KeyError(f"there is no reference posterior '{name}'; there are {known}")
+
+
+def _gym_summary(arrays: Arrays, theirs: str) -> Summary:
+    mean, sd = arrays[f"{theirs}_MEAN"], arrays[f"{theirs}_STANDARD_DEVIATION"]
+    return Summary(mean, sd, arrays[f"{theirs}_MEAN_STANDARD_ERROR"])
+
+
+def _of_draws(draws: NDArray[np.float64]) -> Summary:
+    """Moments over (..., chains, draws); posteriordb thins its draws until they are as good as independent."""
+    sd = draws.std(axis=(-2, -1), ddof=1)
+    return Summary(draws.mean(axis=(-2, -1)), sd, sd / np.sqrt(draws.shape[-2] * draws.shape[-1]))

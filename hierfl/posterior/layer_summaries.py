@@ -1,0 +1,99 @@
+"""Summaries by layer of networks that are too large to be written out number by number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.posterior.draws import Draws, each_client
+from hierfl.program.program import Params
+from hierfl.program.sites import Values
+
+STATISTICS = ("mean", "sd", "rms", "largest")
+
+
+# ------------------------------------------------------------------------------------------------ networks, by layer
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The tensors of a network that are inferred: sites of one first name, `w.0.weight`, `w.0.bias`, `w.2.weight`.
+
+    Args:
+        parts: layer, what stands between a site's first name and its last -> its sites.
+        is_local: they are a client's own.
+    """
+
+    parts: Mapping[str, Sequence[str]]
+    is_local: bool
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self.parts)
+
+    def summary(self, values: Values, lead: int) -> Tensor:
+        """Mean, sd, root mean square and largest size of a layer's numbers, (*lead, L, 4)."""
+        layers = []
+        for sites in self.parts.values():
+            flat = torch.cat(
+                [values[site].flatten(lead) if values[site].dim() > lead else values[site][..., None] for site in sites], -1
+            )
+            statistics = (flat.mean(-1), flat.std(-1, correction=0), flat.square().mean(-1).sqrt(), flat.abs().amax(-1))
+            layers.append(torch.stack(statistics, -1))
+        return torch.stack(layers, -2)
+
+
+def network_of(sites: Sequence[str], *, is_local: bool) -> Network:
+    """The network of some sites, in their order."""
+    parts: dict[str, list[str]] = {}
+    for site in sites:
+        _, *rest = site.split(".")
+        parts.setdefault(".".join(rest[:-1]) or site, []).append(site)
+    return Network(parts, is_local)
+
+
+def split(draws: Draws, sites: Collection[str] | None, expand: int) -> tuple[set[str], dict[str, Network]]:
+    """Which sites are written out, and which networks, of more than `expand` numbers a client or in all, are summarised.
+
+    With `sites` given, those and nothing else are written out. A global network of the same name as a local one is `<name>_shared`.
+    """
+    sizes = {name: v[0].numel() for name, v in draws.shared.items()} | {name: v[0, 0].numel() for name, v in draws.own.items()}
+    if sites is not None:
+        return _named(sites, sizes), {}
+    kinds: dict[tuple[str, bool], list[str]] = {}
+    for name in sizes:
+        kinds.setdefault((name.split(".")[0], name in draws.own), []).append(name)
+    large = {kind: found for kind, found in kinds.items() if sum(sizes[site] for site in found) > expand}
+    both = {name for name, is_local in large if (name, not is_local) in large}
+    return sizes.keys() - {site for found in large.values() for site in found}, {
+        f"{name}_shared" if name in both and not is_local else name: network_of(found, is_local=is_local)
+        for (name, is_local), found in large.items()
+    }
+
+
+def _named(sites: Collection[str], known: Collection[str]) -> set[str]:
+    if isinstance(sites, str):
+        raise KeyError(f"sites is the string '{sites}': give a list, ['{sites}']")
+    foreign = [site for site in sites if site not in known]
+    if foreign:
+        raise KeyError(f"there is no site '{foreign[0]}'; those there are: {', '.join(known)}")
+    return set(sites)
+
+
+def summaries(fit: Any, large: Mapping[str, Network], draws: int, seed: int) -> dict[str, Tensor]:
+    """Summaries of networks, made where a draw is: the numbers themselves are never gathered."""
+    program = fit.program
+
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+        values = program.draw(params, own)
+        values = {**values, **program.derive(values, params, asked)}
+        return {name: net.summary(values, 0) for name, net in large.items()}
+
+    parts = [tree for _, tree in each_client(fit.federation, fit.message, fit.progress.table, one, draws=draws, seed=seed)]
+    whole = {name: torch.cat([part[name] for part in parts]).movedim(0, 1) for name in large}
+    return {name: value if large[name].is_local else value[:, 0] for name, value in whole.items()}

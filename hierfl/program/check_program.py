@@ -1,0 +1,88 @@
+"""Checks of a traced program: plates against batch shapes, guide against model, a finite start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro.distributions as dist
+
+from hierfl.data.batch import CLIENTS, DATA, ClientBatch
+from hierfl.program.program import (
+    Program,
+    ProgramError,
+    Site,
+    in_clients,
+    is_latent,
+)
+from hierfl.program.sites import Latents
+
+
+def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
+    """The batch shape of a site must be that of its plates; a global one must not have the clients' dimension."""
+    frames = {f.name: f for f in site["cond_indep_stack"] if f.vectorized}
+    shape = tuple(site["fn"].batch_shape)
+    wanted = [1] * max(0, *(-f.dim for f in frames.values()), 0)
+    for frame in frames.values():
+        wanted[frame.dim] = frame.size
+    if DATA in frames and CLIENTS not in frames:
+        raise ProgramError(
+            f"site '{name}' is in the data plate but not in the clients plate: open batch.data() inside batch.clients()"
+        )
+    if site["is_observed"] and CLIENTS not in frames and not isinstance(site["fn"], dist.Unit) and len(shape) > 1:
+        raise ProgramError(f"site '{name}' is observed outside the clients plate: put it inside `with batch.clients():`")
+    if shape == tuple(wanted):
+        if DATA in frames and is_latent(site):
+            raise ProgramError(
+                f"site '{name}' is latent in the data plate, one value a row (shape {shape}): sum it out, or give the client "
+                f"one site with its rows as event"
+            )
+        return
+    extra = len(shape) - len(wanted)
+    if CLIENTS not in frames and len(shape) >= 2 and shape[-2] == batch.num_clients > 1:
+        raise ProgramError(
+            f"site '{name}' stands outside the clients plate, but its batch shape {shape} has the clients in it: it reads a "
+            f"local site; move it inside `with batch.clients():`"
+        )
+    events = next(
+        (k for k in range(1, len(shape) + 1) if shape[:-k] == tuple(wanted) or all(n == 1 for n in shape[:-k])), max(extra, 1)
+    )
+    raise ProgramError(
+        f"site '{name}' has batch shape {shape}; its plates ({', '.join(frames) or 'none'}) ask for {tuple(wanted)}: "
+        f"declare its own dimensions with .to_event({events}), or open a plate for them"
+    )
+
+
+def check_cover(latents: Latents, guide: Any) -> None:
+    """Refuse a guide that lacks a latent site of the model, or has one of another shape or owner."""
+    drawn = {name: site for name, site in guide.nodes.items() if is_latent(site)}
+    for site in latents.sites:
+        if site.name not in drawn:
+            raise ProgramError(
+                f"site '{site.name}' is in the model but not in the guide: add it there, or use an automatic guide"
+            )
+        found, wanted = tuple(drawn[site.name]["value"].shape), tuple(site.start.shape)
+        if found != wanted:
+            raise ProgramError(f"site '{site.name}' has shape {found} in the guide, {wanted} in the model")
+        if in_clients(drawn[site.name]) != site.is_local:
+            inside, outside = ("model", "guide") if site.is_local else ("guide", "model")
+            raise ProgramError(f"site '{site.name}' is inside the clients plate in the {inside}, outside it in the {outside}")
+    known = {site.name for site in latents.sites}
+    for name, drawn_site in drawn.items():
+        if name not in known and not drawn_site["infer"].get("is_auxiliary"):
+            raise ProgramError(
+                f"site '{name}' is in the guide but not in the model: rename it, or mark it infer={{'is_auxiliary': True}}"
+            )
+
+
+def check_start(program: Program, batch: ClientBatch) -> None:
+    """Refuse a program whose log density is not finite where the guide starts."""
+    shared, own = program.start()
+    try:
+        terms = program.terms({**shared, **own}, batch)
+    except ValueError as error:
+        raise ProgramError(f"the log-density cannot be computed where the guide starts: {error}") from error
+    for value, what in zip(terms, ("log-likelihood", "local sites", "global sites"), strict=True):
+        if not bool(value.isfinite().all()):
+            raise ProgramError(
+                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide starts: check the scales there"
+            )
