@@ -16,7 +16,7 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.engine.client_store import taken
-from hierfl.engine.over_clients import lanes_of, one_lane, over_clients
+from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.method import over_draws
 from hierfl.posterior.prediction import Prediction
 from hierfl.program.program import Params
@@ -83,12 +83,12 @@ def client_slopes(fit: Fit, *, draws: int = 20, seed: int = 0) -> Tensor:
     if not shared:
         raise ValueError("the program has no global param: clients have nothing to ask of one another")
     found = []
-    for ids in torch.arange(data.num_clients).split(min(federation.lanes, 64)):
+    for ids in torch.arange(data.num_clients).split(min(federation.slots, 64)):
         batch = full_batch(data, ids, seed=seed, at=(noise.word("client_slopes"),))
-        rows, common = lanes_of(batch)
+        rows, common = slots_of(batch)
 
         def of_client(own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common) -> Tensor:
-            params, one = federation.client.params(message, own), one_lane(row, common, batch)
+            params, one = federation.client.params(message, own), one_slot(row, common, batch)
 
             def objective(above: Params) -> Tensor:
                 def once(b: ClientBatch) -> Tensor:

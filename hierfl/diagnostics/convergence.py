@@ -18,8 +18,8 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.engine.client_store import taken
-from hierfl.engine.over_clients import lanes_of, one_lane, over_clients
-from hierfl.posterior.draws import LANES
+from hierfl.engine.over_clients import one_slot, over_clients, slots_of
+from hierfl.posterior.draws import SLOTS
 from hierfl.program.program import Params
 
 if TYPE_CHECKING:
@@ -144,12 +144,12 @@ def _gradient(fit: Fit, draws: int, seed: int) -> pd.DataFrame:
     program, client, data = federation.program, federation.client, federation.data
     names = [spec.name for spec in program.params if not spec.is_local]
     total: Params | None = None
-    for ids in torch.arange(data.num_clients).split(min(federation.lanes, LANES)):
+    for ids in torch.arange(data.num_clients).split(min(federation.slots, SLOTS)):
         batch = full_batch(data, ids, seed=seed, at=(noise.word("convergence"),))
-        rows, common = lanes_of(batch)
+        rows, common = slots_of(batch)
 
         def of_client(own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common) -> Tree:
-            params, one = client.params(message, own), one_lane(row, common, batch)
+            params, one = client.params(message, own), one_slot(row, common, batch)
             rest = {name: value for name, value in params.items() if name not in names}
 
             def slope(d: Tensor) -> Params:

@@ -12,7 +12,7 @@ import torch
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.engine.over_clients import lanes_of, one_lane, over_clients
+from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.method import over_draws
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ def pac_bayes(fit: Fit, *, draws: int = 20, seed: int = 0) -> PacBayes:
     federation, message = fit.federation, fit.message
     program, data = federation.program, federation.data
     nll, kl, shared = 0.0, 0.0, 0.0
-    for ids in torch.arange(data.num_clients).split(min(federation.lanes, 64)):
+    for ids in torch.arange(data.num_clients).split(min(federation.slots, 64)):
         batch = full_batch(data, ids, seed=seed, at=(noise.word("pac_bayes"),))
-        rows, common = lanes_of(batch)
+        rows, common = slots_of(batch)
 
         def of_client(own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common) -> Tree:
-            params, one = federation.client.params(message, own), one_lane(row, common, batch)
+            params, one = federation.client.params(message, own), one_slot(row, common, batch)
 
             def parts(b: ClientBatch) -> torch.Tensor:
                 terms = program.terms(params, b)

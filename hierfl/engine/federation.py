@@ -65,7 +65,7 @@ class Federation:
         return self.engine == "vectorised" and self.program.keyed
 
     @property
-    def lanes(self) -> int:
+    def slots(self) -> int:
         """Clients carried at once."""
         if not self.at_once:
             return 1
@@ -85,7 +85,7 @@ class Federation:
         """Chunks of clients worked on at once, each by a process on a core of its own, where steps are compiled."""
         if self.graphs is None or not self.at_once or self.device.type != "cpu":
             return 1
-        return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.lanes)))
+        return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.slots)))
 
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
         """Clients in chunks, as nearly of one size as can be.
@@ -94,9 +94,9 @@ class Federation:
         """
         if self.at_once and self.client.like_rows(message):
             kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
-            return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.lanes))
+            return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.slots))
         cores = min(self.cores, len(ids))
-        fewest = -(-len(ids) // (self.lanes * cores)) * cores  # as many for each core
+        fewest = -(-len(ids) // (self.slots * cores)) * cores  # as many for each core
         even = (n for n in range(fewest, 2 * fewest, cores) if len(ids) % n == 0)
         return ids.split(-(-len(ids) // next(even, fewest)))
 

@@ -29,8 +29,8 @@ def over_batch(one: Callable[[Tree, ClientBatch], Tree], at_once: bool) -> Calla
     """A function of one client's lane and batch as a function of lanes and a batch with the clients in front."""
 
     def run(lane: Tree, batch: ClientBatch) -> Tree:
-        rows, shared = lanes_of(batch)
-        return over_clients(lambda lane, row: one(lane, one_lane(row, shared, batch)), at_once)(
+        rows, shared = slots_of(batch)
+        return over_clients(lambda lane, row: one(lane, one_slot(row, shared, batch)), at_once)(
             lane, rows, count=batch.num_clients
         )
 
@@ -46,7 +46,7 @@ def where_working(on: Tensor, new: Tree, old: Tree) -> Tree:
     return tree_map(lambda n, o: torch.where(on.view(-1, *[1] * (n.dim() - 1)), n, o), new, old)
 
 
-def lanes_of(batch: ClientBatch) -> tuple[Tree, Tree]:
+def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:
     """A batch of C clients as C batches of one: tensors with the clients in front (for vmap), and what they share."""
     lanes = {
         "fields": {name: values[:, None] for name, values in batch.fields.items()},
@@ -58,8 +58,8 @@ def lanes_of(batch: ClientBatch) -> tuple[Tree, Tree]:
     return lanes, {"root": batch.root, "words": tuple(torch.as_tensor(w, dtype=torch.int32) for w in batch.words)}
 
 
-def one_lane(lane: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
-    """The batch of one client that a lane of `lanes_of` stands for."""
+def one_slot(lane: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
+    """The batch of one client that a lane of `slots_of` stands for."""
     return replace(
         like,
         fields=lane["fields"],

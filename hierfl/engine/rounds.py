@@ -197,8 +197,8 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
     """Whether a run is long enough to repay compiling its steps: one eager step is measured, and thrown away."""
     if not federation.at_once:
         return False
-    ids = torch.arange(min(federation.lanes, federation.cohort))
-    calls = rounds * -(-federation.cohort // federation.lanes)
+    ids = torch.arange(min(federation.slots, federation.cohort))
+    calls = rounds * -(-federation.cohort // federation.slots)
     message = moved(federation.server.down(federation.server.state, Clock(0, rounds)), federation.device)
     own = moved(tree_map(lambda v: v.expand(len(ids), *v.shape), federation.client.own), federation.device)
     seconds = 0.0

@@ -1,6 +1,6 @@
 """A fit as ArviZ's groups: arrays with names for their dimensions, which `hierfl.posterior.arviz_io` makes an object of.
 
-Large networks are not written out: by default a network_of whose tensors have more than `EXPAND` numbers is summarised by layer.
+Large networks are not written out: by default a network whose tensors have more than `EXPAND` numbers is summarised by layer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hierfl.data.clients import ClientData
     from hierfl.runs.result import Fit
 
-EXPAND = 1000  # numbers of a client's network_of, or of the global one, that are still written out
+EXPAND = 1000  # numbers of a client's network, or of the global one, that are still written out
 ROW, CLIENT = "row", "client"
 
 

@@ -16,13 +16,13 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import Table, taken
 from hierfl.engine.federation import Federation
-from hierfl.engine.over_clients import lanes_of, one_lane, over_clients
+from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.posterior.prediction import Prediction, averaged, gathered, kind_of, moments
 from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.program import Answer, Params, Program, Site
 from hierfl.program.sites import Values
 
-LANES, AT_ONCE, ROWS_AT_ONCE = 64, 512, 1 << 21  # clients, clients x draws, and those x rows of wide work, carried at once
+SLOTS, AT_ONCE, ROWS_AT_ONCE = 64, 512, 1 << 21  # clients, clients x draws, and those x rows of wide work, carried at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,16 +150,16 @@ def each_client(
     data, program, client = federation.data, federation.program, federation.client
     at = (noise.word(apart),)
     at_once = federation.at_once
-    for ids in torch.arange(data.num_clients).split(min(federation.lanes, LANES)):
+    for ids in torch.arange(data.num_clients).split(min(federation.slots, SLOTS)):
         batch = full_batch(data, ids, seed=seed, at=at)
         asked = labelled(batch if rows is None else full_batch(rows, ids, seed=seed, at=at), program)
-        own_rows, shared = lanes_of(batch)
+        own_rows, shared = slots_of(batch)
 
         def of_client(
             own: Tree, row: Tree, query: Tree, batch: ClientBatch = batch, asked: ClientBatch = asked, shared: Tree = shared
         ) -> Tree:
             params = client.params(message, own)
-            mine, theirs = one_lane(row, shared, batch), one_lane(query, shared, asked)
+            mine, theirs = one_slot(row, shared, batch), one_slot(query, shared, asked)
             index = torch.arange(draws, dtype=torch.int32)
             size = max(1, (AT_ONCE if width == 1 else ROWS_AT_ONCE // (width * asked.num_rows)) // len(batch.counts))
             if not program.keyed:
@@ -168,7 +168,7 @@ def each_client(
 
         mine = taken(table, ids)
         with pyro.validation_enabled(False), torch.no_grad():
-            yield ids, over_clients(of_client, at_once)(mine, own_rows, lanes_of(asked)[0], count=len(ids))
+            yield ids, over_clients(of_client, at_once)(mine, own_rows, slots_of(asked)[0], count=len(ids))
 
 
 def at_draws(
@@ -193,15 +193,15 @@ def at_draws(
     data, program, client = federation.data, federation.program, federation.client
     shared, own = latent(program, draws)
     at_once = federation.at_once
-    for ids in torch.arange(data.num_clients).split(min(federation.lanes, LANES)):
+    for ids in torch.arange(data.num_clients).split(min(federation.slots, SLOTS)):
         asked = labelled(full_batch(data if rows is None else rows, ids), program)
-        lanes, common = lanes_of(asked)
+        lanes, common = slots_of(asked)
         size = max(1, AT_ONCE // len(ids))
 
         def of_client(
             mine: Tree, lane: Tree, values: Values, asked: ClientBatch = asked, common: Tree = common, size: int = size
         ) -> Tree:
-            params, batch = client.params(message, mine), one_lane(lane, common, asked)
+            params, batch = client.params(message, mine), one_slot(lane, common, asked)
             return torch.vmap(lambda v: one(params, v, batch), chunk_size=size)({**values, **shared})
 
         with pyro.validation_enabled(False), torch.no_grad():

@@ -17,8 +17,8 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
-from hierfl.engine.over_clients import lanes_of, one_lane, over_clients
-from hierfl.posterior.draws import AT_ONCE, LANES, labelled, posterior_draws
+from hierfl.engine.over_clients import one_slot, over_clients, slots_of
+from hierfl.posterior.draws import AT_ONCE, SLOTS, labelled, posterior_draws
 from hierfl.posterior.prediction import Prediction, averaged, gathered, kind_of, moments
 from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.program import Answer, Params
@@ -99,12 +99,12 @@ def _each_newcomer(fit: Fit, rows: ClientData, score: Score, *, draws: int, seed
     """`score(params, global draw, rows asked of)` for every draw and client: chunks of (batch of C, trees (C, S, ...))."""
     shared, message, client = _global_draws(fit, draws, seed), fit.message, fit.federation.client
     index = torch.arange(draws, dtype=torch.int32)
-    for ids in torch.arange(rows.num_clients).split(min(fit.federation.lanes, LANES)):
+    for ids in torch.arange(rows.num_clients).split(min(fit.federation.slots, SLOTS)):
         batch = labelled(full_batch(rows, ids, seed=seed, at=(noise.word("newcomer"),)), fit.program)
-        own, common = lanes_of(batch)
+        own, common = slots_of(batch)
 
         def of_client(lane: Tree, keyed: bool, batch: ClientBatch = batch, common: Tree = common) -> Tree:
-            one, params = one_lane(lane, common, batch), client.params(message, client.own)
+            one, params = one_slot(lane, common, batch), client.params(message, client.own)
 
             def of_draw(d: Tensor, of_d: Values) -> Tree:
                 return score(params, of_d, one.redrawn(d))

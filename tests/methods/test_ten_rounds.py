@@ -16,7 +16,7 @@ from hierfl import guides
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.engine.over_clients import lanes_of, one_lane
+from hierfl.engine.over_clients import one_slot, slots_of
 from hierfl.laplace.marginal import Expansion, Marginal
 from hierfl.method import Clock
 from hierfl.methods import fedlaplace
@@ -40,10 +40,10 @@ def visits(batch: ClientBatch) -> None:
 def expansions(model: Any, data: ClientData, z: Tensor) -> Expansion:
     """Of all clients at once, mapped as the engine maps them, padding and all: (C,), (C, K), (C, K, K)."""
     marginal = Marginal(hierfl.read(model, guides.conditional, data))
-    lanes, common = lanes_of(batch := full_batch(data, torch.arange(data.num_clients)))
+    lanes, common = slots_of(batch := full_batch(data, torch.arange(data.num_clients)))
 
     def one(lane: Any) -> Expansion:
-        own = one_lane(lane, common, batch)
+        own = one_slot(lane, common, batch)
         return marginal.expand(z, marginal.start(z, own), own, 12)[0]
 
     with torch.no_grad(), pyro.validation_enabled(False):
