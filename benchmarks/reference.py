@@ -42,14 +42,25 @@ class Errors:
     mean: Entries
     sd: Entries
 
-    def of(self, what: Literal["mean", "sd"], sites: Sequence[str] | None = None) -> NDArray[np.float64]:
+    def of(
+        self, what: Literal["mean", "sd"], sites: Sequence[str] | None = None
+    ) -> NDArray[np.float64]:
         """All entries of some sites (None: of all) in one array."""
         by_site = self.mean if what == "mean" else self.sd
-        return np.concatenate([values.reshape(-1) for site, values in by_site.items() if sites is None or site in sites])
+        return np.concatenate(
+            [
+                values.reshape(-1)
+                for site, values in by_site.items()
+                if sites is None or site in sites
+            ]
+        )
 
     def worst_sd(self) -> tuple[str, float]:
         """The ratio of standard deviations that is farthest from 1, in its logarithm, and its site."""
-        at = {site: float(r.reshape(-1)[np.abs(np.log(r)).reshape(-1).argmax()]) for site, r in self.sd.items()}
+        at = {
+            site: float(r.reshape(-1)[np.abs(np.log(r)).reshape(-1).argmax()])
+            for site, r in self.sd.items()
+        }
         site = max(at, key=lambda s: abs(np.log(at[s])))
         return site, at[site]
 
@@ -61,7 +72,9 @@ class Errors:
             values = np.median(values, keepdims=True) if bar.median else values
             if values.min() < bar.low or values.max() > bar.high:
                 which = f"{'median ' if bar.median else ''}{bar.what} of {', '.join(bar.sites or ('all sites',))}"
-                out.append(f"{which}: {values.min():.3f} to {values.max():.3f}, wanted {bar.low} to {bar.high}")
+                out.append(
+                    f"{which}: {values.min():.3f} to {values.max():.3f}, wanted {bar.low} to {bar.high}"
+                )
         return out
 
 
@@ -93,7 +106,11 @@ class Result:
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
-        mean, sd, (site, worst) = self.errors.of("mean"), self.errors.of("sd"), self.errors.worst_sd()
+        mean, sd, (site, worst) = (
+            self.errors.of("mean"),
+            self.errors.of("sd"),
+            self.errors.worst_sd(),
+        )
         return {
             "max_mean_error_sd": round(float(mean.max()), 4),
             "median_mean_error_sd": round(float(np.median(mean)), 4),
@@ -109,7 +126,14 @@ class Result:
         }
 
 
-def measure(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: int = 0, correct: bool = False) -> Result:
+def measure(
+    way: Way,
+    problem: Problem,
+    truth: Mapping[str, Summary],
+    *,
+    seed: int = 0,
+    correct: bool = False,
+) -> Result:
     """Fit a problem one way, and compare the posterior with the reference, its draws corrected by Pareto-smoothed weights if asked.
 
     Steps are not compiled: of programs this small, a graph takes longer to make (40 to 100 s) than the rounds to run.
@@ -124,18 +148,30 @@ def measure(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: i
         average=way.average,
     )
     began = time.perf_counter()
-    fit = hierfl.fit(method, problem.data(), rounds=way.rounds, seed=seed, cohort=way.cohort, compile=False)
+    fit = hierfl.fit(
+        method, problem.data(), rounds=way.rounds, seed=seed, cohort=way.cohort, compile=False
+    )
     seconds = time.perf_counter() - began
-    drawn = corrected(fit, way.draws, seed=seed).draws if correct else fit.draws(way.draws, seed=seed)
+    drawn = (
+        corrected(fit, way.draws, seed=seed).draws if correct else fit.draws(way.draws, seed=seed)
+    )
     errors = compare(problem.effects(all_sites(drawn.shared, drawn.own)), truth)
     return Result(errors, seconds, way.rounds, tuple(errors.broken(way.bars)) if way.bars else None)
 
 
 # ------------------------------------------------------------------------------------------------ pooled NUTS
-def pooled_nuts(problem: Problem, *, draws: int = 1000, warmup: int = 300, chains: int = 2, seed: int = 0) -> dict[str, Summary]:
+def pooled_nuts(
+    problem: Problem, *, draws: int = 1000, warmup: int = 300, chains: int = 2, seed: int = 0
+) -> dict[str, Summary]:
     """The problem's posterior by NUTS on all rows together, with Monte Carlo standard errors of the means."""
     answer = hierfl.nuts(
-        problem.sampled, problem.data(), draws=draws, warmup=warmup, chains=chains, seed=seed, dense=problem.dense
+        problem.sampled,
+        problem.data(),
+        draws=draws,
+        warmup=warmup,
+        chains=chains,
+        seed=seed,
+        dense=problem.dense,
     )
     worst = max(answer.r_hat.values())
     Console(stderr=True).print(
@@ -144,7 +180,9 @@ def pooled_nuts(problem: Problem, *, draws: int = 1000, warmup: int = 300, chain
     out = {}
     for site, values in problem.effects(all_sites(answer.shared, answer.own)).items():
         apart = values.double().reshape(chains, draws, *values.shape[1:])
-        size = effective_sample_size(apart, chain_dim=0, sample_dim=1).clamp(max=float(chains * draws))
+        size = effective_sample_size(apart, chain_dim=0, sample_dim=1).clamp(
+            max=float(chains * draws)
+        )
         sd = values.double().std(0)
         out[site] = Summary(values.double().mean(0).numpy(), sd.numpy(), (sd / size.sqrt()).numpy())
     return out
@@ -155,14 +193,19 @@ def agreement(one: Mapping[str, Summary], other: Mapping[str, Summary]) -> Entri
     out = {}
     for site in one.keys() & other.keys():
         a, b = one[site], other[site]
-        error = np.sqrt(np.square(0.0 if a.mcse is None else a.mcse) + np.square(0.0 if b.mcse is None else b.mcse))
+        error = np.sqrt(
+            np.square(0.0 if a.mcse is None else a.mcse)
+            + np.square(0.0 if b.mcse is None else b.mcse)
+        )
         out[site] = np.asarray(np.abs(a.mean - b.mean) / error)
     return out
 
 
 def cache() -> Path:
     """Where references that were run here are kept: hierfl in $XDG_CACHE_HOME, %LOCALAPPDATA% (Windows), or ~/.cache."""
-    folder = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    folder = (
+        os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    )
     return Path(folder) / "hierfl"
 
 
@@ -173,14 +216,19 @@ def cached_nuts(problem: Problem, *, again: bool = False) -> dict[str, Summary]:
         found = pooled_nuts(problem)
         file.parent.mkdir(parents=True, exist_ok=True)
         flat: dict[str, Any] = {
-            f"{site}.{what}": np.asarray(getattr(s, what)) for site, s in found.items() for what in ("mean", "sd", "mcse")
+            f"{site}.{what}": np.asarray(getattr(s, what))
+            for site, s in found.items()
+            for what in ("mean", "sd", "mcse")
         }
         partial = file.with_suffix(".partial.npz")
         np.savez(partial, **flat)
         partial.replace(file)
     with np.load(file, allow_pickle=False) as kept:
         sites = sorted({name.rsplit(".", 1)[0] for name in kept.files})
-        return {site: Summary(kept[f"{site}.mean"], kept[f"{site}.sd"], kept[f"{site}.mcse"]) for site in sites}
+        return {
+            site: Summary(kept[f"{site}.mean"], kept[f"{site}.sd"], kept[f"{site}.mcse"])
+            for site in sites
+        }
 
 
 def truth_of(problem: Problem) -> dict[str, Summary]:
@@ -208,7 +256,8 @@ def table(problem: Problem, results: Mapping[str, Result]) -> Table:
         mean, sd = result.errors.of("mean"), result.errors.of("sd")
         at = max(result.errors.mean, key=lambda s: result.errors.mean[s].max())
         low, high = (
-            pick(result.errors.sd, key=lambda s: sign * result.errors.sd[s].max()) for pick, sign in ((min, 1), (max, 1))
+            pick(result.errors.sd, key=lambda s: sign * result.errors.sd[s].max())
+            for pick, sign in ((min, 1), (max, 1))
         )
         out.add_row(
             name,
@@ -227,12 +276,16 @@ def table(problem: Problem, results: Mapping[str, Result]) -> Table:
 def run(problem: Problem, args: argparse.Namespace) -> dict[str, Any]:
     """Measure a problem's ways, print the table, and return the record."""
     console, truth = Console(width=140), truth_of(problem)
-    chosen = {name: way for name, way in problem.ways.items() if not args.guide or name in args.guide}
+    chosen = {
+        name: way for name, way in problem.ways.items() if not args.guide or name in args.guide
+    }
     results = {}
     for name, way in chosen.items():
         changed = {"rounds": args.rounds, "cohort": args.cohort, "draws": args.draws}
         mine = replace(way, **{k: v for k, v in changed.items() if v is not None})
-        results[name] = measure(mine, problem, truth, seed=args.seed, correct=args.correct is not None)
+        results[name] = measure(
+            mine, problem, truth, seed=args.seed, correct=args.correct is not None
+        )
     console.print(table(problem, results))
     for name, result in results.items():
         for line in result.broken or ():
@@ -240,8 +293,12 @@ def run(problem: Problem, args: argparse.Namespace) -> dict[str, Any]:
     record: dict[str, Any] = {"reference": problem.name, "seed": args.seed, "correct": args.correct}
     if args.nuts:
         scores = agreement(cached_nuts(problem, again=True), truth)
-        record["nuts_mean_error_mcse"] = {site: round(float(z.max()), 2) for site, z in scores.items()}
-        console.print(f"pooled NUTS, means off by (Monte Carlo standard errors, worst entry): {record['nuts_mean_error_mcse']}")
+        record["nuts_mean_error_mcse"] = {
+            site: round(float(z.max()), 2) for site, z in scores.items()
+        }
+        console.print(
+            f"pooled NUTS, means off by (Monte Carlo standard errors, worst entry): {record['nuts_mean_error_mcse']}"
+        )
     return {**record, "guides": {name: result.record() for name, result in results.items()}}
 
 
@@ -255,13 +312,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cohort", type=float, help="share of the clients in a round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draws", type=int, help="of the posterior, instead of the guide's own")
-    parser.add_argument("--correct", choices=["psis"], help="weigh the guide's draws until they are the posterior's")
-    parser.add_argument("--nuts", action="store_true", help="run pooled NUTS of the same program anew, and compare it too")
+    parser.add_argument(
+        "--correct", choices=["psis"], help="weigh the guide's draws until they are the posterior's"
+    )
+    parser.add_argument(
+        "--nuts",
+        action="store_true",
+        help="run pooled NUTS of the same program anew, and compare it too",
+    )
     args = parser.parse_args(argv)
     if args.all == bool(args.name):
         parser.error("name a reference, or --all")
     torch.set_default_dtype(torch.float64)
-    records = [run(problem, args) for name, problem in PROBLEMS.items() if args.all or name == args.name]
+    records = [
+        run(problem, args) for name, problem in PROBLEMS.items() if args.all or name == args.name
+    ]
     print(json.dumps({"references": records} if args.all else records[0]))
 
 

@@ -135,10 +135,16 @@ def radon_non_centred(batch: ClientBatch) -> None:
 
 def radon_effects(draws: Draws) -> Draws:
     """The counties' effects, whichever way they were written."""
-    return draws if "a" in draws else {**draws, "a": draws["mu"][:, None] + draws["tau"][:, None] * draws["e"]}
+    return (
+        draws
+        if "a" in draws
+        else {**draws, "a": draws["mu"][:, None] + draws["tau"][:, None] * draws["e"]}
+    )
 
 
-EXACT = guides.conditional(newton_steps=0)  # given the global sites, rows and effects are Gaussian: one Newton step is the mode
+EXACT = guides.conditional(
+    newton_steps=0
+)  # given the global sites, rows and effects are Gaussian: one Newton step is the mode
 RADON = Problem(
     name="radon",
     source="radon",
@@ -146,9 +152,22 @@ RADON = Problem(
     effects=radon_effects,
     sampled=radon_non_centred,
     ways={
-        "conditional": Way(radon_centred, EXACT, 1000, 0.1, 8, bars=(Bar("mean", 0.0, 0.08), Bar("sd", 0.9, 1.1))),
-        "conditional_third": Way(radon_centred, EXACT, 6000, 0.02, 4, average=0.7, cohort=1 / 3, bars=(Bar("mean", 0.0, 0.12),)),
-        "structured_non_centred": Way(radon_non_centred, guides.structured, 1000, 0.05, 8, bars=(Bar("mean", 0.0, 0.2),)),
+        "conditional": Way(
+            radon_centred, EXACT, 1000, 0.1, 8, bars=(Bar("mean", 0.0, 0.08), Bar("sd", 0.9, 1.1))
+        ),
+        "conditional_third": Way(
+            radon_centred,
+            EXACT,
+            6000,
+            0.02,
+            4,
+            average=0.7,
+            cohort=1 / 3,
+            bars=(Bar("mean", 0.0, 0.12),),
+        ),
+        "structured_non_centred": Way(
+            radon_non_centred, guides.structured, 1000, 0.05, 8, bars=(Bar("mean", 0.0, 0.2),)
+        ),
         "structured_centred": Way(radon_centred, guides.structured, 1000, 0.05, 8),
         "mean_field_non_centred": Way(radon_non_centred, guides.mean_field, 1000, 0.05, 8),
         "mean_field_centred": Way(radon_centred, guides.mean_field, 1000, 0.05, 8),
@@ -167,7 +186,11 @@ RADON_UNIFORM = Problem(
     data=hierfl.datasets.radon,
     effects=radon_effects,
     sampled=radon_uniform,
-    ways={"conditional": Way(radon_uniform, EXACT, 1000, 0.1, 8, bars=(Bar("mean", 0.0, 0.08), Bar("sd", 0.9, 1.1)))},
+    ways={
+        "conditional": Way(
+            radon_uniform, EXACT, 1000, 0.1, 8, bars=(Bar("mean", 0.0, 0.08), Bar("sd", 0.9, 1.1))
+        )
+    },
 )
 
 # ------------------------------------------------------------------------------------------------ hospitals
@@ -181,7 +204,9 @@ def hospital_data() -> ClientData:
     x = scaled.fields["x"][:, COLUMNS].nan_to_num(0.0)
     names = ["intercept", *(raw.features["x"][j] for j in COLUMNS)]
     rows = torch.cat([torch.ones(len(x), 1), x], 1)
-    return ClientData.from_arrays(raw.row_client, names=raw.names, features={"x": names}, x=rows, y=raw.fields["y"])
+    return ClientData.from_arrays(
+        raw.row_client, names=raw.names, features={"x": names}, x=rows, y=raw.fields["y"]
+    )
 
 
 def hospitals(batch: ClientBatch) -> None:
@@ -245,7 +270,9 @@ SCHOOLS = Problem(
     effects=school_effects,
     sampled=schools,
     ways={
-        "conditional": Way(schools, EXACT, 500, 0.05, 8, bars=(MEANS, Bar("sd", 0.7, 1.3, sites=("mu", "theta")))),
+        "conditional": Way(
+            schools, EXACT, 500, 0.05, 8, bars=(MEANS, Bar("sd", 0.7, 1.3, sites=("mu", "theta")))
+        ),
         "conditional_flow": Way(
             schools,
             guides.conditional(newton_steps=0, shared=guides.spline_flow),

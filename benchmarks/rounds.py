@@ -58,10 +58,17 @@ def ways(problem: Problem) -> dict[str, Way]:
     best = problem.ways[BEST.get(problem.name, "conditional")]
     adam = hierfl.optimisers.Adam(best.lr)
     svi = hierfl.methods.fedsvi(
-        best.model, best.guide, optimiser=adam, local_optimiser=adam, num_particles=best.num_particles, average=best.average
+        best.model,
+        best.guide,
+        optimiser=adam,
+        local_optimiser=adam,
+        num_particles=best.num_particles,
+        average=best.average,
     )
     return {
-        "fedlaplace": Way(hierfl.methods.fedlaplace(best.model), 12, draws=4000 if problem.source else 1000),
+        "fedlaplace": Way(
+            hierfl.methods.fedlaplace(best.model), 12, draws=4000 if problem.source else 1000
+        ),
         "pvi": Way(hierfl.methods.pvi(best.model, damping=DAMPING.get(problem.name)), 30, every=2),
         "bfi": Way(hierfl.methods.bfi(best.model), 1),
         "fedsvi": Way(svi, best.rounds, every=50),
@@ -120,7 +127,11 @@ def fits(way: Way, problem: Problem, seed: int) -> Iterator[Fit]:
     fit = None
     for where in run_rounds(federation, begin(federation), way.rounds):
         fit = Fit(way.method, federation, where, way.rounds)
-        if where.round % way.every == 0 and where.round < way.rounds and not federation.server.finished(where.server):
+        if (
+            where.round % way.every == 0
+            and where.round < way.rounds
+            and not federation.server.finished(where.server)
+        ):
             yield fit
     if fit is not None:
         yield fit
@@ -129,14 +140,34 @@ def fits(way: Way, problem: Problem, seed: int) -> Iterator[Fit]:
 def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary]) -> float:
     """The largest error of a global site's mean, in reference standard deviations; one row of one client is enough to draw them."""
     data = fit.federation.data.select([0])
-    row = replace(data, offsets=torch.tensor([0, 1]), fields={name: values[:1] for name, values in data.fields.items()})
+    row = replace(
+        data,
+        offsets=torch.tensor([0, 1]),
+        fields={name: values[:1] for name, values in data.fields.items()},
+    )
     one = replace(fit, federation=replace(fit.federation, data=row))
-    one = replace(one, progress=replace(fit.progress, table=hierfl.trees.tree_map(lambda v: v[:1], fit.progress.table)))
+    one = replace(
+        one,
+        progress=replace(
+            fit.progress, table=hierfl.trees.tree_map(lambda v: v[:1], fit.progress.table)
+        ),
+    )
     shared = one.draws(LOOKS).shared
-    return float(compare(shared, {site: truth[site] for site in shared if site in truth}).of("mean").max())
+    return float(
+        compare(shared, {site: truth[site] for site in shared if site in truth}).of("mean").max()
+    )
 
 
-HEADINGS = ("method", "rounds", "bytes", "of rounds", "means off by, sd: max", "median", "worst sd ratio", "seconds")
+HEADINGS = (
+    "method",
+    "rounds",
+    "bytes",
+    "of rounds",
+    "means off by, sd: max",
+    "median",
+    "worst sd ratio",
+    "seconds",
+)
 
 
 def row(name: str, record: Record) -> tuple[str, ...]:
@@ -144,7 +175,13 @@ def row(name: str, record: Record) -> tuple[str, ...]:
     if "stops" in record:
         return (name, "stops", *[""] * (len(HEADINGS) - 2))
     within = record["rounds"] or "never"
-    values = (within, f"{record['bytes']:,}", record["rounds_in_all"], *(record[k] for k in ERRORS), record["seconds"])
+    values = (
+        within,
+        f"{record['bytes']:,}",
+        record["rounds_in_all"],
+        *(record[k] for k in ERRORS),
+        record["seconds"],
+    )
     return (name, *map(str, values))
 
 
@@ -153,7 +190,9 @@ ERRORS = ("max_mean_error_sd", "median_mean_error_sd", "worst_sd_ratio")
 
 def table(problem: Problem, records: Mapping[str, Record]) -> Table:
     """A row a method."""
-    out = Table(title=f"{problem.name}: until every global mean is within {WITHIN} sd ({machine()})")
+    out = Table(
+        title=f"{problem.name}: until every global mean is within {WITHIN} sd ({machine()})"
+    )
     for heading in HEADINGS:
         out.add_column(heading, justify="left" if heading == "method" else "right")
     for name, record in records.items():
@@ -178,7 +217,9 @@ def measured(problem: Problem, name: str, way: Way, *, seed: int) -> Record:
             console.print(f"{problem.name}, {name} stops: {error}")
     for line in {str(w.message) for w in told}:
         console.print(f"{name}: {line}")
-    console.print(f"{problem.name}, {name}: {time.perf_counter() - began:.0f} s with looking", style="dim")
+    console.print(
+        f"{problem.name}, {name}: {time.perf_counter() - began:.0f} s with looking", style="dim"
+    )
     return {**record, "machine": machine()}
 
 
@@ -196,7 +237,9 @@ def run(problem: Problem, names: Sequence[str], *, seed: int) -> dict[str, Recor
         if name in names:
             found[name] = measured(problem, name, way, seed=seed)
             cache().mkdir(parents=True, exist_ok=True)
-            (cache() / f"rounds_{problem.name}.json").write_text(json.dumps({**kept(problem), **found}, indent=1))
+            (cache() / f"rounds_{problem.name}.json").write_text(
+                json.dumps({**kept(problem), **found}, indent=1)
+            )
     Console(width=140).print(table(problem, found))
     return found
 
@@ -213,11 +256,31 @@ def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
         "`python -m benchmarks.rounds --write`. Seconds are wall clock, whatever else the machine was doing.",
     ]
     for problem, records in found.items():
-        lines += ["", f"## {problem}", "", "| " + " | ".join(HEADINGS) + " |", "|---" + "|---:" * (len(HEADINGS) - 1) + "|"]
+        lines += [
+            "",
+            f"## {problem}",
+            "",
+            "| " + " | ".join(HEADINGS) + " |",
+            "|---" + "|---:" * (len(HEADINGS) - 1) + "|",
+        ]
         lines += ["| " + " | ".join(row(name, record)) + " |" for name, record in records.items()]
-        lines += [f"| {name} | not measured |" + " |" * (len(HEADINGS) - 2) for name in NAMES if name not in records]
-        lines += ["", *(f"{name} stops: {record['stops']}\n" for name, record in records.items() if "stops" in record)]
-        lines += [f"Measured on {where}." for where in sorted({record["machine"] for record in records.values()})]
+        lines += [
+            f"| {name} | not measured |" + " |" * (len(HEADINGS) - 2)
+            for name in NAMES
+            if name not in records
+        ]
+        lines += [
+            "",
+            *(
+                f"{name} stops: {record['stops']}\n"
+                for name, record in records.items()
+                if "stops" in record
+            ),
+        ]
+        lines += [
+            f"Measured on {where}."
+            for where in sorted({record["machine"] for record in records.values()})
+        ]
     file = Path(__file__).with_name("ROUNDS.md")
     file.write_text("\n".join(lines) + "\n")
     return file
@@ -227,15 +290,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description=__doc__)
     parser.add_argument("name", nargs="?", choices=[*ALL], help="the problem; none: all")
-    parser.add_argument("--method", action="append", choices=NAMES, help="only this one (may be repeated)")
-    parser.add_argument("--write", action="store_true", help="measure nothing: write benchmarks/ROUNDS.md of what is kept")
+    parser.add_argument(
+        "--method", action="append", choices=NAMES, help="only this one (may be repeated)"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="measure nothing: write benchmarks/ROUNDS.md of what is kept",
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     torch.set_default_dtype(torch.float64)
     if args.write:
         print(write({name: kept(problem) for name, problem in ALL.items()}))
         return
-    found = {n: run(p, args.method or NAMES, seed=args.seed) for n, p in ALL.items() if args.name in (None, n)}
+    found = {
+        n: run(p, args.method or NAMES, seed=args.seed)
+        for n, p in ALL.items()
+        if args.name in (None, n)
+    }
     if args.name and "fedlaplace" in found[args.name]:
         others = {name: record for name, record in found[args.name].items() if name != "fedlaplace"}
         print(json.dumps({**found[args.name]["fedlaplace"], "others": others}))

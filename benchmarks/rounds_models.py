@@ -16,7 +16,16 @@ from benchmarks.reference_models import EXACT, PROBLEMS, Problem, Way
 from hierfl import ClientBatch, ClientData, guides
 
 # ------------------------------------------------------------------------------------------------ ILEA schools
-PUPILS = [1, 2, 3, 4, 6, 7, 8, 14]  # two of three years, two per cents of the school, a sex, two reading bands, an origin
+PUPILS = [
+    1,
+    2,
+    3,
+    4,
+    6,
+    7,
+    8,
+    14,
+]  # two of three years, two per cents of the school, a sex, two reading bands, an origin
 
 
 def ilea_data() -> ClientData:
@@ -51,13 +60,17 @@ def election_data() -> ClientData:
     All columns are centred over the voters, so that the intercept is theirs.
     """
     raw = hierfl.datasets.election88()
-    x = torch.cat([raw.fields["x"], raw.fields["age"][:, None], raw.fields["edu"][:, None]], 1).long()
+    x = torch.cat(
+        [raw.fields["x"], raw.fields["age"][:, None], raw.fields["edu"][:, None]], 1
+    ).long()
     kinds = torch.cat([raw.row_client[:, None], x], 1).numpy()
     cells, which = np.unique(kinds, axis=0, return_inverse=True)
     n = np.bincount(which.reshape(-1)).astype(np.float64)
     y = np.bincount(which.reshape(-1), raw.fields["y"].numpy())
     own, state = raw.client_fields, cells[:, 0]
-    region = torch.nn.functional.one_hot(own["region"].reshape(-1), REGIONS + 1)[:, 1:].double().numpy()
+    region = (
+        torch.nn.functional.one_hot(own["region"].reshape(-1), REGIONS + 1)[:, 1:].double().numpy()
+    )
     columns = _coded(torch.as_tensor(cells[:, 1:])).numpy()
     return ClientData.from_arrays(
         state,
@@ -107,7 +120,9 @@ ELECTION = Problem(
     data=election_data,
     effects=lambda draws: draws,
     sampled=election,
-    ways={"conditional": Way(election, guides.conditional(newton_steps=3), 400, 0.05, 2, draws=2000)},
+    ways={
+        "conditional": Way(election, guides.conditional(newton_steps=3), 400, 0.05, 2, draws=2000)
+    },
     dense=("mu", "vote", "area", "slope"),
 )
 ALL = {**PROBLEMS, **{problem.name: problem for problem in (ILEA, ELECTION)}}

@@ -46,31 +46,50 @@ SETTLED = 2  # rounds of each process that are not timed: the first compiles, th
 # ------------------------------------------------------------------------------------------------ the ways
 def fedavg(work: Workload) -> Method:
     """FedAvg: no prior."""
-    return methods.fedavg(models.network(work.module()), optimiser=SGD(work.lr), steps=work.steps, batch_size=work.batch)
+    return methods.fedavg(
+        models.network(work.module()),
+        optimiser=SGD(work.lr),
+        steps=work.steps,
+        batch_size=work.batch,
+    )
 
 
 def fedmap(work: Workload) -> Method:
     """MAP with a Gaussian prior on every weight, its mean the server's."""
     model = models.map_network(work.module(), prior=models.map_priors.Isotropic(1.0))
-    return methods.fedmap(model, optimiser=SGD(work.lr), steps=work.steps, unit="step", batch_size=work.batch)
+    return methods.fedmap(
+        model, optimiser=SGD(work.lr), steps=work.steps, unit="step", batch_size=work.batch
+    )
 
 
 def fedabml(work: Workload, *, link: ScaleLink = "exp", local: bool = False) -> Method:
     """A mean-field posterior of every weight, one draw, its KL in closed form, a step on the prior for each batch; scales as printed."""
-    model = models.bayesian_network(work.module(), prior_scale="learned", scale_link=link, local_reparameterisation=local)
+    model = models.bayesian_network(
+        work.module(), prior_scale="learned", scale_link=link, local_reparameterisation=local
+    )
     guide = guides.mean_field(scale_link=link)
-    return methods.fedabml(model, guide, lr=work.lr, draws=1, steps=work.steps, unit="step", batch_size=work.batch)
+    return methods.fedabml(
+        model, guide, lr=work.lr, draws=1, steps=work.steps, unit="step", batch_size=work.batch
+    )
 
 
 def pfedme(work: Workload) -> Method:
     """PRIOR's inner loop."""
     model = models.bayesian_network(work.module(), prior_scale=1.0)
     return methods.pfedme(
-        model, lam=work.lam, lr=work.lr, eta=work.lr, prox_steps=work.inner, steps=work.steps, batch_size=work.batch
+        model,
+        lam=work.lam,
+        lr=work.lr,
+        eta=work.lr,
+        prox_steps=work.inner,
+        steps=work.steps,
+        batch_size=work.batch,
     )
 
 
-def run_method(method: Method, data: hierfl.ClientData, cohort: int | None = None) -> Iterator[None]:
+def run_method(
+    method: Method, data: hierfl.ClientData, cohort: int | None = None
+) -> Iterator[None]:
     """Rounds as `hierfl.fit` runs them, compiled, history and all."""
     federation = replace(federate(method, data, seed=0, cohort=cohort), graphs=Graphs())
     for _ in rounds(federation, begin(federation), 10**9):
@@ -92,7 +111,9 @@ def ways_of(name: str) -> dict[str, Rounds]:
     if name == "W5":
         return {"loop, 1 thread": radon_loop, "loop, 2 threads": radon_loop, "structured": radon}
     work = WORKLOADS[name]
-    own: dict[str, Callable[[Workload], Method]] = {"pFedMe": pfedme} if name == "W4" else {"FedAvg": fedavg}
+    own: dict[str, Callable[[Workload], Method]] = (
+        {"pFedMe": pfedme} if name == "W4" else {"FedAvg": fedavg}
+    )
     if name == "W1":
         own |= {
             "MAP": fedmap,
@@ -166,9 +187,15 @@ def start(workload: str, way: str, cache: str) -> Worker:
     command = [sys.executable, "-m", "benchmarks.speed", "--serve", workload, way]
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
     if way in BY_HAND:
-        env.pop("GOMP_SPINCOUNT", None)  # which importing hierfl has set: by hand, threads wait as torch's do
-        env["GLIBC_TUNABLES"] = "glibc.malloc.arena_test=8"  # the default; told of any, hierfl leaves memory to the C library
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        env.pop(
+            "GOMP_SPINCOUNT", None
+        )  # which importing hierfl has set: by hand, threads wait as torch's do
+        env["GLIBC_TUNABLES"] = (
+            "glibc.malloc.arena_test=8"  # the default; told of any, hierfl leaves memory to the C library
+        )
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    )
     return Worker(process, _line(process)["first"])
 
 
@@ -192,7 +219,10 @@ def peer(command: list[str], folder: Path) -> float:
 
 def peers(folder: Path, workload: str) -> dict[str, list[str]]:
     """Other frameworks whose environments are in a folder: `pfl/`, `flwr/` beside their scripts."""
-    scripts = {"pfl, 1 thread": ("pfl", "pfl_sim.py", "1"), "pfl, 2 threads": ("pfl", "pfl_sim.py", "2")}
+    scripts = {
+        "pfl, 1 thread": ("pfl", "pfl_sim.py", "1"),
+        "pfl, 2 threads": ("pfl", "pfl_sim.py", "2"),
+    }
     scripts["Flower simulation"] = ("flwr", "flower_sim.py", "")
     found = {}
     for name, (environment, script, threads) in scripts.items():
@@ -226,23 +256,31 @@ class Measured:
         out: dict[str, dict[str, float | None]] = {}
         for way, seconds in self.seconds.items():
             median = statistics.median(seconds)
-            by_vmap = self.ratio(way, ["vmap, compiled"]) if "vmap, compiled" in self.seconds else None
+            by_vmap = (
+                self.ratio(way, ["vmap, compiled"]) if "vmap, compiled" in self.seconds else None
+            )
             out[f"{self.workload} {way}"] = {
                 "ratio_to_loop": round(self.ratio(way, loops), 3),
                 "ratio_to_vmap_compile": None if by_vmap is None else round(by_vmap, 3),
                 "seconds": round(median, 4),
                 "rss_mb": round(self.rss_mb[way]) if way in self.rss_mb else None,
-                "compile_s": None if way in loops or way not in self.first else round(max(0.0, self.first[way] - median), 1),
+                "compile_s": None
+                if way in loops or way not in self.first
+                else round(max(0.0, self.first[way] - median), 1),
             }
         return out
 
 
-def measure(workload: str, *, turns: int, block: float, ways: Sequence[str] | None, others: Path | None) -> Measured:
+def measure(
+    workload: str, *, turns: int, block: float, ways: Sequence[str] | None, others: Path | None
+) -> Measured:
     """Time one workload: every way in turn, `turns` times, about `block` seconds each time."""
     chosen = [way for way in ways_of(workload) if ways is None or way in ways]
     with tempfile.TemporaryDirectory() as cache:
         workers = {way: start(workload, way, cache) for way in chosen}
-        counts = {way: max(1, round(block / worker.ask(1)["seconds"])) for way, worker in workers.items()}
+        counts = {
+            way: max(1, round(block / worker.ask(1)["seconds"])) for way, worker in workers.items()
+        }
         found: Times = {way: [] for way in chosen}
         rss: dict[str, float] = {}
         foreign = peers(others, workload) if others else {}
@@ -270,7 +308,10 @@ def rows(found: Measured) -> list[tuple[str, ...]]:
     best = [min(turn) for turn in zip(*(found.seconds[name] for name in loops), strict=True)]
     out: list[tuple[str, ...]] = []
     for way, seconds in found.seconds.items():
-        of, each = record[f"{found.workload} {way}"], [s / b for s, b in zip(seconds, best, strict=True)]
+        of, each = (
+            record[f"{found.workload} {way}"],
+            [s / b for s, b in zip(seconds, best, strict=True)],
+        )
         vmap, rss = of["ratio_to_vmap_compile"], of["rss_mb"]
         out.append((
             way,
@@ -286,7 +327,10 @@ def rows(found: Measured) -> list[tuple[str, ...]]:
 
 def machine() -> str:
     """What it ran on."""
-    model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
+        platform.machine(),
+    )
     return f"{os.cpu_count()} cores of {model}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
@@ -307,19 +351,34 @@ def written(all_found: Sequence[Measured], load: float) -> str:
         "Ratios are medians over turns, of blocks of rounds that ran one after another; the loop is the better of its two rows."
     ]
     for found in all_found:
-        lines += ["", f"## {found.workload}", "", f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
+        lines += [
+            "",
+            f"## {found.workload}",
+            "",
+            f"| {' | '.join(HEAD)} |",
+            "|" + "---|" * len(HEAD),
+        ]
         lines += [f"| {' | '.join(row)} |" for row in rows(found)]
     return "\n".join(lines) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description="Seconds a round, beside other ways.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed", description="Seconds a round, beside other ways."
+    )
     parser.add_argument("workload", nargs="*", metavar="W", help="W1 to W5; none: all")
-    parser.add_argument("--quick", action="store_true", help="W1's FedAvg and MAP, two turns: under a minute")
+    parser.add_argument(
+        "--quick", action="store_true", help="W1's FedAvg and MAP, two turns: under a minute"
+    )
     parser.add_argument("--turns", type=int, default=5, help="of all ways, one after another")
     parser.add_argument("--way", action="append", help="only these (the two loops are always run)")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="a folder of other frameworks' scripts and environments")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        metavar="DIR",
+        help="a folder of other frameworks' scripts and environments",
+    )
     parser.add_argument("--write", action="store_true", help=f"write the tables to {RESULTS.name}")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -339,7 +398,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     record: dict[str, dict[str, float | None]] = {}
     for name in chosen:
         found = measure(
-            name, turns=2 if args.quick else args.turns, block=0.5 if args.quick else 2.0, ways=ways, others=args.peers
+            name,
+            turns=2 if args.quick else args.turns,
+            block=0.5 if args.quick else 2.0,
+            ways=ways,
+            others=args.peers,
         )
         table = Table(*HEAD, title=f"{name}: seconds a round", title_justify="left")
         for row in rows(found):

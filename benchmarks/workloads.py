@@ -65,7 +65,14 @@ class Workload:
         torch.manual_seed(0)
         if self.net == "mlp":
             return nn.Sequential(nn.Linear(784, 100), nn.LeakyReLU(), nn.Linear(100, 10))
-        convolutions = nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        convolutions = (
+            nn.Conv2d(1, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
         return nn.Sequential(*convolutions, nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 62))
 
     def arrays(self) -> tuple[Tensor, Tensor]:
@@ -74,7 +81,9 @@ class Workload:
         folder.mkdir(exist_ok=True)
         path = folder / f"{self.net}-{self.clients}-{self.rows}.npy"
         if not path.exists():
-            made = np.random.default_rng(0).standard_normal((self.clients, self.rows, *self.shape), dtype=np.float32)
+            made = np.random.default_rng(0).standard_normal(
+                (self.clients, self.rows, *self.shape), dtype=np.float32
+            )
             np.save(path.with_suffix(".part.npy"), made)
             path.with_suffix(".part.npy").replace(path)
         y = np.random.default_rng(1).integers(0, self.classes, (self.clients, self.rows))
@@ -110,7 +119,9 @@ def plain_loop(work: Workload) -> Iterator[None]:
                 p.copy_(value)
 
     def averaging(client: int) -> list[Tensor]:
-        for rows in torch.randperm(work.rows)[: work.steps * work.batch].view(work.steps, work.batch):
+        for rows in torch.randperm(work.rows)[: work.steps * work.batch].view(
+            work.steps, work.batch
+        ):
             optimiser.zero_grad()
             F.cross_entropy(net(x[client][rows]), y[client][rows]).backward()
             optimiser.step()
@@ -118,7 +129,9 @@ def plain_loop(work: Workload) -> Iterator[None]:
 
     def proximal(client: int) -> list[Tensor]:
         local = [value.clone() for value in server]
-        for rows in torch.randperm(work.rows)[: work.steps * work.batch].view(work.steps, work.batch):
+        for rows in torch.randperm(work.rows)[: work.steps * work.batch].view(
+            work.steps, work.batch
+        ):
             for _ in range(work.inner):
                 optimiser.zero_grad()
                 F.cross_entropy(net(x[client][rows]), y[client][rows]).backward()
@@ -167,7 +180,10 @@ def vmapped(work: Workload, chunk: int = 20) -> Iterator[None]:
 
     def train(clients: Tensor) -> Weights:
         w = near = {k: v.expand(len(clients), *v.shape).clone() for k, v in server.items()}
-        picked = [torch.randperm(work.rows)[: work.steps * work.batch].view(work.steps, work.batch) for _ in clients]
+        picked = [
+            torch.randperm(work.rows)[: work.steps * work.batch].view(work.steps, work.batch)
+            for _ in clients
+        ]
         for rows in torch.stack(picked, 1):
             batch = x[clients[:, None], rows], y[clients[:, None], rows]
             if work.inner == 1:
@@ -179,7 +195,10 @@ def vmapped(work: Workload, chunk: int = 20) -> Iterator[None]:
         return near
 
     while True:
-        parts = [train(part) for part in torch.randperm(work.clients)[: work.cohort].split(min(chunk, work.cohort))]
+        parts = [
+            train(part)
+            for part in torch.randperm(work.clients)[: work.cohort].split(min(chunk, work.cohort))
+        ]
         server = {k: torch.cat([p[k] for p in parts]).mean(0) for k in server}
         yield
 
@@ -205,9 +224,17 @@ def radon_loop() -> Iterator[None]:
             e = middle[j] + slope[j] @ z + log_scale[j].exp() * torch.randn(())
             tau, sigma = z[4].exp(), z[5].exp()
             own = (
-                0.5 * ((y - z[0] - tau * e - x @ z[1:4]) / sigma).square().sum() + len(y) * z[5] + 0.5 * e.square() - log_scale[j]
+                0.5 * ((y - z[0] - tau * e - x @ z[1:4]) / sigma).square().sum()
+                + len(y) * z[5]
+                + 0.5 * e.square()
+                - log_scale[j]
             )
-            above = 0.5 * (z[:4] / 10.0).square().sum() + 0.5 * (tau.square() + sigma.square()) - z[4] - z[5]
+            above = (
+                0.5 * (z[:4] / 10.0).square().sum()
+                + 0.5 * (tau.square() + sigma.square())
+                - z[4]
+                - z[5]
+            )
             (own + (above - tril.diagonal().abs().log().sum()) / n).backward()
         optimiser.step()
         yield

@@ -31,15 +31,36 @@ def main(rounds: int = 20) -> None:
     torch.nn.init.zeros_(net.weight)
     noise = models.likelihood.normal(1.0)
     local = {"batch_size": None}
-    fedavg = methods.fedavg(models.network(net, likelihood=noise), optimiser=SGD(0.05), steps=10, **local)
-    hierarchy = models.bayesian_network(net, likelihood=noise, prior_scale="learned", scale_start=0.05)
-    fedabml = methods.fedabml(hierarchy, lr=0.05, eta=0.3, inner_steps=10, steps=1, unit="step", draws=50, by_rows=True, **local)
+    fedavg = methods.fedavg(
+        models.network(net, likelihood=noise), optimiser=SGD(0.05), steps=10, **local
+    )
+    hierarchy = models.bayesian_network(
+        net, likelihood=noise, prior_scale="learned", scale_start=0.05
+    )
+    fedabml = methods.fedabml(
+        hierarchy,
+        lr=0.05,
+        eta=0.3,
+        inner_steps=10,
+        steps=1,
+        unit="step",
+        draws=50,
+        by_rows=True,
+        **local,
+    )
     target = torch.linalg.lstsq(data.fields["x"], data.fields["y"][:, None]).solution.flatten()
     for name, method in (("FedAvg", fedavg), ("FedABML", fedabml)):
         fit = hierfl.fit(method, data, rounds=rounds, seed=0)
         at = fit.message["theta.weight"].flatten()
-        print(f"{name}: {at.numpy().round(3)}, {float((at - target).norm()):.4f} from least squares on all rows")
-    print(fit.personalise(data, rounds=1).posterior(200)["posterior"]["w.weight"].std(("chain", "draw")).values.round(3))
+        print(
+            f"{name}: {at.numpy().round(3)}, {float((at - target).norm()):.4f} from least squares on all rows"
+        )
+    print(
+        fit.personalise(data, rounds=1)
+        .posterior(200)["posterior"]["w.weight"]
+        .std(("chain", "draw"))
+        .values.round(3)
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,10 @@ def clients(seed: int = 0) -> hierfl.ClientData:
     rows = {}
     for k, n in enumerate(ROWS):
         x = k + torch.randn(n, generator=g)
-        rows[f"client {k + 1}"] = {"x": x[:, None], "y": -x + 4.0 * k + math.sqrt(0.8) * torch.randn(n, generator=g)}
+        rows[f"client {k + 1}"] = {
+            "x": x[:, None],
+            "y": -x + 4.0 * k + math.sqrt(0.8) * torch.randn(n, generator=g),
+        }
     return hierfl.ClientData.from_clients(rows)
 
 
@@ -31,7 +34,9 @@ def main(rounds: int = 30) -> None:
     """Learn mean and precision of slope and intercept; look at the lines."""
     torch.set_default_dtype(torch.float64)
     prior = LearnedVariance()
-    squared = hierfl.models.likelihood.normal(math.sqrt(0.5))  # (y - f)^2 and a constant: the paper's loss
+    squared = hierfl.models.likelihood.normal(
+        math.sqrt(0.5)
+    )  # (y - f)^2 and a constant: the paper's loss
     model = hierfl.models.map_network(nn.Linear(1, 1), prior=prior, likelihood=squared)
     methods = {
         "10 gradient steps": hierfl.methods.fedmap(model, newton_steps=1, server="gradient"),
@@ -40,11 +45,17 @@ def main(rounds: int = 30) -> None:
     for name, method in methods.items():
         fit = hierfl.fit(method, clients(), rounds=rounds if name == "exact" else 10)
         gamma, lines = fit.message["gamma"], fit.draws(1).own
-        print(f"\n{name}: slope {float(gamma['theta.weight']):.2f}, intercept {float(gamma['theta.bias']):.2f} in the mean")
-        precision = [float(prior.alpha(gamma[f"s.{part}"]).squeeze()) for part in ("weight", "bias")]
+        print(
+            f"\n{name}: slope {float(gamma['theta.weight']):.2f}, intercept {float(gamma['theta.bias']):.2f} in the mean"
+        )
+        precision = [
+            float(prior.alpha(gamma[f"s.{part}"]).squeeze()) for part in ("weight", "bias")
+        ]
         print(f"held to it with precision {precision[0]:.3f} and {precision[1]:.4f}")
         for k, n in enumerate(ROWS):
-            print(f"  client {k + 1}, {n:2d} rows: {float(lines['w.weight'][0, k]):5.2f} x + {float(lines['w.bias'][0, k]):5.2f}")
+            print(
+                f"  client {k + 1}, {n:2d} rows: {float(lines['w.weight'][0, k]):5.2f} x + {float(lines['w.bias'][0, k]):5.2f}"
+            )
 
 
 if __name__ == "__main__":

@@ -21,19 +21,30 @@ def main(rounds: int = 20, rows: int = 2000) -> None:
     """Label skew: of the rows of five clients 85 % are of one class."""
     train, test = synthetic_clients("label", seed=0, rows=rows)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1))
+    net = nn.Sequential(
+        nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1)
+    )
     likelihood, adam = hierfl.models.likelihood.bernoulli(), Adam(1e-3)
     common = hierfl.models.network(net, likelihood=likelihood)
-    loose_then_tight = {"0.": Isotropic(120.0), "": Isotropic(5.0)}  # clients differ in the first layer
+    loose_then_tight = {
+        "0.": Isotropic(120.0),
+        "": Isotropic(5.0),
+    }  # clients differ in the first layer
     personal = hierfl.models.map_network(net, prior=loose_then_tight, likelihood=likelihood)
     methods = {
-        "Individual": hierfl.methods.individual(common, optimiser=adam, steps=5, unit="epoch", batch_size=64),
-        "FedAvg": hierfl.methods.fedavg(common, optimiser=adam, steps=5, unit="epoch", batch_size=64),
+        "Individual": hierfl.methods.individual(
+            common, optimiser=adam, steps=5, unit="epoch", batch_size=64
+        ),
+        "FedAvg": hierfl.methods.fedavg(
+            common, optimiser=adam, steps=5, unit="epoch", batch_size=64
+        ),
         "FedMAP": hierfl.methods.fedmap(personal, optimiser=adam, steps=5, batch_size=64),
     }
     for name, method in methods.items():
         scores = list(balanced_accuracy(hierfl.fit(method, train, rounds=rounds), test).values())
-        print(f"{name:10s} {sum(scores) / 10:5.1f} %   each client {', '.join(f'{s:.0f}' for s in scores)}")
+        print(
+            f"{name:10s} {sum(scores) / 10:5.1f} %   each client {', '.join(f'{s:.0f}' for s in scores)}"
+        )
 
 
 if __name__ == "__main__":

@@ -30,9 +30,20 @@ def main(rounds: int = 12, passes: tuple[int, ...] = (0, 1, 2, 5, 10)) -> None:
     net = torch.nn.Linear(64, 10)
     hierarchy = models.bayesian_network(net, prior_scale="learned", scale_start=0.05)
     compared = {
-        "FedAvg": methods.fedavg(models.network(net), optimiser=SGD(0.05), steps=2, unit="epoch", batch_size=20, fine_tune=True),
-        "pFedBayes": methods.pfedbayes(hierarchy, zeta=0.05, lr=0.01, eta=0.01, steps=6, batch_size=20),
-        "FedABML": methods.fedabml(hierarchy, lam=0.01, lr=0.05, eta=0.5, inner_steps=3, draws=1, steps=2, batch_size=20),
+        "FedAvg": methods.fedavg(
+            models.network(net),
+            optimiser=SGD(0.05),
+            steps=2,
+            unit="epoch",
+            batch_size=20,
+            fine_tune=True,
+        ),
+        "pFedBayes": methods.pfedbayes(
+            hierarchy, zeta=0.05, lr=0.01, eta=0.01, steps=6, batch_size=20
+        ),
+        "FedABML": methods.fedabml(
+            hierarchy, lam=0.01, lr=0.05, eta=0.5, inner_steps=3, draws=1, steps=2, batch_size=20
+        ),
     }
     print(f"{'passes':10s} {'  '.join(f'{e:5d}' for e in passes)}")
     for name, method in compared.items():
@@ -40,8 +51,12 @@ def main(rounds: int = 12, passes: tuple[int, ...] = (0, 1, 2, 5, 10)) -> None:
         scores = []
         for e in passes:
             new = fit.personalise(train.select(theirs), rounds=e)
-            scores.append(100.0 * new.predict(test.select(theirs), draws=20).scores().accuracy.mean())
-        print(f"{name:10s} {'  '.join(f'{s:5.1f}' for s in scores)}   % right, mean over {len(theirs)} new clients")
+            scores.append(
+                100.0 * new.predict(test.select(theirs), draws=20).scores().accuracy.mean()
+            )
+        print(
+            f"{name:10s} {'  '.join(f'{s:5.1f}' for s in scores)}   % right, mean over {len(theirs)} new clients"
+        )
 
 
 if __name__ == "__main__":

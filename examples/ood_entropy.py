@@ -33,19 +33,32 @@ def main(rounds: int = 12) -> None:
     """A point, and two ways to a posterior of the same logistic regression; entropy of what each client predicts."""
     data, strangers = two_digits_each()
     train, test = data.split(0.7, seed=0)
-    unseen = hierfl.ClientData.from_clients({name: {"x": strangers} for name in train.names})  # every client is asked of them all
+    unseen = hierfl.ClientData.from_clients(
+        {name: {"x": strangers} for name in train.names}
+    )  # every client is asked of them all
     torch.manual_seed(0)
     net = torch.nn.Linear(64, 10)
     hierarchy = models.bayesian_network(net, prior_scale="learned", scale_start=0.05)
     fits = {
         "a point (FedAvg, fine-tuned)": methods.fedavg(
-            models.network(net), optimiser=SGD(0.1), steps=2, unit="epoch", batch_size=20, fine_tune=True
+            models.network(net),
+            optimiser=SGD(0.1),
+            steps=2,
+            unit="epoch",
+            batch_size=20,
+            fine_tune=True,
         ),
-        "pFedBayes": methods.pfedbayes(hierarchy, zeta=0.05, lr=0.01, eta=0.01, steps=6, batch_size=20),
-        "FedABML": methods.fedabml(hierarchy, lam=0.01, lr=0.1, eta=0.5, inner_steps=3, draws=1, steps=2, batch_size=20),
+        "pFedBayes": methods.pfedbayes(
+            hierarchy, zeta=0.05, lr=0.01, eta=0.01, steps=6, batch_size=20
+        ),
+        "FedABML": methods.fedabml(
+            hierarchy, lam=0.01, lr=0.1, eta=0.5, inner_steps=3, draws=1, steps=2, batch_size=20
+        ),
     }
     for name, method in fits.items():
-        fit = hierfl.fit(method, train, rounds=rounds, cohort=8, seed=0).personalise(train, rounds=5)
+        fit = hierfl.fit(method, train, rounds=rounds, cohort=8, seed=0).personalise(
+            train, rounds=5
+        )
         known, unknown = (entropy(fit.predict(rows, draws=20).mean) for rows in (test, unseen))
         is_unknown = torch.cat([torch.zeros(len(known)), torch.ones(len(unknown))])
         auroc = roc_auc_score(is_unknown, torch.cat([known, unknown]))

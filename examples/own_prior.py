@@ -22,7 +22,10 @@ def main(rounds: int = 30) -> None:
         "Gaussian, precision 5": bregman.gaussian(5.0),
         "Bernoulli": bregman.bernoulli(),
         "my own, cosh": bregman.BregmanPrior(
-            torch.cosh, gradient=torch.sinh, inverse=torch.asinh, conjugate=lambda x: x * x.asinh() - (1.0 + x * x).sqrt()
+            torch.cosh,
+            gradient=torch.sinh,
+            inverse=torch.asinh,
+            conjugate=lambda x: x * x.asinh() - (1.0 + x * x).sqrt(),
         ),
     }
     net = torch.nn.Linear(train.fields["x"].shape[-1], 1)
@@ -30,8 +33,14 @@ def main(rounds: int = 30) -> None:
     for name, prior in priors.items():
         model = bregman_network(net, prior, likelihood=likelihood.bernoulli())
         method = pfedbred(model, "mh", lam=0.5, lr=0.05, eta=0.2, steps=10)
-        scores = hierfl.fit(method, train, rounds=rounds, seed=0, compile=False).predict(test, draws=1).scores()
-        print(f"{name}: log score {scores.log_score.mean():.3f}, accuracy {scores.accuracy.mean():.3f}")
+        scores = (
+            hierfl.fit(method, train, rounds=rounds, seed=0, compile=False)
+            .predict(test, draws=1)
+            .scores()
+        )
+        print(
+            f"{name}: log score {scores.log_score.mean():.3f}, accuracy {scores.accuracy.mean():.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ def clients(names: range, seed: int) -> hierfl.ClientData:
     for k in names:
         sign = 1.0 if k % 2 else -1.0
         x = torch.randn(60, 4, generator=g) + torch.tensor([0.0, 0.0, 0.5 * sign, 0.0])
-        parts[f"client {k}"] = {"x": x, "y": (sign * x[:, 0] + 0.3 * torch.randn(60, generator=g) > 0.0).long()}
+        parts[f"client {k}"] = {
+            "x": x,
+            "y": (sign * x[:, 0] + 0.3 * torch.randn(60, generator=g) > 0.0).long(),
+        }
     return hierfl.ClientData.from_clients(parts)
 
 
@@ -38,7 +41,9 @@ def main(rounds: int = 160) -> None:
     one_for_all = hierfl.models.network(nn.Sequential(embedding, nn.Linear(32, 2)))
     methods = {
         "FedAvg": hierfl.methods.fedavg(one_for_all, optimiser=SGD(0.3), steps=5, batch_size=None),
-        "FedVI": hierfl.methods.fedvi(heads, optimiser=SGD(0.3), server_optimiser=SGD(1.0, momentum=0.9), hidden=32),
+        "FedVI": hierfl.methods.fedvi(
+            heads, optimiser=SGD(0.3), server_optimiser=SGD(1.0, momentum=0.9), hidden=32
+        ),
     }
     for name, method in methods.items():
         fit = hierfl.fit(method, train, rounds=rounds)

@@ -59,7 +59,9 @@ def amortised(
 
 def _rows(batch: ClientBatch, fields: tuple[str, ...] | None) -> Tensor:
     """What the network reads, (C, B, F): fields side by side."""
-    names = tuple(sorted(batch.fields)) if fields is None else fields  # data given in another order are the same data
+    names = (
+        tuple(sorted(batch.fields)) if fields is None else fields
+    )  # data given in another order are the same data
     missing = [name for name in names if batch.fields.get(name) is None]
     if missing:
         raise ValueError(
@@ -76,11 +78,17 @@ def _summary(rows: Tensor, batch: ClientBatch, hidden: int) -> Tensor:
     each = torch.relu(layer("_encoder.row2", each, hidden))
     there = batch.mask()[..., None].to(each.dtype)
     mean = (each * there).sum(1) / there.sum(1)
-    return torch.relu(layer("_encoder.set", torch.cat([mean, batch.counts.log()[:, None]], -1), hidden))
+    return torch.relu(
+        layer("_encoder.set", torch.cat([mean, batch.counts.log()[:, None]], -1), hidden)
+    )
 
 
 def layer(name: str, x: Tensor, width: int, gain: float = 1.0) -> Tensor:
     """An affine layer of two global params, started as He et al. 2015 start a layer before a rectifier."""
     fan = x.shape[-1]
-    start = gain * (2.0 / fan) ** 0.5 * noise.normals(noise.fold(noise.root_key(0), noise.word(name)), (fan, width))
+    start = (
+        gain
+        * (2.0 / fan) ** 0.5
+        * noise.normals(noise.fold(noise.root_key(0), noise.word(name)), (fan, width))
+    )
     return x @ pyro.param(f"{name}.weight", start) + pyro.param(f"{name}.bias", torch.zeros(width))

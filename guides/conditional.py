@@ -12,7 +12,9 @@ from hierfl.program.sites import Guide, Latents, Model, family
 
 
 @family
-def conditional(model: Model, latents: Latents, *, shared: Shared = full_normal, newton_steps: int = 5) -> Guide:
+def conditional(
+    model: Model, latents: Latents, *, shared: Shared = full_normal, newton_steps: int = 5
+) -> Guide:
     """q(z) q(w_k | z), the latter Normal(mode, minus the inverse Hessian) of client k's log p(y_k, w_k | z): no local params.
 
     Exact for linear-Gaussian clients; what INLA (Rue, Martino and Chopin 2009) does for generalised linear ones, here in each
@@ -36,7 +38,9 @@ def conditional(model: Model, latents: Latents, *, shared: Shared = full_normal,
         if not block.size:
             return
         density = client_density(model, block, values, batch)
-        held = client_density(model, block, {name: value.detach() for name, value in values.items()}, batch)
+        held = client_density(
+            model, block, {name: value.detach() for name, value in values.items()}, batch
+        )
         near = climb(held, prior_centre(model, latents, values, batch), steps=newton_steps)
         mode, precision = mode_and_precision(density, near)
         with batch.clients():

@@ -49,12 +49,16 @@ def constructed(
     def guide(batch: ClientBatch) -> None:
         for site in latents.global_block.sites:  # of the likelihood: a noise scale, say
             free = pyro.param(f"{site.name}.at", site.free_start.clone)
-            pyro.sample(site.name, dist.Delta(site.transform(free), event_dim=len(site.event_shape)))
+            pyro.sample(
+                site.name, dist.Delta(site.transform(free), event_dim=len(site.event_shape))
+            )
         rows, there = features(batch), batch.mask()[..., None]
 
         def averaged(each: Tensor) -> Tensor:
             weight = there.to(each.dtype)
-            return (each * weight).sum(1) / weight.sum(1).clamp(min=1.0)  # a client of no rows: of zeros, not of nothing
+            return (each * weight).sum(1) / weight.sum(1).clamp(
+                min=1.0
+            )  # a client of no rows: of zeros, not of nothing
 
         summary = averaged(rows) if pool == "features" else rows
         for name in ("1", "2"):
@@ -64,7 +68,10 @@ def constructed(
         mean, raw, bias = out[:, None].split((heads * classes, heads * classes, classes), -1)
         shape = (*mean.shape[:2], heads, classes)
         with batch.clients():
-            pyro.sample("beta", dist.Normal(mean.reshape(shape), softplus(raw.reshape(shape) + middle)).to_event(2))
+            pyro.sample(
+                "beta",
+                dist.Normal(mean.reshape(shape), softplus(raw.reshape(shape) + middle)).to_event(2),
+            )
             pyro.sample("bias", dist.Delta(bias, event_dim=1))
 
     return guide

@@ -42,7 +42,11 @@ def emit(block: Block, vector: Tensor, batch: ClientBatch) -> Values:
     values, jacobians = block.unflatten(vector)
     for site in block.sites:
         with site.within(batch):
-            cut = dist.Delta(values[site.name], log_density=-jacobians[site.name], event_dim=len(site.event_shape))
+            cut = dist.Delta(
+                values[site.name],
+                log_density=-jacobians[site.name],
+                event_dim=len(site.event_shape),
+            )
             pyro.sample(site.name, cut)
     return values
 
@@ -54,7 +58,9 @@ def _drawn(block: Block, fn: Any, loc: Tensor, scale: Tensor, batch: ClientBatch
 
 def _loc_scale(block: Block, init_scale: float) -> tuple[Tensor, Tensor]:
     loc = pyro.param("_shared.loc", block.start)
-    return loc, pyro.param("_shared.scale", torch.full((block.size,), init_scale), constraint=positive)
+    return loc, pyro.param(
+        "_shared.scale", torch.full((block.size,), init_scale), constraint=positive
+    )
 
 
 def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
@@ -69,7 +75,9 @@ def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBat
         loc, scale = _loc_scale(block, init_scale)
         lower = pyro.param("_shared.lower", torch.zeros(block.size, block.size))
         unit = lower.tril(-1) + torch.eye(block.size)
-        return _drawn(block, dist.MultivariateNormal(loc, scale_tril=scale[:, None] * unit), loc, scale, batch)
+        return _drawn(
+            block, dist.MultivariateNormal(loc, scale_tril=scale[:, None] * unit), loc, scale, batch
+        )
 
     return posterior
 
@@ -84,12 +92,16 @@ def diagonal_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[Clien
     return posterior
 
 
-def low_rank_normal(block: Block, *, rank: int = 4, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+def low_rank_normal(
+    block: Block, *, rank: int = 4, init_scale: float = 0.1
+) -> Callable[[ClientBatch], Drawn]:
     """q(z) = Normal(loc, S (F F' + I) S): the `rank` strongest correlations, (2 + rank) d numbers."""
 
     def posterior(batch: ClientBatch) -> Drawn:
         loc, scale = _loc_scale(block, init_scale)
-        factor = pyro.param("_shared.factor", 0.1 * _start_noise("_shared.factor", block.size, rank))
+        factor = pyro.param(
+            "_shared.factor", 0.1 * _start_noise("_shared.factor", block.size, rank)
+        )
         fn = dist.LowRankMultivariateNormal(loc, scale[:, None] * factor, scale**2)
         return _drawn(block, fn, loc, scale, batch)
 
@@ -118,7 +130,9 @@ def empirical(block: Block, *, size: int = 1000) -> Callable[[ClientBatch], Draw
     return posterior
 
 
-def spline_flow(block: Block, *, hidden: int = 16, bins: int = 8, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
+def spline_flow(
+    block: Block, *, hidden: int = 16, bins: int = 8, init_scale: float = 0.1
+) -> Callable[[ClientBatch], Drawn]:
     """Z = loc + scale f(e), e standard normal, f a spline and an affine autoregressive flow (`hierfl.guides.splines`).
 
     For posteriors that no Gaussian has: the long tail of a scale with a half-Cauchy prior and few clients, skewed effects. It
@@ -138,12 +152,20 @@ def spline_flow(block: Block, *, hidden: int = 16, bins: int = 8, init_scale: fl
     def posterior(batch: ClientBatch) -> Drawn:
         loc, scale = _loc_scale(block, init_scale)
         weights = {name: pyro.param(f"_shared.flow.{name}", value) for name, value in start.items()}
-        noise_ = pyro.sample("_shared", dist.Normal(torch.zeros(block.size), 1.0).to_event(1), infer={"is_auxiliary": True})
+        noise_ = pyro.sample(
+            "_shared",
+            dist.Normal(torch.zeros(block.size), 1.0).to_event(1),
+            infer={"is_auxiliary": True},
+        )
         bent, jacobian = functional_call(flow, weights, (noise_,))
         vector = loc + scale * bent
         # the density of z is that of e over the Jacobian: an event of its own, since only z's sites are in the model
         stretch = -jacobian - scale.log().sum()
-        pyro.sample("_shared.stretch", dist.Delta(torch.zeros(()), log_density=stretch), infer={"is_auxiliary": True})
+        pyro.sample(
+            "_shared.stretch",
+            dist.Delta(torch.zeros(()), log_density=stretch),
+            infer={"is_auxiliary": True},
+        )
         return Drawn(vector, bent, emit(block, vector, batch))
 
     return posterior
@@ -158,4 +180,8 @@ def normal_params(loc: Tensor, precision: Tensor) -> Params:
     tril = tril_of(precision)
     scale = tril.diagonal()
     lower = (tril / scale[:, None]).tril(-1)
-    return {"_shared.loc": loc, "_shared.scale": transform_to(positive).inv(scale), "_shared.lower": lower}
+    return {
+        "_shared.loc": loc,
+        "_shared.scale": transform_to(positive).inv(scale),
+        "_shared.lower": lower,
+    }

@@ -30,9 +30,13 @@ def low_rank(model: Model, latents: Latents, *, rank: int = 4, init_scale: float
         raise ValueError(f"rank is {rank}: it must be 1 or more (mean_field has none)")
     block = latents.local_block
     posterior = (
-        partial(low_rank_normal, rank=rank, init_scale=init_scale)(latents.global_block) if latents.global_block.size else None
+        partial(low_rank_normal, rank=rank, init_scale=init_scale)(latents.global_block)
+        if latents.global_block.size
+        else None
     )
-    start = 0.1 * noise.normals(noise.fold(noise.root_key(0), noise.word("_local.factor")), (1, 1, block.size, rank))
+    start = 0.1 * noise.normals(
+        noise.fold(noise.root_key(0), noise.word("_local.factor")), (1, 1, block.size, rank)
+    )
 
     def guide(batch: ClientBatch) -> None:
         if posterior:
@@ -42,7 +46,9 @@ def low_rank(model: Model, latents: Latents, *, rank: int = 4, init_scale: float
         with batch.clients():
             c = batch.num_clients
             loc = pyro.param("_local.loc", block.start.repeat(c, 1, 1))
-            scale = pyro.param("_local.scale", torch.full((c, 1, block.size), init_scale), constraint=positive)
+            scale = pyro.param(
+                "_local.scale", torch.full((c, 1, block.size), init_scale), constraint=positive
+            )
             factor = pyro.param("_local.factor", start.repeat(c, 1, 1, 1))
             fn = dist.LowRankMultivariateNormal(loc, scale[..., None] * factor, scale**2)
             vector = pyro.sample("_local", fn, infer={"is_auxiliary": True})

@@ -13,7 +13,9 @@ from hierfl.program.sites import Guide, Latents, LatentSite, Model, family, repe
 
 
 @family
-def mean_field(model: Model, latents: Latents, *, init_scale: float = 0.1, scale_link: ScaleLink = "softplus") -> Guide:
+def mean_field(
+    model: Model, latents: Latents, *, init_scale: float = 0.1, scale_link: ScaleLink = "softplus"
+) -> Guide:
     """Q = prod over sites of Normal(loc, scale^2) on the unconstrained numbers; KL to a Normal prior in closed form.
 
     The spread of a hierarchy's scale is too small under it, and local sites do not follow the global ones: see `structured`.
@@ -34,10 +36,19 @@ def mean_field(model: Model, latents: Latents, *, init_scale: float = 0.1, scale
     def guide(batch: ClientBatch) -> None:
         for site in latents.sites:
             with site.within(batch):
-                loc = pyro.param(f"{site.name}.loc", repeat_over_clients(site, site.free_start, batch))
-                scale = pyro.param(f"{site.name}.scale", torch.full_like(loc, init_scale), constraint=positive)
+                loc = pyro.param(
+                    f"{site.name}.loc", repeat_over_clients(site, site.free_start, batch)
+                )
+                scale = pyro.param(
+                    f"{site.name}.scale", torch.full_like(loc, init_scale), constraint=positive
+                )
                 normal = dist.Normal(loc, scale).to_event(site.free_event_dim)
-                pyro.sample(site.name, normal if is_real(site) else dist.TransformedDistribution(normal, [site.transform]))
+                pyro.sample(
+                    site.name,
+                    normal
+                    if is_real(site)
+                    else dist.TransformedDistribution(normal, [site.transform]),
+                )
 
     return guide
 

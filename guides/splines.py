@@ -19,7 +19,9 @@ LEAST = 1e-3  # of a piece's share of the box, and of a slope
 LEVEL = math.log(math.expm1(1.0 - LEAST))  # softplus of it, and LEAST, are a slope of 1
 
 
-def spline(x: Tensor, widths: Tensor, heights: Tensor, slopes: Tensor, *, bound: float) -> tuple[Tensor, Tensor]:
+def spline(
+    x: Tensor, widths: Tensor, heights: Tensor, slopes: Tensor, *, bound: float
+) -> tuple[Tensor, Tensor]:
     """Y = g(x) and log dg/dx, (...) each: a monotone rational-quadratic spline on [-bound, bound], the identity outside.
 
     Widths, heights and slopes of 0 make it the identity inside too.
@@ -78,8 +80,12 @@ class SplineFlow(nn.Module):
         order: Any = torch.arange(size)
         width = [max(hidden, size)] * 2
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # for size 1 Pyro advises against a network: there is nothing to condition on
-            bends = AutoRegressiveNN(size, width, [bins, bins, bins - 1], order, nonlinearity=nn.Tanh())
+            warnings.simplefilter(
+                "ignore"
+            )  # for size 1 Pyro advises against a network: there is nothing to condition on
+            bends = AutoRegressiveNN(
+                size, width, [bins, bins, bins - 1], order, nonlinearity=nn.Tanh()
+            )
             moves = AutoRegressiveNN(size, width, [1, 1], order.flip(0), nonlinearity=nn.Tanh())
         self.bends: Callable[[Tensor], tuple[Tensor, ...]] = bends
         self.moves: Callable[[Tensor], tuple[Tensor, ...]] = moves

@@ -13,7 +13,12 @@ from hierfl.program.sites import Guide, Latents, Model, family
 
 @family
 def structured(
-    model: Model, latents: Latents, *, shared: Shared = full_normal, full: bool | None = None, init_scale: float = 0.1
+    model: Model,
+    latents: Latents,
+    *,
+    shared: Shared = full_normal,
+    full: bool | None = None,
+    init_scale: float = 0.1,
 ) -> Guide:
     """q(z) q(w_k | z):  w_k = loc_k + slope_k e(z) + S_k U_k eps_k, with e(z) the global vector about its mean in its own scale.
 
@@ -42,7 +47,9 @@ def structured(
         with batch.clients():
             c = batch.num_clients
             mean = pyro.param("_local.loc", block.start.repeat(c, 1, 1))
-            scale = pyro.param("_local.scale", torch.full((c, 1, size), init_scale), constraint=positive)
+            scale = pyro.param(
+                "_local.scale", torch.full((c, 1, size), init_scale), constraint=positive
+            )
             if z is not None:
                 slope = pyro.param("_local.slope", torch.zeros(c, 1, size, above))
                 mean = mean + (slope @ z.standard[..., None])[..., 0]

@@ -50,7 +50,9 @@ def unrolled(
         held = values if through else {name: value.detach() for name, value in values.items()}
         density = client_density(model, block, held, batch)
         start = prior_centre(model, latents, held, batch)
-        log_scale = pyro.param("_local.log_scale", torch.full((block.size,), init_scale).log()).expand_as(start)
+        log_scale = pyro.param(
+            "_local.log_scale", torch.full((block.size,), init_scale).log()
+        ).expand_as(start)
         mean, log_scale = _unroll(density, start, log_scale, batch, steps, lr)
         with batch.clients():
             normal = dist.Normal(mean, log_scale.exp()).to_event(1)

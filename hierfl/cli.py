@@ -27,16 +27,23 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def hierfl(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Hierarchical Bayesian federated learning on Pyro."""
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to; made if it is not there.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", help="Folder to write to; made if it is not there."),
+    ],
     seed: Annotated[int, typer.Option(min=0, help="Of the split, the fits and the draws.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Hardly any rounds, to see that it runs.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Hardly any rounds, to see that it runs.")
+    ] = False,
 ) -> None:
     """Heart disease at four hospitals: four methods, held-out patients, hospitals never seen. About a minute."""
     import torch  # the slow imports are left to the commands that need them
@@ -50,10 +57,20 @@ def demo(
     began = time.perf_counter()
     progress = Console(stderr=True)
     try:
-        workers = 1 if quick else min(2, os.cpu_count() or 1)  # a worker's imports take longer than all of --quick
-        found = run(out, seed=seed, quick=quick, workers=workers, say=lambda line: progress.print(f"{line} ...", style="dim"))
+        workers = (
+            1 if quick else min(2, os.cpu_count() or 1)
+        )  # a worker's imports take longer than all of --quick
+        found = run(
+            out,
+            seed=seed,
+            quick=quick,
+            workers=workers,
+            say=lambda line: progress.print(f"{line} ...", style="dim"),
+        )
     except OSError as error:
-        raise typer.BadParameter(f"cannot write to '{out}': {error.strerror or error}", param_hint="--out") from error
+        raise typer.BadParameter(
+            f"cannot write to '{out}': {error.strerror or error}", param_hint="--out"
+        ) from error
     console = Console()
     console.print(found.table)
     for line in found.reading:
@@ -66,10 +83,19 @@ def demo(
 
 @app.command()
 def study(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which study; another word lists them.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Hardly any work, to see that it runs.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to. Default: study-NAME.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON that holds every number.")] = False,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Which study; another word lists them.")
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Hardly any work, to see that it runs.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder to write to. Default: study-NAME."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one line of JSON that holds every number.")
+    ] = False,
 ) -> None:
     """Measure again what a paper measured. Stopped, it goes on where it was: finished runs are kept in --out."""
     from rich.console import Console
@@ -78,16 +104,22 @@ def study(
     from hierfl.demo.run import writable
 
     if name not in studies.names():
-        raise typer.BadParameter(f"there is no study '{name}'; there are {', '.join(studies.names())}", param_hint="NAME")
+        raise typer.BadParameter(
+            f"there is no study '{name}'; there are {', '.join(studies.names())}", param_hint="NAME"
+        )
     folder = out or Path(f"study-{name}")
     try:
         writable(folder)
     except OSError as error:
-        raise typer.BadParameter(f"cannot write to '{folder}': {error.strerror or error}", param_hint="--out") from error
+        raise typer.BadParameter(
+            f"cannot write to '{folder}': {error.strerror or error}", param_hint="--out"
+        ) from error
     began, console, progress = time.perf_counter(), Console(), Console(stderr=True)
     parts = []
     try:
-        for found in studies.run(name, folder, quick=quick, say=lambda line: progress.print(f"{line} ...", style="dim")):
+        for found in studies.run(
+            name, folder, quick=quick, say=lambda line: progress.print(f"{line} ...", style="dim")
+        ):
             console.print(found.printed())
             for line in found.reading:
                 console.print(line)
@@ -96,12 +128,18 @@ def study(
             console.print()
             parts.append(found.as_json())
     except FileNotFoundError as error:  # a data set: the message says how to get it
-        progress.print(f"This study needs data that are not here: {error}", style="red", soft_wrap=True)
+        progress.print(
+            f"This study needs data that are not here: {error}", style="red", soft_wrap=True
+        )
         raise typer.Exit(1) from error
     seconds = time.perf_counter() - began
     console.print(f"Took {seconds:.0f} s.")
     if as_json:
-        typer.echo(json.dumps({"study": name, "quick": quick, "seconds": round(seconds, 1), "parts": parts}))
+        typer.echo(
+            json.dumps(
+                {"study": name, "quick": quick, "seconds": round(seconds, 1), "parts": parts}
+            )
+        )
 
 
 def main() -> None:

@@ -74,7 +74,9 @@ class Phase:
         if self.count < 0:
             raise ValueError(f"a phase of {self.count} {self.unit}s: the count must be 0 or more")
         if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}: it must be 1 or more, or None for all rows")
+            raise ValueError(
+                f"batch_size is {self.batch_size}: it must be 1 or more, or None for all rows"
+            )
 
 
 def _never(state: Tree) -> bool:
@@ -181,13 +183,17 @@ def descend(loss: Callable[[Tree], Tensor], params: Tree, lr: float | Tensor) ->
     return tree_map(lambda p, g: p - lr * g, params, gradient)
 
 
-def over_draws(loss: Callable[[ClientBatch], Tensor], batch: ClientBatch, draws: int, *, keyed: bool = True) -> Tensor:
+def over_draws(
+    loss: Callable[[ClientBatch], Tensor], batch: ClientBatch, draws: int, *, keyed: bool = True
+) -> Tensor:
     """Mean of a loss over independent draws of its noise: one more dimension, not a loop (but where draws are not `keyed`)."""
     if draws == 1:
         return loss(batch)
     if not keyed:
         return torch.stack([loss(batch.redrawn(d)) for d in range(draws)]).mean(0)
-    return torch.vmap(lambda d: loss(batch.redrawn(d)))(torch.arange(draws, dtype=torch.int32)).mean(0)
+    return torch.vmap(lambda d: loss(batch.redrawn(d)))(
+        torch.arange(draws, dtype=torch.int32)
+    ).mean(0)
 
 
 def half_square(a: Tree, b: Tree) -> Tensor:

@@ -22,7 +22,9 @@ class Optimiser(Protocol):
     def init(self, params: Tree) -> Tree:
         """The state before the first step."""
 
-    def update(self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False) -> tuple[Tree, Tree]:
+    def update(
+        self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
+    ) -> tuple[Tree, Tree]:
         """What to add to the params, and the next state."""
 
 
@@ -42,7 +44,9 @@ class SGD:
         """The state before the first step."""
         return {"velocity": zeros_like(params)} if self.momentum else {}
 
-    def update(self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False) -> tuple[Tree, Tree]:
+    def update(
+        self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
+    ) -> tuple[Tree, Tree]:
         """What to add to the params, and the next state."""
         if not self.momentum:
             return tree_map(lambda g: -self.lr * g, updates), state
@@ -70,7 +74,9 @@ class Adam:
         """The state before the first step."""
         return {"first": zeros_like(params), "second": zeros_like(params), "steps": torch.zeros(())}
 
-    def update(self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False) -> tuple[Tree, Tree]:
+    def update(
+        self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
+    ) -> tuple[Tree, Tree]:
         """What to add to the params, and the next state."""
         b1, b2 = self.betas
         steps = state["steps"] + 1
@@ -100,7 +106,9 @@ class TorchOptimiser:
         _, state = self._step(params, zeros_like(params), None)
         return {"begun": torch.zeros(()), "of": zeros_like(state)}
 
-    def update(self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False) -> tuple[Tree, Tree]:
+    def update(
+        self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
+    ) -> tuple[Tree, Tree]:
         """What to add to the params, and the next state."""
         if params is None:
             raise ValueError("a torch optimiser needs the params: pass params=")
@@ -113,12 +121,17 @@ class TorchOptimiser:
         optimiser = self.kind(moving, **self.options)
         if state is not None:
             loaded = optimiser.state_dict()
-            loaded["state"] = {i: {k: v.clone() for k, v in own.items()} for i, own in enumerate(state)}
+            loaded["state"] = {
+                i: {k: v.clone() for k, v in own.items()} for i, own in enumerate(state)
+            }
             optimiser.load_state_dict(loaded)
         for leaf, gradient in zip(moving, named_leaves(gradients).values(), strict=True):
             leaf.grad = gradient.detach().clone()
         optimiser.step()
-        kept = [{k: v for k, v in optimiser.state.get(p, {}).items() if isinstance(v, Tensor)} for p in moving]
+        kept = [
+            {k: v for k, v in optimiser.state.get(p, {}).items() if isinstance(v, Tensor)}
+            for p in moving
+        ]
         moved = {n: (p.detach() - leaf) for n, p, leaf in zip(names, moving, leaves, strict=True)}
         return with_leaves(params, moved), kept
 

@@ -36,10 +36,23 @@ class ClientNorm(nn.Module):
         super().__init__()
         size, self.eps = of.num_features, of.eps
         self.parts = (*(("weight", "bias") if of.affine else ()), "mean", "var")
-        for name, start in (("weight", of.weight), ("bias", of.bias), ("mean", of.running_mean), ("var", of.running_var)):
-            known = torch.full((size,), float(name in ("weight", "var"))) if start is None else start.detach().clone()
-            self.register_parameter(name, nn.Parameter(known.to(torch.get_default_dtype()), requires_grad=False))
-        self.learning = nn.Parameter(torch.zeros(()), requires_grad=False)  # 1: normalise by the batch
+        for name, start in (
+            ("weight", of.weight),
+            ("bias", of.bias),
+            ("mean", of.running_mean),
+            ("var", of.running_var),
+        ):
+            known = (
+                torch.full((size,), float(name in ("weight", "var")))
+                if start is None
+                else start.detach().clone()
+            )
+            self.register_parameter(
+                name, nn.Parameter(known.to(torch.get_default_dtype()), requires_grad=False)
+            )
+        self.learning = nn.Parameter(
+            torch.zeros(()), requires_grad=False
+        )  # 1: normalise by the batch
         self.there = nn.Parameter(torch.ones(1), requires_grad=False)  # (B,), 0 at padding
         self.seen: tuple[Tensor, Tensor] | None = None
 
@@ -88,11 +101,25 @@ def batch_norm_network(
     net = _replaced(module)
     layers = {name: part for name, part in net.named_modules() if isinstance(part, ClientNorm)}
     frozen_copy(net)  # its refusals
-    inside = {f"{layer}.{part}" for layer, norm in layers.items() for part, _ in norm.named_parameters()}
-    tensors = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad and name not in inside}
-    given_output = likelihood if isinstance(likelihood, Likelihood) else Likelihood(likelihood) if likelihood else categorical()
+    inside = {
+        f"{layer}.{part}" for layer, norm in layers.items() for part, _ in norm.named_parameters()
+    }
+    tensors = {
+        name: p.detach()
+        for name, p in net.named_parameters()
+        if p.requires_grad and name not in inside
+    }
+    given_output = (
+        likelihood
+        if isinstance(likelihood, Likelihood)
+        else Likelihood(likelihood)
+        if likelihood
+        else categorical()
+    )
 
-    def one(shared: dict[str, Tensor], own: dict[str, Tensor], rows: Tensor, there: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def one(
+        shared: dict[str, Tensor], own: dict[str, Tensor], rows: Tensor, there: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
         masks = {f"{layer}.there": there for layer in layers}
         output: Tensor = functional_call(net, {**shared, **own, **masks}, (rows,))
         seen = [value for norm in layers.values() for value in norm.seen or ()]
@@ -102,21 +129,25 @@ def batch_norm_network(
 
     def batch_norm_network(batch: ClientBatch) -> None:
         label, rows, clients = given_output(), field(batch, x), batch.num_clients
-        shared = {name: pyro.param(f"theta.{name}", start.clone()) for name, start in tensors.items()}
+        shared = {
+            name: pyro.param(f"theta.{name}", start.clone()) for name, start in tensors.items()
+        }
         with batch.clients():
             own = {}
             for layer, norm in layers.items():
                 for part in norm.parts:
                     start = getattr(norm, part).detach()
-                    own[f"{layer}.{part}"] = pyro.param(f"norm.{layer}.{part}", start.expand(clients, 1, *start.shape).clone())[
-                        :, 0
-                    ]
+                    own[f"{layer}.{part}"] = pyro.param(
+                        f"norm.{layer}.{part}", start.expand(clients, 1, *start.shape).clone()
+                    )[:, 0]
             if layers:
                 learning = pyro.param("norm.learning", torch.zeros(clients, 1))[:, 0]
                 own |= {f"{layer}.learning": learning for layer in layers}
             there = batch.mask().to(batch.counts.dtype)
             if clients == 1:
-                output, seen = one(shared, {name: value[0] for name, value in own.items()}, rows[0], there[0])
+                output, seen = one(
+                    shared, {name: value[0] for name, value in own.items()}, rows[0], there[0]
+                )
                 output, seen = output[None], [value[None] for value in seen]
             else:
                 output, seen = torch.vmap(lambda o, r, t: one(shared, o, r, t))(own, rows, there)

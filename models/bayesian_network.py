@@ -72,7 +72,9 @@ def bayesian_network(
     'bayesian_network'
     """
     if local_reparameterisation and not centred:
-        raise ValueError("local_reparameterisation is of weights that the guide draws: it needs centred=True")
+        raise ValueError(
+            "local_reparameterisation is of weights that the guide draws: it needs centred=True"
+        )
     net = frozen_copy(module)
     tensors = weights(net)
     priors = WeightPriors(
@@ -85,7 +87,13 @@ def bayesian_network(
         shared=global_prior,
         centred=centred,
     )
-    given_output = likelihood if isinstance(likelihood, Likelihood) else Likelihood(likelihood) if likelihood else categorical()
+    given_output = (
+        likelihood
+        if isinstance(likelihood, Likelihood)
+        else Likelihood(likelihood)
+        if likelihood
+        else categorical()
+    )
 
     def bayesian_network(batch: ClientBatch) -> None:
         (theta, scale), label = priors.above(), given_output()

@@ -88,7 +88,9 @@ class BregmanPrior:
         def flat(s: Tensor) -> Tensor:
             return self.g(s.view(shape)).sum()
 
-        found: Tensor = jacrev(grad(flat))(natural.flatten())  # reverse over reverse: forward mode is not always right
+        found: Tensor = jacrev(grad(flat))(
+            natural.flatten()
+        )  # reverse over reverse: forward mode is not always right
         return found
 
     def conjugate_of(self, x: Tensor) -> Tensor:
@@ -125,7 +127,12 @@ def gaussian(precision: float | Tensor = 1.0) -> BregmanPrior:
     if not bool((p > 0.0).all()):
         raise ValueError(f"precision is {precision}: it must be > 0")
     if p.dim() == 0 and float(p) == 1.0:
-        return BregmanPrior(lambda s: 0.5 * s.square(), conjugate=lambda x: 0.5 * x.square(), gradient=_same, inverse=_same)
+        return BregmanPrior(
+            lambda s: 0.5 * s.square(),
+            conjugate=lambda x: 0.5 * x.square(),
+            gradient=_same,
+            inverse=_same,
+        )
     return BregmanPrior(
         lambda s: 0.5 * s.square() / precision,
         gradient=lambda s: s / precision,
@@ -152,7 +159,11 @@ def bernoulli() -> BregmanPrior:
 def poisson() -> BregmanPrior:
     """Values > 0: D = x ln(x / mu) - x + mu; g(s) = e^s."""
     return BregmanPrior(
-        torch.exp, mean=constraints.positive, gradient=torch.exp, inverse=torch.log, conjugate=lambda x: torch.xlogy(x, x) - x
+        torch.exp,
+        mean=constraints.positive,
+        gradient=torch.exp,
+        inverse=torch.log,
+        conjugate=lambda x: torch.xlogy(x, x) - x,
     )
 
 

@@ -52,12 +52,18 @@ class ToMean(Transform):
 
     def __init__(self, prior: BregmanPrior, event_dim: int = 0) -> None:
         self.prior, self.together = prior, event_dim
-        self.domain = constraints.independent(prior.natural, event_dim) if event_dim else prior.natural
+        self.domain = (
+            constraints.independent(prior.natural, event_dim) if event_dim else prior.natural
+        )
         self.codomain = Means(prior, event_dim)
         super().__init__()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ToMean) and other.prior is self.prior and other.together == self.together
+        return (
+            isinstance(other, ToMean)
+            and other.prior is self.prior
+            and other.together == self.together
+        )
 
     def __hash__(self) -> int:
         return hash((id(self.prior), self.together))
@@ -79,7 +85,11 @@ class ToMean(Transform):
         """Log of the curvature of g where it is separable; NaN where it is not, since only points are inferred under such a g."""
         if self.together:
             return x.new_full(x.shape[: x.dim() - self.together], torch.nan)
-        return self.prior.curvature(x).log() if self.prior.separable(x) else torch.full_like(x, torch.nan)
+        return (
+            self.prior.curvature(x).log()
+            if self.prior.separable(x)
+            else torch.full_like(x, torch.nan)
+        )
 
 
 def _to_mean(domain: Means) -> Transform:
@@ -101,7 +111,9 @@ class BregmanKernel(TorchDistribution):
 
     arg_constraints: dict[str, Constraint] = {}  # noqa: RUF012 (torch's name and kind)
 
-    def __init__(self, prior: BregmanPrior, loc: Tensor, lam: float = 1.0, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, prior: BregmanPrior, loc: Tensor, lam: float = 1.0, validate_args: bool | None = None
+    ) -> None:
         self.prior, self.loc, self.lam = prior, loc, lam
         super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
 
@@ -127,7 +139,9 @@ class BregmanKernel(TorchDistribution):
 
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Refuse."""
-        raise NotImplementedError("a Bregman kernel has no draws: infer its sites by the guide delta")
+        raise NotImplementedError(
+            "a Bregman kernel has no draws: infer its sites by the guide delta"
+        )
 
 
 @recorded
@@ -156,13 +170,25 @@ def bregman_network(
     net = frozen_copy(module)
     tensors = weights(net)
     to_weights = biject_to(prior.mean).inv if link is None else link
-    given_output = likelihood if isinstance(likelihood, Likelihood) else Likelihood(likelihood) if likelihood else categorical()
+    given_output = (
+        likelihood
+        if isinstance(likelihood, Likelihood)
+        else Likelihood(likelihood)
+        if likelihood
+        else categorical()
+    )
 
     def bregman_network(batch: ClientBatch) -> None:
         label = given_output()
-        theta = {n: pyro.param(f"theta.{n}", to_weights.inv(v), constraint=Means(prior)) for n, v in tensors.items()}
+        theta = {
+            n: pyro.param(f"theta.{n}", to_weights.inv(v), constraint=Means(prior))
+            for n, v in tensors.items()
+        }
         with batch.clients():
-            own = {n: to_weights(pyro.sample(f"w.{n}", BregmanKernel(prior, mu))) for n, mu in theta.items()}
+            own = {
+                n: to_weights(pyro.sample(f"w.{n}", BregmanKernel(prior, mu)))
+                for n, mu in theta.items()
+            }
             output = apply(net, own, {}, field(batch, x))
             with batch.data():
                 observe(y, label(output), batch)

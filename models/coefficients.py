@@ -72,14 +72,32 @@ class Predictor:
         intercept_scale: Prior | None = None,
         centred: bool = False,
     ) -> None:
-        for name, value, words in (("intercept", intercept, (*get_args(Whose), None)), ("slopes", slopes, get_args(Whose))):
+        for name, value, words in (
+            ("intercept", intercept, (*get_args(Whose), None)),
+            ("slopes", slopes, get_args(Whose)),
+        ):
             if value not in words:
-                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, words))}")
+                raise ValueError(
+                    f"{name} is {value!r}; it must be one of {', '.join(map(repr, words))}"
+                )
         if x is None and intercept is None:
-            raise ValueError("a regression on nothing: name a field of features, or keep the intercept")
-        self.x, self.outputs, self.centred, self.whose = x, outputs, centred, {"intercept": intercept, "slope": slopes}
-        self.loc = {"intercept": prior_loc if intercept_loc is None else intercept_loc, "slope": prior_loc}
-        self.scale = {"intercept": prior_scale if intercept_scale is None else intercept_scale, "slope": prior_scale}
+            raise ValueError(
+                "a regression on nothing: name a field of features, or keep the intercept"
+            )
+        self.x, self.outputs, self.centred, self.whose = (
+            x,
+            outputs,
+            centred,
+            {"intercept": intercept, "slope": slopes},
+        )
+        self.loc = {
+            "intercept": prior_loc if intercept_loc is None else intercept_loc,
+            "slope": prior_loc,
+        }
+        self.scale = {
+            "intercept": prior_scale if intercept_scale is None else intercept_scale,
+            "slope": prior_scale,
+        }
         for argument, prior in (("prior_scale", prior_scale), ("intercept_scale", intercept_scale)):
             if prior is not None:
                 check_scale(argument, prior)
@@ -88,7 +106,11 @@ class Predictor:
         """Sample the global sites; the answer, called inside the clients plate, the clients' own: (C, B, *outputs)."""
         x = None if self.x is None else features(batch, self.x)
         slope = None if x is None else self._coefficient("slope", (x.shape[-1], *self.outputs))
-        intercept = None if self.whose["intercept"] is None else self._coefficient("intercept", self.outputs)
+        intercept = (
+            None
+            if self.whose["intercept"] is None
+            else self._coefficient("intercept", self.outputs)
+        )
 
         def own() -> Tensor:
             parts = [intercept()] if intercept else []
@@ -105,7 +127,9 @@ class Predictor:
             value = given(name, prior, shape)
             return lambda: value
         loc = given(f"{name}_loc", prior, shape)
-        scale = given(f"{name}_scale", either(self.scale[name], lambda: dist.HalfNormal(1.0)), shape)
+        scale = given(
+            f"{name}_scale", either(self.scale[name], lambda: dist.HalfNormal(1.0)), shape
+        )
         return lambda: varying(name, loc, scale, centred=self.centred)
 
 
@@ -113,5 +137,7 @@ def features(batch: ClientBatch, name: str) -> Tensor:
     """A field as rows of features, (C, B, D), in the model's dtype; one number a row is one feature."""
     x = field(batch, name)
     if x.dim() not in (2, 3):
-        raise ValueError(f"field '{name}' has shape {tuple(x.shape[2:])} a row: a regression needs rows of numbers, (D,) or ()")
+        raise ValueError(
+            f"field '{name}' has shape {tuple(x.shape[2:])} a row: a regression needs rows of numbers, (D,) or ()"
+        )
     return (x if x.dim() == 3 else x[..., None]).to(batch.counts.dtype)

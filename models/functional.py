@@ -32,19 +32,31 @@ def frozen_copy(module: nn.Module) -> nn.Module:
         ValueError: lazy weights, none that require a gradient, statistics of other rows (BatchNorm), or dropout in training mode.
     """
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-        raise ValueError("the module is lazy, its shapes unknown: run it once on a few rows, or declare its sizes")
+        raise ValueError(
+            "the module is lazy, its shapes unknown: run it once on a few rows, or declare its sizes"
+        )
     if not any(p.requires_grad for p in module.parameters()):
-        raise ValueError("the module has no parameter that requires a gradient: there is nothing to infer")
+        raise ValueError(
+            "the module has no parameter that requires a gradient: there is nothing to infer"
+        )
     for name, part in module.named_modules():
         label = f"'{name}' ({type(part).__name__})" if name else type(part).__name__
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) or any(getattr(part, key, None) is not None for key in RUNNING):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) or any(
+            getattr(part, key, None) is not None for key in RUNNING
+        ):
             raise ValueError(
                 f"{label} normalises by statistics of other rows, which are no weights with a prior and which federated averages "
                 f"have often spoilt: use nn.GroupNorm or nn.LayerNorm"
             )
-        rate = getattr(part, "p", 0.0) if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
+        rate = (
+            getattr(part, "p", 0.0)
+            if isinstance(part, nn.modules.dropout._DropoutNd)
+            else getattr(part, "dropout", 0.0)
+        )
         if part.training and isinstance(rate, float) and rate > 0.0:
-            raise ValueError(f"{label} drops units at random while training: call module.eval(), the posterior is noise enough")
+            raise ValueError(
+                f"{label} drops units at random while training: call module.eval(), the posterior is noise enough"
+            )
     return copy.deepcopy(module)
 
 
@@ -72,7 +84,9 @@ def own_names(names: Sequence[str], local: Local) -> frozenset[str]:
     for what, test in tests.items():
         found = {name for name in names if test(name)}
         if not found:
-            raise ValueError(f"local: {what} matches none of the module's parameters: {', '.join(names)}")
+            raise ValueError(
+                f"local: {what} matches none of the module's parameters: {', '.join(names)}"
+            )
         chosen |= found
     return frozenset(chosen)
 
@@ -111,7 +125,9 @@ class _Locally(TorchFunctionMode):
         of_bias = self._names.get(id(bias))
         loc, scale = self._spread.loc, self._spread.scale
         middle = func(x, loc[weight], bias if of_bias is None else loc[of_bias])
-        variance = func(x.square(), scale[weight].square(), None if of_bias is None else scale[of_bias].square())
+        variance = func(
+            x.square(), scale[weight].square(), None if of_bias is None else scale[of_bias].square()
+        )
         key = noise.fold(self._spread.key, noise.word(f"out of {weight}"))
         drawn = noise.normals(key, tuple(middle.shape), middle.dtype)
         # at 0, where no input is lit, a root has no slope
@@ -119,7 +135,11 @@ class _Locally(TorchFunctionMode):
 
 
 def apply(
-    module: nn.Module, own: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Tensor, spread: Spread | None = None
+    module: nn.Module,
+    own: Mapping[str, Tensor],
+    shared: Mapping[str, Tensor],
+    x: Tensor,
+    spread: Spread | None = None,
 ) -> Tensor:
     """The outputs of all rows, (C, B, K).
 
@@ -137,15 +157,28 @@ def apply(
         return output
 
     if not own:
-        output: Tensor = functional_call(module, dict(shared), (x.flatten(0, 1),)).unflatten(0, x.shape[:2])
+        output: Tensor = functional_call(module, dict(shared), (x.flatten(0, 1),)).unflatten(
+            0, x.shape[:2]
+        )
         return output if output.dim() > 2 else output[..., None]
     lanes = {name: value[:, 0] for name, value in own.items()}
-    about = None if spread is None else (*({n: v[:, 0] for n, v in of.items()} for of in (spread.loc, spread.scale)), spread.key)
-    if len(x) == 1:  # a vmap inside the engine's would give the same numbers, 4 % later on a small network
+    about = (
+        None
+        if spread is None
+        else (
+            *({n: v[:, 0] for n, v in of.items()} for of in (spread.loc, spread.scale)),
+            spread.key,
+        )
+    )
+    if (
+        len(x) == 1
+    ):  # a vmap inside the engine's would give the same numbers, 4 % later on a small network
         first = tree_map(lambda v: v[0], {"lanes": lanes, "about": about or ()})
         output = of_client(first["lanes"], first["about"] or None, x[0])[None]
     else:
-        output = torch.vmap(of_client, in_dims=(0, None if about is None else 0, 0))(lanes, about, x)
+        output = torch.vmap(of_client, in_dims=(0, None if about is None else 0, 0))(
+            lanes, about, x
+        )
     return output if output.dim() > 2 else output[..., None]
 
 
@@ -153,4 +186,10 @@ def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
     """The spread of the guide's own sites `site` + name, those that are Normal; None where there is no guide to ask, or none is."""
     found = {name: getattr(posterior_of(site + name), "base_dist", None) for name in names}
     normal = {name: fn for name, fn in found.items() if type(fn) is dist.Normal}
-    return Spread({n: fn.loc for n, fn in normal.items()}, {n: fn.scale for n, fn in normal.items()}, key) if normal else None
+    return (
+        Spread(
+            {n: fn.loc for n, fn in normal.items()}, {n: fn.scale for n, fn in normal.items()}, key
+        )
+        if normal
+        else None
+    )

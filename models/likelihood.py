@@ -52,7 +52,9 @@ def categorical() -> Likelihood:
 
     def of(output: Tensor) -> Distribution:
         if output.shape[-1] < 2:
-            raise ValueError("a categorical likelihood needs an output a class, two at least; for 0/1 labels take bernoulli()")
+            raise ValueError(
+                "a categorical likelihood needs an output a class, two at least; for 0/1 labels take bernoulli()"
+            )
         return dist.Categorical(logits=output)
 
     return Likelihood(of)
@@ -74,7 +76,8 @@ def normal(scale: Prior | None = None) -> Likelihood:
     """
     prior = either(scale, lambda: dist.HalfNormal(1.0))
     return Likelihood(
-        lambda output, noise_scale: dist.Normal(single(output), noise_scale), {"noise_scale": check_scale("scale", prior)}
+        lambda output, noise_scale: dist.Normal(single(output), noise_scale),
+        {"noise_scale": check_scale("scale", prior)},
     )
 
 
@@ -87,5 +90,7 @@ def poisson() -> Likelihood:
 def single(output: Tensor) -> Tensor:
     """The only output of each row, (C, B) of (C, B, 1)."""
     if output.shape[-1] != 1:
-        raise ValueError(f"this likelihood takes one output a row; the network gives {output.shape[-1]}")
+        raise ValueError(
+            f"this likelihood takes one output a row; the network gives {output.shape[-1]}"
+        )
     return output[..., 0]

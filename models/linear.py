@@ -52,7 +52,9 @@ def linear(
     if noise not in ("global", "varying"):
         raise ValueError(f"noise is {noise!r}; it must be 'global' or 'varying'")
     if noise == "varying" and isinstance(noise_scale, str):
-        raise ValueError(f"noise_scale is the field '{noise_scale}', known for each row: it cannot vary as well")
+        raise ValueError(
+            f"noise_scale is the field '{noise_scale}', known for each row: it cannot vary as well"
+        )
     for argument, prior in (("noise_scale", noise_scale), ("noise_spread", noise_spread)):
         if prior is not None and not isinstance(prior, str):
             check_scale(argument, prior)

@@ -46,14 +46,24 @@ def map_network(
     net = frozen_copy(module)
     tensors = weights(net)
     priors = {name: _of(prior, name) for name in tensors}
-    given_output = likelihood if isinstance(likelihood, Likelihood) else Likelihood(likelihood) if likelihood else categorical()
+    given_output = (
+        likelihood
+        if isinstance(likelihood, Likelihood)
+        else Likelihood(likelihood)
+        if likelihood
+        else categorical()
+    )
 
     def map_network(batch: ClientBatch) -> None:
         label = given_output()
         above = {name: priors[name].above(name, start) for name, start in tensors.items()}
-        pyro.factor("hyper", -torch.stack([priors[name].hyper(a) for name, a in above.items()]).sum())
+        pyro.factor(
+            "hyper", -torch.stack([priors[name].hyper(a) for name, a in above.items()]).sum()
+        )
         with batch.clients():
-            own = {name: pyro.sample(f"w.{name}", priors[name].given(a)) for name, a in above.items()}
+            own = {
+                name: pyro.sample(f"w.{name}", priors[name].given(a)) for name, a in above.items()
+            }
             output = apply(net, own, {}, field(batch, x))
             with batch.data():
                 observe(y, label(output), batch)

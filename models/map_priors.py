@@ -49,7 +49,9 @@ class Penalised(TorchDistribution):
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012 (torch's own form)
 
-    def __init__(self, centre: Tensor, penalty: Callable[[Tensor], Tensor], batch_shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, centre: Tensor, penalty: Callable[[Tensor], Tensor], batch_shape: tuple[int, ...] = ()
+    ) -> None:
         self.centre, self.penalty = centre, penalty
         super().__init__(torch.Size(batch_shape), centre.shape, validate_args=False)
 
@@ -71,7 +73,11 @@ class Penalised(TorchDistribution):
         """Minus the penalty of each tensor, (*batch,)."""
         events = value.reshape(-1, *self.event_shape)
         lead = value.shape[: value.dim() - len(self.event_shape)]
-        each = torch.stack([-self.penalty(v) for v in events.unbind(0)]) if len(events) > 1 else -self.penalty(events[0])[None]
+        each = (
+            torch.stack([-self.penalty(v) for v in events.unbind(0)])
+            if len(events) > 1
+            else -self.penalty(events[0])[None]
+        )
         return each.reshape(lead).expand(torch.broadcast_shapes(lead, self.batch_shape))
 
 
@@ -199,7 +205,10 @@ class LearnedNormal:
 
     def best(self, gamma: Above, mean: Tensor, spread: Tensor) -> Above:
         """Theta <- the mean, v <- (V + strength typical^2) / (1 + strength)."""
-        return {"theta": mean, "log_v": ((spread + self.strength * self.typical**2) / (1.0 + self.strength)).log()}
+        return {
+            "theta": mean,
+            "log_v": ((spread + self.strength * self.typical**2) / (1.0 + self.strength)).log(),
+        }
 
 
 @dataclass(frozen=True)
@@ -229,7 +238,10 @@ class InputConvex:
         size, key = start.numel(), noise.fold(noise.root_key(0), noise.word(name))
         by = {"own": (self.hidden, size), "theirs": (self.hidden, size)}
         first = {
-            part: pyro.param(f"convex_{part}.{name}", noise.normals(noise.fold(key, i), shape, start.dtype) / (2 * size) ** 0.5)
+            part: pyro.param(
+                f"convex_{part}.{name}",
+                noise.normals(noise.fold(key, i), shape, start.dtype) / (2 * size) ** 0.5,
+            )
             for i, (part, shape) in enumerate(by.items())
         }
         bias = pyro.param(f"convex_bias.{name}", torch.zeros(self.hidden, dtype=start.dtype))
@@ -243,7 +255,11 @@ class InputConvex:
         def penalty(w: Tensor) -> Tensor:
             inside = above["own"] @ w.flatten() + above["theirs"] @ theta.flatten() + above["bias"]
             near = 0.5 * self.pull * (w - theta).square().sum()
-            return softplus(above["raw"]) @ softplus(inside) + near + self.eps * (w.square().sum() + theta.square().sum())
+            return (
+                softplus(above["raw"]) @ softplus(inside)
+                + near
+                + self.eps * (w.square().sum() + theta.square().sum())
+            )
 
         return Penalised(theta, penalty)
 

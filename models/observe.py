@@ -24,5 +24,7 @@ def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
     y = field(batch, name)
     if y.dim() != 2 + len(fn.event_shape):
         found, wanted = tuple(y.shape[2:]), tuple(fn.event_shape)
-        raise ValueError(f"field '{name}' has shape {found} a row, its likelihood ({type(fn).__name__}) {wanted}")
+        raise ValueError(
+            f"field '{name}' has shape {found} a row, its likelihood ({type(fn).__name__}) {wanted}"
+        )
     pyro.sample(name, fn, obs=y)

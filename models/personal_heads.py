@@ -65,19 +65,30 @@ class PersonalHeads:
         self.net = frozen_copy(embedding)
         self.tensors = weights(self.net)
         self.outputs, self.features, self.local_features = outputs, features, local_features
-        self.prior_scale = (2.0 / (local_features + outputs)) ** 0.5 if prior_scale is None else prior_scale
+        self.prior_scale = (
+            (2.0 / (local_features + outputs)) ** 0.5 if prior_scale is None else prior_scale
+        )
         self.merge = merge
         self.likelihood = (
-            likelihood if isinstance(likelihood, Likelihood) else Likelihood(likelihood) if likelihood else categorical()
+            likelihood
+            if isinstance(likelihood, Likelihood)
+            else Likelihood(likelihood)
+            if likelihood
+            else categorical()
         )
         self.global_scale, self.x, self.y = global_scale, x, y
         self.__name__ = "personal_heads"
 
     def _embedded(self, batch: ClientBatch) -> Tensor:
-        own = {name: pyro.param(f"embedding.{name}", start.clone()) for name, start in self.tensors.items()}
+        own = {
+            name: pyro.param(f"embedding.{name}", start.clone())
+            for name, start in self.tensors.items()
+        }
         found = apply(self.net, {}, own, field(batch, self.x))
         if found.shape[2:] != (self.features,):
-            raise ValueError(f"the embedding gives {tuple(found.shape[2:])} a row; features={self.features} are asked for")
+            raise ValueError(
+                f"the embedding gives {tuple(found.shape[2:])} a row; features={self.features} are asked for"
+            )
         return found
 
     def global_features(self, batch: ClientBatch) -> Tensor:
@@ -87,16 +98,26 @@ class PersonalHeads:
     def __call__(self, batch: ClientBatch) -> None:
         """The generative program."""
         label, above = self.likelihood(), self.features - self.local_features
-        start = noise.normals(noise.fold(noise.root_key(0), noise.word("head")), (above, self.outputs)) / above**0.5
-        weight, offset = pyro.param("head.weight", start), pyro.param("head.bias", torch.zeros(self.outputs))
+        start = (
+            noise.normals(noise.fold(noise.root_key(0), noise.word("head")), (above, self.outputs))
+            / above**0.5
+        )
+        weight, offset = (
+            pyro.param("head.weight", start),
+            pyro.param("head.bias", torch.zeros(self.outputs)),
+        )
         rows = self._embedded(batch)
         if self.global_scale is not None:
             params = [weight, offset, *(pyro.param(f"embedding.{name}") for name in self.tensors)]
-            each = torch.stack([dist.Normal(0.0, self.global_scale).log_prob(p).sum() for p in params])
+            each = torch.stack(
+                [dist.Normal(0.0, self.global_scale).log_prob(p).sum() for p in params]
+            )
             pyro.factor("global_prior", each.sum())
         with batch.clients():
             scale = torch.full((self.local_features, self.outputs), self.prior_scale)
-            beta = pyro.sample("beta", dist.Normal(torch.zeros_like(scale), scale).to_event(2))  # (C, 1, features, K)
+            beta = pyro.sample(
+                "beta", dist.Normal(torch.zeros_like(scale), scale).to_event(2)
+            )  # (C, 1, features, K)
             flat = Penalised(torch.zeros(self.outputs), lambda b: 0.0 * b.sum())
             bias = pyro.sample("bias", flat)
             common = rows[..., :above] @ weight + offset

@@ -14,7 +14,13 @@ from hierfl.program.sites import Model
 
 
 @recorded
-def poisson(x: str | None = "x", y: str = "y", *, exposure: str | None = None, **coefficients: Unpack[Coefficients]) -> Model:
+def poisson(
+    x: str | None = "x",
+    y: str = "y",
+    *,
+    exposure: str | None = None,
+    **coefficients: Unpack[Coefficients],
+) -> Model:
     """y_kn ~ Poisson(e_kn exp(a_k + x_kn . b_k)), counts 0, 1, 2, ...
 
     Sites: those of `Coefficients`; the observed one, named as the field `y`.

@@ -16,7 +16,9 @@ Prior = TorchDistributionMixin | Tensor | float
 """A distribution (of one number, meant for each alike, or of the whole tensor); or a known value, which makes no site."""
 
 
-def given(name: str, prior: Prior, shape: tuple[int, ...] = (), *, start: Tensor | None = None) -> Tensor:
+def given(
+    name: str, prior: Prior, shape: tuple[int, ...] = (), *, start: Tensor | None = None
+) -> Tensor:
     """A tensor with a prior: a global site where the prior is a distribution, else the known value.
 
     Args:
@@ -40,10 +42,14 @@ def given(name: str, prior: Prior, shape: tuple[int, ...] = (), *, start: Tensor
 
 def _check_shape(name: str, found: torch.Size, wanted: tuple[int, ...]) -> None:
     if found not in (torch.Size(), torch.Size(wanted)):
-        raise ValueError(f"the prior of '{name}' has shape {tuple(found)}: it must be of one number, or of shape {wanted}")
+        raise ValueError(
+            f"the prior of '{name}' has shape {tuple(found)}: it must be of one number, or of shape {wanted}"
+        )
 
 
-def varying(name: str, loc: Tensor, scale: Tensor, *, centred: bool, start: Tensor | None = None) -> Tensor:
+def varying(
+    name: str, loc: Tensor, scale: Tensor, *, centred: bool, start: Tensor | None = None
+) -> Tensor:
     """A client's own tensor, to be called inside the clients plate: (C, 1, *event) with `loc`'s shape as event.
 
         centred:      w_k ~ Normal(loc, scale^2),                               a site `name`
@@ -61,10 +67,16 @@ def varying(name: str, loc: Tensor, scale: Tensor, *, centred: bool, start: Tens
     """
     event = loc.dim()
     if centred:
-        value: Tensor = pyro.sample(name, dist.Normal(loc, scale).to_event(event), infer=_start(start))
+        value: Tensor = pyro.sample(
+            name, dist.Normal(loc, scale).to_event(event), infer=_start(start)
+        )
         return value
     start = None if start is None else (start - loc) / scale
-    offset = pyro.sample(f"{name}_offset", dist.Normal(torch.zeros_like(loc), 1.0).to_event(event), infer=_start(start))
+    offset = pyro.sample(
+        f"{name}_offset",
+        dist.Normal(torch.zeros_like(loc), 1.0).to_event(event),
+        infer=_start(start),
+    )
     value = pyro.deterministic(name, loc + scale * offset, event_dim=event)
     return value
 
@@ -84,7 +96,9 @@ def check_scale(argument: str, prior: Prior) -> Prior:
     else:
         good = bool((torch.as_tensor(prior) > 0.0).all())
     if not good:
-        raise ValueError(f"{argument} is {prior}, not all > 0: give a HalfNormal, a HalfCauchy, a LogNormal or a number")
+        raise ValueError(
+            f"{argument} is {prior}, not all > 0: give a HalfNormal, a HalfCauchy, a LogNormal or a number"
+        )
     return prior
 
 
@@ -95,7 +109,9 @@ def is_distribution(prior: Prior) -> TypeGuard[TorchDistributionMixin]:
         TypeError: a distribution of torch that is not Pyro's.
     """
     if isinstance(prior, Distribution) and not isinstance(prior, TorchDistributionMixin):
-        raise TypeError(f"{type(prior).__name__} is torch's own: take pyro.distributions.{type(prior).__name__}")
+        raise TypeError(
+            f"{type(prior).__name__} is torch's own: take pyro.distributions.{type(prior).__name__}"
+        )
     return isinstance(prior, Distribution)
 
 

@@ -14,7 +14,9 @@ from hierfl.program.sites import Model
 
 
 @recorded
-def softmax(num_classes: int, x: str | None = "x", y: str = "y", **coefficients: Unpack[Coefficients]) -> Model:
+def softmax(
+    num_classes: int, x: str | None = "x", y: str = "y", **coefficients: Unpack[Coefficients]
+) -> Model:
     """y_kn ~ Categorical(softmax(a_k + x_kn . b_k)), a_k (K,) and b_k (D, K), labels 0..K-1.
 
     Every class has coefficients, none is the reference: the likelihood leaves their mean over the classes free and the prior
@@ -35,7 +37,9 @@ def softmax(num_classes: int, x: str | None = "x", y: str = "y", **coefficients:
     'softmax'
     """
     if num_classes < 2:
-        raise ValueError(f"num_classes is {num_classes}: a softmax chooses among two classes or more")
+        raise ValueError(
+            f"num_classes is {num_classes}: a softmax chooses among two classes or more"
+        )
     predictor = Predictor(x, (num_classes,), **coefficients)
 
     def softmax(batch: ClientBatch) -> None:

@@ -47,9 +47,13 @@ class WeightPriors:
     def __post_init__(self) -> None:
         """Refuse what is no prior."""
         if isinstance(self.loc, str) and self.loc not in ("zero", "module", "learned"):
-            raise ValueError(f"prior_loc is {self.loc!r}; it must be 'zero', 'module', 'learned', a number or a distribution")
+            raise ValueError(
+                f"prior_loc is {self.loc!r}; it must be 'zero', 'module', 'learned', a number or a distribution"
+            )
         if isinstance(self.scale, str) and self.scale != "learned":
-            raise ValueError(f"prior_scale is {self.scale!r}; it must be 'learned', a number or a distribution")
+            raise ValueError(
+                f"prior_scale is {self.scale!r}; it must be 'learned', a number or a distribution"
+            )
         check_scale("scale_start", self.scale_start)
         scale_constraint(self.scale_link)
         if not isinstance(self.scale, str):
@@ -73,7 +77,9 @@ class WeightPriors:
     def _scale(self, name: str) -> Tensor:
         if isinstance(self.scale, str):
             start = torch.full_like(self.tensors[name], self.scale_start)
-            value: Tensor = pyro.param(f"scale.{name}", start, constraint=scale_constraint(self.scale_link))
+            value: Tensor = pyro.param(
+                f"scale.{name}", start, constraint=scale_constraint(self.scale_link)
+            )
             return value
         return given(f"scale.{name}", self.scale)
 
@@ -82,6 +88,12 @@ class WeightPriors:
         # A guide starts at the prior's mean. Where that is not the module's values it must be told: at 0 a network has no slope.
         known = self.loc == "zero" if isinstance(self.loc, str) else not is_distribution(self.loc)
         return {
-            name: varying(f"w.{name}", theta[name], s, centred=self.centred, start=self.tensors[name] if known else None)
+            name: varying(
+                f"w.{name}",
+                theta[name],
+                s,
+                centred=self.centred,
+                start=self.tensors[name] if known else None,
+            )
             for name, s in scale.items()
         }

@@ -22,7 +22,9 @@ from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family
 
 NAMES = ("north", "south", "east", "west", "mid")  # their order is not that of the alphabet
-fit = partial(hierfl.fit, compile=False)  # a few rounds do not repay compiling; tests of the compiled step are apart
+fit = partial(
+    hierfl.fit, compile=False
+)  # a few rounds do not repay compiling; tests of the compiled step are apart
 read = hierfl.read
 
 FAMILIES: dict[str, Family] = {
@@ -59,7 +61,9 @@ def regression(batch: ClientBatch) -> None:
     spread = pyro.sample("spread", dist.HalfNormal(1.0))
     lift = pyro.sample("lift", dist.Normal(0.0, 1.0))
     with batch.clients():
-        slope = pyro.sample("slope", dist.Normal(loc + lift * batch.height[..., None], spread).to_event(1))
+        slope = pyro.sample(
+            "slope", dist.Normal(loc + lift * batch.height[..., None], spread).to_event(1)
+        )
         with batch.data():
             pyro.sample("y", dist.Normal((batch.x * slope).sum(-1), 1.0), obs=batch.y)
 
@@ -76,7 +80,9 @@ def logistic(batch: ClientBatch) -> None:
 # ------------------------------------------------------------------------------------------------ closed form
 def three() -> ClientData:
     """Example E2 of methods_bayesian.md."""
-    return ClientData.from_clients({"a": {"y": [1.0, 2.0]}, "b": {"y": [0.0]}, "c": {"y": [3.0, 4.0, 5.0]}})
+    return ClientData.from_clients(
+        {"a": {"y": [1.0, 2.0]}, "b": {"y": [0.0]}, "c": {"y": [3.0, 4.0, 5.0]}}
+    )
 
 
 def means(batch: ClientBatch) -> None:
@@ -122,7 +128,12 @@ def exact(data: ClientData, name: str) -> Exact:
         m0, s0, spread, v = torch.zeros(1), 4.0 * torch.eye(1), torch.eye(1), 1.0
         designs = [torch.ones(int(c), 1) for c in data.counts]
     else:
-        m0, s0, spread, v = PRIOR_LOC, PRIOR_TRIL @ PRIOR_TRIL.T, SPREAD_TRIL @ SPREAD_TRIL.T, NOISE**2
+        m0, s0, spread, v = (
+            PRIOR_LOC,
+            PRIOR_TRIL @ PRIOR_TRIL.T,
+            SPREAD_TRIL @ SPREAD_TRIL.T,
+            NOISE**2,
+        )
         designs = list(data.fields["x"].split(data.counts.tolist()))
     ys = data.fields["y"].split(data.counts.tolist())
     precision, shift = s0.inverse(), s0.inverse() @ m0
@@ -135,8 +146,18 @@ def exact(data: ClientData, name: str) -> Exact:
     base = torch.stack([g @ x.T @ y / v for g, x, y in zip(given_cov, designs, ys, strict=True)])
     all_x, y = torch.cat(designs), torch.cat(ys)
     within = torch.block_diag(*(x @ spread @ x.T for x in designs))
-    marginal = dist.MultivariateNormal(all_x @ m0, v * torch.eye(len(y)) + within + all_x @ s0 @ all_x.T)
-    return Exact(loc, cov, base + slope @ loc, given_cov + slope @ cov @ slope.mT, slope, given_cov, marginal.log_prob(y).item())
+    marginal = dist.MultivariateNormal(
+        all_x @ m0, v * torch.eye(len(y)) + within + all_x @ s0 @ all_x.T
+    )
+    return Exact(
+        loc,
+        cov,
+        base + slope @ loc,
+        given_cov + slope @ cov @ slope.mT,
+        slope,
+        given_cov,
+        marginal.log_prob(y).item(),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ handlers
@@ -160,7 +181,10 @@ def at_random(program: Program, *, seed: int = 0, by: float = 0.3) -> Params:
     """All params, away from where they start: of one client for local ones."""
     g = torch.Generator().manual_seed(seed)
     shared, own = program.start()
-    return {name: value + by * torch.randn(value.shape, generator=g) for name, value in {**shared, **own}.items()}
+    return {
+        name: value + by * torch.randn(value.shape, generator=g)
+        for name, value in {**shared, **own}.items()
+    }
 
 
 __all__ = [

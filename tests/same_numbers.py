@@ -33,7 +33,9 @@ def regression(batch: ClientBatch) -> None:
     spread = pyro.sample("spread", dist.HalfNormal(1.0))
     lift = pyro.sample("lift", dist.Normal(0.0, 1.0))
     with batch.clients():
-        slope = pyro.sample("slope", dist.Normal(loc + lift * batch.height[..., None], spread).to_event(1))
+        slope = pyro.sample(
+            "slope", dist.Normal(loc + lift * batch.height[..., None], spread).to_event(1)
+        )
         with batch.data():
             pyro.sample("y", dist.Normal((batch.x * slope).sum(-1), 1.0), obs=batch.y)
 
@@ -63,7 +65,9 @@ def batch_normed() -> torch.nn.Module:
     """A small network with batch norm."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+        return torch.nn.Sequential(
+            torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+        )
 
 
 def embedding() -> Any:
@@ -71,7 +75,9 @@ def embedding() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         body = torch.nn.Linear(2, 7)
-        return models.PersonalHeads(body, outputs=1, features=7, local_features=2, likelihood=models.likelihood.normal(1.0))
+        return models.PersonalHeads(
+            body, outputs=1, features=7, local_features=2, likelihood=models.likelihood.normal(1.0)
+        )
 
 
 def common() -> Any:
@@ -81,7 +87,9 @@ def common() -> Any:
 
 def personal(scale: Any = 1.0) -> Any:
     """A network a client, its weights' prior mean learned."""
-    return models.bayesian_network(net(), prior_loc="learned", prior_scale=scale, likelihood=models.likelihood.normal(1.0))
+    return models.bayesian_network(
+        net(), prior_loc="learned", prior_scale=scale, likelihood=models.likelihood.normal(1.0)
+    )
 
 
 def mapped(prior: Any = None) -> Any:
@@ -110,42 +118,69 @@ def bred(strategy: Any) -> Method:
 
 
 CASES: dict[str, Callable[[], Method]] = {
-    **{f"fedsvi {name}": partial(methods.fedsvi, regression, guide=guide) for name, guide in FAMILIES.items()},
-    "fedsvi local steps": lambda: methods.fedsvi(regression, batch_size=2, local_steps=1, global_steps=2, num_particles=2),
-    "fedlaplace": lambda: methods.fedlaplace(regression, points=8, weighed=64, enough=8, corrections=1),
+    **{
+        f"fedsvi {name}": partial(methods.fedsvi, regression, guide=guide)
+        for name, guide in FAMILIES.items()
+    },
+    "fedsvi local steps": lambda: methods.fedsvi(
+        regression, batch_size=2, local_steps=1, global_steps=2, num_particles=2
+    ),
+    "fedlaplace": lambda: methods.fedlaplace(
+        regression, points=8, weighed=64, enough=8, corrections=1
+    ),
     "pvi": lambda: methods.pvi(regression, points=2, steps=2),
     "bfi": lambda: methods.bfi(regression, steps=2),
     "fedavg": lambda: methods.fedavg(common(), **SMALL),
     "fedavg epochs": lambda: methods.fedavg(common(), steps=2, unit="epoch", batch_size=2),
     "fedavg +FT": lambda: methods.fedavg(common(), fine_tune=True, **SMALL),
     "fedavg +AM": lambda: methods.fedavg(common(), beta=2.0, **SMALL),
-    "fedprox +AM +FT": lambda: methods.fedavg(common(), prox=0.1, beta=1.5, fine_tune=True, **SMALL),
-    "fedbn": lambda: methods.fedbn(models.batch_norm_network(batch_normed(), likelihood=models.likelihood.normal(1.0))),
+    "fedprox +AM +FT": lambda: methods.fedavg(
+        common(), prox=0.1, beta=1.5, fine_tune=True, **SMALL
+    ),
+    "fedbn": lambda: methods.fedbn(
+        models.batch_norm_network(batch_normed(), likelihood=models.likelihood.normal(1.0))
+    ),
     "ditto": lambda: methods.ditto(common(), lam=0.5, **SMALL),
     "individual": lambda: methods.individual(common(), **SMALL),
     "pfedme": lambda: methods.pfedme(personal(), **SMALL),
     "pfedme +AM": lambda: methods.pfedme(personal(), beta=2.0, **SMALL),
     "pfedbayes": lambda: methods.pfedbayes(personal("learned"), draws=2, **SMALL),
     "pfedbayes +AM": lambda: methods.pfedbayes(personal("learned"), beta=2.0, **SMALL),
-    "fedabml": lambda: methods.fedabml(personal("learned"), steps=2, batch_size=2, draws=2, inner_steps=2),
-    "fedabml by rows": lambda: methods.fedabml(personal("learned"), by_rows=True, beta=1.5, **SMALL),
+    "fedabml": lambda: methods.fedabml(
+        personal("learned"), steps=2, batch_size=2, draws=2, inner_steps=2
+    ),
+    "fedabml by rows": lambda: methods.fedabml(
+        personal("learned"), by_rows=True, beta=1.5, **SMALL
+    ),
     "fedabml first": lambda: methods.fedabml(personal("learned"), meta="first", draws=1, **SMALL),
     "fedabml full": lambda: methods.fedabml(personal("learned"), meta="full", draws=1, **SMALL),
     "fedabml exact": lambda: methods.fedabml(personal("learned"), server="exact", **SMALL),
-    "fedabml exact +AM": lambda: methods.fedabml(personal("learned"), server="exact", beta=1.5, by_rows=True, **SMALL),
+    "fedabml exact +AM": lambda: methods.fedabml(
+        personal("learned"), server="exact", beta=1.5, by_rows=True, **SMALL
+    ),
     **{f"pfedbred {name}": partial(bred, name) for name in BREDS},
-    "pfedbred exact jacobian": lambda: methods.pfedbred(personal(), "mh", jacobian="exact", **SMALL),
-    "pfedbred global prox": lambda: methods.pfedbred(personal(), "meg", prox_start="global", **SMALL),
+    "pfedbred exact jacobian": lambda: methods.pfedbred(
+        personal(), "mh", jacobian="exact", **SMALL
+    ),
+    "pfedbred global prox": lambda: methods.pfedbred(
+        personal(), "meg", prox_start="global", **SMALL
+    ),
     "pfedbred moved prox": lambda: methods.pfedbred(personal(), "lg", prox_start="moved", **SMALL),
     "pfedbred +FT": lambda: methods.pfedbred(personal(), "mh", fine_tune=2, **SMALL),
-    "pfedbred +AM by rows": lambda: methods.pfedbred(personal(), "mh", beta=2.0, by_rows=True, **SMALL),
+    "pfedbred +AM by rows": lambda: methods.pfedbred(
+        personal(), "mh", beta=2.0, by_rows=True, **SMALL
+    ),
     "pfedbred averaged": lambda: methods.pfedbred(personal(), "mh", averaged=0.5, **SMALL),
     "pfedbred averaged by rows +FT": lambda: methods.pfedbred(
         personal(), "mh-code", averaged=0.5, by_rows=True, fine_tune=1, **SMALL
     ),
     "fedmap": lambda: methods.fedmap(mapped(), steps=2, batch_size=2),
-    "fedmap gradient": lambda: methods.fedmap(mapped(models.map_priors.LearnedVariance()), server="gradient", steps=2),
-    "fedmap likelihood": lambda: methods.fedmap(mapped(), omega="mean-likelihood", init="client", restart="global", steps=2),
+    "fedmap gradient": lambda: methods.fedmap(
+        mapped(models.map_priors.LearnedVariance()), server="gradient", steps=2
+    ),
+    "fedmap likelihood": lambda: methods.fedmap(
+        mapped(), omega="mean-likelihood", init="client", restart="global", steps=2
+    ),
     "fedvi": lambda: methods.fedvi(embedding(), hidden=4, batch_size=4),
 }
 WAYS: dict[str, dict[str, Any]] = {
@@ -154,7 +189,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "sequential": {"compile": False, "engine": "sequential", "cohort": 3},
     "compiled": {"compile": True},
 }
-COMPILED = ("fedavg", "fedavg +FT", "pfedme +AM", "pfedbred averaged", "fedsvi structured", "fedabml by rows")
+COMPILED = (
+    "fedavg",
+    "fedavg +FT",
+    "pfedme +AM",
+    "pfedbred averaged",
+    "fedsvi structured",
+    "fedabml by rows",
+)
 
 
 def leaves(where: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -197,7 +239,9 @@ def write(path: str) -> None:
                 continue
             for key, value in numbers(name, make(), options):
                 found[f"{name} | {way} | {key}"] = value
-    np.savez_compressed(path, allow_pickle=False, **{key.replace("/", "_"): value for key, value in found.items()})
+    np.savez_compressed(
+        path, allow_pickle=False, **{key.replace("/", "_"): value for key, value in found.items()}
+    )
     print(f"{len(found)} arrays of {len(CASES)} methods in {len(WAYS)} ways: {path}")
 
 
@@ -206,12 +250,24 @@ def compare(one: str, other: str) -> int:
     a, b = np.load(one), np.load(other)
     missing = sorted(set(a.files) ^ set(b.files))
     same = sorted(set(a.files) & set(b.files))
-    differ = [key for key in same if a[key].dtype != b[key].dtype or not np.array_equal(a[key], b[key], equal_nan=True)]
+    differ = [
+        key
+        for key in same
+        if a[key].dtype != b[key].dtype or not np.array_equal(a[key], b[key], equal_nan=True)
+    ]
     for key in missing:
         print("only in one:", key)
     for key in differ:
-        print("differs:", key, np.abs(a[key] - b[key]).max() if a[key].shape == b[key].shape else (a[key].shape, b[key].shape))
-    print(f"{len(same) - len(differ)} of {len(same)} arrays are equal bit for bit; {len(missing)} are in one file alone")
+        print(
+            "differs:",
+            key,
+            np.abs(a[key] - b[key]).max()
+            if a[key].shape == b[key].shape
+            else (a[key].shape, b[key].shape),
+        )
+    print(
+        f"{len(same) - len(differ)} of {len(same)} arrays are equal bit for bit; {len(missing)} are in one file alone"
+    )
     return int(bool(missing or differ))
 
 

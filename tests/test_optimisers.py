@@ -14,20 +14,46 @@ KINDS: dict[str, tuple[Any, type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (SGD(0.1), torch.optim.SGD, {"lr": 0.1}),
     "momentum": (SGD(0.1, 0.9), torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "adam": (Adam(0.1), torch.optim.Adam, {"lr": 0.1}),
-    "adam, betas": (Adam(0.1, (0.5, 0.7), 1e-3), torch.optim.Adam, {"lr": 0.1, "betas": (0.5, 0.7), "eps": 1e-3}),
+    "adam, betas": (
+        Adam(0.1, (0.5, 0.7), 1e-3),
+        torch.optim.Adam,
+        {"lr": 0.1, "betas": (0.5, 0.7), "eps": 1e-3},
+    ),
     "adamw": (Adam(0.1, weight_decay=0.2), torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.2}),
-    "wrapped sgd": (TorchOptimiser(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}), torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}),
+    "wrapped sgd": (
+        TorchOptimiser(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}),
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.5},
+    ),
     "wrapped adam": (TorchOptimiser(torch.optim.Adam, {"lr": 0.1}), torch.optim.Adam, {"lr": 0.1}),
-    "wrapped nadam": (TorchOptimiser(torch.optim.NAdam, {"lr": 0.1}), torch.optim.NAdam, {"lr": 0.1}),
-    "wrapped adagrad": (TorchOptimiser(torch.optim.Adagrad, {"lr": 0.1}), torch.optim.Adagrad, {"lr": 0.1}),
-    "wrapped rprop": (TorchOptimiser(torch.optim.Rprop, {"lr": 0.1}), torch.optim.Rprop, {"lr": 0.1}),
-    "wrapped rmsprop": (TorchOptimiser(torch.optim.RMSprop, {"lr": 0.1}), torch.optim.RMSprop, {"lr": 0.1}),
+    "wrapped nadam": (
+        TorchOptimiser(torch.optim.NAdam, {"lr": 0.1}),
+        torch.optim.NAdam,
+        {"lr": 0.1},
+    ),
+    "wrapped adagrad": (
+        TorchOptimiser(torch.optim.Adagrad, {"lr": 0.1}),
+        torch.optim.Adagrad,
+        {"lr": 0.1},
+    ),
+    "wrapped rprop": (
+        TorchOptimiser(torch.optim.Rprop, {"lr": 0.1}),
+        torch.optim.Rprop,
+        {"lr": 0.1},
+    ),
+    "wrapped rmsprop": (
+        TorchOptimiser(torch.optim.RMSprop, {"lr": 0.1}),
+        torch.optim.RMSprop,
+        {"lr": 0.1},
+    ),
 }
 
 
 def gradients(n: int) -> list[dict[str, Tensor]]:
     g = torch.Generator().manual_seed(0)
-    return [{"a": torch.randn(3, generator=g), "b": torch.randn(2, 2, generator=g)} for _ in range(n)]
+    return [
+        {"a": torch.randn(3, generator=g), "b": torch.randn(2, 2, generator=g)} for _ in range(n)
+    ]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -56,7 +82,9 @@ def test_lanes_under_vmap_are_each_alone(name: str) -> None:
     for gradient in stacked:
         at = torch.vmap(lambda g, p, s: step(ours, g, Stepped(p, s)))(gradient, at.params, at.state)
     for k in range(2):
-        alone = Stepped({n: v[k] for n, v in start.items()}, ours.init({n: v[k] for n, v in start.items()}))
+        alone = Stepped(
+            {n: v[k] for n, v in start.items()}, ours.init({n: v[k] for n, v in start.items()})
+        )
         for gradient in stacked:
             alone = step(ours, {n: v[k] for n, v in gradient.items()}, alone)
         assert all(torch.allclose(at.params[n][k], v, atol=1e-14) for n, v in alone.params.items())
@@ -78,6 +106,8 @@ def test_a_rate_scales_a_step(name: str) -> None:
 def test_nothing_to_step_and_what_needs_params() -> None:
     assert step(Adam(0.1), {}, Stepped({}, {})) == Stepped({}, {})
     with pytest.raises(ValueError, match="weight_decay needs the params"):
-        Adam(0.1, weight_decay=0.1).update({"a": torch.ones(1)}, Adam(0.1).init({"a": torch.ones(1)}))
+        Adam(0.1, weight_decay=0.1).update(
+            {"a": torch.ones(1)}, Adam(0.1).init({"a": torch.ones(1)})
+        )
     with pytest.raises(ValueError, match="needs the params"):
         TorchOptimiser(torch.optim.SGD, {"lr": 0.1}).update({"a": torch.ones(1)}, [])

@@ -22,11 +22,13 @@ MODULES = sorted(
 
 
 def test_the_packages_named_are_the_folders_there_are() -> None:
-    folders = {"hierfl"} | {f"hierfl.{p.parent.name}" for p in (ROOT / "hierfl").glob("*/__init__.py")}
+    folders = {"hierfl"} | {
+        f"hierfl.{p.parent.name}" for p in (ROOT / "hierfl").glob("*/__init__.py")
+    }
     assert set(SETUPTOOLS["packages"]) == folders == set(SETUPTOOLS["package-dir"])
-    assert not [p for name in ("models", "guides", "hierfl/methods") for p in (ROOT / name).glob("*/*.py")], (
-        "a folder below a package needs a line in pyproject's `packages`"
-    )
+    assert not [
+        p for name in ("models", "guides", "hierfl/methods") for p in (ROOT / name).glob("*/*.py")
+    ], "a folder below a package needs a line in pyproject's `packages`"
 
 
 def test_the_package_dirs_are_where_the_links_lead() -> None:
@@ -57,7 +59,9 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
         shutil.copy(ROOT / file, source / file)
     # From the back end itself, not `pip wheel`: no isolated environment, so no index is asked.
     build = f"import setuptools.build_meta as b; b.build_wheel({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
@@ -65,10 +69,15 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in inside} == {"hierfl"}
     assert len(names) == len(set(names))
     assert any(name.endswith("licenses/docs/LICENSE") for name in names)
-    expected = {f"{name.replace('.', '/')}.py" for name in MODULES if not (ROOT / name.replace(".", "/")).is_dir()}
+    expected = {
+        f"{name.replace('.', '/')}.py"
+        for name in MODULES
+        if not (ROOT / name.replace(".", "/")).is_dir()
+    }
     expected |= {f"{name.replace('.', '/')}/__init__.py" for name in SETUPTOOLS["packages"]}
     expected |= {"hierfl/py.typed"} | {
-        f"hierfl/datasets/shipped/{p.name}" for p in (ROOT / "hierfl" / "datasets" / "shipped").iterdir()
+        f"hierfl/datasets/shipped/{p.name}"
+        for p in (ROOT / "hierfl" / "datasets" / "shipped").iterdir()
     }
     assert inside == expected | {"hierfl/report/page.html"}
 
@@ -81,5 +90,11 @@ def test_the_doctests_hold() -> None:
         "    failed, _ = doctest.testmod(importlib.import_module(name))\n"
         "    if failed: sys.exit(f'{failed} doctests of {name} failed')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *MODULES], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *MODULES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -31,24 +31,42 @@ def test_there_are_four_blocks() -> None:
 def test_the_program_and_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
-    code = BLOCKS[0].replace('again = hierfl.load("run/")', 'again = hierfl.load("run/", method=fit.method)')
+    code = BLOCKS[0].replace(
+        'again = hierfl.load("run/")', 'again = hierfl.load("run/", method=fit.method)'
+    )
     names = run(code, __name__="readme")
     assert names["posterior"].posterior["w"].dims == ("chain", "draw", "client", "x")
-    assert torch.equal(names["again"].predict(names["test"]).mean, names["fit"].predict(names["test"]).mean)
+    assert torch.equal(
+        names["again"].predict(names["test"]).mean, names["fit"].predict(names["test"]).mean
+    )
     method = hierfl.methods.fedsvi(names["model"], guide=hierfl.guides.structured)
     new, rows = names["test"], names["test"].without("y")
     second = BLOCKS[1 + 1].replace('"run/"', '"run2/"')
-    after = run(second, hierfl=hierfl, method=method, train=names["train"], test=new, new_hospitals=new, their_rows=rows)
+    after = run(
+        second,
+        hierfl=hierfl,
+        method=method,
+        train=names["train"],
+        test=new,
+        new_hospitals=new,
+        their_rows=rows,
+    )
     assert {"elbo", "bytes_up", "seconds", "held_out_log_score"} <= set(after["fit"].history)
     run(BLOCKS[3], hierfl=hierfl, fit=names["fit"], test=names["test"])
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 def test_the_method() -> None:
-    data = hierfl.ClientData.from_arrays([0] * 9 + [1] * 30, x=torch.randn(39, 4), y=torch.arange(39) % 3)
+    data = hierfl.ClientData.from_arrays(
+        [0] * 9 + [1] * 30, x=torch.randn(39, 4), y=torch.arange(39) % 3
+    )
     model = hierfl.models.network(nn.Linear(4, 3))
     names = run(BLOCKS[1])
     mine = hierfl.fit(names["fedavg"](model), data, rounds=3)
     theirs = hierfl.methods.fedavg(model, optimiser=hierfl.optimisers.SGD(0.1), steps=5)
-    for a, b in zip(tree_leaves(mine.message), tree_leaves(hierfl.fit(theirs, data, rounds=3).message), strict=True):
+    for a, b in zip(
+        tree_leaves(mine.message),
+        tree_leaves(hierfl.fit(theirs, data, rounds=3).message),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b)

@@ -19,7 +19,11 @@ def keep_memory() -> bool:
     GLIBC_TUNABLES, or on another C library.
     """
     told = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ)
-    if not sys.platform.startswith("linux") or told or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    if (
+        not sys.platform.startswith("linux")
+        or told
+        or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    ):
         return False
     tell = getattr(ctypes.CDLL(None), "mallopt", None)
     return tell is not None and all([tell(name, size) == 1 for name, size in KEPT.items()])

@@ -20,7 +20,10 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 Array = NDArray[np.float64]
-NARROWEST, WIDEST = 0.7, 3.0  # a side of a proposal, in standard deviations of q: too narrow is worse than too wide
+NARROWEST, WIDEST = (
+    0.7,
+    3.0,
+)  # a side of a proposal, in standard deviations of q: too narrow is worse than too wide
 
 
 def _uniforms(count: int, size: int, seed: int) -> Array:
@@ -30,7 +33,9 @@ def _uniforms(count: int, size: int, seed: int) -> Array:
 
 def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
     """Quasi-random standard normals (count, size), `count` even: Sobol's points, and the same reflected."""
-    half = torch.as_tensor(ndtri(_uniforms(count // 2, size, seed)), dtype=torch.get_default_dtype())
+    half = torch.as_tensor(
+        ndtri(_uniforms(count // 2, size, seed)), dtype=torch.get_default_dtype()
+    )
     return torch.cat([half, -half])
 
 
@@ -38,7 +43,10 @@ def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tup
     """Quasi-random standard normals (count, size), reflected, and what makes their rows Student t's when multiplied by it, (count, 1)."""
     uniforms = _uniforms(count // 2, size + 1, seed)
     stretch = 1.0 / np.sqrt(gammaincinv(freedom / 2.0, uniforms[:, -1:]) * 2.0 / freedom)
-    normal, heavy = (torch.as_tensor(v, dtype=torch.get_default_dtype()) for v in (ndtri(uniforms[:, :-1]), stretch))
+    normal, heavy = (
+        torch.as_tensor(v, dtype=torch.get_default_dtype())
+        for v in (ndtri(uniforms[:, :-1]), stretch)
+    )
     return torch.cat([normal, -normal]), torch.cat([heavy, heavy])
 
 
@@ -68,14 +76,20 @@ class Split(NamedTuple):
         size = self.loc.shape[0]
         away = torch.linalg.solve_triangular(self.tril, (points - self.loc).T, upper=False).T
         square = (away / torch.where(away > 0.0, self.right, self.left)).square().sum(-1)
-        constant = math.lgamma((freedom + size) / 2.0) - math.lgamma(freedom / 2.0) - 0.5 * size * math.log(freedom * math.pi)
+        constant = (
+            math.lgamma((freedom + size) / 2.0)
+            - math.lgamma(freedom / 2.0)
+            - 0.5 * size * math.log(freedom * math.pi)
+        )
         volume = self.tril.diagonal().log().sum() + ((self.left + self.right) / 2.0).log().sum()
         return constant - volume - 0.5 * (freedom + size) * torch.log1p(square / freedom)
 
     def refitted(self, loc: Tensor, covariance: Tensor) -> Split:
         """The same skews with this mean and this covariance (but for the factor that a t's covariance has)."""
         apart = self.right - self.left
-        deviation = ((1.0 - 2.0 / math.pi) * apart.square() + self.right * self.left).sqrt()  # of a two-piece normal
+        deviation = (
+            (1.0 - 2.0 / math.pi) * apart.square() + self.right * self.left
+        ).sqrt()  # of a two-piece normal
         tril = torch.linalg.cholesky(covariance)
         right, left = self.right / deviation, self.left / deviation
         return Split(loc - tril @ ((right - left) * math.sqrt(2.0 / math.pi)), tril, right, left)
@@ -100,17 +114,26 @@ def smoothed(log_ratios: Tensor) -> Weights:
     count = len(x)
     tail = math.ceil(min(0.2 * count, 3.0 * math.sqrt(count)))
     order = np.argsort(x, kind="stable")
-    largest, cut = order[-tail:], max(float(x[order[-tail - 1]]), math.log(np.finfo(np.float64).tiny))
+    largest, cut = (
+        order[-tail:],
+        max(float(x[order[-tail - 1]]), math.log(np.finfo(np.float64).tiny)),
+    )
     excess = np.exp(x[largest]) - math.exp(cut)
     k_hat = math.inf
     if tail >= 5 and excess[-1] > excess[0]:
         k_hat, scale = pareto_fit(excess)
         if math.isfinite(k_hat):
             at = (np.arange(tail) + 0.5) / tail
-            quantiles = scale * np.expm1(-k_hat * np.log1p(-at)) / k_hat if abs(k_hat) > 1e-12 else -scale * np.log1p(-at)
+            quantiles = (
+                scale * np.expm1(-k_hat * np.log1p(-at)) / k_hat
+                if abs(k_hat) > 1e-12
+                else -scale * np.log1p(-at)
+            )
             x[largest] = np.minimum(np.log(quantiles + math.exp(cut)), 0.0)
     x = x - np.logaddexp.reduce(x)
-    return Weights(torch.as_tensor(x, dtype=log_ratios.dtype), k_hat, float(1.0 / np.exp(2.0 * x).sum()))
+    return Weights(
+        torch.as_tensor(x, dtype=log_ratios.dtype), k_hat, float(1.0 / np.exp(2.0 * x).sum())
+    )
 
 
 def pareto_fit(excess: Array) -> tuple[float, float]:

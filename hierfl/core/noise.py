@@ -43,7 +43,9 @@ def _signed(value: int) -> int:
 
 def client_keys(names: Iterable[str]) -> Tensor:
     """Keys of clients, (N, 2) int32, from their names: 64 bits, so that two of a million clients share one with odds 3e-8."""
-    digests = b"".join(hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in names)
+    digests = b"".join(
+        hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in names
+    )
     return torch.from_numpy(np.frombuffer(digests, dtype="<i4").astype(np.int32).reshape(-1, 2))
 
 
@@ -56,10 +58,15 @@ def fold(key: Tensor, *words: int | Tensor) -> Tensor:
 
 def fold_now(key: Tensor, *words: int | Tensor) -> Tensor:
     """The same as `fold`, of tensors that are no part of a graph: NumPy starts a small operation in a third of torch's time."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap or grad, where no tensor is an array
+    if (
+        torch._C._functorch.peek_interpreter_stack() is not None
+    ):  # inside vmap or grad, where no tensor is an array
         return fold(key, *words)
     pair: Any = key.cpu().numpy()
-    mixed = (item.to(torch.int32).cpu().numpy() if isinstance(item, Tensor) else np.int32(_signed(item)) for item in words)
+    mixed = (
+        item.to(torch.int32).cpu().numpy() if isinstance(item, Tensor) else np.int32(_signed(item))
+        for item in words
+    )
     with np.errstate(over="ignore"):  # of single numbers; arrays wrap around without a word
         both = _mixed(pair[..., 0], pair[..., 1], mixed)
     return torch.from_numpy(np.stack(np.broadcast_arrays(*both), -1)).to(key.device)
@@ -74,7 +81,11 @@ def _mixed(first: Word, second: Word, words: Iterable[Any]) -> tuple[Word, Word]
 
 def root_key(seed: int) -> Tensor:
     """The key that all clients share, (2,) int32: that of the draws outside the clients plate."""
-    return fold(torch.tensor([_signed(0x9E3779B9), _signed(0x85EBCA6B)], dtype=torch.int32), seed, seed >> 32)
+    return fold(
+        torch.tensor([_signed(0x9E3779B9), _signed(0x85EBCA6B)], dtype=torch.int32),
+        seed,
+        seed >> 32,
+    )
 
 
 def _words(key: Tensor, count: int, stream: int) -> Tensor:
@@ -87,7 +98,9 @@ def _units(key: Tensor, count: int, stream: int, dtype: torch.dtype) -> Tensor:
     """Uniforms inside (0, 1), (..., count), on a grid of 2^-23, or 2^-48 in float64: as fine as arithmetic near 1 can use."""
     words = _words(key, count, stream)
     if dtype != torch.float64:
-        return (_shifted(words, 9).to(dtype) + 0.5) * 2.0**-23  # one bit more, and the largest would round to 1
+        return (
+            _shifted(words, 9).to(dtype) + 0.5
+        ) * 2.0**-23  # one bit more, and the largest would round to 1
     high = _shifted(words, 8).to(dtype)
     low = (_shifted(_words(key, count, stream + 2), 8)).to(dtype)
     return high * 2.0**-24 + (low + 0.5) * 2.0**-48
@@ -127,5 +140,9 @@ def cohort(seed: int, round_: int, population: int, size: int) -> Tensor:
     """Choose `size` of `population` without replacement for a round: Tensor (size,) int64, sorted, in time O(size)."""
     if size == population:
         return torch.arange(population)
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed & 0xFFFFFFFFFFFFFFFF, round_], np.uint64)))
-    return torch.from_numpy(np.sort(generator.choice(population, size, replace=False, shuffle=False)))
+    generator = np.random.Generator(
+        np.random.Philox(key=np.array([seed & 0xFFFFFFFFFFFFFFFF, round_], np.uint64))
+    )
+    return torch.from_numpy(
+        np.sort(generator.choice(population, size, replace=False, shuffle=False))
+    )

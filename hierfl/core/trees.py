@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 Tree = Any  # nested dicts, tuples, named tuples and lists of tensors
 

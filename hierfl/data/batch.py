@@ -50,7 +50,10 @@ class ClientBatch:
         """A field by its name."""
         if name.startswith("_"):
             raise AttributeError(name)
-        for fields in (object.__getattribute__(self, "fields"), object.__getattribute__(self, "client_fields")):
+        for fields in (
+            object.__getattribute__(self, "fields"),
+            object.__getattribute__(self, "client_fields"),
+        ):
             if name in fields:
                 return fields[name]
         known = sorted([*self.fields, *self.client_fields])
@@ -111,10 +114,14 @@ class ClientBatch:
         """The rows that are there, (C, B) bool, with or without padding."""
         if self.rows is not None:
             return self.rows
-        return torch.ones(self.num_clients, self.num_rows, dtype=torch.bool, device=self.counts.device)
+        return torch.ones(
+            self.num_clients, self.num_rows, dtype=torch.bool, device=self.counts.device
+        )
 
 
-def full_batch(data: ClientData, ids: Tensor, *, seed: int = 0, at: tuple[int, ...] = (0,)) -> ClientBatch:
+def full_batch(
+    data: ClientData, ids: Tensor, *, seed: int = 0, at: tuple[int, ...] = (0,)
+) -> ClientBatch:
     """All rows of some clients, padded to the most that one of them has.
 
     Args:
@@ -127,7 +134,9 @@ def full_batch(data: ClientData, ids: Tensor, *, seed: int = 0, at: tuple[int, .
     place = torch.arange(int(counts.max()))[None]
     inside = place < counts[:, None]
     index = data.offsets[ids][:, None] + torch.where(inside, place, 0)
-    return gather(data, ids, index, None if bool(inside.all()) else inside, keys_of(data, ids, seed, *at))
+    return gather(
+        data, ids, index, None if bool(inside.all()) else inside, keys_of(data, ids, seed, *at)
+    )
 
 
 class Keys(NamedTuple):
@@ -143,7 +152,10 @@ class Keys(NamedTuple):
     def of_steps(self, count: int) -> list[Keys]:
         """The keys of steps 0, 1, ..., made at once."""
         step = torch.arange(count, dtype=torch.int32)
-        own, shared = noise.fold_now(self.own[None], step[:, None]), noise.fold_now(self.shared[None], step)
+        own, shared = (
+            noise.fold_now(self.own[None], step[:, None]),
+            noise.fold_now(self.shared[None], step),
+        )
         return [Keys(*both) for both in zip(own.unbind(), shared.unbind(), strict=True)]
 
 
@@ -164,7 +176,10 @@ def gather(
     """The one place where rows are gathered: `index` (C, B) says which, `inside` (C, B) which of them are no padding."""
     flat = index.flatten()  # index_select copies row by row: a third of the time of values[index]
     return ClientBatch(
-        fields={name: values.index_select(0, flat).unflatten(0, index.shape) for name, values in data.fields.items()},
+        fields={
+            name: values.index_select(0, flat).unflatten(0, index.shape)
+            for name, values in data.fields.items()
+        },
         client_fields={name: values[ids][:, None] for name, values in data.client_fields.items()},
         rows=inside,
         counts=data.counts[ids].to(torch.get_default_dtype()),

@@ -31,7 +31,9 @@ def as_tensor(values: Array, name: str) -> Tensor:
     if tensor.is_floating_point():
         return tensor.to(torch.get_default_dtype())
     if tensor.is_complex():
-        raise TypeError(f"field '{name}' is complex; give its real and imaginary parts as two fields")
+        raise TypeError(
+            f"field '{name}' is complex; give its real and imaginary parts as two fields"
+        )
     return tensor if tensor.dtype == torch.bool else tensor.long()
 
 
@@ -67,18 +69,28 @@ class ClientData:
             raise ValueError(f"{len(self.names)} client names for {len(self.offsets) - 1} clients")
         empty = (self.counts <= 0).nonzero()
         if len(empty):
-            raise ValueError(f"client '{self.names[int(empty[0])]}' has no rows: leave it out, or give it at least one")
+            raise ValueError(
+                f"client '{self.names[int(empty[0])]}' has no rows: leave it out, or give it at least one"
+            )
         for name, values in self.fields.items():
             if len(values) != self.num_rows:
-                raise ValueError(f"field '{name}' has {len(values)} rows, the clients have {self.num_rows}")
+                raise ValueError(
+                    f"field '{name}' has {len(values)} rows, the clients have {self.num_rows}"
+                )
         for name, values in self.client_fields.items():
             if name in self.fields:
-                raise ValueError(f"'{name}' is both a field of rows and a field of clients: rename one")
+                raise ValueError(
+                    f"'{name}' is both a field of rows and a field of clients: rename one"
+                )
             if len(values) != self.num_clients:
-                raise ValueError(f"client field '{name}' has {len(values)} values for {self.num_clients} clients")
+                raise ValueError(
+                    f"client field '{name}' has {len(values)} values for {self.num_clients} clients"
+                )
         for name, labels in self.features.items():
             if name not in self.fields or len(labels) != self.fields[name].shape[-1]:
-                raise ValueError(f"features name {len(labels)} columns of '{name}', which has not as many")
+                raise ValueError(
+                    f"features name {len(labels)} columns of '{name}', which has not as many"
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process is sent: not what is cached, which may be growing meanwhile."""
@@ -114,23 +126,33 @@ class ClientData:
         """
         raw = np.asarray(client_id)
         if raw.ndim != 1:
-            raise ValueError(f"client_id has shape {raw.shape}; one id a row is needed: ({len(raw)},)")
+            raise ValueError(
+                f"client_id has shape {raw.shape}; one id a row is needed: ({len(raw)},)"
+            )
         if raw.dtype.kind == "f" or (raw.dtype.kind == "O" and len({type(i) for i in raw}) > 1):
-            raise TypeError("client_id must be integers or strings, all of one kind, none missing (NaN)")
+            raise TypeError(
+                "client_id must be integers or strings, all of one kind, none missing (NaN)"
+            )
         ids, inverse, counts = np.unique(raw, return_inverse=True, return_counts=True)
         labels = tuple(str(i) for i in ids)
         if names is not None:
             if raw.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= len(names):
-                raise ValueError(f"`names` has {len(names)} entries; ids must be integers 0..{len(names) - 1}")
+                raise ValueError(
+                    f"`names` has {len(names)} entries; ids must be integers 0..{len(names) - 1}"
+                )
             absent = sorted(set(range(len(names))) - set(ids.tolist()))
             if absent:
-                raise ValueError(f"client '{names[absent[0]]}' has no rows: leave it out, or give it at least one")
+                raise ValueError(
+                    f"client '{names[absent[0]]}' has no rows: leave it out, or give it at least one"
+                )
             labels = tuple(str(n) for n in names)
         order = torch.as_tensor(np.argsort(inverse, kind="stable"))
         tensors = {name: as_tensor(values, name) for name, values in fields.items()}
         for name, values in tensors.items():
             if len(values) != len(raw):
-                raise ValueError(f"field '{name}' has shape {tuple(values.shape)}; client_id has {len(raw)} rows")
+                raise ValueError(
+                    f"field '{name}' has shape {tuple(values.shape)}; client_id has {len(raw)} rows"
+                )
         return cls(
             fields={name: values[order] for name, values in tensors.items()},
             offsets=torch.as_tensor(np.concatenate([[0], np.cumsum(counts)])),
@@ -152,7 +174,11 @@ class ClientData:
         Raises:
             ValueError: as `ClientData`; or a client that lacks a field, or has it in another shape than the first client.
         """
-        named = dict(clients) if isinstance(clients, Mapping) else {str(i): c for i, c in enumerate(clients)}
+        named = (
+            dict(clients)
+            if isinstance(clients, Mapping)
+            else {str(i): c for i, c in enumerate(clients)}
+        )
         if not named:
             raise ValueError("no clients were given")
         first = next(iter(named.values()))
@@ -160,7 +186,9 @@ class ClientData:
         counts = []
         for client, own in named.items():
             if set(own) != set(columns):
-                raise ValueError(f"client '{client}' has the fields {sorted(own)}; the first client has {sorted(columns)}")
+                raise ValueError(
+                    f"client '{client}' has the fields {sorted(own)}; the first client has {sorted(columns)}"
+                )
             tensors = {name: as_tensor(values, f"{client}.{name}") for name, values in own.items()}
             lengths = {name: len(values) for name, values in tensors.items()}
             if len(set(lengths.values())) != 1:
@@ -168,12 +196,16 @@ class ClientData:
             for name, values in tensors.items():
                 if columns[name] and columns[name][0].shape[1:] != values.shape[1:]:
                     found, wanted = tuple(values.shape[1:]), tuple(columns[name][0].shape[1:])
-                    raise ValueError(f"client '{client}': a row of '{name}' has shape {found}, the first client's {wanted}")
+                    raise ValueError(
+                        f"client '{client}': a row of '{name}' has shape {found}, the first client's {wanted}"
+                    )
                 columns[name].append(values)
             counts.append(next(iter(lengths.values())))
         ids = np.repeat(np.arange(len(named)), counts)
         joined = {name: torch.cat(parts) for name, parts in columns.items()}
-        return cls.from_arrays(ids, names=list(named), client_fields=client_fields, features=features, **joined)
+        return cls.from_arrays(
+            ids, names=list(named), client_fields=client_fields, features=features, **joined
+        )
 
     @classmethod
     def from_frame(cls, frame: Any, client: str, **fields: str | Sequence[str]) -> ClientData:
@@ -188,7 +220,10 @@ class ClientData:
         missing = [c for c in wanted if c not in frame.columns]
         if missing:
             raise KeyError(f"the frame has no column '{missing[0]}'; it has {list(frame.columns)}")
-        arrays = {name: frame[v if isinstance(v, str) else list(v)].to_numpy() for name, v in fields.items()}
+        arrays = {
+            name: frame[v if isinstance(v, str) else list(v)].to_numpy()
+            for name, v in fields.items()
+        }
         lists = {name: tuple(v) for name, v in fields.items() if not isinstance(v, str)}
         return cls.from_arrays(frame[client].to_numpy(), features=lists, **arrays)
 
@@ -215,17 +250,27 @@ class ClientData:
 
     def to(self, device: torch.device) -> ClientData:
         """The same clients with their rows on a device; where all is there already, these themselves."""
-        if all(values.device == device for values in (self.offsets, *self.fields.values(), *self.client_fields.values())):
+        if all(
+            values.device == device
+            for values in (self.offsets, *self.fields.values(), *self.client_fields.values())
+        ):
             return self
-        fields, client_fields = ({name: v.to(device) for name, v in of.items()} for of in (self.fields, self.client_fields))
-        there = replace(self, fields=fields, client_fields=client_fields, offsets=self.offsets.to(device))
+        fields, client_fields = (
+            {name: v.to(device) for name, v in of.items()}
+            for of in (self.fields, self.client_fields)
+        )
+        there = replace(
+            self, fields=fields, client_fields=client_fields, offsets=self.offsets.to(device)
+        )
         there.__dict__["keys"] = self.keys.to(device)  # what `keys` would find
         return there
 
     @cached_property
     def by_name(self) -> Tensor:
         """Positions of the clients in the order of their names, (N,) int64."""
-        return torch.tensor(sorted(range(self.num_clients), key=self.names.__getitem__), dtype=torch.long)
+        return torch.tensor(
+            sorted(range(self.num_clients), key=self.names.__getitem__), dtype=torch.long
+        )
 
     @property
     def row_client(self) -> Tensor:
@@ -243,13 +288,16 @@ class ClientData:
         unknown = [n for n in wanted if n not in place]
         if unknown:
             raise KeyError(
-                f"unknown client '{unknown[0]}'; there are {', '.join(self.names[:8])}" + (", ..." if len(place) > 8 else "")
+                f"unknown client '{unknown[0]}'; there are {', '.join(self.names[:8])}"
+                + (", ..." if len(place) > 8 else "")
             )
         return torch.tensor([place[n] for n in wanted], dtype=torch.long)
 
     def __repr__(self) -> str:
         """Clients, rows and fields in one line."""
-        shapes = ", ".join(f"{n}: {tuple(v.shape[1:])}" for n, v in {**self.fields, **self.client_fields}.items())
+        shapes = ", ".join(
+            f"{n}: {tuple(v.shape[1:])}" for n, v in {**self.fields, **self.client_fields}.items()
+        )
         return f"ClientData({self.num_clients} clients, {self.num_rows} rows, {shapes})"
 
     # ------------------------------------------------------------------ made into
@@ -258,11 +306,17 @@ class ClientData:
         if isinstance(clients, Tensor) and clients.dtype == torch.bool:
             clients = clients.nonzero()[:, 0]
         chosen = clients.tolist() if isinstance(clients, Tensor) else list(clients)
-        ids = self.index(chosen) if chosen and isinstance(chosen[0], str) else torch.tensor(chosen, dtype=torch.long)
+        ids = (
+            self.index(chosen)
+            if chosen and isinstance(chosen[0], str)
+            else torch.tensor(chosen, dtype=torch.long)
+        )
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.num_clients):
             raise KeyError(f"client position out of range: there are {self.num_clients} clients")
         counts = self.counts[ids]
-        within = torch.arange(int(counts.sum())) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        within = torch.arange(int(counts.sum())) - torch.repeat_interleave(
+            counts.cumsum(0) - counts, counts
+        )
         rows = torch.repeat_interleave(self.offsets[ids], counts) + within
         return replace(
             self,
@@ -275,7 +329,9 @@ class ClientData:
     def where(self, keep: Tensor) -> ClientData:
         """The rows for which `keep` (n,) is true; clients left without rows are left out."""
         keep = keep.bool()
-        counts = torch.zeros(self.num_clients, dtype=torch.long).index_add_(0, self.row_client, keep.long())
+        counts = torch.zeros(self.num_clients, dtype=torch.long).index_add_(
+            0, self.row_client, keep.long()
+        )
         left = counts > 0
         return replace(
             self,
@@ -288,7 +344,11 @@ class ClientData:
     def with_fields(self, **fields: Tensor) -> ClientData:
         """The same clients with fields of rows added or replaced; one that changes its width loses its feature names."""
         merged = {**self.fields, **{name: as_tensor(v, name) for name, v in fields.items()}}
-        kept = {n: f for n, f in self.features.items() if merged[n].dim() > 1 and merged[n].shape[-1] == len(f)}
+        kept = {
+            n: f
+            for n, f in self.features.items()
+            if merged[n].dim() > 1 and merged[n].shape[-1] == len(f)
+        }
         return replace(self, fields=merged, features=kept)
 
     def without(self, *names: str) -> ClientData:

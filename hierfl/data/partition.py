@@ -42,7 +42,9 @@ def to_clients(ids: Tensor, **fields: Array) -> ClientData:
     for name, values in kept.items():
         if len(values) != len(ids):
             raise ValueError(f"field '{name}' has {len(values)} rows, the partition {len(ids)}")
-    return ClientData.from_arrays(ids[keep], names=names, **{name: values[keep] for name, values in kept.items()})
+    return ClientData.from_arrays(
+        ids[keep], names=names, **{name: values[keep] for name, values in kept.items()}
+    )
 
 
 def label_table(labels: Array, ids: Tensor) -> Tensor:
@@ -54,7 +56,9 @@ def label_table(labels: Array, ids: Tensor) -> Tensor:
     classes, codes = _codes(labels)
     keep = ids >= 0
     cells = ids[keep] * len(classes) + torch.from_numpy(codes)[keep]
-    return torch.bincount(cells, minlength=(int(ids.max()) + 1) * len(classes)).reshape(-1, len(classes))
+    return torch.bincount(cells, minlength=(int(ids.max()) + 1) * len(classes)).reshape(
+        -1, len(classes)
+    )
 
 
 def pathological(
@@ -87,7 +91,9 @@ def pathological(
     classes, codes = _codes(labels)
     _check_clients(len(codes), num_clients)
     if not 1 <= classes_per_client <= len(classes):
-        raise ValueError(f"classes_per_client is {classes_per_client}; the labels have {len(classes)} classes")
+        raise ValueError(
+            f"classes_per_client is {classes_per_client}; the labels have {len(classes)} classes"
+        )
 
     def make(partitioner: Any) -> Any:
         return partitioner.PathologicalPartitioner(
@@ -103,7 +109,9 @@ def pathological(
         ) from error
 
 
-def dirichlet(labels: Array, *, num_clients: int, alpha: float, seed: int, min_rows: int = 1) -> Tensor:
+def dirichlet(
+    labels: Array, *, num_clients: int, alpha: float, seed: int, min_rows: int = 1
+) -> Tensor:
     """Split each class over the clients by proportions drawn from a symmetric Dirichlet(alpha).
 
     Args:
@@ -130,7 +138,12 @@ def dirichlet(labels: Array, *, num_clients: int, alpha: float, seed: int, min_r
 
     def make(partitioner: Any) -> Any:
         return partitioner.DirichletPartitioner(
-            num_clients, "label", float(alpha), min_partition_size=min_rows, shuffle=False, seed=_word(seed)
+            num_clients,
+            "label",
+            float(alpha),
+            min_partition_size=min_rows,
+            shuffle=False,
+            seed=_word(seed),
         )
 
     try:
@@ -143,7 +156,13 @@ def dirichlet(labels: Array, *, num_clients: int, alpha: float, seed: int, min_r
 
 
 def quantity_skew(
-    num_rows: int, *, num_clients: int, seed: int, sigma: float | None = None, alpha: float | None = None, min_rows: int = 1
+    num_rows: int,
+    *,
+    num_clients: int,
+    seed: int,
+    sigma: float | None = None,
+    alpha: float | None = None,
+    min_rows: int = 1,
 ) -> Tensor:
     """Give clients random shares of the rows, whatever their labels: log-normal(0, sigma) or Dirichlet(alpha) sizes.
 
@@ -165,7 +184,9 @@ def quantity_skew(
     """
     _check_clients(num_rows, num_clients, min_rows)
     if (sigma is None) == (alpha is None):
-        raise ValueError("quantity_skew takes either sigma (log-normal sizes) or alpha (Dirichlet shares)")
+        raise ValueError(
+            "quantity_skew takes either sigma (log-normal sizes) or alpha (Dirichlet shares)"
+        )
     generator = _generator(seed)
     if sigma is not None:
         if not 0.0 <= sigma < np.inf:
@@ -239,7 +260,9 @@ def _codes(labels: Array) -> tuple[NDArray[Any], _Ids]:
 
 def _check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
     if num_clients < 1 or min_rows < 1:
-        raise ValueError(f"num_clients is {num_clients} and min_rows {min_rows}; both must be at least 1")
+        raise ValueError(
+            f"num_clients is {num_clients} and min_rows {min_rows}; both must be at least 1"
+        )
     if num_clients * min_rows > num_rows:
         raise ValueError(
             f"{num_clients} clients of at least {min_rows} rows need {num_clients * min_rows} rows; there are {num_rows}"
@@ -264,10 +287,14 @@ def _by_flower(make: Callable[[Any], Any], codes: _Ids, num_clients: int, seed: 
         import datasets
         from flwr_datasets import partitioner
     except ImportError as error:
-        raise ImportError("this partition is made by flwr-datasets; install it: pip install 'hierfl[data]'") from error
+        raise ImportError(
+            "this partition is made by flwr-datasets; install it: pip install 'hierfl[data]'"
+        ) from error
     order = _generator(seed).permutation(len(codes))
     maker = make(partitioner)
-    maker.dataset = datasets.Dataset.from_dict({"label": codes[order], "row": order}).with_format("numpy")
+    maker.dataset = datasets.Dataset.from_dict({"label": codes[order], "row": order}).with_format(
+        "numpy"
+    )
     ids = np.full(len(codes), LEFT_OUT)
     with warnings.catch_warnings():
         # They warn of every draw made again and of classes left out: both are said in our docstrings.
@@ -280,5 +307,7 @@ def _by_flower(make: Callable[[Any], Any], codes: _Ids, num_clients: int, seed: 
 def _finished(ids: _Ids, num_clients: int) -> Tensor:
     counts = np.bincount(ids[ids >= 0], minlength=num_clients)
     if counts.min() == 0:
-        raise ValueError(f"client {int(counts.argmin())} is left without rows; lower num_clients ({num_clients})")
+        raise ValueError(
+            f"client {int(counts.argmin())} is left without rows; lower num_clients ({num_clients})"
+        )
     return torch.from_numpy(ids.astype(np.int64))

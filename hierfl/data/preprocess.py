@@ -52,9 +52,13 @@ class Scaling:
         """
         values = _field(data, self.field)
         if values.shape[1:] != self.mean.shape:
-            raise ValueError(f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, scaling's {tuple(self.mean.shape)}")
+            raise ValueError(
+                f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, scaling's {tuple(self.mean.shape)}"
+            )
         # In float64: of values far from 0 the difference is what counts.
-        return data.with_fields(**{self.field: (values.double() - self.mean.double()) / self.sd.double()})
+        return data.with_fields(
+            **{self.field: (values.double() - self.mean.double()) / self.sd.double()}
+        )
 
 
 def client_moments(data: ClientData, field: str = "x") -> Moments:
@@ -68,7 +72,9 @@ def client_moments(data: ClientData, field: str = "x") -> Moments:
     infinite = values.isinf().reshape(len(values), -1).any(1).nonzero()
     if len(infinite):
         name = data.names[int(data.row_client[int(infinite[0])])]
-        raise ValueError(f"field '{field}' of client '{name}' has an infinite value: mend it, or make it NaN if it is missing")
+        raise ValueError(
+            f"field '{field}' of client '{name}' has an infinite value: mend it, or make it NaN if it is missing"
+        )
     seen = ~values.isnan()
     zeros = torch.zeros(data.num_clients, *values.shape[1:], dtype=torch.float64)
     count = zeros.index_add(0, data.row_client, seen.double())
@@ -99,13 +105,19 @@ def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
     total = merged(client_moments(train, field))
     sd = (total.square / total.count.clamp(min=1.0)).sqrt()
     values = _field(train, field)
-    precision = torch.finfo(values.dtype).eps if values.is_floating_point() else torch.finfo(torch.float64).eps
+    precision = (
+        torch.finfo(values.dtype).eps
+        if values.is_floating_point()
+        else torch.finfo(torch.float64).eps
+    )
     constant = sd <= 8.0 * precision * total.mean.abs()
     dtype = torch.get_default_dtype()
     return Scaling(field, total.mean.to(dtype), torch.where(constant, 1.0, sd).to(dtype))
 
 
-def standardise(train: ClientData, *others: ClientData, fields: Sequence[str] = ("x",)) -> tuple[ClientData, ...]:
+def standardise(
+    train: ClientData, *others: ClientData, fields: Sequence[str] = ("x",)
+) -> tuple[ClientData, ...]:
     """Scale fields to mean 0 and sd 1 over the rows of `train`, and those of `others` (test rows, new clients) alike.
 
     To keep the scaling for data that come later, use `fit_scaling` and `Scaling.apply`.
@@ -137,7 +149,11 @@ def missing_features(data: ClientData, field: str = "x") -> tuple[str, ...]:
 
 
 def fill_missing(
-    data: ClientData, *, field: str = "x", value: float = 0.0, indicators: bool | Sequence[str] = True
+    data: ClientData,
+    *,
+    field: str = "x",
+    value: float = 0.0,
+    indicators: bool | Sequence[str] = True,
 ) -> ClientData:
     """Fill NaN, and say where it was: a 0/1 column `<feature>_missing` for each column that has any.
 
@@ -169,7 +185,9 @@ def fill_missing(
     absent = values.isnan()[:, [names.index(name) for name in wanted]]
     filled = torch.cat([torch.where(values.isnan(), value, values), absent.to(values.dtype)], dim=1)
     labels = (*names, *(f"{name}_missing" for name in wanted))
-    return replace(data, fields={**data.fields, field: filled}, features={**data.features, field: labels})
+    return replace(
+        data, fields={**data.fields, field: filled}, features={**data.features, field: labels}
+    )
 
 
 def _field(data: ClientData, field: str) -> Tensor:
@@ -181,9 +199,13 @@ def _field(data: ClientData, field: str) -> Tensor:
 def _columns(data: ClientData, field: str) -> Tensor:
     values = _field(data, field)
     if values.dim() != 2 or not values.is_floating_point():
-        raise ValueError(f"field '{field}' is {values.dtype} of shape {tuple(values.shape)}; floating columns (n, D) are needed")
+        raise ValueError(
+            f"field '{field}' is {values.dtype} of shape {tuple(values.shape)}; floating columns (n, D) are needed"
+        )
     return values
 
 
 def _names(data: ClientData, field: str) -> tuple[str, ...]:
-    return data.features.get(field) or tuple(f"{field}{j}" for j in range(data.fields[field].shape[1]))
+    return data.features.get(field) or tuple(
+        f"{field}{j}" for j in range(data.fields[field].shape[1])
+    )

@@ -4,7 +4,16 @@ Sets with clients of their own come as `ClientData`; images that are to be parti
 """
 
 from hierfl.datasets.builtin import eight_schools, heart_disease, radon
-from hierfl.datasets.images import Labelled, cifar10, emnist_byclass_test, fashion_mnist, femnist, mnist, notmnist, usps
+from hierfl.datasets.images import (
+    Labelled,
+    cifar10,
+    emnist_byclass_test,
+    fashion_mnist,
+    femnist,
+    mnist,
+    notmnist,
+    usps,
+)
 from hierfl.datasets.references import Summary, reference
 from hierfl.datasets.tables import election88, office_caltech10, rats, school_ilea, wisdm
 

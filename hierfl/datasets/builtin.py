@@ -24,7 +24,10 @@ _CODES = {
     "restecg": {1: "restecg_st_t", 2: "restecg_lvh"},
     "thal": {6: "thal_fixed", 7: "thal_reversible"},
 }
-_IMPOSSIBLE_ZERO = ("trestbps", "chol")  # nobody alive has a blood pressure or a cholesterol of 0: it was not measured
+_IMPOSSIBLE_ZERO = (
+    "trestbps",
+    "chol",
+)  # nobody alive has a blood pressure or a cholesterol of 0: it was not measured
 
 
 def heart_disease(missing: Literal["indicator", "nan", "raw"] = "indicator") -> ClientData:
@@ -73,11 +76,15 @@ def _clinical(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     coded: dict[str, NDArray[Any]] = {}
     for name, values in columns.items():
         if name in _CODES:
-            coded |= {label: (values == code).astype(np.float64) for code, label in _CODES[name].items()}
+            coded |= {
+                label: (values == code).astype(np.float64) for code, label in _CODES[name].items()
+            }
         else:
             centre, unit = _UNITS.get(name, (0.0, 1.0))
             coded[name] = np.nan_to_num((values - centre) / unit, nan=0.0)
-    absent = {f"{name}_missing": np.isnan(values).astype(np.float64) for name, values in columns.items()}
+    absent = {
+        f"{name}_missing": np.isnan(values).astype(np.float64) for name, values in columns.items()
+    }
     return coded | {name: values for name, values in absent.items() if values.any()}
 
 
@@ -94,13 +101,20 @@ def radon() -> ClientData:
     ClientData(85 clients, 919 rows, x: (3,), y: (), floor: (), log_uranium: (), floor_mean: ())
     """
     arrays = shipped("radon_gym_minnesota.npz")
-    county, floor, uranium = arrays["county"], arrays["floor"].astype(np.float64), arrays["log_uranium"]
+    county, floor, uranium = (
+        arrays["county"],
+        arrays["floor"].astype(np.float64),
+        arrays["log_uranium"],
+    )
     homes = np.bincount(county)
     floor_mean = np.bincount(county, floor) / homes
     return ClientData.from_arrays(
         county,
         names=arrays["county_names"].tolist(),
-        client_fields={"log_uranium": np.bincount(county, uranium) / homes, "floor_mean": floor_mean},
+        client_fields={
+            "log_uranium": np.bincount(county, uranium) / homes,
+            "floor_mean": floor_mean,
+        },
         features={"x": ["log_uranium", "floor", "floor_mean"]},
         x=np.stack([uranium, floor, floor_mean[county]], axis=1),
         y=arrays["log_radon"],

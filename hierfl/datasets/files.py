@@ -47,7 +47,11 @@ def located(source: Source) -> Path:
     path = Path(folder or ".") / source.file
     if folder and path.is_file():
         return path
-    why = f"'{source.file}' is not in the folder that {VARIABLE} names, '{folder}'" if folder else f"{VARIABLE} is not set"
+    why = (
+        f"'{source.file}' is not in the folder that {VARIABLE} names, '{folder}'"
+        if folder
+        else f"{VARIABLE} is not set"
+    )
     layout = "; ".join(f"{name}: {what}" for name, what in source.arrays.items())
     raise FileNotFoundError(
         f"{why}: get {source.origin}, save it as '{source.file}' (NumPy archive with {layout}) "
@@ -71,5 +75,7 @@ def load(source: Source, names: Iterable[str] | None = None) -> Arrays:
         wanted = list(source.arrays if names is None else names)
         absent = [name for name in wanted if name not in archive.files]
         if absent:
-            raise ValueError(f"'{path}' has no array '{absent[0]}' ({source.arrays[absent[0]]}); it has {archive.files}")
+            raise ValueError(
+                f"'{path}' has no array '{absent[0]}' ({source.arrays[absent[0]]}); it has {archive.files}"
+            )
         return {name: archive[name] for name in wanted}

@@ -16,7 +16,18 @@ from hierfl.datasets.files import Arrays, Source, load
 
 _DIGITS = tuple("0123456789")
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CLOTHES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +51,29 @@ class Labelled:
 
 def _layout(*parts: str, shape: str) -> dict[str, str]:
     """The words for arrays x_<part>, y_<part>."""
-    return {name: what for p in parts for name, what in ((f"x_{p}", f"uint8 (n, {shape})"), (f"y_{p}", "labels (n,)"))}
+    return {
+        name: what
+        for p in parts
+        for name, what in ((f"x_{p}", f"uint8 (n, {shape})"), (f"y_{p}", "labels (n,)"))
+    }
 
 
-_MNIST = Source("mnist.npz", "MNIST (LeCun, Cortes and Burges, CC BY-SA 3.0)", _layout("train", "test", shape="28, 28"))
-_FASHION = Source("fashion_mnist.npz", "Fashion-MNIST (Zalando Research, MIT licence)", _layout("train", "test", shape="28, 28"))
-_USPS = Source("usps.npz", "USPS handwritten digits (Hull 1994)", _layout("train", "test", shape="16, 16"))
-_NOTMNIST = Source("notmnist_10k.npz", "notMNIST (Y. Bulatov), letters A-J", _layout("test", shape="28, 28"))
+_MNIST = Source(
+    "mnist.npz",
+    "MNIST (LeCun, Cortes and Burges, CC BY-SA 3.0)",
+    _layout("train", "test", shape="28, 28"),
+)
+_FASHION = Source(
+    "fashion_mnist.npz",
+    "Fashion-MNIST (Zalando Research, MIT licence)",
+    _layout("train", "test", shape="28, 28"),
+)
+_USPS = Source(
+    "usps.npz", "USPS handwritten digits (Hull 1994)", _layout("train", "test", shape="16, 16")
+)
+_NOTMNIST = Source(
+    "notmnist_10k.npz", "notMNIST (Y. Bulatov), letters A-J", _layout("test", shape="28, 28")
+)
 _EMNIST = Source(
     "emnist_byclass_test.npz",
     "EMNIST ByClass, test split (NIST; Cohen et al. 2017)",
@@ -132,12 +159,18 @@ def femnist() -> tuple[ClientData, ClientData, ClientData]:
     same 105 writers, the third another 79, whose mix of labels differs.
     """
     arrays = load(_FEMNIST)
-    return _writers(arrays, "train", "writers"), _writers(arrays, "test", "writers"), _writers(arrays, "extra", "writers_extra")
+    return (
+        _writers(arrays, "train", "writers"),
+        _writers(arrays, "test", "writers"),
+        _writers(arrays, "extra", "writers_extra"),
+    )
 
 
 def _writers(arrays: Arrays, part: str, names: str) -> ClientData:
     images = _part(arrays, part, _CHARACTERS)
-    return ClientData.from_arrays(arrays[f"client_{part}"], names=arrays[names].tolist(), x=images.x, y=images.y)
+    return ClientData.from_arrays(
+        arrays[f"client_{part}"], names=arrays[names].tolist(), x=images.x, y=images.y
+    )
 
 
 def cifar10() -> tuple[Labelled, Labelled]:
@@ -160,7 +193,9 @@ def _decoded(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labelled:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("cifar10 is stored as JPEG; to decode it, install Pillow: pip install 'hierfl[data]'") from error
+        raise ImportError(
+            "cifar10 is stored as JPEG; to decode it, install Pillow: pip install 'hierfl[data]'"
+        ) from error
     header, body = arrays["header0"].tobytes(), arrays[f"body_{part}"].tobytes()
     ends = np.cumsum(arrays[f"len_{part}"], dtype=np.int64)
     starts = ends - arrays[f"len_{part}"]

@@ -48,7 +48,11 @@ _GYM = {
 _HOSPITALS = Source(
     "reference/hospitals_nuts.npz",
     "the means and sds of pooled NUTS on the logistic hierarchy of heart_disease",
-    {f"{site}_{what}": f"{what} of {site}" for site in ("mu", "log_tau", "w") for what in ("mean", "sd")},
+    {
+        f"{site}_{what}": f"{what} of {site}"
+        for site in ("mu", "log_tau", "w")
+        for what in ("mean", "sd")
+    },
 )
 
 
@@ -87,11 +91,17 @@ def reference(name: str) -> dict[str, Summary]:
     if name == "hospitals":
         arrays = load(_HOSPITALS)
         shapes = {"mu": (9,), "log_tau": (9,), "w": (4, 9)}
-        return {s: Summary(arrays[f"{s}_mean"].reshape(n), arrays[f"{s}_sd"].reshape(n), None) for s, n in shapes.items()}
+        return {
+            s: Summary(arrays[f"{s}_mean"].reshape(n), arrays[f"{s}_sd"].reshape(n), None)
+            for s, n in shapes.items()
+        }
     if name == "eight_schools_half_cauchy":
         arrays = load(_HALF_CAUCHY)
         theta = np.stack([arrays[f"theta_{j}"] for j in range(1, 9)])
-        return {site: _of_draws(draws) for site, draws in (("mu", arrays["mu"]), ("tau", arrays["tau"]), ("theta", theta))}
+        return {
+            site: _of_draws(draws)
+            for site, draws in (("mu", arrays["mu"]), ("tau", arrays["tau"]), ("theta", theta))
+        }
     known = ", ".join([*_GYM, "eight_schools_half_cauchy", "hospitals"])
     raise KeyError(f"there is no reference posterior '{name}'; there are {known}")
 

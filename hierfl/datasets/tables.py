@@ -79,7 +79,9 @@ def wisdm() -> ClientData:
     arrays = load(_WISDM)
     names = [f"user {k}" for k in arrays["users"].tolist()]
     features = {"x": arrays["features"].tolist()}
-    return ClientData.from_arrays(arrays["client_id"], names=names, features=features, x=arrays["x"], y=arrays["y"])
+    return ClientData.from_arrays(
+        arrays["client_id"], names=names, features=features, x=arrays["x"], y=arrays["y"]
+    )
 
 
 def rats() -> ClientData:
@@ -90,7 +92,13 @@ def rats() -> ClientData:
     arrays = load(_RATS)
     names = [f"rat {k}" for k in range(1, 31)]
     x = arrays["x"][:, None].astype(np.float64)
-    return ClientData.from_arrays(arrays["rat"] - 1, names=names, features={"x": ["age"]}, x=x, y=arrays["y"].astype(np.float64))
+    return ClientData.from_arrays(
+        arrays["rat"] - 1,
+        names=names,
+        features={"x": ["age"]},
+        x=x,
+        y=arrays["y"].astype(np.float64),
+    )
 
 
 def election88() -> ClientData:
@@ -105,7 +113,10 @@ def election88() -> ClientData:
     return ClientData.from_arrays(
         np.searchsorted(states, arrays["state"]),
         names=[_STATES[s - 1] for s in states],
-        client_fields={"region": arrays["region_full"][first] - 1, "v_prev": arrays["v_prev_full"][first]},
+        client_fields={
+            "region": arrays["region_full"][first] - 1,
+            "v_prev": arrays["v_prev_full"][first],
+        },
         features={"x": ["female", "black"]},
         x=np.stack([arrays["female"], arrays["black"]], axis=1).astype(np.float64),
         y=arrays["y"].astype(np.float64),

@@ -80,7 +80,14 @@ class Result:
     files: dict[Path, str]
 
 
-def run(out: str | Path, *, seed: int = 0, quick: bool = False, workers: int = 1, say: Say = lambda line: None) -> Result:
+def run(
+    out: str | Path,
+    *,
+    seed: int = 0,
+    quick: bool = False,
+    workers: int = 1,
+    say: Say = lambda line: None,
+) -> Result:
     """Fit, score, write.
 
     Args:
@@ -96,13 +103,19 @@ def run(out: str | Path, *, seed: int = 0, quick: bool = False, workers: int = 1
     folder = writable(Path(out))
     effort = QUICK if quick else Effort()
     train, test = heart_disease().split(0.7, seed=seed)
-    say(f"{train.num_clients} hospitals, {train.num_rows} patients to train on, {test.num_rows} held out")
+    say(
+        f"{train.num_clients} hospitals, {train.num_rows} patients to train on, {test.num_rows} held out"
+    )
     with beside(workers) as spread:
-        others = spread(partial(left_out, rows=(train, test), effort=effort, seed=seed), train.names)
+        others = spread(
+            partial(left_out, rows=(train, test), effort=effort, seed=seed), train.names
+        )
         say("fitting the four methods")
         fits = fit_all(train, effort, seed)
         found = predictions(fits, test, effort, seed)
-        parts = [report.patients(prediction, TRAINED, method) for method, prediction in found.items()]
+        parts = [
+            report.patients(prediction, TRAINED, method) for method, prediction in found.items()
+        ]
         parts.append(report.patients(found[LOCAL], JOINED, LOCAL))
         for name in train.names:
             say(f"leaving out {name}")
@@ -113,7 +126,12 @@ def run(out: str | Path, *, seed: int = 0, quick: bool = False, workers: int = 1
     say("writing the report")
     title = "Heart disease at four hospitals: the hierarchical posterior"
     told = fits[POSTERIOR].report(
-        folder / "report.html", held_out=test, alone=fits[LOCAL], title=title, draws=effort.draws, seed=seed
+        folder / "report.html",
+        held_out=test,
+        alone=fits[LOCAL],
+        title=title,
+        draws=effort.draws,
+        seed=seed,
     )
     files[told.path] = (
         f"a page on the hierarchical posterior, {len(told.warnings)} of its {len(told.checks)} questions with a warning"
@@ -128,7 +146,9 @@ def beside(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
         yield map
         return
     here = (torch.get_default_dtype(),)
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_as_here, initargs=here) as pool:
+    with ProcessPoolExecutor(
+        workers, get_context("spawn"), initializer=_as_here, initargs=here
+    ) as pool:
         yield pool.map
 
 
@@ -159,13 +179,18 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-def write(folder: Path, posterior: Any, patients: pd.DataFrame, scores: pd.DataFrame) -> dict[Path, str]:
+def write(
+    folder: Path, posterior: Any, patients: pd.DataFrame, scores: pd.DataFrame
+) -> dict[Path, str]:
     """Posterior, scores and figures: each file with what it holds."""
     posterior.to_netcdf(str(folder / "posterior.nc"))
-    scores.to_csv(folder / "scores.csv", index=False, float_format="%.10g")  # the last bits depend on the machine
+    scores.to_csv(
+        folder / "scores.csv", index=False, float_format="%.10g"
+    )  # the last bits depend on the machine
     forest, curve = report.pictures(posterior["posterior"], patients, folder)
     return {
-        folder / "posterior.nc": "draws of all coefficients, by hospital and global, for arviz.from_netcdf",
+        folder
+        / "posterior.nc": "draws of all coefficients, by hospital and global, for arviz.from_netcdf",
         folder / "scores.csv": "every score by setting, method, hospital and metric",
         forest: "the coefficients by hospital, over the band where the global level expects a hospital's",
         curve: "whether predicted probabilities come true, local-only and hierarchical",
@@ -182,7 +207,9 @@ def alone() -> Method:
 def hierarchical_map() -> Method:
     """The hierarchy by a point: non-centred, since a centred joint density has no maximum where scales go to 0."""
     steps = Adam(0.1)
-    return fedsvi(hierarchy(centred=False), delta, optimiser=steps, local_optimiser=steps, average=0.0)
+    return fedsvi(
+        hierarchy(centred=False), delta, optimiser=steps, local_optimiser=steps, average=0.0
+    )
 
 
 def hierarchical_posterior() -> Method:
@@ -193,7 +220,9 @@ def hierarchical_posterior() -> Method:
 
 def hierarchy(*, centred: bool) -> Any:
     """Varying intercept and slopes, a mean and a scale for each."""
-    return logistic(prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centred=centred)
+    return logistic(
+        prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centred=centred
+    )
 
 
 def as_one(data: ClientData) -> ClientData:
@@ -213,9 +242,15 @@ def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
 
 
 # ------------------------------------------------------------------------------------------------ the three settings
-def predictions(fits: dict[str, Fit], test: ClientData, effort: Effort, seed: int) -> dict[str, Prediction]:
+def predictions(
+    fits: dict[str, Fit], test: ClientData, effort: Effort, seed: int
+) -> dict[str, Prediction]:
     """Of held-out patients of the hospitals that were fitted."""
-    found = {m: fits[m].predict(test, draws=1 if m == MAP else effort.draws, seed=seed) for m in fits if m != POOLED}
+    found = {
+        m: fits[m].predict(test, draws=1 if m == MAP else effort.draws, seed=seed)
+        for m in fits
+        if m != POOLED
+    }
     return found | {POOLED: pooled(fits[POOLED], test, effort, seed)}
 
 
@@ -224,7 +259,9 @@ def pooled(fitted: Fit, test: ClientData, effort: Effort, seed: int) -> Predicti
     return replace(fitted.predict(as_one(test), draws=effort.draws, seed=seed), data=test)
 
 
-def left_out(name: str, *, rows: tuple[ClientData, ClientData], effort: Effort, seed: int) -> list[pd.DataFrame]:
+def left_out(
+    name: str, *, rows: tuple[ClientData, ClientData], effort: Effort, seed: int
+) -> list[pd.DataFrame]:
     """One hospital's held-out patients, unseen and (but for local-only) joined, by fits of the other three's training rows.
 
     Args:

@@ -15,7 +15,12 @@ from rich.table import Table
 from hierfl import plots
 from hierfl.posterior.prediction import Prediction
 
-LOCAL, POOLED, MAP, POSTERIOR = METHODS = ("local-only", "pooled", "hierarchical MAP", "hierarchical posterior")
+LOCAL, POOLED, MAP, POSTERIOR = METHODS = (
+    "local-only",
+    "pooled",
+    "hierarchical MAP",
+    "hierarchical posterior",
+)
 TRAINED, UNSEEN, JOINED = SETTINGS = ("trained", "unseen", "joined")
 METRICS = {"log_score": "log score, nats a patient", "accuracy": "accuracy", "brier": "Brier score"}
 ALL = "all"
@@ -62,14 +67,23 @@ def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """The long table: setting, method, hospital ("all": every patient alike), metric, value, rows (patients)."""
     keys = ["setting", "method", "hospital", "patient"]
-    each = frame.groupby(keys, sort=False)[list(METRICS)].mean().reset_index()  # over lenders, where there are several
+    each = (
+        frame.groupby(keys, sort=False)[list(METRICS)].mean().reset_index()
+    )  # over lenders, where there are several
     parts = [each, each.assign(hospital=ALL)]
     groups = pd.concat(parts).groupby(keys[:3], sort=False)[list(METRICS)]
     means, rows = groups.mean(), groups.size()
     long = means.reset_index().melt(keys[:3], var_name="metric", value_name="value")
     long["rows"] = rows.loc[list(long[keys[:3]].itertuples(index=False, name=None))].to_numpy()
-    order = {name: place for names in (SETTINGS, METHODS, METRICS) for place, name in enumerate(names)}
-    return long.sort_values(["setting", "method", "metric"], key=lambda c: c.map(order), kind="stable", ignore_index=True)
+    order = {
+        name: place for names in (SETTINGS, METHODS, METRICS) for place, name in enumerate(names)
+    }
+    return long.sort_values(
+        ["setting", "method", "metric"],
+        key=lambda c: c.map(order),
+        kind="stable",
+        ignore_index=True,
+    )
 
 
 def table(scores: pd.DataFrame) -> Table:
@@ -81,12 +95,19 @@ def table(scores: pd.DataFrame) -> Table:
     values = scores.set_index(["metric", "setting", "hospital", "method"]).sort_index()
     hospitals = [h for h in scores.loc[scores.setting == TRAINED, "hospital"].unique() if h != ALL]
     rows = [(h, TRAINED, h) for h in hospitals]
-    rows += [("all, by patients", TRAINED, ALL), ("new hospital, unseen", UNSEEN, ALL), ("new hospital, joined", JOINED, ALL)]
+    rows += [
+        ("all, by patients", TRAINED, ALL),
+        ("new hospital, unseen", UNSEEN, ALL),
+        ("new hospital, joined", JOINED, ALL),
+    ]
     for metric, title in METRICS.items():
         shown.add_section()
         shown.add_row(f"[italic]{title}[/italic]")
         for label, setting, hospital in rows:
-            found = [round(float(values.loc[(metric, setting, hospital, method), "value"]), 3) for method in METHODS]
+            found = [
+                round(float(values.loc[(metric, setting, hospital, method), "value"]), 3)
+                for method in METHODS
+            ]
             best = min(found) if metric == "brier" else max(found)
             shown.add_row(f"  {label}", *(f"{v:.3f}{'*' if v == best else ' '}" for v in found))
     return shown
@@ -111,7 +132,13 @@ def against(frame: pd.DataFrame, setting: str) -> str:
     for other in METHODS:
         if other != POSTERIOR:
             mean, error = difference(frame, setting, other)
-            word = "on a par with" if abs(mean) <= 2.0 * error else "better than" if mean > 0.0 else "worse than"
+            word = (
+                "on a par with"
+                if abs(mean) <= 2.0 * error
+                else "better than"
+                if mean > 0.0
+                else "worse than"
+            )
             found[word].append(f"{other} ({mean:+.3f} ± {error:.3f})")
     return ", ".join(f"{word} {' and '.join(others)}" for word, others in found.items() if others)
 
@@ -149,7 +176,10 @@ def coefficients(posterior: Any) -> Figure:
     labels = UNITS | {f"{name}_missing": words.split(" (")[0] for name, words in _FEATURES.items()}
     figure = Figure(figsize=(7.2, 7.0), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True)
-    for ax, chosen, title in ((left, clinical, "recorded value (unit)"), (right, absent, "value not recorded")):
+    for ax, chosen, title in (
+        (left, clinical, "recorded value (unit)"),
+        (right, absent, "value not recorded"),
+    ):
         plots.forest(ax, local.sel(x=chosen), prior.sel(x=chosen), labels=labels)
         ax.set_title(title, loc="left", fontsize=9)
         ax.set_xlabel("change in log odds of heart disease", fontsize=8)
@@ -180,7 +210,10 @@ def calibration(frame: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(3.6, 3.9), layout="constrained")
     ax = figure.subplots()
     within = frame[frame.setting == TRAINED].set_index("method")
-    shown = {m: (within.loc[m, "p"].to_numpy(), within.loc[m, "y"].to_numpy()) for m in (LOCAL, POSTERIOR)}
+    shown = {
+        m: (within.loc[m, "p"].to_numpy(), within.loc[m, "y"].to_numpy())
+        for m in (LOCAL, POSTERIOR)
+    }
     plots.reliability(ax, shown, colours=(plots.COLOURS[1], plots.COLOURS[0]))
     rows = len(shown[LOCAL][0])
     ax.set_xlabel("predicted probability of heart disease", fontsize=8)

@@ -85,7 +85,9 @@ def against_nuts(
     federation = fit.federation
     if reference is None:
         model = _held(fit)
-        reference = nuts(model, federation.data, draws=draws, warmup=warmup, chains=chains, seed=seed)
+        reference = nuts(
+            model, federation.data, draws=draws, warmup=warmup, chains=chains, seed=seed
+        )
         worst = max(reference.r_hat, key=lambda site: reference.r_hat[site])
         if reference.r_hat[worst] > R_HAT:
             warnings.warn(
@@ -94,7 +96,9 @@ def against_nuts(
                 stacklevel=2,
             )
     count = max(2000, draws * chains)
-    found = fit.draws(count, seed=seed) if correct is None else corrected(fit, count, seed=seed).draws
+    found = (
+        fit.draws(count, seed=seed) if correct is None else corrected(fit, count, seed=seed).draws
+    )
     parts = []
     for site in fit.program.latents.sites:
         mine, theirs = (d.own if site.is_local else d.shared for d in (found, reference))
@@ -152,6 +156,8 @@ def _held(fit: Fit) -> Model:
         return program.model
     values = {}
     for name, site in learned.items():
-        values[name] = transform_to(site["kwargs"].get("constraint", torch.distributions.constraints.real))(params[name]).detach()
+        values[name] = transform_to(
+            site["kwargs"].get("constraint", torch.distributions.constraints.real)
+        )(params[name]).detach()
     held: Model = poutine.substitute(program.model, data=values)
     return held

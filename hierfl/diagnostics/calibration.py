@@ -16,7 +16,9 @@ from hierfl.posterior.prediction import Prediction
 Floats = NDArray[np.float64]
 
 
-def equal_mass(p: ArrayLike, y: ArrayLike, *, bins: int = 8, prob: float = 0.9) -> tuple[Floats, ...]:
+def equal_mass(
+    p: ArrayLike, y: ArrayLike, *, bins: int = 8, prob: float = 0.9
+) -> tuple[Floats, ...]:
     """Rows in the order of their predicted probability, cut into bins of equal numbers.
 
     Args:
@@ -36,12 +38,20 @@ def equal_mass(p: ArrayLike, y: ArrayLike, *, bins: int = 8, prob: float = 0.9) 
     """
     p, y = _matched(p, y)
     parts = _bins(p, bins)
-    rows, ones = np.array([len(part) for part in parts]), np.array([y[part].sum() for part in parts])
+    rows, ones = (
+        np.array([len(part) for part in parts]),
+        np.array([y[part].sum() for part in parts]),
+    )
     tail, share = (1.0 - prob) / 2.0, ones / rows
     low = np.where(ones > 0, beta.ppf(tail, ones + 0.5, rows - ones + 0.5), 0.0)
     high = np.where(ones < rows, beta.ppf(1.0 - tail, ones + 0.5, rows - ones + 0.5), 1.0)
     # far out, Jeffreys' interval may leave the share itself out: an error bar cannot be negative
-    return np.array([p[part].mean() for part in parts]), share, np.minimum(low, share), np.maximum(high, share)
+    return (
+        np.array([p[part].mean() for part in parts]),
+        share,
+        np.minimum(low, share),
+        np.maximum(high, share),
+    )
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,9 @@ class CalibrationError:
     rows: int
 
 
-def calibration_error(p: ArrayLike, y: ArrayLike, *, bins: int = 8, draws: int = 999, seed: int = 0) -> CalibrationError:
+def calibration_error(
+    p: ArrayLike, y: ArrayLike, *, bins: int = 8, draws: int = 999, seed: int = 0
+) -> CalibrationError:
     """The calibration error of probabilities, and whether chance alone would show as much.
 
     Args:
@@ -93,7 +105,9 @@ def calibration_error(p: ArrayLike, y: ArrayLike, *, bins: int = 8, draws: int =
     weight = sizes / len(p)
     errors = np.abs(np.concatenate([own[None], *chance])) @ weight
     p_value = (1 + int((errors[1:] >= errors[0] - 1e-12).sum())) / (draws + 1)
-    return CalibrationError(float(errors[0]), float(own**2 @ weight), float(errors[1:].mean()), p_value, len(p))
+    return CalibrationError(
+        float(errors[0]), float(own**2 @ weight), float(errors[1:].mean()), p_value, len(p)
+    )
 
 
 def confidence(prediction: Prediction) -> tuple[Floats, Floats]:
@@ -108,7 +122,9 @@ def confidence(prediction: Prediction) -> tuple[Floats, Floats]:
     if prediction.kind == "categorical":
         top, chosen = prediction.mean.max(-1)
         return top.double().numpy(), (chosen == label).double().numpy()
-    raise ValueError(f"site '{prediction.site}' is numeric: it has intervals that cover or not, and no probabilities of classes")
+    raise ValueError(
+        f"site '{prediction.site}' is numeric: it has intervals that cover or not, and no probabilities of classes"
+    )
 
 
 def interval_coverage(replicates: Tensor, label: Tensor, *, prob: float = 0.9) -> NDArray[np.bool_]:
@@ -144,15 +160,25 @@ def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.
     """
     label, _ = prediction.known()
     if prediction.kind == "categorical":
-        raise ValueError(f"site '{prediction.site}' is of classes, which have no mean: give a binary or numeric one")
+        raise ValueError(
+            f"site '{prediction.site}' is of classes, which have no mean: give a binary or numeric one"
+        )
     if replicates.dim() != 2 or replicates.shape[1] != len(label):
-        raise ValueError(f"replicates have shape {tuple(replicates.shape)}; (S, {len(label)}) are needed, those of the same rows")
+        raise ValueError(
+            f"replicates have shape {tuple(replicates.shape)}; (S, {len(label)}) are needed, those of the same rows"
+        )
     data = prediction.data
     parts = data.counts.tolist()
     drawn = np.stack([v.double().mean(1).numpy() for v in replicates.split(parts, 1)], 1)
     observed = np.array([float(v.double().mean()) for v in label.split(parts)])
     low, high = np.quantile(drawn, [0.5 - prob / 2, 0.5 + prob / 2], axis=0, method="inverted_cdf")
-    columns = {"rows": data.counts.numpy(), "observed": observed, "expected": drawn.mean(0), "low": low, "high": high}
+    columns = {
+        "rows": data.counts.numpy(),
+        "observed": observed,
+        "expected": drawn.mean(0),
+        "low": low,
+        "high": high,
+    }
     table = pd.DataFrame(columns, index=pd.Index(data.names, name="client"))
     table["covered"] = (low - 1e-12 <= observed) & (observed <= high + 1e-12)
     return table
@@ -177,5 +203,7 @@ def _bins(p: Floats, bins: int) -> list[NDArray[np.intp]]:
 def _matched(p: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
     one, other = np.asarray(p, dtype=float), np.asarray(y, dtype=float)
     if one.shape != other.shape or one.ndim != 1 or not len(one):
-        raise ValueError(f"probabilities and labels have the shapes {one.shape} and {other.shape}: both must be (n,), n > 0")
+        raise ValueError(
+            f"probabilities and labels have the shapes {one.shape} and {other.shape}: both must be (n,), n > 0"
+        )
     return one, other

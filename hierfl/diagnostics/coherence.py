@@ -51,11 +51,15 @@ def coherence(vectors: Tensor) -> Coherence:
     0.5
     """
     if vectors.dim() != 2 or len(vectors) < 2:
-        raise ValueError(f"vectors have shape {tuple(vectors.shape)}: (N, d) are needed, N at least 2")
+        raise ValueError(
+            f"vectors have shape {tuple(vectors.shape)}: (N, d) are needed, N at least 2"
+        )
     of_unit = vectors.double()
     lengths = of_unit.norm(dim=1, keepdim=True)
     if not bool((lengths > 0.0).all()):
-        raise ValueError(f"vector {int((lengths[:, 0] == 0.0).nonzero()[0, 0])} has length 0: it has no direction")
+        raise ValueError(
+            f"vector {int((lengths[:, 0] == 0.0).nonzero()[0, 0])} has length 0: it has no direction"
+        )
     of_unit = of_unit / lengths
     sign, log_det = torch.linalg.slogdet(of_unit @ of_unit.T)
     singular = len(vectors) > vectors.shape[1] or float(sign) <= 0.0
@@ -81,13 +85,17 @@ def client_slopes(fit: Fit, *, draws: int = 20, seed: int = 0) -> Tensor:
     program, data = federation.program, federation.data
     shared = list(program.start()[0])
     if not shared:
-        raise ValueError("the program has no global param: clients have nothing to ask of one another")
+        raise ValueError(
+            "the program has no global param: clients have nothing to ask of one another"
+        )
     found = []
     for ids in torch.arange(data.num_clients).split(min(federation.slots, 64)):
         batch = full_batch(data, ids, seed=seed, at=(noise.word("client_slopes"),))
         rows, common = slots_of(batch)
 
-        def of_client(own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common) -> Tensor:
+        def of_client(
+            own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common
+        ) -> Tensor:
             params, one = federation.client.params(message, own), one_slot(row, common, batch)
 
             def objective(above: Params) -> Tensor:
@@ -101,7 +109,11 @@ def client_slopes(fit: Fit, *, draws: int = 20, seed: int = 0) -> Tensor:
             return torch.cat([slopes[name].flatten() for name in shared])
 
         with pyro.validation_enabled(False):
-            found.append(over_clients(of_client, federation.at_once)(taken(fit.progress.table, ids), rows, count=len(ids)))
+            found.append(
+                over_clients(of_client, federation.at_once)(
+                    taken(fit.progress.table, ids), rows, count=len(ids)
+                )
+            )
     return torch.cat(found).detach()
 
 
@@ -125,8 +137,12 @@ def loss_deviations(prediction: Prediction) -> pd.DataFrame:
     label, log_score = prediction.known()
     if prediction.kind == "numeric":
         raise ValueError(f"site '{prediction.site}' is numeric: deviations are by class")
-    names = pd.Categorical.from_codes(prediction.data.row_client.numpy(), categories=list(prediction.data.names))
-    frame = pd.DataFrame({"client": names, "class": label.long().numpy(), "loss": -log_score.double().numpy()})
+    names = pd.Categorical.from_codes(
+        prediction.data.row_client.numpy(), categories=list(prediction.data.names)
+    )
+    frame = pd.DataFrame(
+        {"client": names, "class": label.long().numpy(), "loss": -log_score.double().numpy()}
+    )
     losses = frame.pivot_table("loss", "client", "class", aggfunc="mean", observed=False)
     deviations = (losses - frame.groupby("class")["loss"].mean()).fillna(0.0)
     deviations.index = pd.Index(list(deviations.index), name="client")

@@ -66,10 +66,14 @@ def convergence(fit: Fit, *, draws: int = 64, seed: int = 0) -> Convergence:
         ValueError: too few rounds, a history with neither an ELBO nor a loss, or draws that are 1 or negative.
     """
     if draws < 0 or draws == 1:
-        raise ValueError(f"draws is {draws}: the noise of a gradient takes 2 or more, or 0 for none of it")
+        raise ValueError(
+            f"draws is {draws}: the noise of a gradient takes 2 or more, or 0 for none of it"
+        )
     history = fit.history
     if len(history) < FEWEST:
-        raise ValueError(f"the run has {len(history)} rounds: no trend is read off fewer than {FEWEST}")
+        raise ValueError(
+            f"the run has {len(history)} rounds: no trend is read off fewer than {FEWEST}"
+        )
     name = next((column for column in ("elbo", "loss") if column in history), None)
     if name is None:
         raise ValueError(
@@ -79,14 +83,20 @@ def convergence(fit: Fit, *, draws: int = 64, seed: int = 0) -> Convergence:
     series = series if name == "elbo" else -series
     rise, error, noise_ = trend(series)
     gradient = (
-        _gradient(fit, draws, seed) if name == "elbo" and draws else pd.DataFrame(columns=["size", "error", "ratio", "still"])
+        _gradient(fit, draws, seed)
+        if name == "elbo" and draws
+        else pd.DataFrame(columns=["size", "error", "ratio", "still"])
     )
     good, verdict = _verdict(name, series, (rise, error, noise_), gradient, draws)
     return Convergence(good, verdict, rise, error, noise_, gradient)
 
 
 def _verdict(
-    name: str, series: NDArray[np.float64], of_trend: tuple[float, float, float], gradient: pd.DataFrame, draws: int
+    name: str,
+    series: NDArray[np.float64],
+    of_trend: tuple[float, float, float],
+    gradient: pd.DataFrame,
+    draws: int,
 ) -> tuple[bool, str]:
     """Whether a run has converged, and why."""
     rise, error, noise_ = of_trend
@@ -135,7 +145,11 @@ def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
         size = max(1, math.isqrt(len(values)))
         means = values[: len(values) // size * size].reshape(-1, size).mean(1)
         square += float(means.var(ddof=1)) / len(means)
-    return float(quarters[1].mean() - quarters[0].mean()), math.sqrt(square), float((half - line).std(ddof=2))
+    return (
+        float(quarters[1].mean() - quarters[0].mean()),
+        math.sqrt(square),
+        float((half - line).std(ddof=2)),
+    )
 
 
 def _gradient(fit: Fit, draws: int, seed: int) -> pd.DataFrame:
@@ -148,13 +162,17 @@ def _gradient(fit: Fit, draws: int, seed: int) -> pd.DataFrame:
         batch = full_batch(data, ids, seed=seed, at=(noise.word("convergence"),))
         rows, common = slots_of(batch)
 
-        def of_client(own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common) -> Tree:
+        def of_client(
+            own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common
+        ) -> Tree:
             params, one = client.params(message, own), one_slot(row, common, batch)
             rest = {name: value for name, value in params.items() if name not in names}
 
             def slope(d: Tensor) -> Params:
                 def loss(shared: Params) -> Tensor:
-                    return program.terms({**rest, **shared}, one.redrawn(d)).loss(program.share).sum()
+                    return (
+                        program.terms({**rest, **shared}, one.redrawn(d)).loss(program.share).sum()
+                    )
 
                 found: Params = grad(loss)({name: params[name] for name in names})
                 return found
@@ -166,15 +184,23 @@ def _gradient(fit: Fit, draws: int, seed: int) -> pd.DataFrame:
             return tree_map(lambda *v: torch.stack(v), *[slope(d) for d in index])
 
         with pyro.validation_enabled(False):
-            found = over_clients(of_client, federation.at_once)(taken(fit.progress.table, ids), rows, count=len(ids))
+            found = over_clients(of_client, federation.at_once)(
+                taken(fit.progress.table, ids), rows, count=len(ids)
+            )
         part = {name: value.detach().sum(0) for name, value in found.items()}
-        total = part if total is None else {name: total[name] + value for name, value in part.items()}
+        total = (
+            part if total is None else {name: total[name] + value for name, value in part.items()}
+        )
     rows_of = {}
     for name, value in (total or {}).items():
         flat = value.reshape(draws, -1).double()
         size = float(flat.mean(0).norm())
         error = float((flat.var(0).sum() / draws).sqrt())
-        rows_of[name] = {"size": size, "error": error, "ratio": size / error if error > 1e-12 * size else math.nan}
+        rows_of[name] = {
+            "size": size,
+            "error": error,
+            "ratio": size / error if error > 1e-12 * size else math.nan,
+        }
     frame = pd.DataFrame.from_dict(rows_of, orient="index", columns=["size", "error", "ratio"])
     frame["still"] = ~(frame["ratio"] >= FAR)
     return frame

@@ -34,7 +34,11 @@ class Gap:
 
 
 def generalisation_gap(
-    train: Prediction, held_out: Prediction, *, new_clients: Prediction | None = None, terms: PacBayes | None = None
+    train: Prediction,
+    held_out: Prediction,
+    *,
+    new_clients: Prediction | None = None,
+    terms: PacBayes | None = None,
 ) -> Gap:
     """Compare predictions of rows that were fitted, of held-out rows of the same clients, and of clients never seen.
 
@@ -48,14 +52,20 @@ def generalisation_gap(
         ValueError: rows without labels, or predictions of different kinds.
         KeyError: a client with held-out rows that has no training rows.
     """
-    asked = {"train": train, "held_out": held_out} | ({} if new_clients is None else {"new_clients": new_clients})
+    asked = {"train": train, "held_out": held_out} | (
+        {} if new_clients is None else {"new_clients": new_clients}
+    )
     if len({p.kind for p in asked.values()}) != 1:
-        raise ValueError(f"predictions are of different kinds: {', '.join(f'{n} {p.kind}' for n, p in asked.items())}")
+        raise ValueError(
+            f"predictions are of different kinds: {', '.join(f'{n} {p.kind}' for n, p in asked.items())}"
+        )
     train.data.index(held_out.data.names)
     tables = {name: p.scores() for name, p in asked.items()}
     names = [name for name in tables["train"].columns if name in HIGHER_IS_BETTER]
     sign = pd.Series({name: 1.0 if HIGHER_IS_BETTER[name] else -1.0 for name in names})
-    scores = pd.DataFrame({name: across_clients(table)["weighted"].astype(float) for name, table in tables.items()})
+    scores = pd.DataFrame(
+        {name: across_clients(table)["weighted"].astype(float) for name, table in tables.items()}
+    )
     scores.insert(2, "out_of_sample", sign * (scores["train"] - scores["held_out"]))
     if new_clients is not None:
         scores["participation"] = sign * (scores["held_out"] - scores["new_clients"])
@@ -78,7 +88,14 @@ def effective_clients(log_weights: ArrayLike) -> float:
     2.0
     """
     logs = torch.as_tensor(log_weights, dtype=torch.float64)
-    if logs.dim() != 1 or not len(logs) or bool(logs.isnan().any()) or float(logs.max()) == math.inf:
-        raise ValueError(f"log weights have shape {tuple(logs.shape)}: (N,) numbers are needed, N > 0, none NaN or infinite")
+    if (
+        logs.dim() != 1
+        or not len(logs)
+        or bool(logs.isnan().any())
+        or float(logs.max()) == math.inf
+    ):
+        raise ValueError(
+            f"log weights have shape {tuple(logs.shape)}: (N,) numbers are needed, N > 0, none NaN or infinite"
+        )
     found = means_of({"omega": summed(LogShare({}, logs))})
     return round(float(found["effective_omega"]), 12)

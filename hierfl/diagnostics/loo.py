@@ -90,18 +90,26 @@ def loo(
         KeyError: the model observes no such site.
     """
     if draws < FEWEST:
-        raise ValueError(f"draws is {draws}: a tail is fitted to the largest weights, which takes {FEWEST} draws or more")
+        raise ValueError(
+            f"draws is {draws}: a tail is fitted to the largest weights, which takes {FEWEST} draws or more"
+        )
     if by not in ("row", "client"):
         raise ValueError(f"by is {by!r}: 'row' or 'client'")
     check_labelled(fit)
-    likelihood = _of_clients(fit, draws, inner, correct, seed) if by == "client" else _of_rows(fit, site, draws, correct, seed)
+    likelihood = (
+        _of_clients(fit, draws, inner, correct, seed)
+        if by == "client"
+        else _of_rows(fit, site, draws, correct, seed)
+    )
     if bool((likelihood == likelihood[:1]).all()):
         raise ValueError(
             f"all draws of '{fit.method.name}' are the same point: without a posterior there is nothing to leave a {by} out of; "
             f"fit with a guide that spreads (guides.conditional, structured, mean_field), or score held-out rows"
         )
     found = elpd_of(likelihood.detach().double().numpy())
-    table = pd.DataFrame({"elpd": found.each, "k_hat": found.k_hat}, index=pd.RangeIndex(len(found.each), name="row"))
+    table = pd.DataFrame(
+        {"elpd": found.each, "k_hat": found.k_hat}, index=pd.RangeIndex(len(found.each), name="row")
+    )
     data = fit.federation.data
     if by == "client":
         table.index = pd.Index(fit.clients, name="client")
@@ -120,7 +128,9 @@ def loo(
 
 def _of_rows(fit: Fit, site: str | None, draws: int, correct: str | None, seed: int) -> Tensor:
     site = fit.program.observed_site(site)
-    drawn = fit.draws(draws, seed=seed) if correct is None else corrected(fit, draws, seed=seed).draws
+    drawn = (
+        fit.draws(draws, seed=seed) if correct is None else corrected(fit, draws, seed=seed).draws
+    )
     return log_likelihoods(fit, drawn)[site]
 
 
@@ -128,7 +138,9 @@ def _of_clients(fit: Fit, draws: int, inner: int, correct: str | None, seed: int
     """Log p(y_k | z) at draws of z, (S, N)."""
     if correct is None:
         return weigh(fit, draws, inner=inner, seed=seed, shared=False).log_own
-    found, weights, _, _ = in_rounds(fit, max(2 * draws, 4000), inner=inner, rounds=ROUNDS, enough=draws, seed=seed)
+    found, weights, _, _ = in_rounds(
+        fit, max(2 * draws, 4000), inner=inner, rounds=ROUNDS, enough=draws, seed=seed
+    )
     return found.log_own[chosen(weights.log, draws)]
 
 
@@ -140,7 +152,9 @@ def _hash(fit: Fit) -> str:
     return found.hexdigest()
 
 
-def compare(fits: Mapping[str, Fit | Loo], by: By = "row", *, draws: int = 2000, seed: int = 0) -> pd.DataFrame:
+def compare(
+    fits: Mapping[str, Fit | Loo], by: By = "row", *, draws: int = 2000, seed: int = 0
+) -> pd.DataFrame:
     """Fits of the same data side by side by leave-one-out, the best first: `az.compare`.
 
     Args:
@@ -156,13 +170,22 @@ def compare(fits: Mapping[str, Fit | Loo], by: By = "row", *, draws: int = 2000,
         ValueError: fewer than two, other data, or rows left out of one and clients of another; or as `loo`.
     """
     if len(fits) < 2:
-        raise ValueError(f"{len(fits)} fit to compare: give two or more, compare({{name: fit, ...}})")
-    found = {name: one if isinstance(one, Loo) else loo(one, by, draws=draws, seed=seed) for name, one in fits.items()}
+        raise ValueError(
+            f"{len(fits)} fit to compare: give two or more, compare({{name: fit, ...}})"
+        )
+    found = {
+        name: one if isinstance(one, Loo) else loo(one, by, draws=draws, seed=seed)
+        for name, one in fits.items()
+    }
     first, of_first = next(iter(found.items()))
     for name, one in found.items():
         if one.by != of_first.by:
-            raise ValueError(f"'{first}' leaves out one {of_first.by} at a time, '{name}' one {one.by}: they do not compare")
+            raise ValueError(
+                f"'{first}' leaves out one {of_first.by} at a time, '{name}' one {one.by}: they do not compare"
+            )
         if one.data != of_first.data:
-            raise ValueError(f"'{first}' and '{name}' are fitted to other rows: leave-one-out compares fits of the same data")
+            raise ValueError(
+                f"'{first}' and '{name}' are fitted to other rows: leave-one-out compares fits of the same data"
+            )
     table: pd.DataFrame = compared({name: one.arviz for name, one in found.items()})
     return table

@@ -26,7 +26,11 @@ def predictive_entropy(prediction: Prediction) -> Tensor:
         assert prediction.sd is not None
         return prediction.sd.log() + 0.5 * math.log(2.0 * math.pi * math.e)
     p = prediction.mean
-    return special.entr(p) + special.entr(1.0 - p) if prediction.kind == "binary" else special.entr(p).sum(-1)
+    return (
+        special.entr(p) + special.entr(1.0 - p)
+        if prediction.kind == "binary"
+        else special.entr(p).sum(-1)
+    )
 
 
 def mutual_information(prediction: Prediction) -> Tensor:
@@ -36,7 +40,9 @@ def mutual_information(prediction: Prediction) -> Tensor:
         ValueError: a numeric site, whose mean entropy is not kept.
     """
     if prediction.noise is None:
-        raise ValueError(f"site '{prediction.site}' is numeric: mutual information is of labels 0/1 or classes")
+        raise ValueError(
+            f"site '{prediction.site}' is numeric: mutual information is of labels 0/1 or classes"
+        )
     return (predictive_entropy(prediction) - prediction.noise).clamp(min=0.0)
 
 
@@ -91,19 +97,30 @@ def out_of_distribution(own: Prediction, foreign: Prediction) -> OutOfDistributi
         ValueError: predictions of different sites.
     """
     if own.site != foreign.site:
-        raise ValueError(f"own rows are predicted at site '{own.site}', foreign ones at '{foreign.site}': they must be of one")
+        raise ValueError(
+            f"own rows are predicted at site '{own.site}', foreign ones at '{foreign.site}': they must be of one"
+        )
     own.data.index(foreign.data.names)
     measures = {"": predictive_entropy}
     if own.noise is not None and foreign.noise is not None:
         measures["mi_"] = mutual_information
-    values = {name: [of(p).double().numpy() for p in (own, foreign)] for name, of in measures.items()}
+    values = {
+        name: [of(p).double().numpy() for p in (own, foreign)] for name, of in measures.items()
+    }
     mine, theirs = (_rows(p) for p in (own, foreign))
-    table = {n: _row({m: (a[mine[n]], b[theirs[n]]) for m, (a, b) in values.items()}) for n in foreign.data.names}
+    table = {
+        n: _row({m: (a[mine[n]], b[theirs[n]]) for m, (a, b) in values.items()})
+        for n in foreign.data.names
+    }
     frame = pd.DataFrame.from_dict(table, orient="index")
     frame.index.name = "client"
     asked = np.concatenate([np.arange(len(values[""][0]))[mine[n]] for n in foreign.data.names])
     overall = pd.Series(_row({m: (a[asked], b) for m, (a, b) in values.items()}))
-    return OutOfDistribution(frame.astype({"rows": int, "foreign_rows": int}), overall, (values[""][0][asked], values[""][1]))
+    return OutOfDistribution(
+        frame.astype({"rows": int, "foreign_rows": int}),
+        overall,
+        (values[""][0][asked], values[""][1]),
+    )
 
 
 def _row(values: dict[str, tuple[Floats, Floats]]) -> dict[str, float]:
@@ -117,7 +134,10 @@ def _row(values: dict[str, tuple[Floats, Floats]]) -> dict[str, float]:
 
 def _rows(prediction: Prediction) -> dict[str, slice]:
     offsets = prediction.data.offsets.tolist()
-    return {name: slice(a, b) for name, (a, b) in zip(prediction.data.names, pairwise(offsets), strict=True)}
+    return {
+        name: slice(a, b)
+        for name, (a, b) in zip(prediction.data.names, pairwise(offsets), strict=True)
+    }
 
 
 def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) -> Floats:
@@ -130,5 +150,7 @@ def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) 
     """
     flat = np.asarray(values, dtype=float).ravel()
     both = np.concatenate([flat, -flat])
-    found: Floats = 2.0 * gaussian_kde(both, bw_method=width / max(float(both.std(ddof=1)), 1e-9))(np.asarray(grid, dtype=float))
+    found: Floats = 2.0 * gaussian_kde(both, bw_method=width / max(float(both.std(ddof=1)), 1e-9))(
+        np.asarray(grid, dtype=float)
+    )
     return found

@@ -68,7 +68,9 @@ def pac_bayes(fit: Fit, *, draws: int = 20, seed: int = 0) -> PacBayes:
         batch = full_batch(data, ids, seed=seed, at=(noise.word("pac_bayes"),))
         rows, common = slots_of(batch)
 
-        def of_client(own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common) -> Tree:
+        def of_client(
+            own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common
+        ) -> Tree:
             params, one = federation.client.params(message, own), one_slot(row, common, batch)
 
             def parts(b: ClientBatch) -> torch.Tensor:
@@ -80,5 +82,9 @@ def pac_bayes(fit: Fit, *, draws: int = 20, seed: int = 0) -> PacBayes:
         own = tree_map(lambda v, ids=ids: v[ids], fit.progress.table)
         with pyro.validation_enabled(False), torch.no_grad():
             found = over_clients(of_client, federation.at_once)(own, rows, count=len(ids))
-        nll, kl, shared = nll + float(found[:, 0].sum()), kl + float(found[:, 1].sum()), float(found[0, 2])
+        nll, kl, shared = (
+            nll + float(found[:, 0].sum()),
+            kl + float(found[:, 1].sum()),
+            float(found[0, 2]),
+        )
     return PacBayes(nll / data.num_rows, kl + shared, data.num_rows)

@@ -67,14 +67,22 @@ class Sbc:
             yield from ((site, place, None, column) for place, column in _numbers(ranks))
         for site, ranks in self.own.items():
             for k, client in enumerate(self.clients):
-                yield from ((site, place, client, column) for place, column in _numbers(ranks[:, k]))
+                yield from (
+                    (site, place, client, column) for place, column in _numbers(ranks[:, k])
+                )
 
     def table(self) -> pd.DataFrame:
         """A row a number: p of the chi-square test that its ranks are uniform, and how often its central intervals cover it."""
         size = dict(zip(self.clients, self.rows, strict=True))
         return pd.DataFrame(
             [
-                {"site": site, "number": place, "client": client, "rows": size.get(client or ""), **self._scores(ranks)}
+                {
+                    "site": site,
+                    "number": place,
+                    "client": client,
+                    "rows": size.get(client or ""),
+                    **self._scores(ranks),
+                }
                 for site, place, client, ranks in self.quantities()
             ]
         )
@@ -90,7 +98,14 @@ class Sbc:
         for site, ranks in self.own.items():
             for size in sorted(set(self.rows)):
                 those = [k for k, n in enumerate(self.rows) if n == size]
-                records.append({"site": site, "rows": size, "clients": len(those), **self._covered(ranks[:, those])})
+                records.append(
+                    {
+                        "site": site,
+                        "rows": size,
+                        "clients": len(those),
+                        **self._covered(ranks[:, those]),
+                    }
+                )
         return pd.DataFrame(records)
 
     def ecdf(self, site: str, *, prob: float = 0.95) -> pd.DataFrame:
@@ -105,11 +120,17 @@ class Sbc:
             if name == site
         }
         if not columns:
-            raise KeyError(f"there is no site '{site}'; there are {', '.join([*self.shared, *self.own])}")
+            raise KeyError(
+                f"there is no site '{site}'; there are {', '.join([*self.shared, *self.own])}"
+            )
         at = np.arange(1, self.draws + 1) / (self.draws + 1.0)
-        found = {name: (r[:, None] < np.arange(1, self.draws + 1)).mean(0) for name, r in columns.items()}
+        found = {
+            name: (r[:, None] < np.arange(1, self.draws + 1)).mean(0) for name, r in columns.items()
+        }
         low, high = ecdf_band(self.replications, at, prob=prob)
-        return pd.DataFrame({"low": low, "high": high, **found}, index=pd.Index(at, name="fractional rank"))
+        return pd.DataFrame(
+            {"low": low, "high": high, **found}, index=pd.Index(at, name="fractional rank")
+        )
 
     def _scores(self, ranks: Ranks) -> dict[str, float]:
         wanted = max(2, min(20, self.replications // 5))
@@ -156,19 +177,36 @@ def sbc(
         raise ValueError("replications, draws, steps and particles must be 1 or more")
     program = read(model, guide, data_like, seed=seed)
     if not program.keyed:
-        raise ProgramError("sbc fits all replications at once, and this guide draws one client at a time: take one of Normals")
+        raise ProgramError(
+            "sbc fits all replications at once, and this guide draws one client at a time: take one of Normals"
+        )
     batch = full_batch(data_like, torch.arange(data_like.num_clients), seed=seed)
     truth, labels = drawn(program, batch, count=replications, seed=seed)
     parts, elbo = [], []
     for ids in torch.arange(replications, dtype=torch.int32).split(AT_ONCE):
         mine = {name: v[ids.long()] for name, v in labels.items()}
         params, loss = _fitted(program, batch, mine, ids, steps, optimiser, particles)
-        parts.append(_ranks(program, batch, params, mine, {n: v[ids.long()] for n, v in truth.items()}, ids, draws))
+        parts.append(
+            _ranks(
+                program,
+                batch,
+                params,
+                mine,
+                {n: v[ids.long()] for n, v in truth.items()},
+                ids,
+                draws,
+            )
+        )
         elbo.append(-loss)
     ranks = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    inner = {site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local}
+    inner = {
+        site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local
+    }
     inner |= {name: left for name, left in program.derived.items() if left is not None}
-    own = {name: ranks[name].movedim(1 + left, 1).squeeze(2 + left).numpy() for name, left in inner.items()}
+    own = {
+        name: ranks[name].movedim(1 + left, 1).squeeze(2 + left).numpy()
+        for name, left in inner.items()
+    }
     return Sbc(
         {name: value.numpy() for name, value in ranks.items() if name not in inner},
         own,
@@ -209,7 +247,9 @@ def _fitted(
         return slope(negative_elbo, params)
 
     def move(at: Tree, label: Labels, rest: Tree) -> Tree:
-        gradients, loss = torch.vmap(gradient, in_dims=(0, 0, 0, None))(at["params"], label, rest["ids"], rest["t"])
+        gradients, loss = torch.vmap(gradient, in_dims=(0, 0, 0, None))(
+            at["params"], label, rest["ids"], rest["t"]
+        )
         new = step(optimiser, gradients, Stepped(at["params"], at["state"]), rest["rate"])
         return {"params": new.params, "state": new.state, "loss": loss}
 
@@ -224,7 +264,13 @@ def _fitted(
 
 
 def _ranks(
-    program: Program, batch: ClientBatch, params: Params, labels: Labels, truth: Values, ids: Tensor, draws: int
+    program: Program,
+    batch: ClientBatch,
+    params: Params,
+    labels: Labels,
+    truth: Values,
+    ids: Tensor,
+    draws: int,
 ) -> dict[str, Tensor]:
     """How many draws of each fitted guide are below the truth, (R, *shape), site by site."""
 
@@ -250,7 +296,9 @@ def _numbers(ranks: Ranks) -> Iterator[tuple[str, Ranks]]:
         yield (f"[{', '.join(map(str, place))}]" if place else ""), ranks[(slice(None), *place)]
 
 
-def ecdf_band(count: int, at: NDArray[np.float64], *, prob: float = 0.95, simulations: int = 2000) -> NDArray[np.float64]:
+def ecdf_band(
+    count: int, at: NDArray[np.float64], *, prob: float = 0.95, simulations: int = 2000
+) -> NDArray[np.float64]:
     """Lower and upper bound, (2, len(at)), within which the whole ECDF of `count` uniform ranks lies with a probability.
 
     Pointwise binomial intervals of the level at which so many of simulated samples stay inside everywhere.
@@ -266,4 +314,9 @@ def ecdf_band(count: int, at: NDArray[np.float64], *, prob: float = 0.95, simula
     below = generator.multinomial(count, cells, size=simulations)[:, :-1].cumsum(1)
     tail = 2.0 * np.minimum(stats.binom.cdf(below, count, at), stats.binom.sf(below - 1, count, at))
     level = np.quantile(tail.min(1), 1.0 - prob)
-    return np.stack([stats.binom.ppf(level / 2.0, count, at), stats.binom.ppf(1.0 - level / 2.0, count, at)]) / count
+    return (
+        np.stack(
+            [stats.binom.ppf(level / 2.0, count, at), stats.binom.ppf(1.0 - level / 2.0, count, at)]
+        )
+        / count
+    )

@@ -17,10 +17,19 @@ from torch import Tensor
 from hierfl.diagnostics.calibration import calibration_error, confidence, interval_coverage
 from hierfl.posterior.prediction import Prediction
 
-HIGHER_IS_BETTER = {"log_score": True, "accuracy": True, "brier": False, "rmse": False, "crps": False, "ece": False}
+HIGHER_IS_BETTER = {
+    "log_score": True,
+    "accuracy": True,
+    "brier": False,
+    "rmse": False,
+    "crps": False,
+    "ece": False,
+}
 
 
-def client_scores(prediction: Prediction, *, replicates: Tensor | None = None, bins: int = 8, prob: float = 0.9) -> pd.DataFrame:
+def client_scores(
+    prediction: Prediction, *, replicates: Tensor | None = None, bins: int = 8, prob: float = 0.9
+) -> pd.DataFrame:
     """`Prediction.scores()`, and beside it calibration and sharpness: a row a client.
 
     Labels 0/1 and classes: `ece` and what chance alone gives for so few rows, `ece_by_chance` (see `calibration_error`; of classes,
@@ -42,14 +51,18 @@ def client_scores(prediction: Prediction, *, replicates: Tensor | None = None, b
         table["sharpness"] = _means(prediction, prediction.sd)
         if replicates is not None:
             table["crps"] = _means(prediction, crps(replicates, label))
-            table["coverage"] = _means(prediction, torch.from_numpy(interval_coverage(replicates, label, prob=prob)))
+            table["coverage"] = _means(
+                prediction, torch.from_numpy(interval_coverage(replicates, label, prob=prob))
+            )
         return table
     p, came_true = confidence(prediction)
     found = [calibration_error(p[part], came_true[part], bins=bins) for part in _parts(prediction)]
     table["ece"], table["ece_by_chance"] = [e.ece for e in found], [e.by_chance for e in found]
     mean = prediction.mean
     spread = mean * (1.0 - mean)
-    table["sharpness"] = _means(prediction, spread if prediction.kind == "binary" else spread.sum(-1) / 2)
+    table["sharpness"] = _means(
+        prediction, spread if prediction.kind == "binary" else spread.sum(-1) / 2
+    )
     return table
 
 
@@ -71,7 +84,9 @@ def crps(replicates: Tensor, label: Tensor) -> Tensor:
     0.0
     """
     if replicates.dim() != 2 or len(replicates) < 2 or replicates.shape[1:] != label.shape:
-        raise ValueError(f"replicates have shape {tuple(replicates.shape)}; (S, {len(label)}) are needed, S > 1")
+        raise ValueError(
+            f"replicates have shape {tuple(replicates.shape)}; (S, {len(label)}) are needed, S > 1"
+        )
     x, y = replicates.double().sort(0).values, label.double()
     draws = len(x)
     rank = 2.0 * torch.arange(draws, dtype=torch.float64)[:, None] - (draws - 1)
@@ -104,7 +119,11 @@ def _summary(table: pd.DataFrame, name: str) -> dict[str, float | str]:
     order = np.argsort(values if HIGHER_IS_BETTER[name] else -values, kind="stable")
     worst = order[: max(1, len(values) // 10)]
     weights = table["rows"].to_numpy(dtype=float)
-    weighted = np.average(values**2, weights=weights) ** 0.5 if name == "rmse" else np.average(values, weights=weights)
+    weighted = (
+        np.average(values**2, weights=weights) ** 0.5
+        if name == "rmse"
+        else np.average(values, weights=weights)
+    )
     return {
         "weighted": float(weighted),
         "mean": float(values.mean()),

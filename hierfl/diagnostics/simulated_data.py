@@ -44,7 +44,12 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
             torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
             nodes: Any = _traced(program.model, batch)
             values.append({name: nodes[name]["value"] for name in _named(program)})
-            labels.append({field: _as_field(nodes[site], batch, field) for site, field in program.labels.items()})
+            labels.append(
+                {
+                    field: _as_field(nodes[site], batch, field)
+                    for site, field in program.labels.items()
+                }
+            )
     _check_labels(program, batch, labels[0])
     return (
         {k: torch.stack([v[k] for v in values]) for k in values[0]},
@@ -70,7 +75,9 @@ def with_labels(batch: ClientBatch, labels: Labels) -> ClientBatch:
     return replace(
         batch,
         fields={name: labels.get(name, value) for name, value in batch.fields.items()},
-        client_fields={name: labels.get(name, value) for name, value in batch.client_fields.items()},
+        client_fields={
+            name: labels.get(name, value) for name, value in batch.client_fields.items()
+        },
     )
 
 
@@ -90,13 +97,21 @@ def _check(program: Program, batch: ClientBatch) -> None:
         trace = poutine.trace(program.model).get_trace(batch)
     params = [name for name, node in trace.nodes.items() if node["type"] == "param"]
     if params:
-        raise ProgramError(f"nothing is drawn for the model's param '{params[0]}': give it a prior, pyro.sample, in its place")
+        raise ProgramError(
+            f"nothing is drawn for the model's param '{params[0]}': give it a prior, pyro.sample, in its place"
+        )
     for name, site in samples(trace):
         if isinstance(getattr(site["fn"], "base_dist", site["fn"]), Unit):
-            raise ProgramError(f"the factor '{name}' has no draw: a data set can be drawn from sample statements alone")
-    twice = [field for field in program.labels.values() if list(program.labels.values()).count(field) > 1]
+            raise ProgramError(
+                f"the factor '{name}' has no draw: a data set can be drawn from sample statements alone"
+            )
+    twice = [
+        field for field in program.labels.values() if list(program.labels.values()).count(field) > 1
+    ]
     if twice:
-        raise ProgramError(f"two sites observe the field '{twice[0]}': what is drawn for one is not what is drawn for the other")
+        raise ProgramError(
+            f"two sites observe the field '{twice[0]}': what is drawn for one is not what is drawn for the other"
+        )
 
 
 def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:
@@ -104,7 +119,9 @@ def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:
     with untouched_store(), pyro.validation_enabled(False):
         nodes: Any = poutine.trace(program.model).get_trace(with_labels(batch, labels)).nodes
     for site, field in program.labels.items():
-        if not torch.equal(nodes[site]["value"].expand(labels[field].shape).to(labels[field].dtype), labels[field]):
+        if not torch.equal(
+            nodes[site]["value"].expand(labels[field].shape).to(labels[field].dtype), labels[field]
+        ):
             raise ProgramError(
                 f"site '{site}' observes something made of the field '{field}': make it a field of its own, "
                 f"data.with_fields({site}=...), so that what is drawn can stand in its place"

@@ -23,7 +23,9 @@ class LogSum(NamedTuple):
 def summed(shares: Share | LogShare) -> Share | LogSum:
     """The sum of shares with the clients in front."""
     if isinstance(shares, Share):
-        return Share(tree_map(lambda v: v.sum(0), shares.value), torch.as_tensor(shares.weight).sum(0))
+        return Share(
+            tree_map(lambda v: v.sum(0), shares.value), torch.as_tensor(shares.weight).sum(0)
+        )
     log_weight = torch.as_tensor(shares.log_weight)
     parts = log_weight.softmax(0)
     mean = tree_map(lambda v: torch.tensordot(parts, v, 1), shares.value)
@@ -38,7 +40,9 @@ def added(one: Share | LogSum, other: Share | LogSum) -> Share | LogSum:
         return LogSum(lerp(one.value, other.value, (other.log_weight - both).exp()), both, square)
     if isinstance(one, Share) and isinstance(other, Share):
         return Share(add(one.value, other.value), one.weight + other.weight)
-    raise TypeError("a Share and a LogShare do not add up: a client sends the same kinds in every round")
+    raise TypeError(
+        "a Share and a LogShare do not add up: a client sends the same kinds in every round"
+    )
 
 
 def means_of(total: Mapping[str, Share | LogSum]) -> dict[str, Tree]:
@@ -47,5 +51,7 @@ def means_of(total: Mapping[str, Share | LogSum]) -> dict[str, Tree]:
     for name, share in total.items():
         if isinstance(share, LogSum):
             means[f"effective_{name}"] = (2.0 * share.log_weight - share.log_square).exp()
-        means[name] = share.value if isinstance(share, LogSum) else scaled(share.value, 1.0 / share.weight)
+        means[name] = (
+            share.value if isinstance(share, LogSum) else scaled(share.value, 1.0 / share.weight)
+        )
     return means

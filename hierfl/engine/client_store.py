@@ -74,7 +74,9 @@ class Stored:
     def _read(self, client: int, place: int) -> Any:
         found = os.pread(self.file, self.row_bytes, place * self.row_bytes)
         if len(found) != self.row_bytes or zlib.crc32(found) != int(self.sums[client]):
-            raise DamagedRow(f"'{self.path}' is truncated or changed: the row of client number {client} is not what was written")
+            raise DamagedRow(
+                f"'{self.path}' is truncated or changed: the row of client number {client} is not what was written"
+            )
         return np.frombuffer(found, np.uint8)
 
     def put(self, ids: Tensor, rows: Tree) -> None:
@@ -96,7 +98,9 @@ class Stored:
 
     def pin(self, indices: list[Tree]) -> None:
         """The checkpoints that there are now: what they point to stays, what nobody points to is written over."""
-        self.pinned = {place for index in indices for place in index["places"].tolist() if place != NONE}
+        self.pinned = {
+            place for index in indices for place in index["places"].tolist() if place != NONE
+        }
         taken = self.pinned | set(self.places.tolist())
         self.free = [place for place in range(self.used) if place not in taken]
 
@@ -108,7 +112,9 @@ class Stored:
         """The same rows in another file, those alone."""
         n = len(self.places)
         new = Stored(path, self.start, torch.full((n,), NONE), torch.zeros(n, dtype=torch.int64))
-        new.used = -(-os.fstat(new.file).st_size // self.row_bytes)  # behind what is there: older checkpoints may point to it
+        new.used = -(
+            -os.fstat(new.file).st_size // self.row_bytes
+        )  # behind what is there: older checkpoints may point to it
         begun = (self.places != NONE).nonzero()[:, 0]
         for part in begun.split(64):
             new.put(part, self.taken(part))
@@ -164,8 +170,13 @@ def subset(table: Table, ids: Tensor) -> Table:
 
 def _packed(rows: Tree) -> Any:
     """(C, row bytes) uint8."""
-    leaves = [v.detach().contiguous().flatten(1) if v.dim() > 1 else v.detach()[:, None] for v in tree_leaves(rows)]
-    return np.concatenate([leaf.numpy().view(np.uint8).reshape(len(leaf), -1) for leaf in leaves], 1)
+    leaves = [
+        v.detach().contiguous().flatten(1) if v.dim() > 1 else v.detach()[:, None]
+        for v in tree_leaves(rows)
+    ]
+    return np.concatenate(
+        [leaf.numpy().view(np.uint8).reshape(len(leaf), -1) for leaf in leaves], 1
+    )
 
 
 def _unpacked(rows: Any, like: Tree) -> Tree:

@@ -45,7 +45,9 @@ class Graphs:
 
     made: dict[Signature, Graph | None] = field(default_factory=dict)
 
-    def run(self, name: object, function: Callable[..., Tree], *trees: Tree, give: bool = False) -> Tree:
+    def run(
+        self, name: object, function: Callable[..., Tree], *trees: Tree, give: bool = False
+    ) -> Tree:
         """`function(*trees)`, by its graph; eagerly where it has none.
 
         Args:
@@ -61,9 +63,20 @@ class Graphs:
         leaves, spec = tree_flatten(trees)
         leaves = [leaf.contiguous() for leaf in leaves]
         graph = self.graph(name, function, leaves, spec, 0)
-        return function(*tree_unflatten(leaves, spec)) if graph is None else tree_unflatten(graph.run(*leaves), graph.spec)
+        return (
+            function(*tree_unflatten(leaves, spec))
+            if graph is None
+            else tree_unflatten(graph.run(*leaves), graph.spec)
+        )
 
-    def graph(self, name: object, function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph | None:
+    def graph(
+        self,
+        name: object,
+        function: Callable[..., Tree],
+        leaves: list[Tensor],
+        spec: Any,
+        given: int,
+    ) -> Graph | None:
         """The graph for leaves like these, made now if need be; None: there is none."""
         signature = (name, spec, given, *((v.shape, v.dtype, v.device) for v in leaves))
         if signature not in self.made:
@@ -77,7 +90,9 @@ class Loop:
     Trees are taken apart once, not at every step: on small networks that was half the time.
     """
 
-    def __init__(self, graphs: Graphs, name: object, function: Callable[..., Tree], lane: Tree, *fixed: Tree) -> None:
+    def __init__(
+        self, graphs: Graphs, name: object, function: Callable[..., Tree], lane: Tree, *fixed: Tree
+    ) -> None:
         self._graphs, self._name, self._function = graphs, name, function
         self._lane, self._lane_spec = tree_flatten(lane)
         self._fixed_tree = fixed
@@ -92,12 +107,16 @@ class Loop:
         leaves = [*lane, *self._fixed, *(leaf.contiguous() for leaf in leaves_of(batch))]
         if self._spec is None:
             _, self._spec = tree_flatten((self.value(), *self._fixed_tree, *batch))
-            self._graph = self._graphs.graph(self._name, self._function, leaves, self._spec, len(lane))
+            self._graph = self._graphs.graph(
+                self._name, self._function, leaves, self._spec, len(lane)
+            )
         if self._graph is None:
             self._lane, spec = tree_flatten(self._function(*tree_unflatten(leaves, self._spec)))
         else:
             self._lane, spec = list(self._graph.run(*leaves)), self._graph.spec
-        if (spec is not self._lane_spec and spec != self._lane_spec) or any(map(_unlike, self._lane, lane)):
+        if (spec is not self._lane_spec and spec != self._lane_spec) or any(
+            map(_unlike, self._lane, lane)
+        ):
             self._spec = None  # what comes next is another function
         self._lane_spec = spec
 
@@ -110,10 +129,14 @@ def _unlike(a: Tensor, b: Tensor) -> bool:
     return a.dtype != b.dtype or a.shape != b.shape
 
 
-def _compile(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph | None:
+def _compile(
+    function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int
+) -> Graph | None:
     try:
         return compiled(function, leaves, spec, given)
-    except Exception as error:  # whatever tracing or lowering meets: the step itself is right, and runs eagerly
+    except (
+        Exception
+    ) as error:  # whatever tracing or lowering meets: the step itself is right, and runs eagerly
         warnings.warn(
             f"the step is not compiled and runs eagerly, more slowly: {type(error).__name__}: {str(error)[:300]}",
             stacklevel=2,
@@ -160,7 +183,11 @@ def _instructions_known() -> Iterator[None]:
 
         known = is_gcc() and not _is_gcc_version_less_than(get_cpp_compiler(), 12)
         trial = VecISA.check_build
-    except (ImportError, AttributeError, RuntimeError):  # another release of torch, or no compiler: as it pleases
+    except (
+        ImportError,
+        AttributeError,
+        RuntimeError,
+    ):  # another release of torch, or no compiler: as it pleases
         known = False
     if not known:
         yield

@@ -22,8 +22,12 @@ from hierfl.program.recipes import describe
 
 Engine = Literal["vectorised", "sequential"]
 FEWEST = 4  # clients of a small network worth a core: with fewer, starting each operation takes as long as doing it
-CHUNK_BYTES = 13 << 20  # what a chunk of clients may take: more is no faster, as it leaves the caches
-ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores want all the clients that there are
+CHUNK_BYTES = (
+    13 << 20
+)  # what a chunk of clients may take: more is no faster, as it leaves the caches
+ACCELERATOR_BYTES = (
+    1 << 30
+)  # the same on an accelerator, whose many cores want all the clients that there are
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +76,10 @@ class Federation:
         if self.chunk is not None:
             return self.chunk
         row = sum(v[:1].nbytes for v in self.data.fields.values())
-        rows = max([p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count], default=1)
+        rows = max(
+            [p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count],
+            default=1,
+        )
         state = sum(spec.start.nbytes for spec in self.program.params)
         one = row * rows + state + 1
         if self.device.type != "cpu":
@@ -105,7 +112,11 @@ class Federation:
 
         So one shape is compiled, not two. Chunks of like rows differ in shape anyhow, and are left as they are: 0.
         """
-        return 0 if self.graphs is None or not self.at_once or self.client.like_rows(message) else max(map(len, parts))
+        return (
+            0
+            if self.graphs is None or not self.at_once or self.client.like_rows(message)
+            else max(map(len, parts))
+        )
 
 
 def federate(
@@ -153,7 +164,9 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
         return population
     if isinstance(cohort, float):
         if not 0.0 < cohort <= 1.0:
-            raise ValueError(f"cohort is {cohort}: a share of the clients lies in (0, 1]; for a count give an integer")
+            raise ValueError(
+                f"cohort is {cohort}: a share of the clients lies in (0, 1]; for a count give an integer"
+            )
         return max(1, round(cohort * population))
     if not 1 <= cohort <= population:
         raise ValueError(f"a cohort of {cohort} cannot be drawn from {population} clients")
@@ -169,7 +182,10 @@ def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]
         "seed": federation.seed,
         "cohort": federation.cohort,
         "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
-        "fields": {name: [str(v.dtype), *v.shape[1:]] for name, v in {**data.fields, **data.client_fields}.items()},
+        "fields": {
+            name: [str(v.dtype), *v.shape[1:]]
+            for name, v in {**data.fields, **data.client_fields}.items()
+        },
         "rows": _digest([data.counts, *_by_name(data.fields), *_by_name(data.client_fields)]),
     }
 

@@ -56,7 +56,9 @@ def lone_places_are_views(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if _is(node, aten.select_backward.default) and node.meta["val"].shape[node.args[2]] == 1:
             with graph.graph.inserting_before(node):
-                view = graph.graph.call_function(aten.unsqueeze.default, (node.args[0], node.args[2] % node.meta["val"].dim()))
+                view = graph.graph.call_function(
+                    aten.unsqueeze.default, (node.args[0], node.args[2] % node.meta["val"].dim())
+                )
             view.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(view)
 
@@ -67,7 +69,10 @@ def ones_and_zeros_go(graph: fx.GraphModule) -> None:
         for op, idle in ((aten.mul.Tensor, 1.0), (aten.add.Tensor, 0.0)):
             if _is(node, op) and not node.kwargs and idle in node.args and len(node.args) == 2:
                 [kept] = [arg for arg in node.args if arg != idle]
-                if kept.meta["val"].shape == node.meta["val"].shape and kept.meta["val"].dtype == node.meta["val"].dtype:
+                if (
+                    kept.meta["val"].shape == node.meta["val"].shape
+                    and kept.meta["val"].dtype == node.meta["val"].dtype
+                ):
                     node.replace_all_uses_with(kept)
 
 
@@ -116,20 +121,30 @@ def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
         if node in inside or not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)):
             continue
         terms = _terms(node, node.meta["val"].shape, inside)
-        riding = next((term for term in terms if term.product is not None and term.factor != 1.0), None)
+        riding = next(
+            (term for term in terms if term.product is not None and term.factor != 1.0), None
+        )
         rest = [term for term in terms if term is not riding]
-        if riding is None or not any(term.node.meta["val"].shape == node.meta["val"].shape for term in rest):
+        if riding is None or not any(
+            term.node.meta["val"].shape == node.meta["val"].shape for term in rest
+        ):
             continue
         left, right = riding.product.args  # type: ignore[union-attr]
         origin, at_end = None, False
         if len(rest) == 1 and rest[0].factor == 1.0:
             origin = _origin(rest[0].node)
-            at_end = origin in free and not lent & {_origin(left), _origin(right)} and _leaves_only(origin, node, end)
+            at_end = (
+                origin in free
+                and not lent & {_origin(left), _origin(right)}
+                and _leaves_only(origin, node, end)
+            )
             free -= {origin}
         with graph.graph.inserting_before(end if at_end else node):
             moved = rest[0].node if origin is not None else _summed(graph, rest, node.meta["val"])
             if origin is not None and not at_end and not _is_read_once(moved):
-                moved = graph.graph.call_function(aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
+                moved = graph.graph.call_function(
+                    aten.clone.default, (moved,), {"memory_format": torch.contiguous_format}
+                )
                 moved.meta["val"] = node.meta["val"].contiguous()
             # the tensor itself, not a view of it: a view would be copied first
             graph.graph.call_function(add_product, (_viewed(moved), left, right, riding.factor))
@@ -144,13 +159,19 @@ class Term(NamedTuple):
     product: fx.Node | None = None
 
 
-def _terms(node: fx.Node, shape: torch.Size, inside: set[fx.Node], factor: float = 1.0) -> list[Term]:
+def _terms(
+    node: fx.Node, shape: torch.Size, inside: set[fx.Node], factor: float = 1.0
+) -> list[Term]:
     """What a sum adds up, seen through sums and constant factors that nothing else reads; those are put `inside`."""
     plus, minus = _is(node, aten.add.Tensor), _is(node, aten.sub.Tensor)
     if (plus or minus) and not node.kwargs and all(isinstance(arg, fx.Node) for arg in node.args):
         signs = (factor, factor if plus else -factor)
         inside.add(node)
-        return [term for arg, by in zip(node.args, signs, strict=True) for term in _inner(arg, shape, inside, by)]
+        return [
+            term
+            for arg, by in zip(node.args, signs, strict=True)
+            for term in _inner(arg, shape, inside, by)
+        ]
     if _is(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):
         return _inner(node.args[0], shape, inside, factor * node.args[1])
     if _is(node, aten.neg.default):
@@ -197,7 +218,11 @@ def _is_read_once(weight: fx.Node) -> bool:
     while any(_is(chain[-1], view) for view in VIEWS):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
     own = chain[-1]
-    return all(len(node.users) == 1 for node in chain) and any(_is(own, op) for op in FRESH) and own.meta["val"].is_contiguous()
+    return (
+        all(len(node.users) == 1 for node in chain)
+        and any(_is(own, op) for op in FRESH)
+        and own.meta["val"].is_contiguous()
+    )
 
 
 def _viewed(node: fx.Node) -> fx.Node:
@@ -238,7 +263,15 @@ RESHAPED = (
     aten.detach.default,
     aten.alias.default,
 )
-FRESH = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.add.Scalar, aten.mul.Scalar, aten.neg.default)
+FRESH = (
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.div.Tensor,
+    aten.add.Scalar,
+    aten.mul.Scalar,
+    aten.neg.default,
+)
 
 
 def _is(node: object, op: object) -> bool:

@@ -34,7 +34,9 @@ def batch_of(parts: Tree, phase: Phase) -> ClientBatch:
     """The batch that a step's tensors make."""
     clients = len(parts["counts"])
     return ClientBatch(
-        fields={name: values.unflatten(0, (clients, -1)) for name, values in parts["fields"].items()},
+        fields={
+            name: values.unflatten(0, (clients, -1)) for name, values in parts["fields"].items()
+        },
         client_fields=parts["client_fields"],
         rows=parts["rows"].get("rows"),
         counts=parts["counts"],
@@ -44,14 +46,24 @@ def batch_of(parts: Tree, phase: Phase) -> ClientBatch:
     )
 
 
-def steps(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]) -> Iterator[tuple[Tree, Tensor | None]]:
+def steps(
+    data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
+) -> Iterator[tuple[Tree, Tensor | None]]:
     """What the batches of a phase are made of, as few operations a step as can be: fields (C B, ...) are not yet taken apart."""
     counts = data.counts[ids].to(torch.get_default_dtype())
-    parts = {"client_fields": {name: values[ids][:, None] for name, values in data.client_fields.items()}, "counts": counts}
+    parts = {
+        "client_fields": {
+            name: values[ids][:, None] for name, values in data.client_fields.items()
+        },
+        "counts": counts,
+    }
     keys = keys_of(data, ids, seed, *at)
     if phase.batch_size is None:
         whole = full_batch(data, ids)
-        parts |= {"fields": {name: values.flatten(0, 1) for name, values in whole.fields.items()}, "rows": {}}
+        parts |= {
+            "fields": {name: values.flatten(0, 1) for name, values in whole.fields.items()},
+            "rows": {},
+        }
         if whole.rows is not None:
             parts["rows"] = {"rows": whole.rows}
         for own, root in keys.of_steps(phase.count):
@@ -60,14 +72,21 @@ def steps(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[i
     index, inside, active = row_plan(data, ids, phase, seed=seed, at=at)
     masks = None if bool(inside.all()) else inside.unbind()
     working = None if bool(active.all()) else active.unbind()
-    for k, (rows, (own, root)) in enumerate(zip(index.flatten(1).unbind(), keys.of_steps(len(index)), strict=True)):
+    for k, (rows, (own, root)) in enumerate(
+        zip(index.flatten(1).unbind(), keys.of_steps(len(index)), strict=True)
+    ):
         # index_select copies row by row: a third of the time of values[index]
         fields = {name: values.index_select(0, rows) for name, values in data.fields.items()}
         mask = {} if masks is None else {"rows": masks[k]}
-        yield {**parts, "fields": fields, "rows": mask, "keys": own, "root": root}, None if working is None else working[k]
+        yield (
+            {**parts, "fields": fields, "rows": mask, "keys": own, "root": root},
+            None if working is None else working[k],
+        )
 
 
-def row_plan(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def row_plan(
+    data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of every step: (index (K, C, B), which are no padding (K, C, B), which clients still work (K, C)).
 
     In "step" units a pass drops its last, smaller batch (its rows come first or last in the next, reshuffled, pass), so that
@@ -79,17 +98,26 @@ def row_plan(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tupl
     counts = data.counts[ids]
     size = min(phase.batch_size, int(counts.max()))
     by_epoch = phase.unit == "epoch"
-    passes = (counts + size - 1) // size if by_epoch else (counts // size).clamp(min=1)  # batches a pass, (C,)
+    passes = (
+        (counts + size - 1) // size if by_epoch else (counts // size).clamp(min=1)
+    )  # batches a pass, (C,)
     steps = int((passes * phase.count).max()) if by_epoch else phase.count
     k = torch.arange(steps)
     epoch, part = k[:, None] // passes, k[:, None] % passes  # (K, C)
     active = epoch < phase.count if by_epoch else torch.ones_like(epoch, dtype=torch.bool)
     if by_epoch:
-        epoch = epoch.clamp(max=phase.count - 1)  # a small client that is done is not shuffled on and on
+        epoch = epoch.clamp(
+            max=phase.count - 1
+        )  # a small client that is done is not shuffled on and on
     keys = noise.fold_now(data.keys[ids], seed, seed >> 32, noise.word("rows"), *at)
     width = int(counts.max())
-    shuffled = [noise.permutations(noise.fold_now(keys, e), counts, width) for e in range(int(epoch.max()) + 1 if steps else 0)]
-    orders = torch.stack(shuffled) if shuffled else torch.zeros(0, len(ids), width, dtype=torch.long)
+    shuffled = [
+        noise.permutations(noise.fold_now(keys, e), counts, width)
+        for e in range(int(epoch.max()) + 1 if steps else 0)
+    ]
+    orders = (
+        torch.stack(shuffled) if shuffled else torch.zeros(0, len(ids), width, dtype=torch.long)
+    )
     place = part[..., None] * size + torch.arange(size)  # (K, C, B)
     inside = place < counts[:, None]
     lane = torch.arange(len(ids))[None, :, None]

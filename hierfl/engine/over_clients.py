@@ -25,7 +25,9 @@ def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]
     return run
 
 
-def over_batch(one: Callable[[Tree, ClientBatch], Tree], at_once: bool) -> Callable[[Tree, ClientBatch], Tree]:
+def over_batch(
+    one: Callable[[Tree, ClientBatch], Tree], at_once: bool
+) -> Callable[[Tree, ClientBatch], Tree]:
     """A function of one client's lane and batch as a function of lanes and a batch with the clients in front."""
 
     def run(lane: Tree, batch: ClientBatch) -> Tree:
@@ -55,7 +57,10 @@ def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:
         "counts": batch.counts[:, None],
         "keys": batch.own_keys[:, None],
     }
-    return lanes, {"root": batch.root, "words": tuple(torch.as_tensor(w, dtype=torch.int32) for w in batch.words)}
+    return lanes, {
+        "root": batch.root,
+        "words": tuple(torch.as_tensor(w, dtype=torch.int32) for w in batch.words),
+    }
 
 
 def one_slot(lane: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:

@@ -16,14 +16,18 @@ from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
 
 
-def pooled_rounds(method: Method, federation: Federation, progress: Progress, until: int) -> Iterator[Progress]:
+def pooled_rounds(
+    method: Method, federation: Federation, progress: Progress, until: int
+) -> Iterator[Progress]:
     """The rounds of a method, each as one step of the pooled program.
 
     Raises:
         ValueError: the method has no pooled form, or the guide draws one client at a time.
     """
     if method.pooled is None:
-        raise ValueError(f"method '{method.name}' has no pooled form: use engine='vectorised' or 'sequential'")
+        raise ValueError(
+            f"method '{method.name}' has no pooled form: use engine='vectorised' or 'sequential'"
+        )
     if not federation.program.keyed:
         raise ValueError(
             "engine='pooled' draws for all clients at once, which the guide's own sampler cannot: use engine='sequential', "
@@ -36,13 +40,26 @@ def pooled_rounds(method: Method, federation: Federation, progress: Progress, un
         began = time.perf_counter()
         clock = Clock(progress.round, until)
         with on(device), pyro.validation_enabled(False):
-            batch = full_batch(federation.rows, everyone.to(device), seed=federation.seed, at=(clock.round, JOINT_PHASE, 0))
+            batch = full_batch(
+                federation.rows,
+                everyone.to(device),
+                seed=federation.seed,
+                at=(clock.round, JOINT_PHASE, 0),
+            )
             where = moved((progress.server, taken(progress.table, everyone)), device)
             server, table, logged = move(where[0], where[1], batch, clock)
         server, table = moved((server, table), CPU)
-        record = {"round": clock.round, "clients": len(everyone), **logged, "bytes_down": 0, "bytes_up": 0}
+        record = {
+            "round": clock.round,
+            "clients": len(everyone),
+            **logged,
+            "bytes_down": 0,
+            "bytes_up": 0,
+        }
         record["seconds"] = time.perf_counter() - began
-        progress = Progress(server, table, (*progress.history, record), clock.round + 1, progress.compiled)
+        progress = Progress(
+            server, table, (*progress.history, record), clock.round + 1, progress.compiled
+        )
         yield progress
 
 

@@ -61,7 +61,8 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[Work[Item, Resu
                     copies.append(copied(task, copies))
             except OSError as error:
                 warnings.warn(
-                    f"{len(copies) + 1} processes work where {cores} could: the system makes no more ({error})", stacklevel=2
+                    f"{len(copies) + 1} processes work where {cores} could: the system makes no more ({error})",
+                    stacklevel=2,
                 )
                 wanted = len(copies)
         rest = iter(items)
@@ -136,7 +137,9 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
     """Make a copy of this process that does a task until its line is cut: by us, or because we are no more."""
     here, there = socket.socketpair()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of threads: none of ours holds a lock of a task
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # Python 3.12's, of threads: none of ours holds a lock of a task
         try:
             process = os.fork()
         except OSError:
@@ -165,7 +168,10 @@ def _serve(task: Callable[[Any], object], line: socket.socket) -> None:
         try:
             answer: tuple[bool, object] = (True, task(item))
         except Exception as error:
-            answer = (False, error if _can_be_sent(error) else RuntimeError(f"{type(error).__name__}: {error}"))
+            answer = (
+                False,
+                error if _can_be_sent(error) else RuntimeError(f"{type(error).__name__}: {error}"),
+            )
         try:
             send(line, answer)
         except OSError:
@@ -205,7 +211,9 @@ def receive(line: socket.socket) -> Any:
 
 
 def _taken(line: socket.socket, size: int) -> Any:
-    found: Any = torch.empty(size, dtype=torch.uint8).numpy()  # which begins where vector instructions like it to
+    found: Any = torch.empty(
+        size, dtype=torch.uint8
+    ).numpy()  # which begins where vector instructions like it to
     rest = memoryview(found)
     while rest:
         got = line.recv_into(rest)
@@ -230,4 +238,8 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.frombuffer(data, dtype=dtype).view(shape) if len(data) else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(data, dtype=dtype).view(shape)
+        if len(data)
+        else torch.empty(shape, dtype=dtype)
+    )

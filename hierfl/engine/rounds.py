@@ -33,7 +33,9 @@ from hierfl.engine.processes import Work, crew
 from hierfl.method import Clock, LogShare, Phase, Share, Up
 
 COMPILING_SECONDS = 20.0  # what compiling a method's steps may take on a slow machine
-ROWS = "local-table.bin"  # what clients keep, in the folder of a run, where it is too much for memory
+ROWS = (
+    "local-table.bin"  # what clients keep, in the folder of a run, where it is too much for memory
+)
 
 
 class ClientError(RuntimeError):
@@ -62,7 +64,9 @@ class Progress:
 def begin(federation: Federation, folder: Path | None = None) -> Progress:
     """Before the first round; what clients keep is in a file of that folder, if it is too much for memory."""
     path = None if folder is None else folder / ROWS
-    return Progress(federation.server.state, new_table(federation.client.own, federation.data.num_clients, path))
+    return Progress(
+        federation.server.state, new_table(federation.client.own, federation.data.num_clients, path)
+    )
 
 
 def rounds(federation: Federation, progress: Progress, until: int) -> Iterator[Progress]:
@@ -73,7 +77,9 @@ def rounds(federation: Federation, progress: Progress, until: int) -> Iterator[P
             yield progress
 
 
-def one_round(federation: Federation, progress: Progress, until: int, work: Work[Task, Done] | None = None) -> Progress:
+def one_round(
+    federation: Federation, progress: Progress, until: int, work: Work[Task, Done] | None = None
+) -> Progress:
     """One round: sample a cohort, let it work, update the server; the work is done here if nobody is there to do it."""
     began = time.perf_counter()
     clock = Clock(progress.round, until, federation.cohort)
@@ -91,13 +97,19 @@ def one_round(federation: Federation, progress: Progress, until: int, work: Work
     record = {
         "round": clock.round,
         "clients": len(ids),
-        **{name: float(mean) for name, mean in means.items() if isinstance(mean, Tensor) and mean.numel() == 1},
+        **{
+            name: float(mean)
+            for name, mean in means.items()
+            if isinstance(mean, Tensor) and mean.numel() == 1
+        },
         **server.logged(state),
         "bytes_down": nbytes(message) * len(ids),
         "bytes_up": nbytes(list(total.values())) * len(ids),
         "seconds": time.perf_counter() - began,
     }
-    return Progress(state, progress.table, (*progress.history, record), clock.round + 1, progress.compiled)
+    return Progress(
+        state, progress.table, (*progress.history, record), clock.round + 1, progress.compiled
+    )
 
 
 def adapt(federation: Federation, server: Tree, count: int) -> Table:
@@ -116,12 +128,19 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
     return table
 
 
-Task = tuple[Tree, Tree, Tensor, int, int]  # what clients are told, what they keep, which they are, the round, lanes
+Task = tuple[
+    Tree, Tree, Tensor, int, int
+]  # what clients are told, what they keep, which they are, the round, lanes
 Done = tuple[dict[str, Share | LogSum], Tree]  # the sum of what they send, what they keep
 
 
 def _in_chunks(
-    federation: Federation, work: Work[Task, Done], message: Tree, table: Table, ids: Tensor, clock: Clock
+    federation: Federation,
+    work: Work[Task, Done],
+    message: Tree,
+    table: Table,
+    ids: Tensor,
+    clock: Clock,
 ) -> Iterator[dict[str, Share | LogSum]]:
     """One round of some clients: what they keep is put into the table, what each chunk sends is handed on."""
     parts = federation.parts(ids, message)
@@ -152,7 +171,12 @@ def _chunk(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Don
 
 
 def client_round(
-    federation: Federation, phases: tuple[Phase, ...], message: Tree, own: Tree, ids: Tensor, round_: int
+    federation: Federation,
+    phases: tuple[Phase, ...],
+    message: Tree,
+    own: Tree,
+    ids: Tensor,
+    round_: int,
 ) -> tuple[dict[str, Any], Tree]:
     """One round of some clients: (what each sends, weighted, with the clients in front; what each keeps)."""
     client, at_once = federation.client, federation.at_once
@@ -167,11 +191,20 @@ def client_round(
 
     rows = federation.rows.counts[ids].to(torch.get_default_dtype())
     with pyro.validation_enabled(False):
-        answer: tuple[dict[str, Any], Tree] = over_clients(finish, at_once)(lane, own, rows, count=len(ids))
+        answer: tuple[dict[str, Any], Tree] = over_clients(finish, at_once)(
+            lane, own, rows, count=len(ids)
+        )
     return answer
 
 
-def _worked(federation: Federation, at: tuple[int, int], phase: Phase, lane: Tree, message: Tree, ids: Tensor) -> Tree:
+def _worked(
+    federation: Federation,
+    at: tuple[int, int],
+    phase: Phase,
+    lane: Tree,
+    message: Tree,
+    ids: Tensor,
+) -> Tree:
     """The lanes of some clients after a phase, which with the round says `at` what time it is."""
     data, seed = federation.rows, federation.seed
     if federation.graphs is None or not federation.at_once:
@@ -188,7 +221,9 @@ def _worked(federation: Federation, at: tuple[int, int], phase: Phase, lane: Tre
 def _weighted(share: Share | LogShare) -> Share | LogShare:
     """What a client hands over: a value times its weight, or with its log weight."""
     if isinstance(share, LogShare):
-        return LogShare(share.value, torch.as_tensor(share.log_weight, dtype=torch.get_default_dtype()))
+        return LogShare(
+            share.value, torch.as_tensor(share.log_weight, dtype=torch.get_default_dtype())
+        )
     weight = torch.as_tensor(share.weight, dtype=torch.get_default_dtype())
     return Share(scaled(share.value, weight), weight)
 
@@ -199,28 +234,49 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
         return False
     ids = torch.arange(min(federation.slots, federation.cohort))
     calls = rounds * -(-federation.cohort // federation.slots)
-    message = moved(federation.server.down(federation.server.state, Clock(0, rounds)), federation.device)
-    own = moved(tree_map(lambda v: v.expand(len(ids), *v.shape), federation.client.own), federation.device)
+    message = moved(
+        federation.server.down(federation.server.state, Clock(0, rounds)), federation.device
+    )
+    own = moved(
+        tree_map(lambda v: v.expand(len(ids), *v.shape), federation.client.own), federation.device
+    )
     seconds = 0.0
     with on(federation.device), pyro.validation_enabled(False):
-        lane = over_clients(lambda own: federation.client.start(message, own), at_once=True)(own, count=len(ids))
+        lane = over_clients(lambda own: federation.client.start(message, own), at_once=True)(
+            own, count=len(ids)
+        )
         for phase in federation.client.phases:
             two = replace(phase, count=min(phase.count, 2))
-            first = list(itertools.islice(batches(federation.rows, ids.to(federation.device), two, seed=0, at=(0, 0)), 2))
+            first = list(
+                itertools.islice(
+                    batches(federation.rows, ids.to(federation.device), two, seed=0, at=(0, 0)), 2
+                )
+            )
             for batch, _ in first:  # the first is slower than those after it
                 began = time.perf_counter()
                 _step(federation, phase, lane, message, batch, None)
                 last = time.perf_counter() - began
             passes = (
-                1 if phase.unit == "step" or not phase.batch_size else int(federation.data.counts.max()) // phase.batch_size + 1
+                1
+                if phase.unit == "step" or not phase.batch_size
+                else int(federation.data.counts.max()) // phase.batch_size + 1
             )
             seconds += last * phase.count * passes * calls if first else 0.0
     return seconds > COMPILING_SECONDS
 
 
-def _step(federation: Federation, phase: Phase, lane: Tree, message: Tree, batch: ClientBatch, active: Tensor | None) -> Tree:
+def _step(
+    federation: Federation,
+    phase: Phase,
+    lane: Tree,
+    message: Tree,
+    batch: ClientBatch,
+    active: Tensor | None,
+) -> Tree:
     """One local step of some clients, not compiled."""
-    moved = over_batch(lambda lane, b: phase.step(lane, message, b), federation.at_once)(lane, batch)
+    moved = over_batch(lambda lane, b: phase.step(lane, message, b), federation.at_once)(
+        lane, batch
+    )
     return moved if active is None else where_working(active, moved, lane)
 
 
@@ -229,27 +285,44 @@ def _compilable(phase: Phase) -> Callable[..., Tree]:
 
     def step(lane: Tree, message: Tree, parts: Tree, active: tuple[Tensor, ...]) -> Tree:
         with pyro.validation_enabled(False):
-            moved = over_batch(lambda lane, b: phase.step(lane, message, b), at_once=True)(lane, batch_of(parts, phase))
+            moved = over_batch(lambda lane, b: phase.step(lane, message, b), at_once=True)(
+                lane, batch_of(parts, phase)
+            )
         return where_working(active[0], moved, lane) if active else moved
 
     return step
 
 
-def _blamed(federation: Federation, message: Tree, own: Tree, ids: Tensor, round_: int, error: Exception) -> ClientError:
+def _blamed(
+    federation: Federation, message: Tree, own: Tree, ids: Tensor, round_: int, error: Exception
+) -> ClientError:
     """The error of a chunk with the name of the client it is of: clients are run again one by one, until one fails."""
     alone = replace(federation, engine="sequential", graphs=None)
     for i in range(len(ids)):
         try:
             client_round(
-                alone, federation.client.phases, message, tree_map(lambda v, i=i: v[i : i + 1], own), ids[i : i + 1], round_
+                alone,
+                federation.client.phases,
+                message,
+                tree_map(lambda v, i=i: v[i : i + 1], own),
+                ids[i : i + 1],
+                round_,
             )
         except (RuntimeError, ValueError) as own_error:
-            return ClientError(f"round {round_}: client '{federation.data.names[int(ids[i])]}' fails: {own_error}")
-    return ClientError(f"round {round_}: a step of {len(ids)} clients fails, though not of any alone: {error}")
+            return ClientError(
+                f"round {round_}: client '{federation.data.names[int(ids[i])]}' fails: {own_error}"
+            )
+    return ClientError(
+        f"round {round_}: a step of {len(ids)} clients fails, though not of any alone: {error}"
+    )
 
 
-def _check_finite(summed: dict[str, Share | LogSum], ups: Up, data: ClientData, ids: Tensor, round_: int) -> None:
-    if all(bool(leaf.sum().isfinite()) for leaf in tree_leaves(summed)):  # a sum is finite only if all it is of is
+def _check_finite(
+    summed: dict[str, Share | LogSum], ups: Up, data: ClientData, ids: Tensor, round_: int
+) -> None:
+    if all(
+        bool(leaf.sum().isfinite()) for leaf in tree_leaves(summed)
+    ):  # a sum is finite only if all it is of is
         return
     for path, leaf in named_leaves(ups).items():
         bad = ~leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else ~leaf.isfinite()

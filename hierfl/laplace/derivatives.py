@@ -23,7 +23,9 @@ class _Times(torch.autograd.Function):
     def forward(v: Tensor, matrix: Tensor) -> Tensor:
         lead, shared = v.shape[:-1], matrix.shape[:-2]
         own = max((d + 1 for d, size in enumerate(shared) if size != 1), default=0)
-        flat = v.reshape(*lead[:own], -1, v.shape[-1]) @ matrix.reshape(*shared[:own], *matrix.shape[-2:])
+        flat = v.reshape(*lead[:own], -1, v.shape[-1]) @ matrix.reshape(
+            *shared[:own], *matrix.shape[-2:]
+        )
         return flat.reshape(*lead, matrix.shape[-1])
 
     @staticmethod
@@ -36,12 +38,18 @@ class _Times(torch.autograd.Function):
         return _times(grads[0], matrix.mT), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, int | None], v: Tensor, matrix: Tensor) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, int | None], v: Tensor, matrix: Tensor
+    ) -> tuple[Tensor, int]:
         of_v, of_matrix = in_dims
         v = v.expand(info.batch_size, *v.shape) if of_v is None else v.movedim(of_v, 0)
         matrix = matrix[None] if of_matrix is None else matrix.movedim(of_matrix, 0)
-        if matrix.dim() != v.dim() + 1:  # dims that both were mapped over before: those of v that the matrix has not
-            matrix = matrix.reshape(matrix.shape[0], *[1] * (v.dim() + 1 - matrix.dim()), *matrix.shape[1:])
+        if (
+            matrix.dim() != v.dim() + 1
+        ):  # dims that both were mapped over before: those of v that the matrix has not
+            matrix = matrix.reshape(
+                matrix.shape[0], *[1] * (v.dim() + 1 - matrix.dim()), *matrix.shape[1:]
+            )
         return _times(v, matrix), 0
 
 
@@ -80,7 +88,9 @@ class _Logistic(torch.autograd.Function):
         return grads[0] * _logistic(x, ctx.order + 1), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, None], x: Tensor, order: int) -> tuple[Any, int | None]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, None], x: Tensor, order: int
+    ) -> tuple[Any, int | None]:
         return _logistic(x, order), in_dims[0]
 
 

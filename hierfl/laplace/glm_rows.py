@@ -21,10 +21,22 @@ from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.derivatives import softplus, times
-from hierfl.program.program import Answer, Program, Site, in_clients, per_client, samples, scored, untouched_store
+from hierfl.program.program import (
+    Answer,
+    Program,
+    Site,
+    in_clients,
+    per_client,
+    samples,
+    scored,
+    untouched_store,
+)
 from hierfl.program.sites import Values
 
-TRIES, SIZES = 3, (0.3, 2.0, 8.0)  # points at which a predictor must be seen to be linear, and how far from 0 they lie
+TRIES, SIZES = (
+    3,
+    (0.3, 2.0, 8.0),
+)  # points at which a predictor must be seen to be linear, and how far from 0 they lie
 
 
 class Link(NamedTuple):
@@ -34,7 +46,9 @@ class Link(NamedTuple):
     score: Callable[[Any, Tensor, Tensor], Tensor]
 
 
-def _counted(b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any]) -> Callable[[Any, Tensor, Tensor], Tensor]:
+def _counted(
+    b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any]
+) -> Callable[[Any, Tensor, Tensor], Tensor]:
     """Y eta - n b(eta) + c(y), for exponential families in their own parameter."""
 
     def score(fn: Any, y: Tensor, eta: Tensor) -> Tensor:
@@ -55,7 +69,9 @@ LINKS: Mapping[type, Link] = {
     dist.Binomial: Link(lambda fn: fn.logits, _counted(softplus, lambda fn: fn.total_count)),
     dist.Poisson: Link(lambda fn: fn.rate.log(), _counted(torch.exp, lambda fn: 1.0)),
     dist.Normal: Link(lambda fn: fn.loc, lambda fn, y, eta: dist.Normal(eta, fn.scale).log_prob(y)),
-    dist.StudentT: Link(lambda fn: fn.loc, lambda fn, y, eta: dist.StudentT(fn.df, eta, fn.scale).log_prob(y)),
+    dist.StudentT: Link(
+        lambda fn: fn.loc, lambda fn, y, eta: dist.StudentT(fn.df, eta, fn.scale).log_prob(y)
+    ),
 }
 
 
@@ -170,11 +186,16 @@ def _rows(program: Program, linear: Linear, shared: Values, batch: ClientBatch) 
     def score(site: Site) -> Callable[[Tensor], Tensor]:
         def of(eta: Tensor) -> Tensor:
             fn = site["fn"]
-            return scored(site, _link(site).score(fn, site["value"], eta.view(fn.batch_shape))).flatten()
+            return scored(
+                site, _link(site).score(fn, site["value"], eta.view(fn.batch_shape))
+            ).flatten()
 
         return of
 
-    return tuple(Rows(base[n], (along[n] - base[n]).T, score(nodes[n]), n in linear.fixed) for n in sorted(names))
+    return tuple(
+        Rows(base[n], (along[n] - base[n]).T, score(nodes[n]), n in linear.fixed)
+        for n in sorted(names)
+    )
 
 
 def seen_linear(program: Program) -> Linear:
@@ -189,7 +210,9 @@ def seen_linear(program: Program) -> Linear:
     g = torch.Generator().manual_seed(0)
     batch = _made_up(program.prototype, names_of_labels=frozenset(program.labels.values()), g=g)
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
-        found = frozenset(name for name in names if _try(partial(_is_linear, program, name, batch, g)))
+        found = frozenset(
+            name for name in names if _try(partial(_is_linear, program, name, batch, g))
+        )
         fixed = frozenset(name for name in found if _is_fixed(program, name, batch, g))
         alone = found == names and _try(partial(_reads_no_rows, program, found, batch, g))
     return Linear(found, fixed, alone)
@@ -219,14 +242,22 @@ def _is_linear(program: Program, name: str, batch: ClientBatch, g: torch.Generat
 
 def _is_fixed(program: Program, name: str, batch: ClientBatch, g: torch.Generator) -> bool:
     of_site = Linear(frozenset([name]))
-    designs = [_rows(program, of_site, shared, batch)[0].design for shared, _ in _points(program, g)]
+    designs = [
+        _rows(program, of_site, shared, batch)[0].design for shared, _ in _points(program, g)
+    ]
     return all(torch.allclose(design, designs[0], rtol=1e-10, atol=1e-10) for design in designs)
 
 
-def _reads_no_rows(program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator) -> bool:
+def _reads_no_rows(
+    program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator
+) -> bool:
     few, all_rows = Linear(names, prior_alone=True), Linear(names)
     return batch.num_rows > 1 and all(
-        torch.allclose(parts(program, few, shared, batch).rest(w), parts(program, all_rows, shared, batch).rest(w), rtol=1e-12)
+        torch.allclose(
+            parts(program, few, shared, batch).rest(w),
+            parts(program, all_rows, shared, batch).rest(w),
+            rtol=1e-12,
+        )
         for shared, w in _points(program, g)
     )
 
@@ -240,14 +271,18 @@ def _points(program: Program, g: torch.Generator) -> list[tuple[Values, Tensor]]
     return made
 
 
-def _made_up(batch: ClientBatch, *, names_of_labels: frozenset[str], g: torch.Generator) -> ClientBatch:
+def _made_up(
+    batch: ClientBatch, *, names_of_labels: frozenset[str], g: torch.Generator
+) -> ClientBatch:
     def moved(name: str, v: Tensor) -> Tensor:
         if name in names_of_labels or not v.is_floating_point():
             return v
         u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # what is positive stays so
         return v * (1.0 + 0.3 * u) + 0.1 * u
 
-    return replace(batch, fields={name: moved(name, v) for name, v in batch.fields.items()}, rows=None)
+    return replace(
+        batch, fields={name: moved(name, v) for name, v in batch.fields.items()}, rows=None
+    )
 
 
 def _first_row(batch: ClientBatch) -> ClientBatch:

@@ -33,9 +33,14 @@ from hierfl.laplace.mode import CAP, LogDensity, client_density, newton_step, pr
 from hierfl.program.program import Program, ProgramError, log_joint
 from hierfl.program.sites import Block
 
-LOCAL_LIMIT = 300  # on the numbers in a client's own sites: their Hessian is inverted at every point
+LOCAL_LIMIT = (
+    300  # on the numbers in a client's own sites: their Hessian is inverted at every point
+)
 MODE = 1e-4  # a mode is found if a Newton step from it is shorter than this many of its own standard deviations
-CHORDS, NEAR = 4, 1e-2  # steps of the cheaper search where only the value counts, and how near it must come
+CHORDS, NEAR = (
+    4,
+    1e-2,
+)  # steps of the cheaper search where only the value counts, and how near it must come
 
 
 class Inner(NamedTuple):
@@ -105,17 +110,25 @@ class Marginal:
         values, _ = self.shared.unflatten(z)
         return prior_centre(self.program.model, self.program.latents, values, batch)[0, 0]
 
-    def mode(self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    def mode(
+        self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(w^ (d,), A (d, d), lost ()) by `steps` safeguarded Newton steps from a guess (d,), or the prior's middle if better."""
         h = self.at(z, batch)
         found = _climb(h, _better(h, guess, self.start(z, batch)), steps)
         found = found + newton_step(*h.curved(found), cap=1.0)
         _, precision = h.curved(found)
-        slope = grad(lambda w: self.density(z, batch)(w[None, None])[0])(found)  # not by the parts: they are checked by this
-        size = (newton_step(slope, precision, cap=1.0) * slope).sum().abs().sqrt()  # in standard deviations
+        slope = grad(lambda w: self.density(z, batch)(w[None, None])[0])(
+            found
+        )  # not by the parts: they are checked by this
+        size = (
+            (newton_step(slope, precision, cap=1.0) * slope).sum().abs().sqrt()
+        )  # in standard deviations
         return found, precision, ~(_curves(precision) & (size < MODE))
 
-    def value(self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int = 1) -> tuple[Tensor, Tensor]:
+    def value(
+        self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """(L(z), lost), each (), at a fraction of the price of `expand`: an error of the mode counts by its square.
 
         `steps` of Newton and then chords, by the curvature that was found there; for one a guess is needed that is near.
@@ -131,9 +144,13 @@ class Marginal:
             found = found + step * (1.0 / (step.norm() + 1e-12)).clamp(max=1.0)
         slope, precision = h.curved(found)
         rest = newton_step(slope, precision, cap=1.0) @ slope
-        return h.density(found) + 0.5 * rest + _volume(precision), ~(_curves(precision) & (rest.abs() < NEAR**2))
+        return h.density(found) + 0.5 * rest + _volume(precision), ~(
+            _curves(precision) & (rest.abs() < NEAR**2)
+        )
 
-    def expand(self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int) -> tuple[Expansion, Inner]:
+    def expand(
+        self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
+    ) -> tuple[Expansion, Inner]:
         """L, its gradient and its Hessian at z, and where the client's own sites are there."""
         if not self.own.size:
             return self._without_own_sites(z, batch)
@@ -152,7 +169,9 @@ class Marginal:
             return slope, torch.vmap(lambda a: pull(a)[0])(along)
 
         unit = torch.eye(len(at), dtype=z.dtype)
-        _, of_slope = rows(lambda u: self.at(u[:size], batch).slope(u[size:]), torch.eye(len(mode), dtype=z.dtype))
+        _, of_slope = rows(
+            lambda u: self.at(u[:size], batch).slope(u[size:]), torch.eye(len(mode), dtype=z.dtype)
+        )
         covariance = torch.linalg.inv_ex(precision).inverse
         moves = covariance @ of_slope[:, :size]
         both = torch.cat([unit[:size, :size], moves])  # J
@@ -166,7 +185,9 @@ class Marginal:
         slope, second = rows(grad(whole), both.T)
         hessian = second @ both
         value = self.at(z, batch).density(mode) + _volume(precision)
-        return Expansion(value, slope @ both, 0.5 * (hessian + hessian.T)), Inner(mode, moves, lost, precision)
+        return Expansion(value, slope @ both, 0.5 * (hessian + hessian.T)), Inner(
+            mode, moves, lost, precision
+        )
 
     def _without_own_sites(self, z: Tensor, batch: ClientBatch) -> tuple[Expansion, Inner]:
         def value(z: Tensor) -> Tensor:
@@ -175,7 +196,9 @@ class Marginal:
         slope, pull = vjp(grad(value), z)[:2]
         hessian = torch.vmap(lambda a: pull(a)[0])(torch.eye(len(z), dtype=z.dtype))
         nothing = torch.zeros(0)
-        return Expansion(value(z), slope, hessian), Inner(nothing, torch.zeros(0, len(z)), torch.zeros(()), torch.zeros(0, 0))
+        return Expansion(value(z), slope, hessian), Inner(
+            nothing, torch.zeros(0, len(z)), torch.zeros(()), torch.zeros(0, 0)
+        )
 
 
 def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) -> None:
@@ -194,7 +217,9 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
     learned = [spec.name for spec in program.params if not spec.name.startswith("_shared.")]
     foreign = [name for name in start if name not in named]
     if foreign:
-        raise ProgramError(f"start names '{foreign[0]}', which is no global site; those are {', '.join(named)}")
+        raise ProgramError(
+            f"start names '{foreign[0]}', which is no global site; those are {', '.join(named)}"
+        )
     if learned:
         raise ProgramError(
             f"param '{learned[0]}' is to be learned: here every unknown has a prior; sample it outside the clients plate, or take "
@@ -202,7 +227,10 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
         )
     if not shared.size:
         raise ProgramError("no site is global: clients have nothing in common to be inferred")
-    for what, sites, size, most in (("global", shared.sites, shared.size, limit), ("local", own.sites, own.size, LOCAL_LIMIT)):
+    for what, sites, size, most in (
+        ("global", shared.sites, shared.size, limit),
+        ("local", own.sites, own.size, LOCAL_LIMIT),
+    ):
         if size > most:
             site = max(sites, key=lambda s: s.size)
             raise ProgramError(
@@ -220,7 +248,11 @@ def _check_curved(program: Program) -> None:
         _, precision, lost = marginal.mode(z, marginal.start(z, batch), batch, 30)
     if not bool(lost) and bool(precision.isfinite().all()):
         return
-    for site, piece in zip(marginal.own.sites, precision.diagonal().split([s.size for s in marginal.own.sites]), strict=True):
+    for site, piece in zip(
+        marginal.own.sites,
+        precision.diagonal().split([s.size for s in marginal.own.sites]),
+        strict=True,
+    ):
         if not bool((piece > 1e-9).all()):
             raise ProgramError(
                 f"local site '{site.name}' cannot be integrated out: given the rest the log density of its client does not curve "

@@ -26,7 +26,10 @@ def client_density(model: Model, block: Block, shared: Values, batch: ClientBatc
         # hidden from the guide that asks: these are evaluations, not its sites; params go through, to be answered
         with poutine.block(hide_types=["sample", "observe"]):
             own, _ = log_joint(model, {**shared, **values}, batch, {})
-        return own + sum((j.sum([d for d in range(j.dim()) if d != j.dim() - 2]) for j in jacobians.values()), torch.zeros(()))
+        return own + sum(
+            (j.sum([d for d in range(j.dim()) if d != j.dim() - 2]) for j in jacobians.values()),
+            torch.zeros(()),
+        )
 
     return density
 
@@ -35,8 +38,12 @@ def prior_centre(model: Model, latents: Latents, shared: Values, batch: ClientBa
     """The middle of the prior of each client's own sites given the global ones, (C, 1, d) unconstrained: where Newton starts."""
     centre = Centre({site.name: site.has_mean for site in latents.sites})
     with poutine.block(hide_types=["sample", "observe"]), Answer({}, batch), centre:
-        nodes: dict[str, Site] = poutine.trace(poutine.condition(model, data=shared)).get_trace(batch).nodes
-    return latents.local_block.flatten({site.name: nodes[site.name]["value"] for site in latents.local_block.sites})
+        nodes: dict[str, Site] = (
+            poutine.trace(poutine.condition(model, data=shared)).get_trace(batch).nodes
+        )
+    return latents.local_block.flatten(
+        {site.name: nodes[site.name]["value"] for site in latents.local_block.sites}
+    )
 
 
 def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,7 +82,9 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) 
     for _ in range(steps):
         step = newton_step(*curvature(density, vector), cap=cap)
         tried = torch.stack([density(vector + by * step) for by in (1.0, 0.5, 0.25)])  # (3, C)
-        best = torch.tensor([1.0, 0.5, 0.25], dtype=vector.dtype)[tried.nan_to_num(nan=-torch.inf).argmax(0)]
+        best = torch.tensor([1.0, 0.5, 0.25], dtype=vector.dtype)[
+            tried.nan_to_num(nan=-torch.inf).argmax(0)
+        ]
         vector = (vector + best[:, None, None] * step).detach()
     return vector
 

@@ -75,7 +75,9 @@ class Alternating:
                 again = batch.redrawn(k)
                 gradient, _ = slope(partial(loss, theta.params, batch=again), phi.params)
                 phi = step(self.local, gradient, phi)
-            gradient, value = slope(lambda p: loss(p, phi.params, batch.redrawn(self.inner)), theta.params)
+            gradient, value = slope(
+                lambda p: loss(p, phi.params, batch.redrawn(self.inner)), theta.params
+            )
             return {"theta": step(self.shared, gradient, theta), "phi": phi, "loss": value}
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:

@@ -30,7 +30,10 @@ from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
-NEWTON, LONGEST = 5, 2.0  # steps to the mode of a client's own sites at each z; the longest step of z
+NEWTON, LONGEST = (
+    5,
+    2.0,
+)  # steps to the mode of a client's own sites at each z; the longest step of z
 SHARES = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step that are tried
 
 
@@ -56,7 +59,14 @@ def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
         check_integrable(program, limit)
         return _server(Marginal(program), steps)
 
-    return Method("bfi", model, conditional(shared=full_normal, newton_steps=10), client, server, everyone=True)
+    return Method(
+        "bfi",
+        model,
+        conditional(shared=full_normal, newton_steps=10),
+        client,
+        server,
+        everyone=True,
+    )
 
 
 def _client(marginal: Marginal, steps: int) -> Client:
@@ -69,7 +79,11 @@ def _client(marginal: Marginal, steps: int) -> Client:
     def climb(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
         with torch.no_grad():
             (likelihood, near), prior = expand(lane, batch, NEWTON), marginal.prior(lane["z"])
-            step = newton_step(likelihood.gradient + prior.gradient, -likelihood.hessian - prior.hessian, cap=LONGEST)
+            step = newton_step(
+                likelihood.gradient + prior.gradient,
+                -likelihood.hessian - prior.hessian,
+                cap=LONGEST,
+            )
             lane = {**lane, **near}
 
             def value(by: Tensor) -> Tensor:
@@ -77,7 +91,11 @@ def _client(marginal: Marginal, steps: int) -> Client:
                 return marginal.value(z, _guess(lane, z), batch, NEWTON)[0] + marginal.log_prior(z)
 
             values = torch.vmap(value)(SHARES.to(step.dtype))
-        return {**lane, "z": lane["z"] + SHARES.to(step.dtype)[values.nan_to_num(nan=-torch.inf).argmax(0)] * step}
+        return {
+            **lane,
+            "z": lane["z"]
+            + SHARES.to(step.dtype)[values.nan_to_num(nan=-torch.inf).argmax(0)] * step,
+        }
 
     def look(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
         with torch.no_grad():
@@ -87,8 +105,17 @@ def _client(marginal: Marginal, steps: int) -> Client:
         return {"z": lane["z"], **near, "shift": shift, "precision": precision}
 
     def start(message: Tree, own: Tree) -> Tree:
-        near = {"mode": torch.zeros(inside), "slope": torch.zeros(inside, size), "loc": torch.zeros(size)}
-        return {"z": message["loc"], **near, "shift": message["loc"], "precision": message["precision"]}
+        near = {
+            "mode": torch.zeros(inside),
+            "slope": torch.zeros(inside, size),
+            "loc": torch.zeros(size),
+        }
+        return {
+            "z": message["loc"],
+            **near,
+            "shift": message["loc"],
+            "precision": message["precision"],
+        }
 
     def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         return {"shift": Share(lane["shift"]), "precision": Share(lane["precision"])}, own
@@ -119,12 +146,20 @@ def _server(marginal: Marginal, steps: int) -> Server:
             precision = count * means["precision"] - marginal.prior(z).hessian
         smallest = float(torch.linalg.eigvalsh(precision)[0])
         if not smallest > 0.0:
-            raise ValueError(f"the product of the centres' Gaussians is none (an eigenvalue of its precision is {smallest:.3g})")
+            raise ValueError(
+                f"the product of the centres' Gaussians is none (an eigenvalue of its precision is {smallest:.3g})"
+            )
         return {"loc": z, "precision": precision, "done": torch.ones(())}
 
     def final(state: Tree, clock: Clock) -> Tree:
         return {"params": normal_params(state["loc"], state["precision"])}
 
     size = marginal.shared.size
-    state = {"loc": marginal.shared.start.detach().clone(), "precision": torch.eye(size), "done": torch.zeros(())}
-    return Server(state=state, update=update, final=final, finished=lambda state: bool(state["done"] > 0.0))
+    state = {
+        "loc": marginal.shared.start.detach().clone(),
+        "precision": torch.eye(size),
+        "done": torch.zeros(()),
+    }
+    return Server(
+        state=state, update=update, final=final, finished=lambda state: bool(state["done"] > 0.0)
+    )

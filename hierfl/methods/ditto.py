@@ -51,7 +51,13 @@ def ditto(
         ProgramError: the model has latent sites or local params.
     """
     return _alongside(
-        "ditto", model, lam, optimiser, (steps if personal_steps is None else personal_steps, steps), unit, batch_size
+        "ditto",
+        model,
+        lam,
+        optimiser,
+        (steps if personal_steps is None else personal_steps, steps),
+        unit,
+        batch_size,
     )
 
 
@@ -91,7 +97,9 @@ def _alongside(
     def client(program: Program) -> Client:
         above, own = program.start()
         if own or program.latents.sites:
-            raise ProgramError(f"{name} fits global params alone, and a copy of them for each client: take models.network")
+            raise ProgramError(
+                f"{name} fits global params alone, and a copy of them for each client: take models.network"
+            )
 
         def start(message: Tree, own: Tree) -> Tree:
             fresh = {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
@@ -114,10 +122,16 @@ def _alongside(
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             mine, ours = lane["mine"], lane["ours"]
-            up = {"loss": Share(mine["loss"], rows), **({"theta": Share(ours["theta"], rows)} if counts[1] else {})}
+            up = {
+                "loss": Share(mine["loss"], rows),
+                **({"theta": Share(ours["theta"], rows)} if counts[1] else {}),
+            }
             return up, {"theta": mine["theta"]}
 
-        kinds = ((common, counts[1]), (personal, counts[0]))  # the common one's batches are FedAvg's: phase 0
+        kinds = (
+            (common, counts[1]),
+            (personal, counts[0]),
+        )  # the common one's batches are FedAvg's: phase 0
         phases = tuple(Phase(kind, count, unit, batch_size) for kind, count in kinds)
         return Client(
             own={"theta": above},

@@ -85,7 +85,9 @@ def fedabml(
     if server not in ("average", "exact"):
         raise ValueError(f"server is {server!r}; it must be 'average' or 'exact'")
     if server == "exact" and meta != "envelope":
-        raise ValueError("server='exact' takes no gradient of theta, and meta is one: leave meta at 'envelope'")
+        raise ValueError(
+            "server='exact' takes no gradient of theta, and meta is one: leave meta at 'envelope'"
+        )
 
     def client(program: Program) -> Client:
         above, mine = program.start()
@@ -124,7 +126,11 @@ def fedabml(
             return add(by_theta, vjp(prior, theta)[1](by_phi)[0]), phi
 
         def start(message: Tree, own: Tree) -> Tree:
-            phi = tree_map(lambda kept, new: torch.where(own["seen"] > 0.0, kept, new), own["phi"], prior(message))
+            phi = tree_map(
+                lambda kept, new: torch.where(own["seen"] > 0.0, kept, new),
+                own["phi"],
+                prior(message),
+            )
             return {"theta": message, "phi": phi, "loss": torch.zeros(())}
 
         def restart(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:

@@ -19,6 +19,10 @@ def abml_server(program: Program, *, exact: bool, beta: float) -> Server:
     moments = moments_of(program) if exact else None
 
     def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        return lerp(theta, means["theta"] if moments is None else moments.best(theta, means["moments"]), beta)
+        return lerp(
+            theta,
+            means["theta"] if moments is None else moments.best(theta, means["moments"]),
+            beta,
+        )
 
     return Server(program.start()[0], update)

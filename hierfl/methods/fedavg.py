@@ -56,14 +56,22 @@ def fedavg(
     def client(program: Program) -> Client:
         _, own = program.start()
         if own or program.latents.sites:
-            raise ProgramError("fedavg fits global params alone; for sites and local params take fedsvi or a personalised method")
+            raise ProgramError(
+                "fedavg fits global params alone; for sites and local params take fedsvi or a personalised method"
+            )
 
         def start(message: Tree, own: Tree) -> Tree:
             lane = {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
-            return {**lane, "tuned": tuned(message, own), "seen": own["seen"]} if fine_tune else lane
+            return (
+                {**lane, "tuned": tuned(message, own), "seen": own["seen"]} if fine_tune else lane
+            )
 
         def tuned(message: Tree, own: Tree) -> Tree:
-            return tree_map(lambda w, new: torch.where(own["seen"] > 0.0, w, new), own["w"], message) if fine_tune else message
+            return (
+                tree_map(lambda w, new: torch.where(own["seen"] > 0.0, w, new), own["w"], message)
+                if fine_tune
+                else message
+            )
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             def loss(theta: Tree) -> Tensor:
@@ -85,7 +93,14 @@ def fedavg(
 
         kept = {"w": program.start()[0], "seen": torch.zeros(())} if fine_tune else {}
         again = Phase(tune, 1 if unit == "epoch" else steps, unit, batch_size)
-        return Client(kept, start, (Phase(move, steps, unit, batch_size),), finish, tuned, (again,) if fine_tune else None)
+        return Client(
+            kept,
+            start,
+            (Phase(move, steps, unit, batch_size),),
+            finish,
+            tuned,
+            (again,) if fine_tune else None,
+        )
 
     def server(program: Program) -> Server:
         def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:

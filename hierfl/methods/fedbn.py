@@ -52,31 +52,49 @@ def fedbn(
     def client(program: Program) -> Client:
         above, mine = program.start()
         if program.latents.sites:
-            raise ProgramError("fedbn fits params alone, and this model has latent sites: take models.batch_norm_network")
-        kept = [name for name in mine if name == LEARNING or name.rpartition(".")[2] in ("mean", "var")]
+            raise ProgramError(
+                "fedbn fits params alone, and this model has latent sites: take models.batch_norm_network"
+            )
+        kept = [
+            name for name in mine if name == LEARNING or name.rpartition(".")[2] in ("mean", "var")
+        ]
         learning = {LEARNING: torch.ones_like(mine[LEARNING])} if LEARNING in mine else {}
 
         def split(params: Params) -> tuple[Params, Params]:
-            return {k: v for k, v in params.items() if k not in kept}, {k: v for k, v in params.items() if k in kept}
+            return {k: v for k, v in params.items() if k not in kept}, {
+                k: v for k, v in params.items() if k in kept
+            }
 
         def start(message: Tree, own: Tree) -> Tree:
             moving, _ = split({**message, **own})
-            return {"w": moving, "state": optimiser.init(moving), "kept": split(own)[1], "loss": torch.zeros(())}
+            return {
+                "w": moving,
+                "state": optimiser.init(moving),
+                "kept": split(own)[1],
+                "loss": torch.zeros(()),
+            }
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, value = slope(lambda w: program.mean_loss({**w, **lane["kept"], **learning}, batch), lane["w"])
+            gradient, value = slope(
+                lambda w: program.mean_loss({**w, **lane["kept"], **learning}, batch), lane["w"]
+            )
             w, state = step(optimiser, gradient, Stepped(lane["w"], lane["state"]))
             return {**lane, "w": w, "state": state, "loss": value}
 
         def look(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             seen = program.derive({}, {**lane["w"], **lane["kept"], **learning}, batch)
             found = {f"norm.{name.removeprefix('seen.')}": value for name, value in seen.items()}
-            return {**lane, "kept": {name: found.get(name, value) for name, value in lane["kept"].items()}}
+            return {
+                **lane,
+                "kept": {name: found.get(name, value) for name, value in lane["kept"].items()},
+            }
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             theta = {name: lane["w"][name] for name in above}
             personal = {**{k: v for k, v in lane["w"].items() if k in mine}, **lane["kept"]}
-            return {"theta": Share(theta, rows), "loss": Share(lane["loss"], rows)}, {name: personal[name] for name in mine}
+            return {"theta": Share(theta, rows), "loss": Share(lane["loss"], rows)}, {
+                name: personal[name] for name in mine
+            }
 
         return Client(
             own=mine,

@@ -43,7 +43,11 @@ from hierfl.program.program import Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Guide, Latents, Model, family
 
-COLD, WARM, FOR_DRAWS = 25, 4, 6  # Newton steps to a client's mode: the first time, from the last one found, for its draws
+COLD, WARM, FOR_DRAWS = (
+    25,
+    4,
+    6,
+)  # Newton steps to a client's mode: the first time, from the last one found, for its draws
 EXPANDED, VALUED = 32, 256  # points carried at once with derivatives, and without
 
 
@@ -83,12 +87,16 @@ def fedlaplace(
             that is not global; a local site that Laplace's method cannot integrate, named.
     """
     if min(points, weighed) < 2 or points % 2 or weighed % 2 or corrections < 0:
-        raise ValueError(f"points ({points}) and weighed ({weighed}) must be even and positive, corrections ({corrections}) >= 0")
+        raise ValueError(
+            f"points ({points}) and weighed ({weighed}) must be even and positive, corrections ({corrections}) >= 0"
+        )
 
     def shared_points(program: Program) -> Points:
         check_integrable(program, limit, start or {})
         size = program.latents.global_block.size
-        return standard_points(size, settle=points, weigh=weighed, corrections=corrections, seed=seed)
+        return standard_points(
+            size, settle=points, weigh=weighed, corrections=corrections, seed=seed
+        )
 
     def client(program: Program) -> Client:
         points = shared_points(program)
@@ -106,7 +114,9 @@ def fedlaplace(
         )
 
     shared = partial(empirical, size=weighed) if corrections else full_normal
-    return Method("fedlaplace", model, family(_integrated, shared=shared), client, server, everyone=True)
+    return Method(
+        "fedlaplace", model, family(_integrated, shared=shared), client, server, everyone=True
+    )
 
 
 def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
@@ -144,11 +154,25 @@ def _client(marginal: Marginal, points: Points) -> Client:
         with torch.no_grad():
             if "right" in message:
                 found, lost = values(at)
-                return {"own": own, "up": {"log_marginals": found, "lost": lost.to(found.dtype).mean()}}
-            expansion, inner = torch.vmap(lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=EXPANDED)(at)
+                return {
+                    "own": own,
+                    "up": {"log_marginals": found, "lost": lost.to(found.dtype).mean()},
+                }
+            expansion, inner = torch.vmap(
+                lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=EXPANDED
+            )(at)
             value, gradient, hessian = (v.mean(0) for v in expansion)
-            kept = {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)}  # w^(z) as a line near q
-            up = {"log_marginal": value, "gradient": gradient, "hessian": hessian, "lost": inner.lost.to(value.dtype).mean()}
+            kept = {
+                "mode": inner.mode.mean(0),
+                "slope": inner.slope.mean(0),
+                "loc": at.mean(0),
+            }  # w^(z) as a line near q
+            up = {
+                "log_marginal": value,
+                "gradient": gradient,
+                "hessian": hessian,
+                "lost": inner.lost.to(value.dtype).mean(),
+            }
             own = kept
             if "tril" in message and len(points.weighing):
                 up["along"], _ = values(points.along(message))

@@ -12,7 +12,14 @@ import pyro
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import Split, heavy_points, normal_points, resampled, sides, smoothed
+from hierfl.core.importance_sampling import (
+    Split,
+    heavy_points,
+    normal_points,
+    resampled,
+    sides,
+    smoothed,
+)
 from hierfl.core.trees import Tree, tree_map
 from hierfl.guides.global_sites import normal_params
 from hierfl.laplace.marginal import Expansion, Marginal
@@ -23,7 +30,10 @@ from hierfl.program.program import Params
 CLIMB, SETTLE, WEIGH, DONE = range(4)
 STAGES = ("climbing to the mode", "settling", "weighing", "done")
 PARTS = 16  # settling rounds with points of their own; then the first ones again
-STILL, STILL_ENOUGH = 0.05, 0.2  # standard deviations that q may still move when it has settled: as the answer, as a proposal
+STILL, STILL_ENOUGH = (
+    0.05,
+    0.2,
+)  # standard deviations that q may still move when it has settled: as the answer, as a proposal
 FREEDOM = 15.0  # degrees of the Student t that points to be weighed are of
 FAR = 3.0  # standard deviations of q at which its sides are looked at: on from there the t's own tail is wide enough
 K_HAT = 0.7
@@ -53,7 +63,12 @@ class Points:
         if "tril" not in message:
             return loc[None]
         if "right" in message:
-            return _split(message).points(*(v.index_select(0, message["part"][None])[0] for v in (self.weighing, self.stretch)))
+            return _split(message).points(
+                *(
+                    v.index_select(0, message["part"][None])[0]
+                    for v in (self.weighing, self.stretch)
+                )
+            )
         return loc + self.settling.index_select(0, message["part"][None])[0] @ message["tril"].T
 
     def along(self, message: Tree) -> Tensor:
@@ -68,9 +83,13 @@ class Points:
 def standard_points(size: int, *, settle: int, weigh: int, corrections: int, seed: int) -> Points:
     """Points in K = `size` dimensions: `settle` a settling round, `weigh` in each of the `corrections` weighing rounds."""
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
-    heavy = [heavy_points(weigh, size, freedom=FREEDOM, seed=seed + 1 + a) for a in range(corrections)]
+    heavy = [
+        heavy_points(weigh, size, freedom=FREEDOM, seed=seed + 1 + a) for a in range(corrections)
+    ]
     weighing, stretch = (
-        (torch.stack(v) for v in zip(*heavy, strict=True)) if heavy else (torch.zeros(0, weigh, d) for d in (size, 1))
+        (torch.stack(v) for v in zip(*heavy, strict=True))
+        if heavy
+        else (torch.zeros(0, weigh, d) for d in (size, 1))
     )
     return Points(halves.transpose(0, 1).reshape(PARTS, settle, size), weighing, stretch, seed)
 
@@ -105,8 +124,13 @@ class Rounds:
         kept, count, size = self.points.weighing.shape
         block = self.marginal.shared
         values = {site.name: self.start.get(site.name, site.start) for site in block.sites}
-        spread = {site.name: torch.as_tensor(values[site.name], dtype=site.start.dtype) for site in block.sites}
-        at = block.flatten({site.name: spread[site.name].expand(site.start.shape) for site in block.sites})
+        spread = {
+            site.name: torch.as_tensor(values[site.name], dtype=site.start.dtype)
+            for site in block.sites
+        }
+        at = block.flatten(
+            {site.name: spread[site.name].expand(site.start.shape) for site in block.sites}
+        )
         return {
             **settling(climbing(at.detach(), self.radius)),
             **_at(CLIMB, 0),
@@ -125,9 +149,16 @@ class Rounds:
         """What clients evaluate next: one point, or points about q; structure alone says which."""
         stage = int(state["stage"])
         if stage == CLIMB:
-            return {"loc": state["loc"], **({"first": torch.zeros(())} if _nothing_known(state) else {})}
+            return {
+                "loc": state["loc"],
+                **({"first": torch.zeros(())} if _nothing_known(state) else {}),
+            }
         message = {"loc": state["loc"], "tril": tril_of(state["precision"]), "part": state["part"]}
-        return {**message, "right": state["right"], "left": state["left"]} if stage == WEIGH else message
+        return (
+            {**message, "right": state["right"], "left": state["left"]}
+            if stage == WEIGH
+            else message
+        )
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """The next state."""
@@ -145,7 +176,10 @@ class Rounds:
         """The log posterior, averaged over the points of a state: the clients' sums and the prior."""
         at = self.points.at(self.down(state, Clock(0, 1)))
         prior = torch.vmap(self.marginal.prior)(at)
-        sums = (means[name] * self.marginal.program.num_clients for name in ("log_marginal", "gradient", "hessian"))
+        sums = (
+            means[name] * self.marginal.program.num_clients
+            for name in ("log_marginal", "gradient", "hessian")
+        )
         return Expansion(*(p.mean(0) + s for p, s in zip(prior, sums, strict=True)))
 
     def moved(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
@@ -161,7 +195,10 @@ class Rounds:
                 found = found._replace(value=torch.full_like(found.value, -torch.inf))
             state = climbed(state, found, self.unit)
             arrived = bool(state["moved"] < 1.0)
-            state = {**(settling(state) if arrived else state), **_at(SETTLE if arrived else CLIMB, 0)}
+            state = {
+                **(settling(state) if arrived else state),
+                **_at(SETTLE if arrived else CLIMB, 0),
+            }
         else:
             part, seen = (int(state["part"]) + 1) % PARTS, self.sides(state, means)
             state = {**settled(state, found, self.unit), **_at(SETTLE, part), **seen}
@@ -176,7 +213,10 @@ class Rounds:
         if not len(self.points.weighing):
             return {}
         at = self.points.along(self.down(state, Clock(0, 1)))
-        log_p = torch.vmap(self.marginal.log_prior)(at) + means["along"] * self.marginal.program.num_clients
+        log_p = (
+            torch.vmap(self.marginal.log_prior)(at)
+            + means["along"] * self.marginal.program.num_clients
+        )
         right, left = sides(log_p[0] - log_p[1:], FAR).chunk(2)
         return {"right": right, "left": left}
 
@@ -188,12 +228,21 @@ class Rounds:
         for name, value in now._asdict().items():
             proposals[name][part] = value
         so_far = [_split({name: v[a] for name, v in proposals.items()}) for a in range(part + 1)]
-        at = torch.cat([q.points(self.points.weighing[a], self.points.stretch[a]) for a, q in enumerate(so_far)])
+        at = torch.cat(
+            [
+                q.points(self.points.weighing[a], self.points.stretch[a])
+                for a, q in enumerate(so_far)
+            ]
+        )
         prior = torch.vmap(self.marginal.log_prior)(at[-count:])
         log_p[part] = prior + means["log_marginals"] * self.marginal.program.num_clients
         density = torch.stack([q.log_prob(at, FREEDOM) for q in so_far]).logsumexp(0)
         weights = smoothed(log_p[: part + 1].flatten() - density)
-        again = part + 1 < len(log_p) and left > 0 and (weights.effective < self.enough or weights.k_hat >= K_HAT)
+        again = (
+            part + 1 < len(log_p)
+            and left > 0
+            and (weights.effective < self.enough or weights.k_hat >= K_HAT)
+        )
         share = weights.log.exp()
         mean = share @ at
         covariance = (at - mean).T @ ((at - mean) * share[:, None])
@@ -235,7 +284,9 @@ def finished(state: Tree) -> bool:
 
 def logged(state: Tree) -> dict[str, float]:
     """The stage that comes next, how far q moved, eigenvalues raised, k-hat and effective points."""
-    numbers = {name: float(state[name]) for name in ("stage", "moved", "raised", "k_hat", "effective")}
+    numbers = {
+        name: float(state[name]) for name in ("stage", "moved", "raised", "k_hat", "effective")
+    }
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
@@ -268,5 +319,6 @@ def _tell(state: Tree, left: int) -> None:
         )
     if stage != DONE and left == 0:
         warnings.warn(
-            f"the rounds ended while {STAGES[stage]}: the posterior is not what it would become; allow more rounds", stacklevel=4
+            f"the rounds ended while {STAGES[stage]}: the posterior is not what it would become; allow more rounds",
+            stacklevel=4,
         )

@@ -77,7 +77,9 @@ def fedmap(
         ProgramError: (at fit) no local site, nothing global to learn, or names that `server` cannot match.
         ValueError: another word than those above.
     """
-    _check_words(loss=(loss, "mean sum"), restart=(restart, "own global"), init=(init, "module client"))
+    _check_words(
+        loss=(loss, "mean sum"), restart=(restart, "own global"), init=(init, "module client")
+    )
     _check_words(omega=(omega, "size uniform mean-likelihood likelihood"))
     if not callable(server):
         _check_words(server=(server, "average gradient"))
@@ -85,15 +87,25 @@ def fedmap(
     def client(program: Program) -> Client:
         above, mine = program.start()
         if not mine or not above:
-            raise ProgramError("fedmap needs local sites and a learned prior above them: a pyro.param outside the clients plate")
+            raise ProgramError(
+                "fedmap needs local sites and a learned prior above them: a pyro.param outside the clients plate"
+            )
         pairs = {} if server == "gradient" and init == "module" else pairs_of(above, mine)
-        sloped = () if callable(server) else tuple(name for name in above if server == "gradient" or name not in pairs)
+        sloped = (
+            ()
+            if callable(server)
+            else tuple(name for name in above if server == "gradient" or name not in pairs)
+        )
         by_fit = omega.endswith("likelihood")
         looks = bool(by_fit or sloped or init == "client")
 
-        def objective(w: Params, gamma: Params, batch: ClientBatch, pull: Tensor | float = 1.0) -> Tensor:
+        def objective(
+            w: Params, gamma: Params, batch: ClientBatch, pull: Tensor | float = 1.0
+        ) -> Tensor:
             terms = program.terms({**gamma, **w}, batch)
-            return (terms.nll / batch.counts if loss == "mean" else terms.nll) + pull * terms.local_kl
+            return (
+                terms.nll / batch.counts if loss == "mean" else terms.nll
+            ) + pull * terms.local_kl
 
         def pull(message: Tree) -> Tensor | float:  # none, while the first client fits alone
             return 1.0 - message["alone"] if init == "client" else 1.0
@@ -112,12 +124,16 @@ def fedmap(
             }
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, value = slope(lambda w: objective(w, message["gamma"], batch, pull(message)), lane["w"])
+            gradient, value = slope(
+                lambda w: objective(w, message["gamma"], batch, pull(message)), lane["w"]
+            )
             w, state = step(optimiser, gradient, Stepped(lane["w"], lane["state"]))
             return {**lane, "w": w, "state": state, "loss": value}
 
         def solve(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            w, value = _newton(lambda w: objective(w, message["gamma"], batch, pull(message)).sum(), lane["w"])
+            w, value = _newton(
+                lambda w: objective(w, message["gamma"], batch, pull(message)).sum(), lane["w"]
+            )
             return {**lane, "w": w, "loss": value}
 
         def by_size(rows: Tensor) -> Tensor:
@@ -134,7 +150,9 @@ def fedmap(
             log_omega = by_size(rows)
             if by_fit:
                 terms = program.terms({**gamma, **w}, batch)
-                log_omega = -(terms.nll + terms.local_kl).sum() / (rows if omega == "mean-likelihood" else 1.0)
+                log_omega = -(terms.nll + terms.local_kl).sum() / (
+                    rows if omega == "mean-likelihood" else 1.0
+                )
             if init == "client":
                 drawn = LONE * noise.uniforms(batch.key[0], (), rows.dtype)
                 log_omega = torch.where(message["alone"] > 0.0, drawn, log_omega)
@@ -144,24 +162,40 @@ def fedmap(
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             gamma, w = message["gamma"], lane["w"]
             value: Tree = {"slope": lane["slope"]}
-            if pairs:  # away from theta: squares of small differences, not small differences of squares
-                value["away"] = {theta: w[site].reshape(gamma[theta].shape) - gamma[theta] for theta, site in pairs.items()}
+            if (
+                pairs
+            ):  # away from theta: squares of small differences, not small differences of squares
+                value["away"] = {
+                    theta: w[site].reshape(gamma[theta].shape) - gamma[theta]
+                    for theta, site in pairs.items()
+                }
             if callable(server):
                 value["square"] = tree_map(torch.square, value["away"])
-            up: Up = {"clients": LogShare(value, lane["omega"] if looks else by_size(rows)), "loss": Share(lane["loss"], rows)}
-            return up, {"w": w, "begun": torch.where(message["alone"] > 0.0, own["begun"], torch.ones(()))}
+            up: Up = {
+                "clients": LogShare(value, lane["omega"] if looks else by_size(rows)),
+                "loss": Share(lane["loss"], rows),
+            }
+            return up, {
+                "w": w,
+                "begun": torch.where(message["alone"] > 0.0, own["begun"], torch.ones(())),
+            }
 
         work = Phase(solve, newton_steps) if newton_steps else Phase(move, steps, unit, batch_size)
         return Client(
             own={"w": mine, "begun": torch.zeros(())},
             start=start,
-            phases=(work, Phase(look, int(looks), batch_size=None if by_fit else 1)),  # priors read no rows
+            phases=(
+                work,
+                Phase(look, int(looks), batch_size=None if by_fit else 1),
+            ),  # priors read no rows
             finish=finish,
             params=lambda message, own: {**message["gamma"], **own["w"]},
         )
 
     def server_of(program: Program) -> Server:
-        return map_server(program, rule=server, optimiser=server_optimiser, omega=omega, alone=init == "client")
+        return map_server(
+            program, rule=server, optimiser=server_optimiser, omega=omega, alone=init == "client"
+        )
 
     return Method("fedmap", model, delta, client, server_of)
 
@@ -178,7 +212,10 @@ def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]
     sizes = [leaf.numel() for leaf in leaves]
 
     def unflat(vector: Tensor) -> Tree:
-        return tree_unflatten([v.reshape(leaf.shape) for v, leaf in zip(vector.split(sizes), leaves, strict=True)], spec)
+        return tree_unflatten(
+            [v.reshape(leaf.shape) for v, leaf in zip(vector.split(sizes), leaves, strict=True)],
+            spec,
+        )
 
     def at(vector: Tensor) -> Tensor:
         return loss(unflat(vector))

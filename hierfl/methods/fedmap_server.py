@@ -19,7 +19,9 @@ Omega = Literal["size", "uniform", "mean-likelihood", "likelihood"]
 Rule = Literal["average", "gradient"] | Best
 
 
-def map_server(program: Program, *, rule: Rule, optimiser: Optimiser, omega: Omega, alone: bool) -> Server:
+def map_server(
+    program: Program, *, rule: Rule, optimiser: Optimiser, omega: Omega, alone: bool
+) -> Server:
     """The server of one program.
 
     Its means of `clients` are weighted by omega: `away` from theta, its `square`, and the `slope` of -log prior.
@@ -36,8 +38,16 @@ def map_server(program: Program, *, rule: Rule, optimiser: Optimiser, omega: Ome
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         found, gamma, memory = means["clients"], state["gamma"], state["memory"]
         first = bool(state["alone"] > 0.0)
-        if omega.endswith("likelihood") and clock.clients > 1 and not first and float(means["effective_clients"]) < 1.5:
-            warnings.warn("fedmap: omega lies on one client, the others hardly count: take omega='size'", stacklevel=2)
+        if (
+            omega.endswith("likelihood")
+            and clock.clients > 1
+            and not first
+            and float(means["effective_clients"]) < 1.5
+        ):
+            warnings.warn(
+                "fedmap: omega lies on one client, the others hardly count: take omega='size'",
+                stacklevel=2,
+            )
         averaged = {name: gamma[name] + away for name, away in found.get("away", {}).items()}
         if first:
             gamma = {**gamma, **averaged}
@@ -50,7 +60,11 @@ def map_server(program: Program, *, rule: Rule, optimiser: Optimiser, omega: Ome
         return {"gamma": gamma, "memory": memory, "alone": torch.zeros(())}
 
     return Server(
-        state={"gamma": above, "memory": optimiser.init(above), "alone": torch.tensor(float(alone))},
+        state={
+            "gamma": above,
+            "memory": optimiser.init(above),
+            "alone": torch.tensor(float(alone)),
+        },
         update=update,
         down=lambda state, clock: {"gamma": state["gamma"], "alone": state["alone"]},
     )
@@ -61,7 +75,14 @@ def _best(best: Best, gamma: Params, found: Tree) -> Params:
     new: Params = {}
     for theta, away in found["away"].items():
         tensor = theta.removeprefix("theta.")
-        mine = {name.partition(".")[0]: value for name, value in gamma.items() if name.partition(".")[2] == tensor}
+        mine = {
+            name.partition(".")[0]: value
+            for name, value in gamma.items()
+            if name.partition(".")[2] == tensor
+        }
         spread = (found["square"][theta] - away.square()).clamp(min=0.0)
-        new |= {f"{part}.{tensor}": value for part, value in best(mine, mine["theta"] + away, spread).items()}
+        new |= {
+            f"{part}.{tensor}": value
+            for part, value in best(mine, mine["theta"] + away, spread).items()
+        }
     return new

@@ -30,7 +30,10 @@ from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.program.stacking import stacked
 
-NOTHING: dict[str, Tree] = {"params": {}, "state": {}}  # what a client keeps where the guide has no local params
+NOTHING: dict[str, Tree] = {
+    "params": {},
+    "state": {},
+}  # what a client keeps where the guide has no local params
 
 
 @recorded
@@ -69,33 +72,56 @@ def fedsvi(
     if not 0.0 <= average < 1.0:
         raise ValueError(f"average is {average}: it is the share of the last rounds, in [0, 1)")
     if min(global_steps, num_particles) < 1:
-        raise ValueError(f"global_steps ({global_steps}) and num_particles ({num_particles}) must be 1 or more")
+        raise ValueError(
+            f"global_steps ({global_steps}) and num_particles ({num_particles}) must be 1 or more"
+        )
 
     def rate(clock: Clock) -> float:
-        return 1.0 if schedule == "constant" else 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds))
+        return (
+            1.0
+            if schedule == "constant"
+            else 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds))
+        )
 
     def down(params: Params, clock: Clock) -> Tree:
         late = clock.round + 1 > (1.0 - average) * clock.rounds
-        return {"params": params, "rate": torch.tensor(rate(clock)), "late": torch.tensor(float(average == 0.0 or late))}
+        return {
+            "params": params,
+            "rate": torch.tensor(rate(clock)),
+            "late": torch.tensor(float(average == 0.0 or late)),
+        }
 
-    def weight(late: Tensor, seen: Tensor) -> Tensor:  # until the mean begins, it is the params as they are
+    def weight(
+        late: Tensor, seen: Tensor
+    ) -> Tensor:  # until the mean begins, it is the params as they are
         return torch.where(seen > 0.0, late / seen.clamp(min=1.0), torch.ones(()))
 
     def kept(lane: Tree, message: Tree, own: Tree) -> Tree:
         if not own["params"]:
             return own
         seen = own["seen"] + message["late"]
-        mean = lerp(own["mean"], lane["mine"], weight(message["late"], seen)) if average else lane["mine"]
+        mean = (
+            lerp(own["mean"], lane["mine"], weight(message["late"], seen))
+            if average
+            else lane["mine"]
+        )
         return {"params": lane["mine"], "state": lane["state"], "mean": mean, "seen": seen}
 
     def client(program: Program) -> Client:
         if program.reads_all_rows and batch_size is not None:
-            raise ProgramError("this guide reads every row of a client at each step: leave batch_size at None")
+            raise ProgramError(
+                "this guide reads every row of a client at each step: leave batch_size at None"
+            )
         _, mine = program.start()
 
         def loss(at: Tree, batch: ClientBatch) -> Tensor:
             params = {**at["shared"], **at["mine"]}
-            return over_draws(lambda b: program.terms(params, b).loss(program.share), batch, num_particles, keyed=program.keyed)
+            return over_draws(
+                lambda b: program.terms(params, b).loss(program.share),
+                batch,
+                num_particles,
+                keyed=program.keyed,
+            )
 
         def start(message: Tree, own: Tree) -> Tree:
             return {
@@ -107,17 +133,30 @@ def fedsvi(
             }
 
         def local(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, _ = slope(lambda mine: loss({"shared": lane["shared"], "mine": mine}, batch), lane["mine"])
-            params, state = step(local_optimiser, gradient, Stepped(lane["mine"], lane["state"]), message["rate"])
+            gradient, _ = slope(
+                lambda mine: loss({"shared": lane["shared"], "mine": mine}, batch), lane["mine"]
+            )
+            params, state = step(
+                local_optimiser, gradient, Stepped(lane["mine"], lane["state"]), message["rate"]
+            )
             return {**lane, "mine": params, "state": state}
 
         def joint(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             at = {"shared": lane["shared"], "mine": lane["mine"]}
             gradient, value = slope(lambda p: loss(p, batch), at)
-            params, state = step(local_optimiser, gradient["mine"], Stepped(lane["mine"], lane["state"]), message["rate"])
-            pooled = scaled(gradient["shared"], program.num_clients)  # this client's estimate of the pooled gradient
+            params, state = step(
+                local_optimiser,
+                gradient["mine"],
+                Stepped(lane["mine"], lane["state"]),
+                message["rate"],
+            )
+            pooled = scaled(
+                gradient["shared"], program.num_clients
+            )  # this client's estimate of the pooled gradient
             return {
-                "shared": tree_map(lambda p, g: p - client_lr * message["rate"] * g, lane["shared"], pooled),
+                "shared": tree_map(
+                    lambda p, g: p - client_lr * message["rate"] * g, lane["shared"], pooled
+                ),
                 "mine": params,
                 "state": state,
                 "gradient": add(lane["gradient"], scaled(pooled, 1.0 / global_steps)),
@@ -133,7 +172,16 @@ def fedsvi(
 
         alone = Phase(local, count=max(local_steps, 1) if mine else 0, batch_size=batch_size)
         before = Phase(local, count=local_steps if mine else 0, batch_size=batch_size)
-        own = {"params": mine, "state": local_optimiser.init(mine), "mean": mine, "seen": torch.zeros(())} if mine else NOTHING
+        own = (
+            {
+                "params": mine,
+                "state": local_optimiser.init(mine),
+                "mean": mine,
+                "seen": torch.zeros(()),
+            }
+            if mine
+            else NOTHING
+        )
         return Client(
             own=own,
             start=start,
@@ -148,12 +196,19 @@ def fedsvi(
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
             now = down(state["params"], clock)
-            params, memory = step(optimiser, means["gradient"], Stepped(state["params"], state["memory"]), now["rate"])
+            params, memory = step(
+                optimiser, means["gradient"], Stepped(state["params"], state["memory"]), now["rate"]
+            )
             seen = state["seen"] + now["late"]
             mean = lerp(state["mean"], params, weight(now["late"], seen)) if average else params
             return {"params": params, "memory": memory, "mean": mean, "seen": seen}
 
-        start = {"params": shared, "memory": optimiser.init(shared), "mean": shared, "seen": torch.zeros(())}
+        start = {
+            "params": shared,
+            "memory": optimiser.init(shared),
+            "mean": shared,
+            "seen": torch.zeros(()),
+        }
         return Server(
             state=start,
             update=update,
@@ -163,10 +218,14 @@ def fedsvi(
 
     def pooled(program: Program) -> Pooled:
         if (local_steps, global_steps) != (0, 1):
-            raise ValueError("the pooled engine takes one joint step a round: local_steps=0, global_steps=1")
+            raise ValueError(
+                "the pooled engine takes one joint step a round: local_steps=0, global_steps=1"
+            )
         update = server(program).update
 
-        def move(state: Tree, table: Tree, batch: ClientBatch, clock: Clock) -> tuple[Tree, Tree, dict[str, float]]:
+        def move(
+            state: Tree, table: Tree, batch: ClientBatch, clock: Clock
+        ) -> tuple[Tree, Tree, dict[str, float]]:
             rate = down(state["params"], clock)
 
             def loss(at: Tree) -> Tensor:
@@ -179,11 +238,17 @@ def fedsvi(
             gradient, value = slope(loss, {"shared": state["params"], "mine": table["params"]})
 
             def keep(own: Tree, of_own: Tree) -> Tree:
-                params, memory = step(local_optimiser, of_own, Stepped(own["params"], own["state"]), rate["rate"])
+                params, memory = step(
+                    local_optimiser, of_own, Stepped(own["params"], own["state"]), rate["rate"]
+                )
                 return kept({"mine": params, "state": memory}, rate, own)
 
             rows = torch.vmap(keep)(table, gradient["mine"]) if table["params"] else table
-            return update(state, {"gradient": gradient["shared"]}, clock), rows, {"elbo": -float(value)}
+            return (
+                update(state, {"gradient": gradient["shared"]}, clock),
+                rows,
+                {"elbo": -float(value)},
+            )
 
         return move
 

@@ -70,7 +70,9 @@ def fedvi(
     def client(program: Program) -> Client:
         _above, _ = program.start()
 
-        def objective(theta: Params, support: ClientBatch, query: ClientBatch) -> tuple[Tensor, Terms]:
+        def objective(
+            theta: Params, support: ClientBatch, query: ClientBatch
+        ) -> tuple[Tensor, Terms]:
             terms = program.terms(theta, query, support=support)
             nll = terms.nll.sum() / (queried(query).clamp(min=1.0) if loss == "mean" else 1.0)
             total = nll + tau * terms.local_kl.sum()
@@ -78,7 +80,9 @@ def fedvi(
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             support, query = every_other(batch)
-            gradient, (_, terms) = grad_and_value(objective, has_aux=True)(lane["theta"], support, query)
+            gradient, (_, terms) = grad_and_value(objective, has_aux=True)(
+                lane["theta"], support, query
+            )
             theta, state = step(optimiser, gradient, Stepped(lane["theta"], lane["state"]))
             return {
                 "theta": theta,
@@ -90,11 +94,20 @@ def fedvi(
 
         def start(message: Tree, own: Tree) -> Tree:
             zero = torch.zeros(())
-            return {"theta": message, "state": optimiser.init(message), "queried": zero, "loss": zero, "kl": zero}
+            return {
+                "theta": message,
+                "state": optimiser.init(message),
+                "queried": zero,
+                "loss": zero,
+                "kl": zero,
+            }
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             n = lane["queried"]
-            up = {"move": Share(sub(lane["theta"], message), n), "loss": Share(lane["loss"] / n.clamp(min=1.0), n)}
+            up = {
+                "move": Share(sub(lane["theta"], message), n),
+                "loss": Share(lane["loss"] / n.clamp(min=1.0), n),
+            }
             return {**up, "kl": Share(lane["kl"])}, own
 
         return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)
@@ -103,13 +116,19 @@ def fedvi(
         above = program.start()[0]
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            theta, memory = step(server_optimiser, scaled(means["move"], -1.0), Stepped(state["theta"], state["memory"]))
+            theta, memory = step(
+                server_optimiser,
+                scaled(means["move"], -1.0),
+                Stepped(state["theta"], state["memory"]),
+            )
             return {"theta": theta, "memory": memory}
 
         start = {"theta": above, "memory": server_optimiser.init(above)}
         return Server(start, update, down=lambda state, clock: state["theta"])
 
-    guide = constructed(features=heads.global_features, scale=heads.prior_scale, hidden=hidden, pool=pool)
+    guide = constructed(
+        features=heads.global_features, scale=heads.prior_scale, hidden=hidden, pool=pool
+    )
     return Method("fedvi", heads, guide, client, server)
 
 

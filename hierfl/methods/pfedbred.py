@@ -97,7 +97,9 @@ def pfedbred(
     if strategy == "mh-code" and jacobian == "exact":
         raise ValueError("mh-code moves w itself, and has no Jacobian: take mh24 for an exact one")
     if not 0.0 < averaged <= 1.0:
-        raise ValueError(f"averaged is {averaged}: the chance of a client to be in the mean is above 0, and 1 at most")
+        raise ValueError(
+            f"averaged is {averaged}: the chance of a client to be in the mean is above 0, and 1 at most"
+        )
     remembers, twice = strategy in ("meg", "mh", "mh24", "mh-code"), strategy == "mh-code"
 
     def client(program: Program) -> Client:
@@ -118,16 +120,27 @@ def pfedbred(
             terms = program.terms({**mu, **v}, batch)
             return (terms.nll / batch.counts + lam * terms.local_kl).sum()
 
-        def stepped(loss: Any, v: Params, rate: float, at: Params | None = None) -> tuple[Params, Tensor]:
+        def stepped(
+            loss: Any, v: Params, rate: float, at: Params | None = None
+        ) -> tuple[Params, Tensor]:
             """V after a mirror step on a loss, whose gradient is taken at v or elsewhere; and the loss."""
-            means = {name: to_mean[name](value) for name, value in (v if at is None else at).items()}
-            gradient, value = slope(lambda x: loss({name: to_mean[name].inv(x[name]) for name in x}), means)
+            means = {
+                name: to_mean[name](value) for name, value in (v if at is None else at).items()
+            }
+            gradient, value = slope(
+                lambda x: loss({name: to_mean[name].inv(x[name]) for name in x}), means
+            )
             return moved(v, gradient, rate), value
 
         def moved(v: Params, by: Params, rate: float) -> Params:
-            return {name: keep_inside(to_mean[name].domain, v[name] - rate * by[name], v[name]) for name in v}
+            return {
+                name: keep_inside(to_mean[name].domain, v[name] - rate * by[name], v[name])
+                for name in v
+            }
 
-        def prior_mean(w: Params, lane: Tree, first: ClientBatch, second: ClientBatch) -> tuple[Params, Params]:
+        def prior_mean(
+            w: Params, lane: Tree, first: ClientBatch, second: ClientBatch
+        ) -> tuple[Params, Params]:
             """Mu, and w as far as its gradient step alone has moved it, both as own params."""
             middle = near = own_of(w)
             if strategy in ("mh24", "mh-code"):
@@ -140,7 +153,9 @@ def pfedbred(
             return moved(near, sub(lane["last"], lane["v"]), memory_step), near
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            first, second = halves(batch, batch_size) if twice and batch_size is not None else (batch, batch)
+            first, second = (
+                halves(batch, batch_size) if twice and batch_size is not None else (batch, batch)
+            )
             w, v = lane["w"], lane["v"]
             mu, near = prior_mean(w, lane, first, second)
             at_mu, v = shared_of(mu, w), near if prox_start == "moved" else v
@@ -163,18 +178,29 @@ def pfedbred(
         def chosen(batch: ClientBatch) -> Tensor:
             if averaged == 1.0:
                 return torch.ones(())
-            drawn = noise.uniforms(noise.fold(batch.key[0], noise.word("averaged")), (), torch.get_default_dtype())
+            drawn = noise.uniforms(
+                noise.fold(batch.key[0], noise.word("averaged")), (), torch.get_default_dtype()
+            )
             return torch.where(drawn < averaged, 1.0, UNCHOSEN)
 
-        domains = {spec.name: transform_to(spec.constraint).domain for spec in program.params if not spec.is_local}
+        domains = {
+            spec.name: transform_to(spec.constraint).domain
+            for spec in program.params
+            if not spec.is_local
+        }
 
         def within(w: Params, by: Params) -> Params:
-            return {name: keep_inside(domains[name], value - eta * by[name], value) for name, value in w.items()}
+            return {
+                name: keep_inside(domains[name], value - eta * by[name], value)
+                for name, value in w.items()
+            }
 
         def start(message: Tree, own: Tree) -> Tree:
             kept = {"v": own["v"], "last": own["last"]} if remembers else {"v": own["v"]}
             new = {name: own_of(message) for name in kept}
-            lane = tree_map(lambda old, fresh: torch.where(own["seen"] > 0.0, old, fresh), kept, new)
+            lane = tree_map(
+                lambda old, fresh: torch.where(own["seen"] > 0.0, old, fresh), kept, new
+            )
             if prox_start == "global":
                 lane["v"] = own_of(message)
             return {
@@ -186,32 +212,50 @@ def pfedbred(
             }
 
         def serve(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**lane, "served": stepped(partial(nll, w=lane["w"], batch=batch), lane["served"], lr)[0]}
+            return {
+                **lane,
+                "served": stepped(partial(nll, w=lane["w"], batch=batch), lane["served"], lr)[0],
+            }
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             weight = rows if by_rows else 1.0
-            up = {"theta": Share(lane["w"], weight * lane["weight"]), "loss": Share(lane["loss"], weight)}
+            up = {
+                "theta": Share(lane["w"], weight * lane["weight"]),
+                "loss": Share(lane["loss"], weight),
+            }
             keeps = {**lane, "last": own_of(lane["w"]), "seen": torch.ones(())}
             return up, {name: keeps[name] for name in own}
 
         def params(message: Tree, own: Tree) -> Params:
             served = own["served"] if fine_tune else own["v"]
             new = own_of(message)
-            return {**message, **{name: torch.where(own["seen"] > 0.0, served[name], new[name]) for name in new}}
+            return {
+                **message,
+                **{name: torch.where(own["seen"] > 0.0, served[name], new[name]) for name in new},
+            }
 
         own: dict[str, Any] = {"v": mine, "seen": torch.zeros(())}
         own |= {"last": mine} if remembers else {}
         own |= {"served": mine} if fine_tune else {}
         rows = 2 * batch_size if twice and batch_size is not None else batch_size
-        phases = (Phase(move, steps, batch_size=rows), *[Phase(serve, fine_tune, batch_size=batch_size)] * bool(fine_tune))
+        phases = (
+            Phase(move, steps, batch_size=rows),
+            *[Phase(serve, fine_tune, batch_size=batch_size)] * bool(fine_tune),
+        )
         return Client(own, start, phases, finish, params)
 
     def server(program: Program) -> Server:
-        domains = {spec.name: transform_to(spec.constraint).domain for spec in program.params if not spec.is_local}
+        domains = {
+            spec.name: transform_to(spec.constraint).domain
+            for spec in program.params
+            if not spec.is_local
+        }
 
         def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
             new = lerp(theta, means["theta"], beta)
-            return {name: keep_inside(domains[name], value, theta[name]) for name, value in new.items()}
+            return {
+                name: keep_inside(domains[name], value, theta[name]) for name, value in new.items()
+            }
 
         return Server(program.start()[0], update)
 

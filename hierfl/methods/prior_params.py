@@ -16,7 +16,10 @@ from hierfl.program.program import Params, Program, ProgramError
 def at_prior_mean(program: Program, theta: Params) -> Params:
     """Params of a `delta` guide at the middle of each local site's prior."""
     priors = program.priors(theta)
-    return {f"{site.name}.at": site.transform.inv(priors[site.name].mean) for site in program.latents.local_block.sites}
+    return {
+        f"{site.name}.at": site.transform.inv(priors[site.name].mean)
+        for site in program.latents.local_block.sites
+    }
 
 
 def at_prior(program: Program, theta: Params) -> Params:
@@ -53,11 +56,18 @@ def paired(program: Program) -> dict[str, str]:
     # values that no two params share, and so near the start that they are inside any domain; 0 is inside the real ones alone
     g = torch.Generator().manual_seed(0)
     parts = {name: torch.rand(value.shape, generator=g) for name, value in shared.items()}
-    marked = {name: torch.where(value == 0.0, parts[name], value * (1.0 + 0.1 * parts[name])) for name, value in shared.items()}
+    marked = {
+        name: torch.where(value == 0.0, parts[name], value * (1.0 + 0.1 * parts[name]))
+        for name, value in shared.items()
+    }
     found = {}
     for name, value in at_prior(program, marked).items():
         flat = value.flatten()
-        misses = {t: float((v.flatten() - flat).abs().max()) for t, v in marked.items() if v.numel() == len(flat)}
+        misses = {
+            t: float((v.flatten() - flat).abs().max())
+            for t, v in marked.items()
+            if v.numel() == len(flat)
+        }
         twin = min(misses, key=lambda t: misses[t], default=None)
         if twin is None or misses[twin] > 1e-3 * float(flat.abs().max()):
             raise ProgramError(
@@ -81,7 +91,11 @@ class Moments:
         away, square = {}, {}
         for loc, site in self.site.items():
             mine = phi[f"{site}.loc"] if f"{site}.loc" in phi else phi[f"{site}.at"]
-            sd = self.links[f"{site}.scale"](phi[f"{site}.scale"]) if f"{site}.scale" in phi else torch.zeros_like(mine)
+            sd = (
+                self.links[f"{site}.scale"](phi[f"{site}.scale"])
+                if f"{site}.scale" in phi
+                else torch.zeros_like(mine)
+            )
             away[loc] = mine.view(theta[loc].shape) - theta[loc]
             square[loc] = away[loc].square() + sd.square().view(theta[loc].shape)
         return {"away": away, "square": square}
@@ -93,7 +107,9 @@ class Moments:
             new[loc] = theta[loc] + away
             if loc in self.scale:
                 sd = (found["square"][loc] - away.square()).clamp(min=0.0).sqrt()
-                new[self.scale[loc]] = self.links[self.scale[loc]].inv(sd).view(theta[self.scale[loc]].shape)
+                new[self.scale[loc]] = (
+                    self.links[self.scale[loc]].inv(sd).view(theta[self.scale[loc]].shape)
+                )
         return new
 
 
@@ -105,13 +121,20 @@ def moments_of(program: Program) -> Moments:
     """
     above = program.start()[0]
     generator = torch.Generator().manual_seed(0)  # values that no two params share
-    marked = {name: value + 0.1 * torch.rand(value.shape, generator=generator) for name, value in above.items()}
+    marked = {
+        name: value + 0.1 * torch.rand(value.shape, generator=generator)
+        for name, value in above.items()
+    }
     links = {spec.name: transform_to(spec.constraint) for spec in program.params}
     values = {name: links[name](value) for name, value in marked.items()}
     known, priors = program.priors(above), program.priors(marked)
 
     def twin(wanted: Tensor) -> str | None:
-        same = (n for n, v in values.items() if v.numel() == wanted.numel() and torch.allclose(v.flatten(), wanted.flatten()))
+        same = (
+            n
+            for n, v in values.items()
+            if v.numel() == wanted.numel() and torch.allclose(v.flatten(), wanted.flatten())
+        )
         return next(same, None)
 
     sites, scale = {}, {}
@@ -131,7 +154,9 @@ def moments_of(program: Program) -> Moments:
 
 def pairs_of(above: Params, mine: Params) -> dict[str, str]:
     """Theta's param -> the own param of its site."""
-    pairs = {f"theta.{site[2:-3]}": site for site in mine if site.startswith("w.") and site != "w.at"}
+    pairs = {
+        f"theta.{site[2:-3]}": site for site in mine if site.startswith("w.") and site != "w.at"
+    }
     missing = [theta for theta in pairs if theta not in above]
     if missing or len(pairs) < len(mine):
         odd = missing[0] if missing else next(site for site in mine if site not in pairs.values())

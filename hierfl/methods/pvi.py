@@ -75,7 +75,13 @@ def pvi(
         check_integrable(program, limit)
         standard = normal_points(points, program.latents.global_block.size, seed=seed)
         delta = program.share if damping is None else damping
-        return _client(Marginal(program, seen_linear(program)), standard, delta=delta, steps=steps, full=factors == "full")
+        return _client(
+            Marginal(program, seen_linear(program)),
+            standard,
+            delta=delta,
+            steps=steps,
+            full=factors == "full",
+        )
 
     def server(program: Program) -> Server:
         check_integrable(program, limit)
@@ -86,7 +92,9 @@ def pvi(
     return Method("pvi", model, conditional(shared=shared, newton_steps=10), client, server)
 
 
-def _client(marginal: Marginal, standard: Tensor, *, delta: float, steps: int, full: bool) -> Client:
+def _client(
+    marginal: Marginal, standard: Tensor, *, delta: float, steps: int, full: bool
+) -> Client:
     size, inside = marginal.shared.size, marginal.own.size
 
     def step(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -100,7 +108,9 @@ def _client(marginal: Marginal, standard: Tensor, *, delta: float, steps: int, f
             covariance = torch.linalg.inv_ex(q["precision"]).inverse
             loc = covariance @ q["shift"]
             at = loc + standard @ torch.linalg.cholesky_ex(covariance).L.T
-            found, inner = torch.vmap(lambda z: marginal.expand(z, guess(z), batch, NEWTON), chunk_size=AT_ONCE)(at)
+            found, inner = torch.vmap(
+                lambda z: marginal.expand(z, guess(z), batch, NEWTON), chunk_size=AT_ONCE
+            )(at)
             precision = cavity["precision"] - found.hessian.mean(0)
             slope = found.gradient.mean(0) + cavity["shift"] - cavity["precision"] @ loc
             move = torch.linalg.inv_ex(precision).inverse @ slope
@@ -117,13 +127,20 @@ def _client(marginal: Marginal, standard: Tensor, *, delta: float, steps: int, f
 
     def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         change = scaled(sub(lane["q"], message), delta)
-        up = {**{name: Share(value) for name, value in change.items()}, "improper": Share(lane["improper"])}
+        up = {
+            **{name: Share(value) for name, value in change.items()},
+            "improper": Share(lane["improper"]),
+        }
         return up, {"factor": add(own["factor"], change), "near": lane["near"]}
 
     return Client(
         own={
             "factor": {"shift": torch.zeros(size), "precision": torch.zeros(size, size)},
-            "near": {"mode": torch.zeros(inside), "slope": torch.zeros(inside, size), "loc": torch.zeros(size)},
+            "near": {
+                "mode": torch.zeros(inside),
+                "slope": torch.zeros(inside, size),
+                "loc": torch.zeros(size),
+            },
         },
         start=lambda message, own: {"q": message, **own, "improper": torch.zeros(())},
         phases=(Phase(step, count=steps),),
@@ -141,7 +158,9 @@ def _server(marginal: Marginal, standard: Tensor, *, full: bool) -> Server:
         return {"shift": found.gradient.mean(0) + precision @ at.mean(0), "precision": precision}
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        q = {name: state["q"][name] + clock.clients * means[name] for name in ("shift", "precision")}
+        q = {
+            name: state["q"][name] + clock.clients * means[name] for name in ("shift", "precision")
+        }
         loc, tril = _proper(q)
         prior = factor_of_prior(loc + standard @ tril.T)  # as before, where it is Gaussian
         q = add(q, sub(prior, state["prior"]))
@@ -151,7 +170,11 @@ def _server(marginal: Marginal, standard: Tensor, *, full: bool) -> Server:
     def final(state: Tree, clock: Clock) -> Tree:
         loc, _ = _proper(state["q"])
         params = normal_params(loc, state["q"]["precision"])
-        return {"params": params if full else {name: params[name] for name in ("_shared.loc", "_shared.scale")}}
+        return {
+            "params": params
+            if full
+            else {name: params[name] for name in ("_shared.loc", "_shared.scale")}
+        }
 
     middle = marginal.shared.start[None].detach()
     begin = factor_of_prior(middle)
@@ -159,7 +182,10 @@ def _server(marginal: Marginal, standard: Tensor, *, full: bool) -> Server:
         ones = torch.ones(len(begin["shift"]))
         precision, raised = positive(begin["precision"], 1e-3 * ones, fold=True)
     if bool(raised > 0.0) or not bool(torch.allclose(precision, begin["precision"])):
-        begin = {"shift": precision @ middle[0], "precision": precision}  # a prior that does not curve down at its centre
+        begin = {
+            "shift": precision @ middle[0],
+            "precision": precision,
+        }  # a prior that does not curve down at its centre
     return Server(
         state={"q": begin, "prior": begin, "moved": torch.tensor(torch.inf)},
         update=update,

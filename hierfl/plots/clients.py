@@ -54,29 +54,59 @@ def client_forest(
         left, centre, right = (np.broadcast_to(ends[i], len(names)) for i in (0, 2, 4))
         if band.ndim == 2:
             left, centre, right = left[order], centre[order], right[order]
-        ax.barh(at, right - left, left=left, height=1.0, color=BAND, label="expected of a client", zorder=1)
+        ax.barh(
+            at,
+            right - left,
+            left=left,
+            height=1.0,
+            color=BAND,
+            label="expected of a client",
+            zorder=1,
+        )
         ax.vlines(centre, at - 0.5, at + 0.5, color=GREY, linewidth=1.0, zorder=2)
     thin = 1.0 if len(names) <= NAMED else 0.6
     ax.hlines(at, low, high, color=COLOURS[0], linewidth=thin, zorder=3)
     ax.hlines(at, q1, q3, color=COLOURS[0], linewidth=2.6 * thin, zorder=3)
     size = _sizes(count[order], largest=46.0 if len(names) <= NAMED else 22.0)
-    ax.scatter(middle, at, s=size, color=COLOURS[0], edgecolor="white", linewidth=0.4, label="posterior", zorder=4)
+    ax.scatter(
+        middle,
+        at,
+        s=size,
+        color=COLOURS[0],
+        edgecolor="white",
+        linewidth=0.4,
+        label="posterior",
+        zorder=4,
+    )
     if alone is not None:
         lone = np.asarray(alone, dtype=float)[order]
-        style: dict[str, Any] = {"facecolor": "white", "edgecolor": COLOURS[1], "linewidth": 1.1, "marker": "D", "zorder": 3.5}
+        style: dict[str, Any] = {
+            "facecolor": "white",
+            "edgecolor": COLOURS[1],
+            "linewidth": 1.1,
+            "marker": "D",
+            "zorder": 3.5,
+        }
         ax.scatter(lone, at, s=np.maximum(size * 0.7, 8.0), label="its own rows alone", **style)
     if len(names) <= NAMED:
         label = [f"{names[i]} ({int(count[i])})" if rows is not None else names[i] for i in order]
         ax.set_yticks(at, label)
         ax.tick_params(axis="y", length=0)
     else:
-        ax.set_yticks([0, len(names) - 1], [f"{int(count[order[0]])} rows", f"{int(count[order[-1]])}"])
+        ax.set_yticks(
+            [0, len(names) - 1], [f"{int(count[order[0]])} rows", f"{int(count[order[-1]])}"]
+        )
     ax.set_ylim(len(names) - 0.4, -0.6)
     return plain(ax)
 
 
 def shrinkage(
-    ax: Axes, alone: ArrayLike, together: ArrayLike, *, rows: ArrayLike | None = None, centre: float | None = None
+    ax: Axes,
+    alone: ArrayLike,
+    together: ArrayLike,
+    *,
+    rows: ArrayLike | None = None,
+    centre: float | None = None,
 ) -> Axes:
     """How far the hierarchy moves each client's estimate from what its own rows alone say, towards the middle of all.
 
@@ -95,23 +125,47 @@ def shrinkage(
     """
     x, y = np.asarray(alone, dtype=float), np.asarray(together, dtype=float)
     if x.shape != y.shape or x.ndim != 1 or not len(x):
-        raise ValueError(f"estimates have the shapes {x.shape} and {y.shape}: both must be (N,), N > 0")
+        raise ValueError(
+            f"estimates have the shapes {x.shape} and {y.shape}: both must be (N,), N > 0"
+        )
     count = np.ones(len(x)) if rows is None else np.asarray(rows, dtype=float)
     span = np.array([min(x.min(), y.min()), max(x.max(), y.max())])
     span += 0.06 * max(float(np.ptp(span)), 1e-9) * np.array([-1.0, 1.0])
-    ax.plot(span, span, color=GREY, linewidth=1.0, linestyle="--", label="nothing borrowed", zorder=1)
+    ax.plot(
+        span, span, color=GREY, linewidth=1.0, linestyle="--", label="nothing borrowed", zorder=1
+    )
     if centre is not None:
-        ax.axhline(centre, color=GREY, linewidth=1.0, linestyle=":", label="middle of all clients", zorder=1)
+        ax.axhline(
+            centre,
+            color=GREY,
+            linewidth=1.0,
+            linestyle=":",
+            label="middle of all clients",
+            zorder=1,
+        )
     ax.vlines(x, x, y, color=COLOURS[5], linewidth=0.9, zorder=2)
     size = _sizes(count, largest=70.0)
-    ax.scatter(x, y, s=size, color=COLOURS[0], edgecolor="white", linewidth=0.5, label="a client, sized by rows", zorder=3)
-    ax.set(xlim=span, ylim=span, aspect="equal", xlabel="its own rows alone", ylabel="in the hierarchy")
+    ax.scatter(
+        x,
+        y,
+        s=size,
+        color=COLOURS[0],
+        edgecolor="white",
+        linewidth=0.5,
+        label="a client, sized by rows",
+        zorder=3,
+    )
+    ax.set(
+        xlim=span, ylim=span, aspect="equal", xlabel="its own rows alone", ylabel="in the hierarchy"
+    )
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(6))
     return plain(ax)
 
 
-def prior_and_clients(ax: Axes, expected: ArrayLike, draws: ArrayLike, names: Sequence[str]) -> Axes:
+def prior_and_clients(
+    ax: Axes, expected: ArrayLike, draws: ArrayLike, names: Sequence[str]
+) -> Axes:
     """The density of what the global level expects of a client, and of every client's posterior.
 
     Args:
@@ -129,16 +183,33 @@ def prior_and_clients(ax: Axes, expected: ArrayLike, draws: ArrayLike, names: Se
     ax.plot(grid, height, color="black", linewidth=2.2, label="expected of a client", zorder=3)
     few = len(names) <= len(COLOURS)
     for k, name in enumerate(names):
-        style: dict[str, Any] = {"color": COLOURS[k if few else 0], "linewidth": 1.4 if few else 0.7}
-        style |= {"alpha": 1.0 if few else 0.55, "linestyle": ("-", "--", "-.", (0, (1, 1)))[k % 4] if few else "-"}
-        ax.plot(grid, _kde(values[:, k], grid), label=name if few else ("a client" if k == 0 else None), zorder=2, **style)
+        style: dict[str, Any] = {
+            "color": COLOURS[k if few else 0],
+            "linewidth": 1.4 if few else 0.7,
+        }
+        style |= {
+            "alpha": 1.0 if few else 0.55,
+            "linestyle": ("-", "--", "-.", (0, (1, 1)))[k % 4] if few else "-",
+        }
+        ax.plot(
+            grid,
+            _kde(values[:, k], grid),
+            label=name if few else ("a client" if k == 0 else None),
+            zorder=2,
+            **style,
+        )
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0.0, None), ylabel="density")
     ax.set_yticks([])
     return plain(ax)
 
 
 def client_map(
-    ax: Axes, means: ArrayLike, names: Sequence[str], *, rows: ArrayLike | None = None, unit: ArrayLike | None = None
+    ax: Axes,
+    means: ArrayLike,
+    names: Sequence[str],
+    *,
+    rows: ArrayLike | None = None,
+    unit: ArrayLike | None = None,
 ) -> Axes:
     """Clients as points in a plane: the first two principal components of what each is like.
 
@@ -165,18 +236,34 @@ def client_map(
     at = np.zeros((len(names), 2))
     kept = min(2, len(singular))
     at[:, :kept] = left[:, :kept] * singular[:kept]
-    at *= np.where(np.abs(at).max(0) == at.max(0), 1.0, -1.0)  # a component has no sign of its own: its largest is positive
+    at *= np.where(
+        np.abs(at).max(0) == at.max(0), 1.0, -1.0
+    )  # a component has no sign of its own: its largest is positive
     share = np.zeros(2)
     share[:kept] = (singular**2 / (singular**2).sum())[:kept]
     count = np.ones(len(names)) if rows is None else np.asarray(rows, dtype=float)
     size = _sizes(count, largest=110.0)
     ax.axhline(0.0, color=BAND, linewidth=0.8, zorder=0)
     ax.axvline(0.0, color=BAND, linewidth=0.8, zorder=0)
-    ax.scatter(at[:, 0], at[:, 1], s=size, color=COLOURS[0], alpha=0.85, edgecolor="white", linewidth=0.5, zorder=2)
+    ax.scatter(
+        at[:, 0],
+        at[:, 1],
+        s=size,
+        color=COLOURS[0],
+        alpha=0.85,
+        edgecolor="white",
+        linewidth=0.5,
+        zorder=2,
+    )
     far = np.argsort(-np.linalg.norm(at, axis=1))[: len(names) if len(names) <= 12 else 8]
     for i in far:
         ax.annotate(
-            names[i], at[i], xytext=(0, 2.0 + size[i] ** 0.5 / 2), textcoords="offset points", ha="center", fontsize="small"
+            names[i],
+            at[i],
+            xytext=(0, 2.0 + size[i] ** 0.5 / 2),
+            textcoords="offset points",
+            ha="center",
+            fontsize="small",
         )
     ax.margins(0.16)
     ax.set(xlabel=f"first component ({share[0]:.0%})", ylabel=f"second component ({share[1]:.0%})")
@@ -188,7 +275,9 @@ def client_map(
 def _draws(draws: ArrayLike, names: Sequence[str]) -> Floats:
     values = np.asarray(draws, dtype=float)
     if values.ndim != 2 or values.shape[1] != len(names):
-        raise ValueError(f"draws have shape {values.shape}: (S, {len(names)}) are needed, a column a client")
+        raise ValueError(
+            f"draws have shape {values.shape}: (S, {len(names)}) are needed, a column a client"
+        )
     return values
 
 

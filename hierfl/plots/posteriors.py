@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from xarray import DataArray
 
 
-def forest(ax: Axes, local: DataArray, prior: DataArray, *, prob: float = 0.9, labels: Mapping[str, str] | None = None) -> Axes:
+def forest(
+    ax: Axes,
+    local: DataArray,
+    prior: DataArray,
+    *,
+    prob: float = 0.9,
+    labels: Mapping[str, str] | None = None,
+) -> Axes:
     """Every client's coefficients, median and interval, over the band where the global level expects a client's.
 
     Args:
@@ -36,7 +43,14 @@ def forest(ax: Axes, local: DataArray, prior: DataArray, *, prob: float = 0.9, l
     for k, client in enumerate(clients):
         low, middle, high = _interval(local.sel(client=client), prob, dim)
         style = {**_POINTS, "color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
-        ax.errorbar(middle, at + shifts[k], xerr=[middle - low, high - middle], label=client, zorder=3, **style)
+        ax.errorbar(
+            middle,
+            at + shifts[k],
+            xerr=[middle - low, high - middle],
+            label=client,
+            zorder=3,
+            **style,
+        )
     ax.axvline(0.0, color="black", linewidth=0.7, linestyle=":", zorder=2)
     ax.set_yticks(at, [(labels or {}).get(name, name) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
@@ -50,5 +64,7 @@ _POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.2, "elinewidth":
 
 def _interval(draws: DataArray, prob: float, dim: str) -> tuple[NDArray[np.float64], ...]:
     over = [d for d in draws.dims if d != dim]
-    quantiles = draws.quantile([0.5 - prob / 2, 0.5, 0.5 + prob / 2], dim=over).transpose("quantile", dim)
+    quantiles = draws.quantile([0.5 - prob / 2, 0.5, 0.5 + prob / 2], dim=over).transpose(
+        "quantile", dim
+    )
     return tuple(np.asarray(quantiles, dtype=float))

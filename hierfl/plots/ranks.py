@@ -31,12 +31,24 @@ def rank_ecdf(ax: Axes, found: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     """
     frame = found.ecdf(site, prob=prob)
     at = frame.index.to_numpy()
-    ax.fill_between(at, frame.low - at, frame.high - at, color="0.87", linewidth=0.0, step="mid", label=f"{prob:.0%} band")
+    ax.fill_between(
+        at,
+        frame.low - at,
+        frame.high - at,
+        color="0.87",
+        linewidth=0.0,
+        step="mid",
+        label=f"{prob:.0%} band",
+    )
     names = [name for name in frame.columns if name not in ("low", "high")]
     many = len(names) > len(COLOURS)
     for k, name in enumerate(names):
         label = (
-            (f"{len(names)} numbers" if k == 0 else None) if many else f"{site}{name}" if name.startswith("[") else name or site
+            (f"{len(names)} numbers" if k == 0 else None)
+            if many
+            else f"{site}{name}"
+            if name.startswith("[")
+            else name or site
         )
         ax.plot(
             at,
@@ -52,7 +64,13 @@ def rank_ecdf(ax: Axes, found: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     ax.set_ylabel("ECDF less the uniform one")
     ax.set_title(site, fontsize=9, loc="left")
     ax.legend(
-        frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, ncols=3, columnspacing=1.0
+        frameon=False,
+        fontsize=7,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        borderaxespad=0.1,
+        ncols=3,
+        columnspacing=1.0,
     )
     ax.spines[["top", "right"]].set_visible(False)
     return ax
@@ -72,17 +90,27 @@ def rank_histogram(ax: Axes, found: Sbc, site: str, *, bins: int = 20, prob: flo
         KeyError: there is no such site.
     """
     if site not in {**found.shared, **found.own}:
-        raise KeyError(f"there is no site '{site}'; there are {', '.join([*found.shared, *found.own])}")
+        raise KeyError(
+            f"there is no site '{site}'; there are {', '.join([*found.shared, *found.own])}"
+        )
     ranks = {**found.shared, **found.own}[site].flatten()
     edges = np.linspace(0, found.draws + 1, bins + 1)
     ax.hist(ranks, bins=list(edges), color=COLOURS[0], alpha=0.75, edgecolor="white", linewidth=0.5)
     low, high = stats.binom.interval(prob, len(ranks), 1.0 / bins)
-    ax.axhspan(low, high, color="0.87", linewidth=0.0, zorder=0, label=f"{prob:.0%} of uniform ranks")
+    ax.axhspan(
+        low, high, color="0.87", linewidth=0.0, zorder=0, label=f"{prob:.0%} of uniform ranks"
+    )
     ax.set_xlabel(f"rank of the truth among {found.draws} draws")
     ax.set_ylabel("replications" if len(ranks) == found.replications else "numbers")
     ax.set_title(site, fontsize=9, loc="left")
     ax.legend(
-        frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, ncols=3, columnspacing=1.0
+        frameon=False,
+        fontsize=7,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        borderaxespad=0.1,
+        ncols=3,
+        columnspacing=1.0,
     )
     ax.spines[["top", "right"]].set_visible(False)
     return ax

@@ -16,7 +16,12 @@ Histories: TypeAlias = "pd.DataFrame | Sequence[pd.DataFrame]"
 
 
 def convergence(
-    ax: Axes, histories: Histories | Mapping[str, Histories], *, column: str = "elbo", prob: float = 0.9, settled: float = 0.5
+    ax: Axes,
+    histories: Histories | Mapping[str, Histories],
+    *,
+    column: str = "elbo",
+    prob: float = 0.9,
+    settled: float = 0.5,
 ) -> Axes:
     """A number of each round: the median over seeds, and a band from the lowest to the highest, or of `prob` of many seeds.
 
@@ -58,7 +63,9 @@ def convergence(
 def _by_round(histories: list[pd.DataFrame], column: str) -> pd.DataFrame:
     missing = [h for h in histories if column not in h]
     if missing:
-        raise ValueError(f"a history has no column '{column}'; it has {', '.join(map(str, missing[0].columns))}")
+        raise ValueError(
+            f"a history has no column '{column}'; it has {', '.join(map(str, missing[0].columns))}"
+        )
     series = [h.set_index("round")[column].astype(float).dropna() for h in histories]
     return pd.concat(series, axis=1, ignore_index=True)
 
@@ -71,4 +78,12 @@ def _look_at(ax: Axes, late: tuple[float, float], whole: tuple[float, float]) ->
     for cut, height, sign in ((whole[0] < low, 0.02, "↓"), (whole[1] > high, 0.93, "↑")):
         if cut:
             end = whole[0] if sign == "↓" else whole[1]
-            ax.text(0.985, height, f"{sign} from {end:.4g}", transform=ax.transAxes, fontsize="small", ha="right", va="bottom")
+            ax.text(
+                0.985,
+                height,
+                f"{sign} from {end:.4g}",
+                transform=ax.transAxes,
+                fontsize="small",
+                ha="right",
+                va="bottom",
+            )

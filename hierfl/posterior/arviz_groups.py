@@ -57,11 +57,15 @@ class Groups:
             dims: list[str] = []
             for i, size in enumerate(value.shape[1 + len(lead) :]):
                 label = _feature_dim(features, size)
-                dims.append(f"{name}_dim_{i}" if label is None or label in dims else label)  # no dimension twice
+                dims.append(
+                    f"{name}_dim_{i}" if label is None or label in dims else label
+                )  # no dimension twice
                 self.coords.setdefault(dims[-1], list(features.get(dims[-1]) or range(size)))
             self.put(group, name, value, [*lead, *dims])
 
-    def layers(self, group: str, found: Mapping[str, Tensor], networks: Mapping[str, Network]) -> None:
+    def layers(
+        self, group: str, found: Mapping[str, Tensor], networks: Mapping[str, Network]
+    ) -> None:
         """Summaries of networks: (S, L, 4), or (S, N, L, 4) of clients' own, as one variable a statistic."""
         for name, value in found.items():
             net = networks[name]
@@ -73,12 +77,19 @@ class Groups:
     def rows(self, group: str, values: Mapping[str, Tensor], data: ClientData) -> None:
         """What is one a row, (..., n, *event), or one a client, of the clients of `data`."""
         owners = [data.names[k] for k in data.row_client.tolist()]
-        self.coords.update({ROW: range(data.num_rows), "row_client": (ROW, owners), CLIENT: list(data.names)})
+        self.coords.update(
+            {ROW: range(data.num_rows), "row_client": (ROW, owners), CLIENT: list(data.names)}
+        )
         for site, value in values.items():
             of_rows = site in self.fit.program.sites_of_rows
             lead = 0 if group == "observed_data" else 1
             rest = value.shape[lead + 1 :]
-            self.put(group, site, value, [ROW if of_rows else CLIENT, *(f"{site}_dim_{i}" for i in range(len(rest)))])
+            self.put(
+                group,
+                site,
+                value,
+                [ROW if of_rows else CLIENT, *(f"{site}_dim_{i}" for i in range(len(rest)))],
+            )
 
     def arviz(self, attributes: Mapping[str, Any]) -> Any:
         """The ArviZ object."""
@@ -114,7 +125,9 @@ def attributes(fit: Fit, seed: int) -> dict[str, Any]:
     }
 
 
-def drawn_groups(fit: Fit, draws: int, *, seed: int, sites: Collection[str] | None, expand: int) -> Groups:
+def drawn_groups(
+    fit: Fit, draws: int, *, seed: int, sites: Collection[str] | None, expand: int
+) -> Groups:
     """Draws of the guide: what is small, or was asked for by name, written out; other networks by layer.
 
     Raises:
@@ -129,13 +142,22 @@ def drawn_groups(fit: Fit, draws: int, *, seed: int, sites: Collection[str] | No
     return groups
 
 
-def given_groups(fit: Fit, group: str, draws: Draws, *, sites: Collection[str] | None, expand: int) -> Groups:
+def given_groups(
+    fit: Fit, group: str, draws: Draws, *, sites: Collection[str] | None, expand: int
+) -> Groups:
     """The same of draws that were made already."""
     keep, large = split(draws, sites, expand)
     groups = Groups(fit)
-    groups.sites(group, Draws(*({n: v for n, v in part.items() if n in keep} for part in (draws.shared, draws.own))))
+    groups.sites(
+        group,
+        Draws(
+            *({n: v for n, v in part.items() if n in keep} for part in (draws.shared, draws.own))
+        ),
+    )
     both = {**draws.shared, **draws.own}
-    groups.layers(group, {name: net.summary(both, 1 + net.is_local) for name, net in large.items()}, large)
+    groups.layers(
+        group, {name: net.summary(both, 1 + net.is_local) for name, net in large.items()}, large
+    )
     return groups
 
 
@@ -155,7 +177,9 @@ def log_likelihoods(fit: Fit, draws: Draws) -> dict[str, Tensor]:
     program, data = fit.program, fit.federation.data
     missing = set(program.labels) - set(observed(fit, data))
     if missing:
-        raise ValueError(f"the clients' rows have no labels for site '{min(missing)}': there is no likelihood")
+        raise ValueError(
+            f"the clients' rows have no labels for site '{min(missing)}': there is no likelihood"
+        )
 
     def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
         found = program.observed(values, batch, params)
@@ -164,7 +188,11 @@ def log_likelihoods(fit: Fit, draws: Draws) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
     for batch, found in at_draws(fit.federation, fit.message, fit.progress.table, draws, one):
         for site, value in found.items():  # (C, S, 1, B), or (C, S, 1, 1) of clients
-            inside = batch.mask() if site in program.sites_of_rows else torch.ones(batch.num_clients, 1, dtype=torch.bool)
+            inside = (
+                batch.mask()
+                if site in program.sites_of_rows
+                else torch.ones(batch.num_clients, 1, dtype=torch.bool)
+            )
             parts[site].append(value[:, :, 0].movedim(1, -1)[inside].T)
     return {site: torch.cat(found, 1) for site, found in parts.items()}
 
@@ -174,7 +202,9 @@ def _a_row(log_prob: Tensor) -> Tensor:
     return log_prob.flatten(0, -3).sum(0) if log_prob.dim() > 2 else log_prob
 
 
-def sampled(fit: Fit, draws: Draws, rows: ClientData, seed: int, *, count: int = 1) -> dict[str, Tensor]:
+def sampled(
+    fit: Fit, draws: Draws, rows: ClientData, seed: int, *, count: int = 1
+) -> dict[str, Tensor]:
     """A label of each row (S, n, *event), or client, drawn given each draw of the latent sites; `count` where there are none.
 
     By torch's own samplers, seeded by the client's key: of one client after another, so that none depends on the others.
@@ -184,21 +214,37 @@ def sampled(fit: Fit, draws: Draws, rows: ClientData, seed: int, *, count: int =
     count = next((len(value) for value in {**draws.shared, **draws.own}.values()), count)
     parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
     for k in range(data.num_clients):
-        batch = labelled(full_batch(rows, torch.tensor([k]), seed=seed, at=(noise.word("predictive"),)), program)
-        params = client.params(fit.message, tree_map(lambda v: v[0], taken(fit.progress.table, torch.tensor([k]))))
-        values = {"index": torch.arange(count), **shared, **{name: value[k] for name, value in own.items()}}
+        batch = labelled(
+            full_batch(rows, torch.tensor([k]), seed=seed, at=(noise.word("predictive"),)), program
+        )
+        params = client.params(
+            fit.message, tree_map(lambda v: v[0], taken(fit.progress.table, torch.tensor([k])))
+        )
+        values = {
+            "index": torch.arange(count),
+            **shared,
+            **{name: value[k] for name, value in own.items()},
+        }
 
         def one(v: Values, batch: ClientBatch = batch, params: Params = params) -> Values:
             latents = {name: value for name, value in v.items() if name != "index"}
-            return {site: fn.sample() for site, (fn, _) in program.observed(latents, batch, params).items()}
+            return {
+                site: fn.sample()
+                for site, (fn, _) in program.observed(latents, batch, params).items()
+            }
 
         with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False), torch.no_grad():
             first, second = batch.key[0].tolist()
             torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
             try:
                 found = torch.vmap(one, randomness="different", chunk_size=AT_ONCE)(values)
-            except RuntimeError:  # torch has no mapped sampler for a few (Student's t, Beta): one draw after another
-                found = tree_map(lambda *v: torch.stack(v), *[one({n: v[s] for n, v in values.items()}) for s in range(count)])
+            except (
+                RuntimeError
+            ):  # torch has no mapped sampler for a few (Student's t, Beta): one draw after another
+                found = tree_map(
+                    lambda *v: torch.stack(v),
+                    *[one({n: v[s] for n, v in values.items()}) for s in range(count)],
+                )
         for site, value in found.items():  # (S, 1, B, *event)
             parts[site].append(value.squeeze(1))
     return {site: torch.cat(found, 1) for site, found in parts.items()}

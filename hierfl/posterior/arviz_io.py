@@ -18,7 +18,9 @@ import xarray as xr
 Arrays = Mapping[str, Any]  # variable -> array
 SAMPLE = ("chain", "draw")
 WITHOUT_DRAWS = ("observed_data", "constant_data")
-DATA_TREE = int(version("arviz").split(".")[0]) >= 1  # asking for az.InferenceData does not tell: 1.x answers, with a warning
+DATA_TREE = (
+    int(version("arviz").split(".")[0]) >= 1
+)  # asking for az.InferenceData does not tell: 1.x answers, with a warning
 
 
 def arviz_of(
@@ -45,7 +47,10 @@ def arviz_of(
     >>> found["posterior"]["w"].dims
     ('chain', 'draw', 'client')
     """
-    sets = {group: _dataset(group, arrays, dims, coords, attributes or {}) for group, arrays in groups.items()}
+    sets = {
+        group: _dataset(group, arrays, dims, coords, attributes or {})
+        for group, arrays in groups.items()
+    }
     if DATA_TREE:
         tree: Any = xr.DataTree
         return tree.from_dict(sets)
@@ -53,7 +58,13 @@ def arviz_of(
     return container(**sets)
 
 
-def _dataset(group: str, arrays: Arrays, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Any], attributes: Any) -> Any:
+def _dataset(
+    group: str,
+    arrays: Arrays,
+    dims: Mapping[str, Sequence[str]],
+    coords: Mapping[str, Any],
+    attributes: Any,
+) -> Any:
     lead: tuple[str, ...] = () if group in WITHOUT_DRAWS else SAMPLE
     taken = {*SAMPLE, *coords}
     variables = {}
@@ -63,9 +74,15 @@ def _dataset(group: str, arrays: Arrays, dims: Mapping[str, Sequence[str]], coor
         if name in taken:
             raise ValueError(f"site '{name}' has the name of a dimension: rename the site")
         if array.ndim != len(named):
-            raise ValueError(f"'{name}' of {group} has shape {array.shape}, and dimensions {', '.join(named)}: one name each")
+            raise ValueError(
+                f"'{name}' of {group} has shape {array.shape}, and dimensions {', '.join(named)}: one name each"
+            )
         variables[name] = (named, array)
-    used = {dim: size for named, array in variables.values() for dim, size in zip(named, array.shape, strict=True)}
+    used = {
+        dim: size
+        for named, array in variables.values()
+        for dim, size in zip(named, array.shape, strict=True)
+    }
     labels: dict[str, Any] = {dim: np.arange(size) for dim, size in used.items()}
     for name, values in coords.items():
         beside = isinstance(values, tuple)
@@ -102,14 +119,25 @@ def elpd_of(log_likelihood: Any) -> Elpd:
         log_likelihood: (S, n) of what is left out, one after another.
     """
     tree = arviz_of(
-        {"posterior": {"at": np.zeros(len(log_likelihood))}, "log_likelihood": {"y": log_likelihood}}, {"y": ["i"]}, {}
+        {
+            "posterior": {"at": np.zeros(len(log_likelihood))},
+            "log_likelihood": {"y": log_likelihood},
+        },
+        {"y": ["i"]},
+        {},
     )
     loo: Any = az.loo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of high k-hats, which are in the answer
         found = loo(tree, pointwise=True, reff=1.0)
-    each, total, p = (found.elpd_i, found.elpd, found.p) if DATA_TREE else (found.loo_i, found.elpd_loo, found.p_loo)
-    return Elpd(float(total), float(found.se), float(p), np.asarray(each), np.asarray(found.pareto_k), found)
+    each, total, p = (
+        (found.elpd_i, found.elpd, found.p)
+        if DATA_TREE
+        else (found.loo_i, found.elpd_loo, found.p_loo)
+    )
+    return Elpd(
+        float(total), float(found.se), float(p), np.asarray(each), np.asarray(found.pareto_k), found
+    )
 
 
 def compared(found: Mapping[str, Elpd]) -> Any:

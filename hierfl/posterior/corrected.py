@@ -30,14 +30,24 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.draws import Draws, each_client
 from hierfl.posterior.proposals import log_density, points_of, refitted
-from hierfl.posterior.weights import INNER, Weighed, check_density, check_labelled, joined, over_own, weigh
+from hierfl.posterior.weights import (
+    INNER,
+    Weighed,
+    check_density,
+    check_labelled,
+    joined,
+    over_own,
+    weigh,
+)
 from hierfl.program.program import Params
 
 if TYPE_CHECKING:
     from hierfl.runs.result import Fit
 
 ROUNDS, ENOUGH = 3, 1000  # rounds at most, and effective draws that make another needless
-K_HAT = 0.7  # above it no number of draws that anyone has is enough: Vehtari et al. 2024, section 3.2.4
+K_HAT = (
+    0.7  # above it no number of draws that anyone has is enough: Vehtari et al. 2024, section 3.2.4
+)
 FEWEST = 100  # proposals: their largest weights are fitted a tail, of 20 here
 POINTS, AT_POINT = 10, 400  # points z, and draws there, that judge a client's own guide
 EQUAL = 1e-6  # log weights that differ by less are equal but for rounding: they have no tail to be fitted
@@ -69,7 +79,13 @@ class Corrected:
 
 
 def corrected(
-    fit: Fit, draws: int = 1000, *, proposals: int | None = None, inner: int = INNER, rounds: int = ROUNDS, seed: int = 0
+    fit: Fit,
+    draws: int = 1000,
+    *,
+    proposals: int | None = None,
+    inner: int = INNER,
+    rounds: int = ROUNDS,
+    seed: int = 0,
 ) -> Corrected:
     """Draws of the posterior from those of the guide, by Pareto-smoothed weights; a warning where they are not to be trusted.
 
@@ -89,7 +105,9 @@ def corrected(
         raise ValueError(
             f"draws ({draws}), inner ({inner}) and rounds ({rounds}) must be 1 or more, proposals ({count}) {FEWEST} or more"
         )
-    found, weights, log_ratio, guide = in_rounds(fit, count, inner=inner, rounds=rounds, enough=draws, seed=seed)
+    found, weights, log_ratio, guide = in_rounds(
+        fit, count, inner=inner, rounds=rounds, enough=draws, seed=seed
+    )
     total = len(log_ratio)
     if weights.k_hat >= K_HAT:
         warnings.warn(
@@ -98,9 +116,16 @@ def corrected(
             f"guide that is nearer (guides.conditional, or structured with a non-centred model), or methods.fedlaplace",
             stacklevel=2,
         )
-    which = chosen(weights.log, draws)[torch.from_numpy(np.random.default_rng(seed).permutation(draws))]
+    which = chosen(weights.log, draws)[
+        torch.from_numpy(np.random.default_rng(seed).permutation(draws))
+    ]
     return Corrected(
-        draws=Draws(*({name: v[which] for name, v in part.items()} for part in (found.draws.shared, found.draws.own))),
+        draws=Draws(
+            *(
+                {name: v[which] for name, v in part.items()}
+                for part in (found.draws.shared, found.draws.own)
+            )
+        ),
         k_hat=weights.k_hat,
         k_hat_guide=guide.k_hat,
         k_hat_clients=own_k_hat(fit, seed=seed),
@@ -125,9 +150,14 @@ def in_rounds(
     fits = 0 < 2 * found.at.shape[1] < count  # a covariance is fitted to them
     while fits and len(proposals) + 1 < rounds and weights.effective < min(enough, ENOUGH):
         proposals.append(refitted(found.at, weights, proposals[-1] if proposals else None))
-        points, apart = points_of(proposals[-1], count, seed=seed + len(proposals)), f"psis {len(proposals)}"
+        points, apart = (
+            points_of(proposals[-1], count, seed=seed + len(proposals)),
+            f"psis {len(proposals)}",
+        )
         try:
-            found = joined(found, weigh(fit, count, inner=4 * inner, seed=seed, points=points, apart=apart))
+            found = joined(
+                found, weigh(fit, count, inner=4 * inner, seed=seed, points=points, apart=apart)
+            )
         except (RuntimeError, ValueError) as error:
             warnings.warn(
                 f"only {weights.effective:.0f} draws are effective, and farther out than it draws the guide fails ({error}): there is no "
@@ -170,7 +200,9 @@ def own_k_hat(fit: Fit, *, points: int = POINTS, draws: int = AT_POINT, seed: in
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
         return {"log": over_own(fit.program, params, own, draws)[2]}
 
-    found = each_client(fit.federation, fit.message, fit.progress.table, one, draws=points, seed=seed, width=draws)
+    found = each_client(
+        fit.federation, fit.message, fit.progress.table, one, draws=points, seed=seed, width=draws
+    )
     each = [np.mean([tail_of(at) for at in client]) for _, tree in found for client in tree["log"]]
     return pd.Series(each, index=index, name="k_hat")
 

@@ -22,7 +22,11 @@ from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.program import Answer, Params, Program, Site
 from hierfl.program.sites import Values
 
-SLOTS, AT_ONCE, ROWS_AT_ONCE = 64, 512, 1 << 21  # clients, clients x draws, and those x rows of wide work, carried at once
+SLOTS, AT_ONCE, ROWS_AT_ONCE = (
+    64,
+    512,
+    1 << 21,
+)  # clients, clients x draws, and those x rows of wide work, carried at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +38,13 @@ class Draws:
 
 
 def posterior_draws(
-    federation: Federation, message: Tree, table: Table, *, draws: int, seed: int, keep: Collection[str] | None = None
+    federation: Federation,
+    message: Tree,
+    table: Table,
+    *,
+    draws: int,
+    seed: int,
+    keep: Collection[str] | None = None,
 ) -> Draws:
     """Draw every latent site; each client draws its own, given the draws of the global sites that all share.
 
@@ -45,31 +55,55 @@ def posterior_draws(
     def draw(params: Params, batch: ClientBatch, asked: ClientBatch) -> Values:
         values = program.draw(params, batch)
         values = {**values, **program.derive(values, params, asked)}
-        return values if keep is None else {name: value for name, value in values.items() if name in keep}
+        return (
+            values
+            if keep is None
+            else {name: value for name, value in values.items() if name in keep}
+        )
 
-    return together(program, [v for _, v in each_client(federation, message, table, draw, draws=draws, seed=seed)])
+    return together(
+        program,
+        [v for _, v in each_client(federation, message, table, draw, draws=draws, seed=seed)],
+    )
 
 
-def prior_draws(federation: Federation, message: Tree, table: Table, *, draws: int, seed: int) -> Draws:
+def prior_draws(
+    federation: Federation, message: Tree, table: Table, *, draws: int, seed: int
+) -> Draws:
     """Draws of every site from the model itself, a client's own given the global ones, whatever its rows say."""
     program = federation.program
 
     def draw(params: Params, batch: ClientBatch, asked: ClientBatch) -> Values:
         with Answer(params, asked):
             nodes: dict[str, Site] = poutine.trace(program.model).get_trace(asked).nodes
-        return {name: nodes[name]["value"] for name in (*(s.name for s in program.latents.sites), *program.derived)}
+        return {
+            name: nodes[name]["value"]
+            for name in (*(s.name for s in program.latents.sites), *program.derived)
+        }
 
     try:
-        parts = [v for _, v in each_client(federation, message, table, draw, draws=draws, seed=seed, apart="prior")]
+        parts = [
+            v
+            for _, v in each_client(
+                federation, message, table, draw, draws=draws, seed=seed, apart="prior"
+            )
+        ]
     except NoKeyedDraw:  # a Gamma, say: drawn by torch itself, one client and one draw at a time
         one_by_one = replace(federation, program=replace(program, keyed=False))
-        parts = [v for _, v in each_client(one_by_one, message, table, draw, draws=draws, seed=seed, apart="prior")]
+        parts = [
+            v
+            for _, v in each_client(
+                one_by_one, message, table, draw, draws=draws, seed=seed, apart="prior"
+            )
+        ]
     return together(program, parts)
 
 
 def plates_of(program: Program) -> dict[str, int]:
     """A client's own sites, latent and deterministic: name -> plates left of the clients."""
-    local = {site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local}
+    local = {
+        site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local
+    }
     return local | {name: inner for name, inner in program.derived.items() if inner is not None}
 
 
@@ -86,7 +120,14 @@ def together(program: Program, parts: Sequence[Values]) -> Draws:
 
 
 def predict(
-    federation: Federation, message: Tree, table: Table, rows: ClientData, *, site: str, draws: int, seed: int
+    federation: Federation,
+    message: Tree,
+    table: Table,
+    rows: ClientData,
+    *,
+    site: str,
+    draws: int,
+    seed: int,
 ) -> Prediction:
     """The posterior predictive of rows of the federation's clients, client i of `rows` being client i of the federation."""
     program = federation.program
@@ -99,14 +140,24 @@ def predict(
         return moments(fn, value if known else None)
 
     parts = []
-    for ids, values in each_client(federation, message, table, score, draws=draws, seed=seed, rows=rows):
+    for ids, values in each_client(
+        federation, message, table, score, draws=draws, seed=seed, rows=rows
+    ):
         counts = rows.counts[ids]
         inside = torch.arange(int(counts.max()))[None] < counts[:, None]
         parts.append({name: averaged(name, value)[inside] for name, value in values.items()})
     return gathered(rows, site, parts, kinds.pop())
 
 
-def predict_at(federation: Federation, message: Tree, table: Table, draws: Draws, rows: ClientData, *, site: str) -> Prediction:
+def predict_at(
+    federation: Federation,
+    message: Tree,
+    table: Table,
+    draws: Draws,
+    rows: ClientData,
+    *,
+    site: str,
+) -> Prediction:
     """`predict` at draws of every latent site that are given: the guide is not asked again."""
     program = federation.program
     known = program.labels[site] in rows.fields
@@ -118,7 +169,10 @@ def predict_at(federation: Federation, message: Tree, table: Table, draws: Draws
         return moments(fn, value if known else None)
 
     found = at_draws(federation, message, table, draws, score, rows=rows)
-    parts = [{name: averaged(name, value)[batch.mask()] for name, value in values.items()} for batch, values in found]
+    parts = [
+        {name: averaged(name, value)[batch.mask()] for name, value in values.items()}
+        for batch, values in found
+    ]
     return gathered(rows, site, parts, kinds.pop())
 
 
@@ -152,23 +206,44 @@ def each_client(
     at_once = federation.at_once
     for ids in torch.arange(data.num_clients).split(min(federation.slots, SLOTS)):
         batch = full_batch(data, ids, seed=seed, at=at)
-        asked = labelled(batch if rows is None else full_batch(rows, ids, seed=seed, at=at), program)
+        asked = labelled(
+            batch if rows is None else full_batch(rows, ids, seed=seed, at=at), program
+        )
         own_rows, shared = slots_of(batch)
 
         def of_client(
-            own: Tree, row: Tree, query: Tree, batch: ClientBatch = batch, asked: ClientBatch = asked, shared: Tree = shared
+            own: Tree,
+            row: Tree,
+            query: Tree,
+            batch: ClientBatch = batch,
+            asked: ClientBatch = asked,
+            shared: Tree = shared,
         ) -> Tree:
             params = client.params(message, own)
             mine, theirs = one_slot(row, shared, batch), one_slot(query, shared, asked)
             index = torch.arange(draws, dtype=torch.int32)
-            size = max(1, (AT_ONCE if width == 1 else ROWS_AT_ONCE // (width * asked.num_rows)) // len(batch.counts))
+            size = max(
+                1,
+                (AT_ONCE if width == 1 else ROWS_AT_ONCE // (width * asked.num_rows))
+                // len(batch.counts),
+            )
             if not program.keyed:
-                return tree_map(lambda *v: torch.stack(v), *[one(params, mine.redrawn(d), theirs.redrawn(d)) for d in index])
-            return torch.vmap(lambda d: one(params, mine.redrawn(d), theirs.redrawn(d)), chunk_size=size)(index)
+                return tree_map(
+                    lambda *v: torch.stack(v),
+                    *[one(params, mine.redrawn(d), theirs.redrawn(d)) for d in index],
+                )
+            return torch.vmap(
+                lambda d: one(params, mine.redrawn(d), theirs.redrawn(d)), chunk_size=size
+            )(index)
 
         mine = taken(table, ids)
         with pyro.validation_enabled(False), torch.no_grad():
-            yield ids, over_clients(of_client, at_once)(mine, own_rows, slots_of(asked)[0], count=len(ids))
+            yield (
+                ids,
+                over_clients(of_client, at_once)(
+                    mine, own_rows, slots_of(asked)[0], count=len(ids)
+                ),
+            )
 
 
 def at_draws(
@@ -199,14 +274,24 @@ def at_draws(
         size = max(1, AT_ONCE // len(ids))
 
         def of_client(
-            mine: Tree, lane: Tree, values: Values, asked: ClientBatch = asked, common: Tree = common, size: int = size
+            mine: Tree,
+            lane: Tree,
+            values: Values,
+            asked: ClientBatch = asked,
+            common: Tree = common,
+            size: int = size,
         ) -> Tree:
             params, batch = client.params(message, mine), one_slot(lane, common, asked)
-            return torch.vmap(lambda v: one(params, v, batch), chunk_size=size)({**values, **shared})
+            return torch.vmap(lambda v: one(params, v, batch), chunk_size=size)(
+                {**values, **shared}
+            )
 
         with pyro.validation_enabled(False), torch.no_grad():
             values = {name: value[ids] for name, value in own.items()}
-            yield asked, over_clients(of_client, at_once)(taken(table, ids), lanes, values, count=len(ids))
+            yield (
+                asked,
+                over_clients(of_client, at_once)(taken(table, ids), lanes, values, count=len(ids)),
+            )
 
 
 def latent(program: Program, draws: Draws) -> tuple[Values, Values]:
@@ -221,5 +306,9 @@ def latent(program: Program, draws: Draws) -> tuple[Values, Values]:
 def labelled(batch: ClientBatch, program: Program) -> ClientBatch:
     """A batch whose missing labels are zeros, so that a model can be asked for the distribution of what it observes."""
     like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
-    missing = {k: v.new_zeros(batch.num_clients, batch.num_rows, *v.shape[2:]) for k, v in like.items() if v is not None}
+    missing = {
+        k: v.new_zeros(batch.num_clients, batch.num_rows, *v.shape[2:])
+        for k, v in like.items()
+        if v is not None
+    }
     return replace(batch, fields={**missing, **batch.fields})

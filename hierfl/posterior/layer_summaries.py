@@ -41,9 +41,20 @@ class Network:
         layers = []
         for sites in self.parts.values():
             flat = torch.cat(
-                [values[site].flatten(lead) if values[site].dim() > lead else values[site][..., None] for site in sites], -1
+                [
+                    values[site].flatten(lead)
+                    if values[site].dim() > lead
+                    else values[site][..., None]
+                    for site in sites
+                ],
+                -1,
             )
-            statistics = (flat.mean(-1), flat.std(-1, correction=0), flat.square().mean(-1).sqrt(), flat.abs().amax(-1))
+            statistics = (
+                flat.mean(-1),
+                flat.std(-1, correction=0),
+                flat.square().mean(-1).sqrt(),
+                flat.abs().amax(-1),
+            )
             layers.append(torch.stack(statistics, -1))
         return torch.stack(layers, -2)
 
@@ -57,21 +68,29 @@ def network_of(sites: Sequence[str], *, is_local: bool) -> Network:
     return Network(parts, is_local)
 
 
-def split(draws: Draws, sites: Collection[str] | None, expand: int) -> tuple[set[str], dict[str, Network]]:
+def split(
+    draws: Draws, sites: Collection[str] | None, expand: int
+) -> tuple[set[str], dict[str, Network]]:
     """Which sites are written out, and which networks, of more than `expand` numbers a client or in all, are summarised.
 
     With `sites` given, those and nothing else are written out. A global network of the same name as a local one is `<name>_shared`.
     """
-    sizes = {name: v[0].numel() for name, v in draws.shared.items()} | {name: v[0, 0].numel() for name, v in draws.own.items()}
+    sizes = {name: v[0].numel() for name, v in draws.shared.items()} | {
+        name: v[0, 0].numel() for name, v in draws.own.items()
+    }
     if sites is not None:
         return _named(sites, sizes), {}
     kinds: dict[tuple[str, bool], list[str]] = {}
     for name in sizes:
         kinds.setdefault((name.split(".")[0], name in draws.own), []).append(name)
-    large = {kind: found for kind, found in kinds.items() if sum(sizes[site] for site in found) > expand}
+    large = {
+        kind: found for kind, found in kinds.items() if sum(sizes[site] for site in found) > expand
+    }
     both = {name for name, is_local in large if (name, not is_local) in large}
     return sizes.keys() - {site for found in large.values() for site in found}, {
-        f"{name}_shared" if name in both and not is_local else name: network_of(found, is_local=is_local)
+        f"{name}_shared" if name in both and not is_local else name: network_of(
+            found, is_local=is_local
+        )
         for (name, is_local), found in large.items()
     }
 
@@ -94,6 +113,11 @@ def summaries(fit: Any, large: Mapping[str, Network], draws: int, seed: int) -> 
         values = {**values, **program.derive(values, params, asked)}
         return {name: net.summary(values, 0) for name, net in large.items()}
 
-    parts = [tree for _, tree in each_client(fit.federation, fit.message, fit.progress.table, one, draws=draws, seed=seed)]
+    parts = [
+        tree
+        for _, tree in each_client(
+            fit.federation, fit.message, fit.progress.table, one, draws=draws, seed=seed
+        )
+    ]
     whole = {name: torch.cat([part[name] for part in parts]).movedim(0, 1) for name in large}
     return {name: value if large[name].is_local else value[:, 0] for name, value in whole.items()}

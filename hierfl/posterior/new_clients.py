@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from hierfl.runs.result import Fit
 
 
-def predict_from_prior(fit: Fit, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0) -> Prediction:
+def predict_from_prior(
+    fit: Fit, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
+) -> Prediction:
     """What a fit says of clients of which it has seen nothing, no label and no row.
 
         p(y | x) = E_{z ~ q(z)} E_{w ~ p(w | z)} p(y | x, w, z),    z the global sites, w those of the new client
@@ -60,7 +62,10 @@ def predict_from_prior(fit: Fit, rows: ClientData, *, site: str | None = None, d
         return moments(fn, value if known else None)
 
     found = _each_newcomer(fit, rows, score, draws=draws, seed=seed)
-    parts = [{name: averaged(name, value)[batch.mask()] for name, value in values.items()} for batch, values in found]
+    parts = [
+        {name: averaged(name, value)[batch.mask()] for name, value in values.items()}
+        for batch, values in found
+    ]
     return gathered(rows, site, parts, kinds.pop())
 
 
@@ -76,15 +81,22 @@ def expected_of_clients(fit: Fit, *, draws: int = 200, seed: int = 0) -> Values:
         seed: of the draws.
     """
     program = fit.program
-    inner = {site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local}
+    inner = {
+        site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local
+    }
     inner |= {name: plates for name, plates in program.derived.items() if plates is not None}
 
     def own_sites(params: Params, shared: Values, asked: ClientBatch) -> Tree:
         with Answer(params, asked):
-            nodes = poutine.trace(poutine.condition(program.model, data=shared)).get_trace(asked).nodes
+            nodes = (
+                poutine.trace(poutine.condition(program.model, data=shared)).get_trace(asked).nodes
+            )
         return {name: nodes[name]["value"] for name in inner}
 
-    parts = [values for _, values in _each_newcomer(fit, fit.federation.data, own_sites, draws=draws, seed=seed)]
+    parts = [
+        values
+        for _, values in _each_newcomer(fit, fit.federation.data, own_sites, draws=draws, seed=seed)
+    ]
     own = {}
     for name, plates in inner.items():
         value = torch.cat([part[name] for part in parts])  # (N, S, *plates, 1, 1, *event)
@@ -95,29 +107,44 @@ def expected_of_clients(fit: Fit, *, draws: int = 200, seed: int = 0) -> Values:
 Score = Callable[[Params, Values, ClientBatch], Tree]
 
 
-def _each_newcomer(fit: Fit, rows: ClientData, score: Score, *, draws: int, seed: int) -> Iterator[tuple[ClientBatch, Tree]]:
+def _each_newcomer(
+    fit: Fit, rows: ClientData, score: Score, *, draws: int, seed: int
+) -> Iterator[tuple[ClientBatch, Tree]]:
     """`score(params, global draw, rows asked of)` for every draw and client: chunks of (batch of C, trees (C, S, ...))."""
     shared, message, client = _global_draws(fit, draws, seed), fit.message, fit.federation.client
     index = torch.arange(draws, dtype=torch.int32)
     for ids in torch.arange(rows.num_clients).split(min(fit.federation.slots, SLOTS)):
-        batch = labelled(full_batch(rows, ids, seed=seed, at=(noise.word("newcomer"),)), fit.program)
+        batch = labelled(
+            full_batch(rows, ids, seed=seed, at=(noise.word("newcomer"),)), fit.program
+        )
         own, common = slots_of(batch)
 
-        def of_client(lane: Tree, keyed: bool, batch: ClientBatch = batch, common: Tree = common) -> Tree:
+        def of_client(
+            lane: Tree, keyed: bool, batch: ClientBatch = batch, common: Tree = common
+        ) -> Tree:
             one, params = one_slot(lane, common, batch), client.params(message, client.own)
 
             def of_draw(d: Tensor, of_d: Values) -> Tree:
                 return score(params, of_d, one.redrawn(d))
 
             if keyed:
-                return torch.vmap(of_draw, chunk_size=max(1, AT_ONCE // len(batch.counts)))(index, shared)
-            each = [of_draw(index[d], {name: value[d] for name, value in shared.items()}) for d in range(draws)]
+                return torch.vmap(of_draw, chunk_size=max(1, AT_ONCE // len(batch.counts)))(
+                    index, shared
+                )
+            each = [
+                of_draw(index[d], {name: value[d] for name, value in shared.items()})
+                for d in range(draws)
+            ]
             return tree_map(lambda *v: torch.stack(v), *each)
 
         with pyro.validation_enabled(False), torch.no_grad():
             try:
-                values = over_clients(partial(of_client, keyed=True), fit.federation.at_once)(own, count=len(ids))
-            except NoKeyedDraw:  # a Gamma, say: drawn by torch itself, one client and one draw at a time
+                values = over_clients(partial(of_client, keyed=True), fit.federation.at_once)(
+                    own, count=len(ids)
+                )
+            except (
+                NoKeyedDraw
+            ):  # a Gamma, say: drawn by torch itself, one client and one draw at a time
                 values = over_clients(partial(of_client, keyed=False), False)(own, count=len(ids))
         yield batch, values
 

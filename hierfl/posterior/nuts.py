@@ -66,7 +66,11 @@ def nuts(
         for chain in range(chains):
             pyro.set_rng_seed(seed + chain)
             sampler = MCMC(
-                NUTS(lambda: model(batch), jit_compile=False, full_mass=[tuple(dense)] if dense else False),
+                NUTS(
+                    lambda: model(batch),
+                    jit_compile=False,
+                    full_mass=[tuple(dense)] if dense else False,
+                ),
                 num_samples=draws,
                 warmup_steps=warmup,
                 disable_progbar=True,
@@ -77,11 +81,18 @@ def nuts(
 
 
 def _reference(program: Program, chains: list[Values], seconds: float) -> Reference:
-    local = {site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local}
+    local = {
+        site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local
+    }
     together = {name: torch.cat([c[name] for c in chains]) for name in chains[0]}
     shared = {name: value for name, value in together.items() if name not in local}
-    own = {name: together[name].movedim(1 + inner, 1).squeeze(2 + inner) for name, inner in local.items()}
-    return Reference(shared, own, {name: _r_hat([c[name] for c in chains]) for name in chains[0]}, seconds)
+    own = {
+        name: together[name].movedim(1 + inner, 1).squeeze(2 + inner)
+        for name, inner in local.items()
+    }
+    return Reference(
+        shared, own, {name: _r_hat([c[name] for c in chains]) for name in chains[0]}, seconds
+    )
 
 
 def _r_hat(chains: list[Tensor]) -> float:

@@ -73,10 +73,16 @@ class Prediction:
 
     def _losses(self, y: Tensor) -> dict[str, Tensor]:
         if self.kind == "binary":
-            return {"accuracy": ((self.mean > 0.5) == (y > 0.5)).double(), "brier": (self.mean - y).square()}
+            return {
+                "accuracy": ((self.mean > 0.5) == (y > 0.5)).double(),
+                "brier": (self.mean - y).square(),
+            }
         if self.kind == "categorical":
             hot = torch.nn.functional.one_hot(y.long(), self.mean.shape[-1])
-            return {"accuracy": (self.mean.argmax(-1) == y).double(), "brier": (self.mean - hot).square().sum(-1) / 2}
+            return {
+                "accuracy": (self.mean.argmax(-1) == y).double(),
+                "brier": (self.mean - hot).square().sum(-1) / 2,
+            }
         return {"rmse": (self.mean - y).square()}
 
 
@@ -118,4 +124,13 @@ def gathered(rows: ClientData, site: str, parts: Sequence[Tree], kind: str) -> P
     """The averages of chunks of clients, as the prediction of all rows."""
     flat = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
-    return Prediction(rows, site, flat.get("label"), flat["mean"], sd, flat.get("log_prob"), flat.get("noise"), kind)
+    return Prediction(
+        rows,
+        site,
+        flat.get("label"),
+        flat["mean"],
+        sd,
+        flat.get("log_prob"),
+        flat.get("noise"),
+        kind,
+    )

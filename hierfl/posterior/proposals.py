@@ -101,7 +101,9 @@ def _moments(at: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
 def points_of(proposal: Split, count: int, *, seed: int) -> Tensor:
     """Quasi-random points of a proposal, (count, K)."""
     even = count + count % 2
-    return proposal.points(*heavy_points(even, len(proposal.loc), freedom=FREEDOM, seed=seed))[:count]
+    return proposal.points(*heavy_points(even, len(proposal.loc), freedom=FREEDOM, seed=seed))[
+        :count
+    ]
 
 
 def log_density(proposal: Split, at: Tensor) -> Tensor:

@@ -54,9 +54,17 @@ def joined(one: Weighed, other: Weighed) -> Weighed:
     """The draws of both."""
     draws = (
         {name: torch.cat([value, theirs[name]]) for name, value in mine.items()}
-        for mine, theirs in ((one.draws.shared, other.draws.shared), (one.draws.own, other.draws.own))
+        for mine, theirs in (
+            (one.draws.shared, other.draws.shared),
+            (one.draws.own, other.draws.own),
+        )
     )
-    rest = ((one.log_shared, other.log_shared), (one.log_own, other.log_own), (one.at, other.at), (one.log_q, other.log_q))
+    rest = (
+        (one.log_shared, other.log_shared),
+        (one.log_own, other.log_own),
+        (one.at, other.at),
+        (one.log_q, other.log_q),
+    )
     return Weighed(Draws(*draws), *(torch.cat(both) for both in rest))
 
 
@@ -90,29 +98,50 @@ def weigh(
     times = inner if program.latents.local_block.size else 1
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        point = None if points is None else points.index_select(0, torch.as_tensor(own.words[-1]).long()[None])[0]
+        point = (
+            None
+            if points is None
+            else points.index_select(0, torch.as_tensor(own.words[-1]).long()[None])[0]
+        )
         values, log_shared, log_own, at, log_q = over_own(program, params, own, times, point)
         parts = log_own.softmax(0).cumsum(0)
         uniform = noise.uniforms(noise.fold(own.key[0], noise.word("psis")), ())
         kept = (parts < uniform).sum().clamp(max=times - 1)[None]
         mean = log_own.logsumexp(0) - math.log(times)
         shared_parts = {"shared": log_shared[0], "at": at[0], "log_q": log_q[0]}
-        return {"values": {n: v.index_select(0, kept)[0] for n, v in values.items()}, "own": mean, **shared_parts}
+        return {
+            "values": {n: v.index_select(0, kept)[0] for n, v in values.items()},
+            "own": mean,
+            **shared_parts,
+        }
 
-    where, width = (fit.federation, fit.message, fit.progress.table), times * (1 + program.latents.local_block.size // 16)
-    chunks = [tree for _, tree in each_client(*where, one, draws=count, seed=seed, width=width, apart=apart)]
+    where, width = (
+        (fit.federation, fit.message, fit.progress.table),
+        times * (1 + program.latents.local_block.size // 16),
+    )
+    chunks = [
+        tree
+        for _, tree in each_client(*where, one, draws=count, seed=seed, width=width, apart=apart)
+    ]
     drawn = together(program, [chunk["values"] for chunk in chunks])
     _check_varies(fit, drawn, shared=shared)
-    of_z = (chunks[0][name][0] for name in ("shared", "at", "log_q"))  # the same whichever client is asked
+    of_z = (
+        chunks[0][name][0] for name in ("shared", "at", "log_q")
+    )  # the same whichever client is asked
     log_shared, at, log_q = of_z
     log_own = torch.cat([chunk["own"] for chunk in chunks]).T
     if points is not None:  # some lie so far out that nothing is defined there: they weigh nothing
         nowhere = ~(log_shared.isfinite() & log_own.isfinite().all(1))
-        log_shared, log_own = log_shared.masked_fill(nowhere, -torch.inf), log_own.masked_fill(nowhere[:, None], 0.0)
+        log_shared, log_own = (
+            log_shared.masked_fill(nowhere, -torch.inf),
+            log_own.masked_fill(nowhere[:, None], 0.0),
+        )
     bad = log_own.isnan().any(0)
     if bool(bad.any()):
         name = fit.clients[int(bad.nonzero()[0, 0])]
-        raise ValueError(f"the log weights of client '{name}' are NaN: its likelihood is not defined where the guide draws")
+        raise ValueError(
+            f"the log weights of client '{name}' are NaN: its likelihood is not defined where the guide draws"
+        )
     return Weighed(drawn, log_shared, log_own, at, log_q)
 
 
@@ -138,32 +167,50 @@ def over_own(
         return found
     each = [again(m) for m in index]
     values = tree_map(lambda *v: torch.stack(v), *[e[0] for e in each])
-    first, second, third, fourth = (torch.stack(part) for part in zip(*(e[1:] for e in each), strict=True))
+    first, second, third, fourth = (
+        torch.stack(part) for part in zip(*(e[1:] for e in each), strict=True)
+    )
     return values, first, second, third, fourth
 
 
 def check_labelled(fit: Fit) -> None:
     """Refuse clients without labels."""
     data = fit.federation.data
-    missing = [label for label in fit.program.labels.values() if label not in {**data.fields, **data.client_fields}]
+    missing = [
+        label
+        for label in fit.program.labels.values()
+        if label not in {**data.fields, **data.client_fields}
+    ]
     if missing:
-        raise ValueError(f"the clients' rows have no field '{missing[0]}': without labels there is no likelihood to weigh by")
+        raise ValueError(
+            f"the clients' rows have no field '{missing[0]}': without labels there is no likelihood to weigh by"
+        )
 
 
 def check_density(fit: Fit, *, shared: bool) -> None:
     """Refuse guides that place points, whose draws have no density, so no weights; and networks, whose weights say nothing."""
     program = fit.program
-    for block, asked in ((program.latents.global_block, shared), (program.latents.local_block, True)):
+    for block, asked in (
+        (program.latents.global_block, shared),
+        (program.latents.local_block, True),
+    ):
         if asked and block.size > LIMIT:
             site = max(block.sites, key=lambda s: s.size)
             raise ValueError(
                 f"the guide has {block.size} numbers to weigh ({site.size} of them in site '{site.name}'), and the limit is {LIMIT}: "
                 f"of so many, one draw outweighs all others; judge such a fit by its predictions"
             )
-    params, batch = fit.federation.client.params(fit.message, fit.federation.client.own), program.prototype
+    params, batch = (
+        fit.federation.client.params(fit.message, fit.federation.client.own),
+        program.prototype,
+    )
     with pyro.validation_enabled(False), torch.no_grad(), Answer(params, batch):
         nodes = poutine.trace(program.guide).get_trace(batch)
-    spread = {in_clients(site) for _, site in samples(nodes) if not isinstance(_base(site["fn"]), pyro.distributions.Delta)}
+    spread = {
+        in_clients(site)
+        for _, site in samples(nodes)
+        if not isinstance(_base(site["fn"]), pyro.distributions.Delta)
+    }
     for site in program.latents.sites:
         if site.is_local not in spread and (site.is_local or shared):
             raise ValueError(_no_density(fit, site.name))

@@ -27,7 +27,9 @@ class _Marked(Messenger):
         msg["value"] = _marked(msg["value"]) if in_clients(msg) else msg["value"].detach()
 
 
-def check_boundary(program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str, *handlers: Messenger) -> None:
+def check_boundary(
+    program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str, *handlers: Messenger
+) -> None:
     """Refuse a program of which a global site is made of a client's rows, local sites or local params, however it is summed up.
 
     Each client would see a global site of its own, and the numbers would depend on who else is in the plate.
@@ -52,9 +54,15 @@ def check_boundary(program: Callable[[ClientBatch], Any], batch: ClientBatch, wh
             stack.enter_context(handler)
         try:
             nodes: Any = poutine.trace(program).get_trace(marked).nodes
-        except RuntimeError:  # a program that takes values out of autograd's sight cannot be looked through
+        except (
+            RuntimeError
+        ):  # a program that takes values out of autograd's sight cannot be looked through
             return
-        found = [name for name, site in nodes.items() if site["type"] == "sample" and not in_clients(site) and _bears(site)]
+        found = [
+            name
+            for name, site in nodes.items()
+            if site["type"] == "sample" and not in_clients(site) and _bears(site)
+        ]
     if found:
         raise ProgramError(
             f"site '{found[0]}' stands outside the clients plate in the {what}, but is made of what stands inside (a client's rows, "

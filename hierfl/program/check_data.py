@@ -25,7 +25,9 @@ def check_names(data: ClientData) -> None:
     taken = {*dir(ClientBatch), *ClientBatch.__dataclass_fields__}
     for name in [*data.fields, *data.client_fields]:
         if name in taken:
-            raise ValueError(f"a field cannot be named '{name}': batch.{name} is a part of every batch; rename it ('{name}_')")
+            raise ValueError(
+                f"a field cannot be named '{name}': batch.{name} is a part of every batch; rename it ('{name}_')"
+            )
 
 
 def check_finite(data: ClientData) -> None:
@@ -61,14 +63,19 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
     known = {**batch.fields, **batch.client_fields}
     found = {name: [k for k, v in known.items() if v is value] for name, value in values.items()}
     if not all(found.values()):
-        found = {name: fields or _made_of(model, name, values[name], batch) for name, fields in found.items()}
+        found = {
+            name: fields or _made_of(model, name, values[name], batch)
+            for name, fields in found.items()
+        }
     for name, fields in found.items():
         if len(fields) > 1 and not any(known[k] is values[name] for k in fields):
             raise ProgramError(
                 f"site '{name}' observes what is made of the fields {', '.join(fields)}: which of them is unknown when it is "
                 f"predicted cannot be told; make it a field of its own, data.with_fields({name}=...)"
             )
-    labels = {name: fields[0] for name, fields in found.items() if fields}  # one that observes no field (zeros, say) is no label
+    labels = {
+        name: fields[0] for name, fields in found.items() if fields
+    }  # one that observes no field (zeros, say) is no label
     if not labels:
         raise ProgramError(
             "the model observes no field inside the clients plate: give a likelihood, pyro.sample(..., obs=batch.y)"
@@ -83,7 +90,11 @@ def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list
         other = ~field if field.dtype == torch.bool else field + 1
         try:
             with Centre():
-                nodes = poutine.trace(model).get_trace(replace(batch, fields={**batch.fields, name: other})).nodes
+                nodes = (
+                    poutine.trace(model)
+                    .get_trace(replace(batch, fields={**batch.fields, name: other}))
+                    .nodes
+                )
         except (RuntimeError, ValueError, IndexError):
             continue  # a field that the model cannot take otherwise, an index say, is no label
         if not torch.equal(torch.as_tensor(nodes[site]["value"]), value):
@@ -94,7 +105,11 @@ def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list
 def fields_read(program: Model, batch: ClientBatch, handler: Messenger) -> frozenset[str]:
     """Fields that a model or guide reads, found by running it on fields that tell."""
     read: set[str] = set()
-    telling = replace(batch, fields=_Telling(batch.fields, read), client_fields=_Telling(batch.client_fields, read))
+    telling = replace(
+        batch,
+        fields=_Telling(batch.fields, read),
+        client_fields=_Telling(batch.client_fields, read),
+    )
     with handler:
         poutine.trace(program).get_trace(telling)
     return frozenset(read)
@@ -118,7 +133,9 @@ class _Telling(Mapping[str, Any]):
         return len(self.fields)
 
 
-def supports_of(trace: Any, labels: Mapping[str, str], data: ClientData) -> dict[str, tuple[str, Constraint]]:
+def supports_of(
+    trace: Any, labels: Mapping[str, str], data: ClientData
+) -> dict[str, tuple[str, Constraint]]:
     """Label field -> (its site, the values it can take), where these are the same for every row."""
     supports = {}
     for site, name in labels.items():

@@ -28,8 +28,15 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
         raise ProgramError(
             f"site '{name}' is in the data plate but not in the clients plate: open batch.data() inside batch.clients()"
         )
-    if site["is_observed"] and CLIENTS not in frames and not isinstance(site["fn"], dist.Unit) and len(shape) > 1:
-        raise ProgramError(f"site '{name}' is observed outside the clients plate: put it inside `with batch.clients():`")
+    if (
+        site["is_observed"]
+        and CLIENTS not in frames
+        and not isinstance(site["fn"], dist.Unit)
+        and len(shape) > 1
+    ):
+        raise ProgramError(
+            f"site '{name}' is observed outside the clients plate: put it inside `with batch.clients():`"
+        )
     if shape == tuple(wanted):
         if DATA in frames and is_latent(site):
             raise ProgramError(
@@ -44,7 +51,12 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
             f"local site; move it inside `with batch.clients():`"
         )
     events = next(
-        (k for k in range(1, len(shape) + 1) if shape[:-k] == tuple(wanted) or all(n == 1 for n in shape[:-k])), max(extra, 1)
+        (
+            k
+            for k in range(1, len(shape) + 1)
+            if shape[:-k] == tuple(wanted) or all(n == 1 for n in shape[:-k])
+        ),
+        max(extra, 1),
     )
     raise ProgramError(
         f"site '{name}' has batch shape {shape}; its plates ({', '.join(frames) or 'none'}) ask for {tuple(wanted)}: "
@@ -62,10 +74,14 @@ def check_cover(latents: Latents, guide: Any) -> None:
             )
         found, wanted = tuple(drawn[site.name]["value"].shape), tuple(site.start.shape)
         if found != wanted:
-            raise ProgramError(f"site '{site.name}' has shape {found} in the guide, {wanted} in the model")
+            raise ProgramError(
+                f"site '{site.name}' has shape {found} in the guide, {wanted} in the model"
+            )
         if in_clients(drawn[site.name]) != site.is_local:
             inside, outside = ("model", "guide") if site.is_local else ("guide", "model")
-            raise ProgramError(f"site '{site.name}' is inside the clients plate in the {inside}, outside it in the {outside}")
+            raise ProgramError(
+                f"site '{site.name}' is inside the clients plate in the {inside}, outside it in the {outside}"
+            )
     known = {site.name for site in latents.sites}
     for name, drawn_site in drawn.items():
         if name not in known and not drawn_site["infer"].get("is_auxiliary"):
@@ -80,7 +96,9 @@ def check_start(program: Program, batch: ClientBatch) -> None:
     try:
         terms = program.terms({**shared, **own}, batch)
     except ValueError as error:
-        raise ProgramError(f"the log-density cannot be computed where the guide starts: {error}") from error
+        raise ProgramError(
+            f"the log-density cannot be computed where the guide starts: {error}"
+        ) from error
     for value, what in zip(terms, ("log-likelihood", "local sites", "global sites"), strict=True):
         if not bool(value.isfinite().all()):
             raise ProgramError(

@@ -28,7 +28,9 @@ class Noise:
     def __init__(self, key: Tensor, axis: int) -> None:
         self.key, self.axis, self.calls = key, axis, 0
 
-    def _drawn(self, source: Callable[..., Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def _drawn(
+        self, source: Callable[..., Tensor], shape: torch.Size, dtype: torch.dtype
+    ) -> Tensor:
         key = noise.fold(self.key, self.calls) if self.calls else self.key
         self.calls += 1
         if key.dim() == 1:
@@ -61,7 +63,9 @@ def draw(fn: Any, source: Noise) -> Tensor:
         for transform in fn.transforms:
             value = transform(value)
         return value
-    shape = fn.batch_shape + fn.event_shape  # `shape` is Pyro's: torch's own, inside a HalfNormal, have none
+    shape = (
+        fn.batch_shape + fn.event_shape
+    )  # `shape` is Pyro's: torch's own, inside a HalfNormal, have none
     if isinstance(fn, torch_dist.Normal):
         return fn.loc + fn.scale * source.normal(fn.loc, shape)
     if isinstance(fn, torch_dist.MultivariateNormal):
@@ -78,7 +82,9 @@ def draw(fn: Any, source: Noise) -> Tensor:
         like = fn.rate if isinstance(fn, torch_dist.Exponential) else fn.loc
         inverse: Any = fn.icdf
         return inverse(source.uniform(like, shape))
-    raise NoKeyedDraw(type(fn.base_dist if isinstance(fn, dist.ExpandedDistribution) else fn).__name__)
+    raise NoKeyedDraw(
+        type(fn.base_dist if isinstance(fn, dist.ExpandedDistribution) else fn).__name__
+    )
 
 
 def seeded(fn: torch_dist.Distribution, key: Tensor) -> Tensor:
@@ -93,7 +99,9 @@ def seeded(fn: torch_dist.Distribution, key: Tensor) -> Tensor:
     """
     if not fn.has_rsample:
         raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterised draw)")
-    apart = NoKeyedDraw(f"{type(fn).__name__} (drawn by torch itself, one client and one draw at a time)")
+    apart = NoKeyedDraw(
+        f"{type(fn).__name__} (drawn by torch itself, one client and one draw at a time)"
+    )
     if key.numel() != 2:
         raise apart
     try:

@@ -44,7 +44,11 @@ def in_clients(site: Site) -> bool:
 
 def is_latent(site: Site) -> bool:
     """Whether a site of a trace is a latent variable (and no plate's own index)."""
-    return site["type"] == "sample" and not site["is_observed"] and not isinstance(site["fn"], _Subsample)
+    return (
+        site["type"] == "sample"
+        and not site["is_observed"]
+        and not isinstance(site["fn"], _Subsample)
+    )
 
 
 def is_deterministic(site: Site) -> bool:
@@ -63,17 +67,23 @@ class Answer(Messenger):
         if msg["name"] in self.params:
             constraint = msg["kwargs"].get("constraint", dist.constraints.real)
             free = self.params[msg["name"]]
-            msg["value"] = free if constraint is dist.constraints.real else transform_to(constraint)(free)
+            msg["value"] = (
+                free if constraint is dist.constraints.real else transform_to(constraint)(free)
+            )
             msg["done"] = True
 
     def _pyro_sample(self, msg: Site) -> None:
         if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):
             return
-        if isinstance(msg["fn"], dist.Delta):  # needs no key, and keys are a fair part of a small eager step
+        if isinstance(
+            msg["fn"], dist.Delta
+        ):  # needs no key, and keys are a fair part of a small eager step
             msg["value"], msg["done"] = msg["fn"].v, True
             return
         local = in_clients(msg)
-        key = noise.fold(self.batch.key if local else self.batch.shared_key, noise.word(msg["name"]))
+        key = noise.fold(
+            self.batch.key if local else self.batch.shared_key, noise.word(msg["name"])
+        )
         try:
             msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
         except NoKeyedDraw:
@@ -159,9 +169,14 @@ class Program:
         """First values, unconstrained: (global params, one client's own params)."""
         values = {spec.name: spec.start.clone() for spec in self.params}
         local = {spec.name for spec in self.params if spec.is_local}
-        return ({k: v for k, v in values.items() if k not in local}, {k: v for k, v in values.items() if k in local})
+        return (
+            {k: v for k, v in values.items() if k not in local},
+            {k: v for k, v in values.items() if k in local},
+        )
 
-    def terms(self, params: Params, batch: ClientBatch, *, support: ClientBatch | None = None) -> Terms:
+    def terms(
+        self, params: Params, batch: ClientBatch, *, support: ClientBatch | None = None
+    ) -> Terms:
         """One estimate of the negative ELBO's parts, its noise a function of the batch's keys.
 
         Args:
@@ -169,22 +184,32 @@ class Program:
             batch: the rows that are scored.
             support: other rows of the same clients, that the guide reads; None: those that are scored.
         """
-        return self._terms(*self._traces(params, batch, batch if support is None else support), batch)
+        return self._terms(
+            *self._traces(params, batch, batch if support is None else support), batch
+        )
 
     def weighed(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
         """One draw of every latent and deterministic site, and its terms at that draw, of which none is a mean in closed form.
 
         Minus their sum is log p(draw, rows) - log q(draw): the log of the weight that makes the guide's draws the posterior's.
         """
-        guide, model = self._traces(params, batch, batch, tell=False)  # a likelihood that is a mean over q would be no density
+        guide, model = self._traces(
+            params, batch, batch, tell=False
+        )  # a likelihood that is a mean over q would be no density
         names = [*(site.name for site in self.latents.sites), *self.derived]
         at_draw = replace(self, closed=frozenset())
-        return {name: model.nodes[name]["value"] for name in names}, at_draw._terms(guide, model, batch)
+        return {name: model.nodes[name]["value"] for name in names}, at_draw._terms(
+            guide, model, batch
+        )
 
-    def _traces(self, params: Params, batch: ClientBatch, support: ClientBatch, *, tell: bool = True) -> tuple[Any, Any]:
+    def _traces(
+        self, params: Params, batch: ClientBatch, support: ClientBatch, *, tell: bool = True
+    ) -> tuple[Any, Any]:
         with Answer(params, batch):
             guide = poutine.trace(self.guide).get_trace(support)
-            told = _POSTERIOR.set({name: site["fn"] for name, site in samples(guide)} if tell else None)
+            told = _POSTERIOR.set(
+                {name: site["fn"] for name, site in samples(guide)} if tell else None
+            )
             try:
                 model = poutine.trace(poutine.replay(self.model, guide)).get_trace(batch)
             finally:
@@ -192,7 +217,12 @@ class Program:
         return guide, model
 
     def _terms(self, guide: Any, model: Any, batch: ClientBatch) -> Terms:
-        total = Terms(*(torch.zeros(n, device=batch.counts.device) for n in (batch.num_clients, batch.num_clients, 1)))
+        total = Terms(
+            *(
+                torch.zeros(n, device=batch.counts.device)
+                for n in (batch.num_clients, batch.num_clients, 1)
+            )
+        )
         nll, local_kl, global_kl = total.nll, total.local_kl, total.global_kl.squeeze(0)
         for name, site in samples(model):
             if site["is_observed"] and in_clients(site) and not _is_factor(site):
@@ -251,13 +281,19 @@ class Program:
         if not self.derived:
             return {}
         with Answer(params, batch):
-            nodes: dict[str, Site] = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
+            nodes: dict[str, Site] = (
+                poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
+            )
         return {name: nodes[name]["value"] for name in self.derived}
 
-    def observed(self, values: Values, batch: ClientBatch, params: Params) -> dict[str, tuple[Any, Tensor]]:
+    def observed(
+        self, values: Values, batch: ClientBatch, params: Params
+    ) -> dict[str, tuple[Any, Tensor]]:
         """Observed site -> (its distribution given the latent ones, what it observes); a latent site not given is drawn."""
         with Answer(params, batch):
-            nodes: dict[str, Site] = poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
+            nodes: dict[str, Site] = (
+                poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
+            )
         return {name: (nodes[name]["fn"], nodes[name]["value"]) for name in self.labels}
 
     @property
@@ -275,17 +311,24 @@ class Program:
         of_rows = self.sites_of_rows
         sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
         if name is None and len(of_rows) != 1:
-            raise ValueError(f"the sites that the model observes a row are {sites}: say which to predict, site=")
+            raise ValueError(
+                f"the sites that the model observes a row are {sites}: say which to predict, site="
+            )
         if name is not None and name not in of_rows:
             raise KeyError(f"the model observes no site '{name}' a row; those it does are {sites}")
         return name or of_rows[0]
 
 
-def log_joint(model: Model, values: Values, batch: ClientBatch, params: Params) -> tuple[Tensor, Tensor]:
+def log_joint(
+    model: Model, values: Values, batch: ClientBatch, params: Params
+) -> tuple[Tensor, Tensor]:
     """Log density of a model at given values: ((C,) each client's own sites and rows given the global sites, () the latter)."""
     with Answer(params, batch):
         trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
-    own, shared = torch.zeros(batch.num_clients, device=batch.counts.device), torch.zeros((), device=batch.counts.device)
+    own, shared = (
+        torch.zeros(batch.num_clients, device=batch.counts.device),
+        torch.zeros((), device=batch.counts.device),
+    )
     for _, site in samples(trace):
         term = scored(site, site["fn"].log_prob(site["value"]))
         if in_clients(site):
@@ -316,9 +359,17 @@ def posterior_of(site: str) -> Any:
 def divergence(q: Any, p: Any) -> Tensor:
     """KL(q || p) in closed form. That of two Normals, of every weight of a mean-field network, with one division for torch's ten."""
     both = (dist.Independent, torch.distributions.Independent)
-    if isinstance(q, both) and isinstance(p, both) and q.reinterpreted_batch_ndims == p.reinterpreted_batch_ndims:
+    if (
+        isinstance(q, both)
+        and isinstance(p, both)
+        and q.reinterpreted_batch_ndims == p.reinterpreted_batch_ndims
+    ):
         apart = divergence(q.base_dist, p.base_dist)
-        return apart.sum(tuple(range(-q.reinterpreted_batch_ndims, 0))) if q.reinterpreted_batch_ndims else apart
+        return (
+            apart.sum(tuple(range(-q.reinterpreted_batch_ndims, 0)))
+            if q.reinterpreted_batch_ndims
+            else apart
+        )
     if type(q) is dist.Normal and type(p) is dist.Normal:
         precision = p.scale.reciprocal()
         ratio, away = q.scale * precision, (q.loc - p.loc) * precision

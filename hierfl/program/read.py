@@ -68,17 +68,27 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
     with pyro.validation_enabled(True):
         # two clients first: a local site read outside its plate shows only where they are not one
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
-        latents = Latents(tuple(_latent(site, pair.nodes[name]) for name, site in single.nodes.items() if is_latent(site)))
+        latents = Latents(
+            tuple(
+                _latent(site, pair.nodes[name])
+                for name, site in single.nodes.items()
+                if is_latent(site)
+            )
+        )
         with untouched_store():
             labels = label_fields(model, pair, two)
         supports = supports_of(pair, labels, data)
         check_labels(supports, data)
         check_scored(pair, labels)
         with untouched_store():
-            check_labels_by_row(model, data, [site for site in labels if by_row(pair.nodes[site]["fn"])])
+            check_labels_by_row(
+                model, data, [site for site in labels if by_row(pair.nodes[site]["fn"])]
+            )
         family = guide
         guide = guide.on(model, latents) if isinstance(guide, Family) else guide
-        guided, guided_pair = (_trace(guide, batch, "guide", seed, Answer({}, batch)) for batch in (one, two))
+        guided, guided_pair = (
+            _trace(guide, batch, "guide", seed, Answer({}, batch)) for batch in (one, two)
+        )
         check_cover(latents, guided)
         check_boundary(model, one, "model", _Start())
         check_boundary(guide, one, "guide", Answer({}, one))
@@ -91,7 +101,9 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
                 stacklevel=3,
             )
         with untouched_store():
-            reads = Reads(fields_read(model, one, _Start()), fields_read(guide, one, Answer({}, one)))
+            reads = Reads(
+                fields_read(model, one, _Start()), fields_read(guide, one, Answer({}, one))
+            )
         program = Program(
             model=model,
             guide=guide,
@@ -105,7 +117,9 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             num_clients=data.num_clients,
             prototype=one,
             keyed=not unkeyed,
-            reads_all_rows=bool(isinstance(family, Family) and getattr(family.build, "reads_all_rows", False)),
+            reads_all_rows=bool(
+                isinstance(family, Family) and getattr(family.build, "reads_all_rows", False)
+            ),
         )
         check_start(program, one)
     return program
@@ -132,14 +146,24 @@ class _Start(Centre):
         super()._pyro_sample(msg)
 
 
-def _trace(program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str, seed: int, handler: Messenger) -> Any:
+def _trace(
+    program: Callable[[ClientBatch], Any],
+    batch: ClientBatch,
+    what: str,
+    seed: int,
+    handler: Messenger,
+) -> Any:
     try:
         with untouched_store():
-            torch.manual_seed(seed & 0x7FFFFFFF)  # for a param's own random start; the generator is put back after
+            torch.manual_seed(
+                seed & 0x7FFFFFFF
+            )  # for a param's own random start; the generator is put back after
             try:
                 with handler:
                     trace = poutine.trace(program).get_trace(batch)
-            except NoKeyedDraw:  # of two clients at once, which only shapes are wanted of: `_unkeyed` finds out
+            except (
+                NoKeyedDraw
+            ):  # of two clients at once, which only shapes are wanted of: `_unkeyed` finds out
                 trace = poutine.trace(program).get_trace(batch)
     except ProgramError:
         raise
@@ -151,17 +175,29 @@ def _trace(program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str,
             f"the batch's fields, [clients, rows, ...]: {fields}, of {dtypes}"
         ) from error
     for name, site in trace.nodes.items():
-        if site["type"] == "sample" and not isinstance(site["fn"], _Subsample) and not is_deterministic(site):
+        if (
+            site["type"] == "sample"
+            and not isinstance(site["fn"], _Subsample)
+            and not is_deterministic(site)
+        ):
             check_plates(name, site, batch)
     return trace
 
 
 def _latent(site: Site, pair: Site) -> LatentSite:
-    plates = tuple((f.name, f.size, f.dim) for f in site["cond_indep_stack"] if f.name != CLIENTS and f.vectorized)
+    plates = tuple(
+        (f.name, f.size, f.dim)
+        for f in site["cond_indep_stack"]
+        if f.name != CLIENTS and f.vectorized
+    )
     if any(dim >= -2 for _, _, dim in plates) and in_clients(site):
-        raise ProgramError(f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 and below")
+        raise ProgramError(
+            f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 and below"
+        )
     if in_clients(site) != in_clients(pair):
-        raise ProgramError(f"site '{site['name']}' is inside the clients plate for some numbers of clients only")
+        raise ProgramError(
+            f"site '{site['name']}' is inside the clients plate for some numbers of clients only"
+        )
     fn = site["fn"]
     return LatentSite(
         site["name"],
@@ -200,11 +236,19 @@ def _params(singles: list[Any], pairs: list[Any]) -> tuple[ParamSpec, ...]:
                 raise ProgramError(
                     f"param '{name}' is {where} the clients plate, but its shape is {tuple(before)} for one client and "
                     f"{tuple(after)} for two: "
-                    + ("give it one entry a client, (num_clients, 1, ...)" if local else "it must not depend on the clients")
+                    + (
+                        "give it one entry a client, (num_clients, 1, ...)"
+                        if local
+                        else "it must not depend on the clients"
+                    )
                 )
             if name in specs and specs[name].is_local != local:
-                raise ProgramError(f"param '{name}' is declared both inside and outside the clients plate: give them two names")
-            specs[name] = ParamSpec(name, local, constraint, start, differ[0] - len(before) if local else 0)
+                raise ProgramError(
+                    f"param '{name}' is declared both inside and outside the clients plate: give them two names"
+                )
+            specs[name] = ParamSpec(
+                name, local, constraint, start, differ[0] - len(before) if local else 0
+            )
     return tuple(specs.values())
 
 

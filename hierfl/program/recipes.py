@@ -44,8 +44,14 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         result = factory(*args, **kwargs)
-        options = {k: v for k, v in bound.arguments.items() if signature.parameters[k].kind is not inspect.Parameter.VAR_KEYWORD}
-        extra: dict[str, Any] = next((v for k, v in bound.arguments.items() if k not in options), {})
+        options = {
+            k: v
+            for k, v in bound.arguments.items()
+            if signature.parameters[k].kind is not inspect.Parameter.VAR_KEYWORD
+        }
+        extra: dict[str, Any] = next(
+            (v for k, v in bound.arguments.items() if k not in options), {}
+        )
         object.__setattr__(result, "__recipe__", Recipe(_name(factory), {**options, **extra}))
         return result
 
@@ -66,9 +72,17 @@ def describe(value: Any) -> JSON:
     """A value as JSON; what has no JSON is described by {"opaque": ...} and cannot be made again."""
     recipe = recipe_of(value)
     if recipe is not None:
-        return {"made_by": recipe.factory, "with": {k: describe(v) for k, v in recipe.options.items()}}
-    if isinstance(value, torch.distributions.Distribution) and not isinstance(value, torch.distributions.Independent):
-        return {"made_by": _name(type(value)), "with": {k: describe(getattr(value, k)) for k in value.arg_constraints}}
+        return {
+            "made_by": recipe.factory,
+            "with": {k: describe(v) for k, v in recipe.options.items()},
+        }
+    if isinstance(value, torch.distributions.Distribution) and not isinstance(
+        value, torch.distributions.Independent
+    ):
+        return {
+            "made_by": _name(type(value)),
+            "with": {k: describe(getattr(value, k)) for k in value.arg_constraints},
+        }
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor) and value.numel() <= 1000:
@@ -78,7 +92,10 @@ def describe(value: Any) -> JSON:
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return {"sequence": [describe(v) for v in value]}
     if isinstance(value, Family):
-        return {"family": _name(value.build), "with": {k: describe(v) for k, v in value.options.items()}}
+        return {
+            "family": _name(value.build),
+            "with": {k: describe(v) for k, v in value.options.items()},
+        }
     if is_dataclass(value) and not isinstance(value, type):
         return {
             "made_by": _name(type(value)),
@@ -109,7 +126,9 @@ def remake(value: JSON) -> Any:
         return _find(value["family"])(**{k: remake(v) for k, v in value["with"].items()})
     if "named" in value:
         return _find(value["named"])
-    raise CannotRemake(f"a {value.get('opaque', 'value')} is not stored in a file; hand the method in: load(..., method=...)")
+    raise CannotRemake(
+        f"a {value.get('opaque', 'value')} is not stored in a file; hand the method in: load(..., method=...)"
+    )
 
 
 def _find(name: str) -> Any:
@@ -124,5 +143,7 @@ def _find(name: str) -> Any:
     for part in qualname.split("."):
         found = getattr(found, part, None)
         if found is None:
-            raise CannotRemake(f"module '{module}' has no '{qualname}': hand the method in: load(..., method=...)")
+            raise CannotRemake(
+                f"module '{module}' has no '{qualname}': hand the method in: load(..., method=...)"
+            )
     return found

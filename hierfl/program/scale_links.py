@@ -9,7 +9,10 @@ from torch.distributions.constraints import Constraint
 
 ScaleLink = Literal["softplus", "exp"]
 
-_LINKS: dict[str, Constraint] = {"softplus": dist.constraints.softplus_positive, "exp": dist.constraints.positive}
+_LINKS: dict[str, Constraint] = {
+    "softplus": dist.constraints.softplus_positive,
+    "exp": dist.constraints.positive,
+}
 
 
 def scale_constraint(link: ScaleLink) -> Constraint:

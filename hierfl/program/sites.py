@@ -105,7 +105,9 @@ class Block:
     def unflatten(self, vector: Tensor) -> tuple[Values, Values]:
         """Values by site, and the log |Jacobian| of each, (*batch,), of a vector (..., d)."""
         values, jacobians = {}, {}
-        for site, piece in zip(self.sites, vector.split([site.size for site in self.sites], -1), strict=True):
+        for site, piece in zip(
+            self.sites, vector.split([site.size for site in self.sites], -1), strict=True
+        ):
             values[site.name], jacobians[site.name] = site.constrain(self._shaped(site, piece))
         return values, jacobians
 

@@ -16,7 +16,9 @@ def stacked(program: Program, rows: Params) -> Params:
 def unstacked(program: Program, params: Params) -> Params:
     """The inverse of `stacked`."""
     axes = {spec.name: spec.axis for spec in program.params}
-    return {name: value.movedim(axes[name], 0).unsqueeze(axes[name]) for name, value in params.items()}
+    return {
+        name: value.movedim(axes[name], 0).unsqueeze(axes[name]) for name, value in params.items()
+    }
 
 
 def _plate_axis(value: Tensor, axis: int) -> Tensor:

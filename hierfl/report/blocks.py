@@ -81,7 +81,9 @@ def answered(question: str, bad: bool, answer: str) -> Check:
 @contextmanager
 def style() -> Iterator[None]:
     """Drawings whose letters are as large as the page's small ones, and whose bytes depend on their content alone."""
-    with mpl.rc_context({"font.size": 9.0, "axes.labelsize": 9.0, "svg.hashsalt": "hierfl", "svg.fonttype": "path"}):
+    with mpl.rc_context(
+        {"font.size": 9.0, "axes.labelsize": 9.0, "svg.hashsalt": "hierfl", "svg.fonttype": "path"}
+    ):
         yield
 
 
@@ -105,7 +107,9 @@ def number(value: float, digits: int = 3) -> str:
     if value == 0.0:
         return "0"
     size = math.floor(math.log10(abs(value)))
-    text = f"{value:.{digits - 1}e}" if not -5 < size < 7 else f"{value:.{max(0, digits - 1 - size)}f}"
+    text = (
+        f"{value:.{digits - 1}e}" if not -5 < size < 7 else f"{value:.{max(0, digits - 1 - size)}f}"
+    )
     return text.replace("-", MINUS)
 
 

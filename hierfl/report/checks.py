@@ -21,13 +21,21 @@ LITTLE = 0.1  # nats: two Normals of one width that lie 0.45 sd apart; what hard
 
 def checks(found: Measured) -> list[Check]:
     """All of them, in the order of the page."""
-    return [check for ask in (_run, _posterior, _clients, predictions, strangers) for check in ask(found)]
+    return [
+        check
+        for ask in (_run, _posterior, _clients, predictions, strangers)
+        for check in ask(found)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ the run
 def _run(found: Measured) -> Iterator[Check]:
     history, fit = found.fit.history, found.fit
-    asked = float(history["clients"].sum()) / len(fit.clients) if "clients" in history else float(len(history))
+    asked = (
+        float(history["clients"].sum()) / len(fit.clients)
+        if "clients" in history
+        else float(len(history))
+    )
     needed = min(5, len(history))
     yield answered(
         "Was every client asked often enough?",
@@ -54,7 +62,10 @@ def _run(found: Measured) -> Iterator[Check]:
             ),
         )
     if "effective_clients" in history:
-        effective, took_part = float(history["effective_clients"].iloc[-1]), float(history["clients"].iloc[-1])
+        effective, took_part = (
+            float(history["effective_clients"].iloc[-1]),
+            float(history["clients"].iloc[-1]),
+        )
         alone = took_part > 1 and effective < max(1.5, 0.1 * took_part)
         yield answered(
             "Do all clients count?",
@@ -69,16 +80,22 @@ def _posterior(found: Measured) -> Iterator[Check]:
     question = "Does every number have an uncertainty?"
     if found.draws is None:
         size = found.fit.program.latents.local_block.size
-        yield Check(question, "not asked", f"A client has {size:,} numbers: too many to draw and hold here.")
+        yield Check(
+            question, "not asked", f"A client has {size:,} numbers: too many to draw and hold here."
+        )
         return
     sites = {**found.draws.shared, **found.draws.own}
     bad = [name for name, value in sites.items() if not bool(value.isfinite().all())]
     if bad:
         yield Check(
-            "Are all draws finite?", "warning", f"Draws of {listed(bad)} are not finite: nothing about them can be trusted."
+            "Are all draws finite?",
+            "warning",
+            f"Draws of {listed(bad)} are not finite: nothing about them can be trusted.",
         )
     program = found.fit.program
-    points = [s.name for s in program.latents.sites if bool((sites[s.name] == sites[s.name][:1]).all())] + _params_of(program)
+    points = [
+        s.name for s in program.latents.sites if bool((sites[s.name] == sites[s.name][:1]).all())
+    ] + _params_of(program)
     yield answered(
         question,
         bool(points),
@@ -88,7 +105,11 @@ def _posterior(found: Measured) -> Iterator[Check]:
         else "No site of the model is a point estimate.",
     )
     yield from _guide(found)
-    scales = [s.name for s in program.latents.global_block.sites if not _reaches_below_0(s.support) and s.name not in points]
+    scales = [
+        s.name
+        for s in program.latents.global_block.sites
+        if not _reaches_below_0(s.support) and s.name not in points
+    ]
     guide = found.fit.method.guide
     family = guide.__name__ if isinstance(guide, Family) else None  # type: ignore[attr-defined]
     if scales:
@@ -101,16 +122,33 @@ def _posterior(found: Measured) -> Iterator[Check]:
                 f"as a rule too narrow; guides.structured or guides.conditional do not assume it.",
             )
         elif family is not None:
-            yield Check(question, "good", f"The guide ({family}) lets the clients' numbers depend on {listed(scales)}.")
+            yield Check(
+                question,
+                "good",
+                f"The guide ({family}) lets the clients' numbers depend on {listed(scales)}.",
+            )
         else:
-            yield Check(question, "not asked", "The guide is one's own: what it takes to be independent is not read off it.")
+            yield Check(
+                question,
+                "not asked",
+                "The guide is one's own: what it takes to be independent is not read off it.",
+            )
 
 
 def _guide(found: Measured) -> Iterator[Check]:
-    question, history = "Is the guide near enough to the posterior for weights to make up the rest?", found.fit.history
-    if "k_hat" in history and bool(history["k_hat"].notna().any()):  # a method that has weighed its draws already
+    question, history = (
+        "Is the guide near enough to the posterior for weights to make up the rest?",
+        found.fit.history,
+    )
+    if "k_hat" in history and bool(
+        history["k_hat"].notna().any()
+    ):  # a method that has weighed its draws already
         k_hat = float(history["k_hat"].dropna().iloc[-1])
-        yield answered(question, k_hat >= K_HAT, f"k-hat of the method's own weights is {number(k_hat, 2)}{_far(k_hat)}.")
+        yield answered(
+            question,
+            k_hat >= K_HAT,
+            f"k-hat of the method's own weights is {number(k_hat, 2)}{_far(k_hat)}.",
+        )
         return
     if isinstance(found.weighed, str):
         yield Check(question, "not asked", _sentence(found.weighed))
@@ -152,7 +190,9 @@ def _params_of(program: Program) -> list[str]:
     above, mine = program.start()
     params, batch = {**above, **mine}, program.prototype
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
-        given = poutine.condition(program.model, data=program.draw(params, batch))  # a prior need not be one to draw from
+        given = poutine.condition(
+            program.model, data=program.draw(params, batch)
+        )  # a prior need not be one to draw from
         with Answer(params, batch):
             nodes = poutine.trace(given).get_trace(batch).nodes
     return [name for name, node in nodes.items() if node["type"] == "param"]
@@ -162,13 +202,17 @@ def _reaches_below_0(support: object) -> bool:
     """Whether a support is other than all positive numbers."""
     support = getattr(support, "base_constraint", support)
     bound = getattr(support, "lower_bound", None)
-    return bound is None or hasattr(support, "upper_bound") or float(np.min(np.asarray(bound))) < 0.0
+    return (
+        bound is None or hasattr(support, "upper_bound") or float(np.min(np.asarray(bound))) < 0.0
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the clients
 def _clients(found: Measured) -> Iterator[Check]:
     counts, names = found.fit.federation.data.counts.tolist(), found.fit.clients
-    few = [f"{name}: {count}" for name, count in zip(names, counts, strict=True) if count < FEW_ROWS]
+    few = [
+        f"{name}: {count}" for name, count in zip(names, counts, strict=True) if count < FEW_ROWS
+    ]
     yield answered(
         "Has every client rows enough?",
         bool(few),

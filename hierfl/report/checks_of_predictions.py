@@ -16,7 +16,11 @@ SURE = 0.01  # of a p value: a report in a hundred warns where nothing is wrong
 def predictions(found: Measured) -> Iterator[Check]:
     """Do probabilities and intervals come true, for all rows, for clients' means, and client by client?"""
     if found.prediction is None:
-        yield Check("Do predictions come true?", "not asked", "There are no labelled rows of one observed site to score.")
+        yield Check(
+            "Do predictions come true?",
+            "not asked",
+            "There are no labelled rows of one observed site to score.",
+        )
         return
     prediction, rows = found.prediction, found.prediction.data.num_rows
     yield answered(
@@ -37,7 +41,8 @@ def predictions(found: Measured) -> Iterator[Check]:
             "Do predicted probabilities come true?",
             off,
             f"The calibration error is {number(error.ece)}; chance alone gives {number(error.by_chance)} for {rows} rows "
-            f"(p = {number(error.p_value, 2)})" + (f": more than chance, predictions are {_too(p, came_true)}." if off else "."),
+            f"(p = {number(error.p_value, 2)})"
+            + (f": more than chance, predictions are {_too(p, came_true)}." if off else "."),
         )
     if found.rates is not None:
         yield _rate_coverage(found)
@@ -46,7 +51,11 @@ def predictions(found: Measured) -> Iterator[Check]:
 
 def _too(p: Floats, came_true: Floats) -> str:
     """Whether the Brier score is worse than it would be were the probabilities right, or better."""
-    return "too sure of themselves" if ((p - came_true) ** 2).mean() > (p * (1.0 - p)).mean() else "less sure than they could be"
+    return (
+        "too sure of themselves"
+        if ((p - came_true) ** 2).mean() > (p * (1.0 - p)).mean()
+        else "less sure than they could be"
+    )
 
 
 def _numeric_coverage(found: Measured) -> Check:
@@ -58,7 +67,8 @@ def _numeric_coverage(found: Measured) -> Check:
     return answered(
         "Do intervals of single rows cover?",
         bool(off),
-        f"{share(rate)} of {len(covered)} rows lie in their 90 % interval" + (f": intervals are {side}." if off else "."),
+        f"{share(rate)} of {len(covered)} rows lie in their 90 % interval"
+        + (f": intervals are {side}." if off else "."),
     )
 
 
@@ -97,7 +107,12 @@ def _by_client(found: Measured) -> Iterator[Check]:
         return
     worse, train = [], found.fit.federation.data
     seen = train.fields[found.fit.program.labels[prediction.site]].double()
-    for name, y, score in zip(prediction.data.names, label.double().split(counts), log_score.double().split(counts), strict=True):
+    for name, y, score in zip(
+        prediction.data.names,
+        label.double().split(counts),
+        log_score.double().split(counts),
+        strict=True,
+    ):
         k = int(train.index([name]))
         known = seen[train.offsets[k] : train.offsets[k + 1]]
         rate = (known.sum() + 0.5) / (len(known) + 1.0)
@@ -116,7 +131,11 @@ def _by_client(found: Measured) -> Iterator[Check]:
 def strangers(found: Measured) -> Iterator[Check]:
     """Are foreign rows told from own ones?"""
     if found.foreign is None:
-        yield Check("Does the model know foreign rows when it sees them?", "not asked", "No foreign rows were given: foreign=.")
+        yield Check(
+            "Does the model know foreign rows when it sees them?",
+            "not asked",
+            "No foreign rows were given: foreign=.",
+        )
         return
     overall = found.foreign.overall
     by = {"entropy of predictions": float(overall["auroc"])}

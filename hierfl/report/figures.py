@@ -25,7 +25,15 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 def _legend(figure: Figure, ax: Axes, columns: int = 3) -> None:
     handles, names = ax.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5, **_TIGHT)
+        figure.legend(
+            handles,
+            names,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=8.5,
+            **_TIGHT,
+        )
 
 
 def run(found: Measured) -> Picture | None:
@@ -39,10 +47,12 @@ def run(found: Measured) -> Picture | None:
         plots.convergence(ax, history, column=column)
         ax.set_ylabel("ELBO, nats" if column == "elbo" else column)
         values = history[column]
-        alt = (
-            f"Line: {column} by round, from {number(values.iloc[0], 4)} in the first to {number(values.iloc[-1], 4)} in the last."
+        alt = f"Line: {column} by round, from {number(values.iloc[0], 4)} in the first to {number(values.iloc[-1], 4)} in the last."
+        return picture(
+            figure,
+            alt,
+            f"The {'ELBO' if column == 'elbo' else column} of each round, as the clients estimate it.",
         )
-        return picture(figure, alt, f"The {'ELBO' if column == 'elbo' else column} of each round, as the clients estimate it.")
 
 
 def forest(found: Measured, entry: Entry) -> Picture:
@@ -58,10 +68,18 @@ def forest(found: Measured, entry: Entry) -> Picture:
         ax.set_xlabel(entry.label)
         _legend(figure, ax)
         ends = np.quantile(entry.draws, [0.05, 0.5, 0.95], axis=0)
-        told = [f"{n} {number(m)} ({number(a)} to {number(b)})" for n, a, m, b in zip(names, *ends, strict=True)]
+        told = [
+            f"{n} {number(m)} ({number(a)} to {number(b)})"
+            for n, a, m, b in zip(names, *ends, strict=True)
+        ]
         alt = f"Forest plot of {entry.label}, median and 90 % interval: {listed(told, 12)}."
         caption = f"{entry.label} of every client: median, 50 % and 90 % intervals; grey: the 90 % interval expected of a client."
-        return picture(figure, alt, caption + (" Hollow: what its own rows alone would say." if entry.alone is not None else ""))
+        return picture(
+            figure,
+            alt,
+            caption
+            + (" Hollow: what its own rows alone would say." if entry.alone is not None else ""),
+        )
 
 
 def borrowed(entry: Entry) -> float:
@@ -82,7 +100,9 @@ def shrinkage(found: Measured, entry: Entry) -> Picture:
         _legend(figure, ax, columns=2)
         moved = share(min(max(borrowed(entry), 0.0), 1.0))
         words = f"estimates are moved {moved} of the way from what a client's own rows alone say to the middle, on the whole."
-        return picture(figure, f"Scatter plot of clients, {entry.label}: {words}", f"{entry.label}: {words}")
+        return picture(
+            figure, f"Scatter plot of clients, {entry.label}: {words}", f"{entry.label}: {words}"
+        )
 
 
 def densities(found: Measured, entry: Entry) -> Picture:
@@ -96,7 +116,11 @@ def densities(found: Measured, entry: Entry) -> Picture:
         _legend(figure, ax)
         wide, own = float(entry.expected.std()), float(np.median(entry.draws.std(0)))
         alt = f"Densities of {entry.label}: expected of a client, sd {number(wide)}; the clients' posteriors, median sd {number(own)}."
-        return picture(figure, alt, f"{entry.label}: what the global level expects of a client, and every client's posterior.")
+        return picture(
+            figure,
+            alt,
+            f"{entry.label}: what the global level expects of a client, and every client's posterior.",
+        )
 
 
 def clients(found: Measured) -> Picture | None:
@@ -127,7 +151,9 @@ def calibration(found: Measured) -> Picture | None:
             assert found.replicates is not None
             plots.coverage(ax, found.replicates, prediction.known()[0])
             alt = "Line: share of rows inside central intervals against the intervals' probability; the diagonal is right."
-            return picture(figure, alt, "How often central intervals hold a row's label, by their probability.")
+            return picture(
+                figure, alt, "How often central intervals hold a row's label, by their probability."
+            )
         p, came_true = confidence(prediction)
         bins = 8 if len(p) < 2000 else 15
         plots.reliability(ax, {"rows": (p, came_true)}, bins=bins)
@@ -135,7 +161,10 @@ def calibration(found: Measured) -> Picture | None:
         ax.set_xlabel("predicted probability" if binary else "probability of the predicted class")
         ax.set_ylabel("observed share" if binary else "share that is right")
         mean, observed, _, _ = plots.equal_mass(p, came_true, bins=bins)
-        told = "; ".join(f"{number(a, 2)} predicted, {number(b, 2)} observed" for a, b in zip(mean, observed, strict=True))
+        told = "; ".join(
+            f"{number(a, 2)} predicted, {number(b, 2)} observed"
+            for a, b in zip(mean, observed, strict=True)
+        )
         alt = f"Reliability diagram of {len(mean)} bins: {told}."
         words = f"{len(mean)} bins of equal numbers of rows, with 90 % intervals; on the diagonal predictions come true."
         return picture(figure, alt, words)

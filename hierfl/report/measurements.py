@@ -49,7 +49,11 @@ class Entry:
     @property
     def middle(self) -> float:
         """The middle of what is expected of a client, or of the clients' means."""
-        return float(np.median(self.expected)) if self.expected is not None else float(self.draws.mean())
+        return (
+            float(np.median(self.expected))
+            if self.expected is not None
+            else float(self.draws.mean())
+        )
 
     @property
     def apart(self) -> float:
@@ -90,7 +94,11 @@ class Measured:
     def shared(self) -> list[Entry]:
         """Every number of the global sites."""
         sites = {} if self.draws is None else self.draws.shared
-        return [Entry(label, v) for name, value in sites.items() for label, v in self._columns(name, value, 1)]
+        return [
+            Entry(label, v)
+            for name, value in sites.items()
+            for label, v in self._columns(name, value, 1)
+        ]
 
     @cached_property
     def own(self) -> list[Entry]:
@@ -101,7 +109,11 @@ class Measured:
         for name, value in self.draws.own.items():
             if name.removesuffix("_offset") in self.draws.own and name.endswith("_offset"):
                 continue
-            expected = None if self.expected is None else [v for _, v in self._columns(name, self.expected[name], 2)]
+            expected = (
+                None
+                if self.expected is None
+                else [v for _, v in self._columns(name, self.expected[name], 2)]
+            )
             alone = self.alone.get(name)
             lone = (
                 None
@@ -109,7 +121,14 @@ class Measured:
                 else [v[0] for _, v in self._columns(name, alone[None], 2)]
             )
             for j, (label, v) in enumerate(self._columns(name, value, 2)):
-                found.append(Entry(label, v, None if expected is None else expected[j], None if lone is None else lone[j]))
+                found.append(
+                    Entry(
+                        label,
+                        v,
+                        None if expected is None else expected[j],
+                        None if lone is None else lone[j],
+                    )
+                )
         return found
 
     @property
@@ -124,7 +143,9 @@ class Measured:
         `nats`: KL(posterior || expected), both taken for independent Normals, less what the number of draws alone makes of it: about 0
         where the posterior is what would be said of any client. `narrower`: 1 - Var posterior / Var expected, a mean over its numbers.
         """
-        entries = [e for e in self.own if e.expected is not None and float(e.expected.var(0).min()) > 0.0]
+        entries = [
+            e for e in self.own if e.expected is not None and float(e.expected.var(0).min()) > 0.0
+        ]
         if not entries:
             return None
         over, draws = None if self.alike else 0, len(entries[0].draws)
@@ -135,8 +156,13 @@ class Measured:
             ratio = np.maximum(e.draws.var(0) / wide, 1e-12)
             nats += 0.5 * (ratio - 1.0 - np.log(ratio) + (e.draws.mean(0) - middle) ** 2 / wide)
             ratios.append(ratio)
-        nats -= len(entries) / draws * (1.0 if self.alike else 2.0)  # second moments of means and variances of so many draws
-        columns = {"nats": np.maximum(nats, 0.0), "narrower": np.clip(1.0 - np.mean(ratios, axis=0), 0.0, 1.0)}
+        nats -= (
+            len(entries) / draws * (1.0 if self.alike else 2.0)
+        )  # second moments of means and variances of so many draws
+        columns = {
+            "nats": np.maximum(nats, 0.0),
+            "narrower": np.clip(1.0 - np.mean(ratios, axis=0), 0.0, 1.0),
+        }
         return pd.DataFrame(columns, index=pd.Index(self.fit.clients, name="client"))
 
     @cached_property
@@ -150,7 +176,11 @@ class Measured:
     @cached_property
     def rates(self) -> pd.DataFrame | None:
         """Each client's mean label beside its 90 % predictive interval."""
-        if self.prediction is None or self.replicates is None or self.prediction.kind == "categorical":
+        if (
+            self.prediction is None
+            or self.replicates is None
+            or self.prediction.kind == "categorical"
+        ):
             return None
         return client_rates(self.prediction, self.replicates, prob=0.9)
 
@@ -162,11 +192,19 @@ class Measured:
             return [(name, array)]
         names = [self._labels(size) for size in shape]
         return [
-            (f"{name}[{', '.join(n[i] for n, i in zip(names, at, strict=True))}]", array[(..., *at)]) for at in np.ndindex(*shape)
+            (
+                f"{name}[{', '.join(n[i] for n, i in zip(names, at, strict=True))}]",
+                array[(..., *at)],
+            )
+            for at in np.ndindex(*shape)
         ]
 
     def _labels(self, size: int) -> list[str]:
-        features = [list(labels) for labels in self.fit.federation.data.features.values() if len(labels) == size]
+        features = [
+            list(labels)
+            for labels in self.fit.federation.data.features.values()
+            if len(labels) == size
+        ]
         return features[0] if len(features) == 1 else [str(i) for i in range(size)]
 
 
@@ -198,25 +236,46 @@ def measure(
             return fit.predict(rows, site=site, draws=draws, seed=seed)
         few = fit._of_rows(rows)
         name = fit.program.observed_site(site)
-        return predict_at(few.federation, fit.message, few.progress.table, _of(drawn, few, fit), rows, site=name)
+        return predict_at(
+            few.federation, fit.message, few.progress.table, _of(drawn, few, fit), rows, site=name
+        )
 
     if fit.program.sites_of_rows:
         prediction = predict(rows)
         if prediction.label is None and held_out is not None:
-            raise ValueError(f"the held-out rows have no labels for site '{prediction.site}': nothing to score")
+            raise ValueError(
+                f"the held-out rows have no labels for site '{prediction.site}': nothing to score"
+            )
         if prediction.label is not None and prediction.kind != "categorical":
             if drawn is None or not size:
                 replicates = fit.replicate(rows, site=site, draws=draws, seed=seed)
             else:
                 few_clients = fit._of_rows(rows)
-                replicates = sampled(few_clients, _of(drawn, few_clients, fit), rows, seed)[prediction.site]
+                replicates = sampled(few_clients, _of(drawn, few_clients, fit), rows, seed)[
+                    prediction.site
+                ]
     strange = None
     if foreign is not None and prediction is not None:
         strange = out_of_distribution(prediction, predict(foreign))
     lone = {} if alone is None else _alone(fit, alone, seed)
     prediction = None if prediction is None or prediction.label is None else prediction
-    weighed = _weigh(fit, draws, seed) if drawn is not None and size else "there is nothing to draw, or too much to be held"
-    return Measured(fit, drawn, expected, lone, prediction, replicates, held_out is not None, strange, weighed, _judge(fit, seed))
+    weighed = (
+        _weigh(fit, draws, seed)
+        if drawn is not None and size
+        else "there is nothing to draw, or too much to be held"
+    )
+    return Measured(
+        fit,
+        drawn,
+        expected,
+        lone,
+        prediction,
+        replicates,
+        held_out is not None,
+        strange,
+        weighed,
+        _judge(fit, seed),
+    )
 
 
 def _of(draws: Draws, few: Fit, fit: Fit) -> Draws:
@@ -259,5 +318,7 @@ def _alone(fit: Fit, alone: Fit, seed: int) -> dict[str, Tensor]:
     found = {name: value.mean(0)[place] for name, value in alone.draws(200, seed=seed).own.items()}
     known = {site.name for site in fit.program.latents.local_block.sites} | set(fit.program.derived)
     if not known & set(found):
-        raise ValueError(f"the local-only fit has the own sites {sorted(found)}, this one {sorted(known)}: none is the same")
+        raise ValueError(
+            f"the local-only fit has the own sites {sorted(found)}, this one {sorted(known)}: none is the same"
+        )
     return found

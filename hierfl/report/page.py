@@ -52,7 +52,9 @@ def write(
     seed: int = 0,
 ) -> Report:
     """Measure a fit and write the page. Arguments and errors: `Fit.report`."""
-    found = measure(fit, held_out=held_out, foreign=foreign, alone=alone, site=site, draws=draws, seed=seed)
+    found = measure(
+        fit, held_out=held_out, foreign=foreign, alone=alone, site=site, draws=draws, seed=seed
+    )
     asked = checks(found)
     names = fit.federation.data.num_clients
     text = page(

@@ -19,7 +19,14 @@ ROWS = 200  # of a table
 
 def sections(found: Measured) -> list[Section]:
     """Those that there is something to say in."""
-    made = (_run(found), _convergence(found), _shared(found), *_own(found), _predictions(found), _strangers(found))
+    made = (
+        _run(found),
+        _convergence(found),
+        _shared(found),
+        *_own(found),
+        _predictions(found),
+        _strangers(found),
+    )
     return [section for section in made if section]
 
 
@@ -36,11 +43,18 @@ def _run(found: Measured) -> Section:
         "Latent numbers": f"{latents.global_block.size:,} for all, {latents.local_block.size:,} for each client",
         "Rounds": f"{len(history)}, {int(history['clients'].max()) if 'clients' in history else data.num_clients} clients in each",
         "Sent": _bytes(history),
-        "Time": f"{number(float(history['seconds'].sum()))} s" if "seconds" in history else "not recorded",
+        "Time": f"{number(float(history['seconds'].sum()))} s"
+        if "seconds" in history
+        else "not recorded",
         "Seed": str(fit.federation.seed),
-        "Software": ", ".join(f"{name} {version(of)}" for of, name in software.items()) + f", Python {platform.python_version()}",
+        "Software": ", ".join(f"{name} {version(of)}" for of, name in software.items())
+        + f", Python {platform.python_version()}",
     }
-    return Section("run", "What was run", (Table("The run", ("Item", "Value"), tuple(facts.items()), words=True),))
+    return Section(
+        "run",
+        "What was run",
+        (Table("The run", ("Item", "Value"), tuple(facts.items()), words=True),),
+    )
 
 
 def _bytes(history: pd.DataFrame) -> str:
@@ -69,9 +83,18 @@ def _shared(found: Measured) -> Section | None:
         return None
     head = ("Number", "Mean", "Sd", "5 %", "Median", "95 %")
     rows = [
-        (e.label, *map(number, (e.draws.mean(), e.draws.std(), *np.quantile(e.draws, [0.05, 0.5, 0.95])))) for e in found.shared
+        (
+            e.label,
+            *map(number, (e.draws.mean(), e.draws.std(), *np.quantile(e.draws, [0.05, 0.5, 0.95]))),
+        )
+        for e in found.shared
     ]
-    table = Table("Posterior of what all clients share", head, tuple(rows[:ROWS]), note=_left_out(len(rows), "numbers"))
+    table = Table(
+        "Posterior of what all clients share",
+        head,
+        tuple(rows[:ROWS]),
+        note=_left_out(len(rows), "numbers"),
+    )
     return Section("global", "The global level", (table,))
 
 
@@ -88,7 +111,13 @@ def _own(found: Measured) -> list[Section]:
     if shown[0].expected is not None:
         blocks.append(figures.densities(found, shown[0]))
     map_ = figures.clients(found)
-    sections = [Section("clients", "The clients", (*blocks, *([map_] if map_ else []), _client_table(found, shown[:2])))]
+    sections = [
+        Section(
+            "clients",
+            "The clients",
+            (*blocks, *([map_] if map_ else []), _client_table(found, shown[:2])),
+        )
+    ]
     return [*sections, _shrinkage(found, [e for e in shown if e.alone is not None])]
 
 
@@ -98,18 +127,35 @@ def _client_table(found: Measured, shown: list[Entry]) -> Table:
     head = ["Client", "Rows", *(f"{e.label} (sd)" for e in shown)]
     extra: list[tuple[str, pd.Series, str]] = []
     if found.told is not None:
-        extra.append(("Told, nats", found.told["nats"], "Told: what its own rows add to what is expected of a client."))
         extra.append(
-            ("Narrower by", found.told["narrower"], "Narrower: its variance beside the one expected, a mean over its numbers.")
+            (
+                "Told, nats",
+                found.told["nats"],
+                "Told: what its own rows add to what is expected of a client.",
+            )
+        )
+        extra.append(
+            (
+                "Narrower by",
+                found.told["narrower"],
+                "Narrower: its variance beside the one expected, a mean over its numbers.",
+            )
         )
     if k_hat is not None:
-        extra.append(("k-hat", k_hat, "k-hat: of its own numbers given the global ones, to be under 0.7."))
+        extra.append(
+            ("k-hat", k_hat, "k-hat: of its own numbers given the global ones, to be under 0.7.")
+        )
     order, rows = np.argsort(-data.counts.numpy(), kind="stable"), []
     for i in order[:ROWS]:
         cells = [data.names[i], str(int(data.counts[i]))]
-        cells += [f"{number(float(e.draws[:, i].mean()))} ({number(float(e.draws[:, i].std()), 2)})" for e in shown]
+        cells += [
+            f"{number(float(e.draws[:, i].mean()))} ({number(float(e.draws[:, i].std()), 2)})"
+            for e in shown
+        ]
         values = [(name, float(series.iloc[i])) for name, series, _ in extra]
-        rows.append((*cells, *(share(v) if name == "Narrower by" else number(v, 2) for name, v in values)))
+        rows.append(
+            (*cells, *(share(v) if name == "Narrower by" else number(v, 2) for name, v in values))
+        )
     head += [name for name, _, _ in extra]
     note = " ".join([words for _, _, words in extra] + [_left_out(len(order), "clients")]).strip()
     return Table("Posterior of every client, by rows", tuple(head), tuple(rows), note=note)
@@ -128,7 +174,11 @@ def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
     if shown:
         blocks += [figures.shrinkage(found, e) for e in shown]
     else:
-        blocks.append(Text("What each client would say alone was not given (alone=), so that estimates are not drawn beside it."))
+        blocks.append(
+            Text(
+                "What each client would say alone was not given (alone=), so that estimates are not drawn beside it."
+            )
+        )
     return Section("shrinkage", "Shrinkage", tuple(blocks))
 
 
@@ -168,7 +218,11 @@ def _predictions(found: Measured) -> Section | None:
     )
     summary = across_clients(found.scores)
     lines = [
-        (SCORES[str(name)], *(number(float(row[c])) for c in ("weighted", "mean", "worst_decile", "variance")), str(row["worst"]))
+        (
+            SCORES[str(name)],
+            *(number(float(row[c])) for c in ("weighted", "mean", "worst_decile", "variance")),
+            str(row["worst"]),
+        )
         for name, row in summary.iterrows()
     ]
     head = ("Score", "By rows", "By clients", "Worst tenth", "Variance", "Worst client")
@@ -185,15 +239,28 @@ def _strangers(found: Measured) -> Section | None:
     drawn = figures.strangers(found)
     if drawn is None or found.foreign is None:
         return None
-    names = {"auroc": "AUROC, entropy", "fpr95": "FPR95", "mi_auroc": "AUROC, mutual information", "mi_fpr95": "FPR95"}
+    names = {
+        "auroc": "AUROC, entropy",
+        "fpr95": "FPR95",
+        "mi_auroc": "AUROC, mutual information",
+        "mi_fpr95": "FPR95",
+    }
     columns = [c for c in names if c in found.foreign.clients]
     rows = [("All", *(number(float(found.foreign.overall[c])) for c in columns))]
-    rows += [(str(name), *(number(float(row[c])) for c in columns)) for name, row in found.foreign.clients.iterrows()]
+    rows += [
+        (str(name), *(number(float(row[c])) for c in columns))
+        for name, row in found.foreign.clients.iterrows()
+    ]
     note = (
         "AUROC: the chance that a foreign row scores higher than an own one. FPR95: the share of foreign rows that pass where 95 % of "
         "own rows do."
     )
-    table = Table("Foreign rows told from own ones", ("Client", *(names[c] for c in columns)), tuple(rows[: ROWS + 1]), note=note)
+    table = Table(
+        "Foreign rows told from own ones",
+        ("Client", *(names[c] for c in columns)),
+        tuple(rows[: ROWS + 1]),
+        note=note,
+    )
     return Section("foreign", "Out of distribution", (drawn, table))
 
 

@@ -27,7 +27,11 @@ from hierfl.core.trees import Tree, named_leaves, with_leaves
 from hierfl.engine.client_store import Stored, Table
 from hierfl.engine.rounds import ROWS, Progress
 
-FORMAT, VERSION, KEPT = "hierfl-run", 1, 2  # KEPT: checkpoints kept, so that one that is damaged has one before it
+FORMAT, VERSION, KEPT = (
+    "hierfl-run",
+    1,
+    2,
+)  # KEPT: checkpoints kept, so that one that is damaged has one before it
 
 
 class CheckpointError(ValueError):
@@ -52,7 +56,10 @@ def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Pa
     if isinstance(table, Stored) and table.path != root / ROWS:
         table = table.copied(root / ROWS)
     local = table.index() if isinstance(table, Stored) else table
-    hashes = {name: _write(draft / f"{name}.safetensors", tree) for name, tree in (("global", progress.server), ("local", local))}
+    hashes = {
+        name: _write(draft / f"{name}.safetensors", tree)
+        for name, tree in (("global", progress.server), ("local", local))
+    }
     record = {
         "format": FORMAT,
         "version": VERSION,
@@ -67,7 +74,9 @@ def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Pa
         shutil.rmtree(final)
     os.replace(draft, final)
     _sync(root)
-    for other in checkpoints(root):  # of a run that was here before: what is written last is what is found
+    for other in checkpoints(
+        root
+    ):  # of a run that was here before: what is written last is what is found
         if other.name > final.name or not _is_of(other, about):
             shutil.rmtree(other, ignore_errors=True)
     for old in checkpoints(root)[:-KEPT]:
@@ -92,7 +101,9 @@ def checkpoints(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("round-[0-9]*"))
 
 
-def load(folder: str | Path, template: Progress, about: Mapping[str, Any] | None = None) -> Progress:
+def load(
+    folder: str | Path, template: Progress, about: Mapping[str, Any] | None = None
+) -> Progress:
     """Read the newest checkpoint that is whole; one that is not is named in a warning, and the one before it taken.
 
     Args:
@@ -120,10 +131,14 @@ def load(folder: str | Path, template: Progress, about: Mapping[str, Any] | None
         if about is not None:
             _check_same(path, record["about"], about)
         if reasons:
-            warnings.warn(f"passed over damaged checkpoints of '{folder}': {'; '.join(reasons)}", stacklevel=2)
+            warnings.warn(
+                f"passed over damaged checkpoints of '{folder}': {'; '.join(reasons)}", stacklevel=2
+            )
         return state
     found = "; ".join(reasons) or "there is none"
-    raise CheckpointError(f"no whole checkpoint in '{folder}' ({found}): name another folder, or remove this one and start anew")
+    raise CheckpointError(
+        f"no whole checkpoint in '{folder}' ({found}): name another folder, or remove this one and start anew"
+    )
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -139,7 +154,9 @@ def read_record(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CheckpointError("state.json is not of a hierfl run")
     if record.get("version") != VERSION:
-        raise CheckpointError(f"it was written in format {record.get('version')}; this hierfl reads {VERSION}")
+        raise CheckpointError(
+            f"it was written in format {record.get('version')}; this hierfl reads {VERSION}"
+        )
     if record.pop("sha256", None) != _digest(record):
         raise CheckpointError("state.json is truncated or changed")
     return record
@@ -166,7 +183,9 @@ def _short(value: Any) -> str:
 
 def _write(path: Path, tree: Tree) -> str:
     leaves = {name: leaf.detach().clone().contiguous() for name, leaf in named_leaves(tree).items()}
-    save_file(leaves or {"nothing": torch.zeros(0)}, path)  # an empty file cannot be told from a truncated one
+    save_file(
+        leaves or {"nothing": torch.zeros(0)}, path
+    )  # an empty file cannot be told from a truncated one
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return _hash(path)
@@ -175,7 +194,9 @@ def _write(path: Path, tree: Tree) -> str:
 def _read_table(path: Path, expected: str, template: Table) -> Table:
     if not isinstance(template, Stored):
         return _read(path / "local.safetensors", expected, template)
-    index = _read(path / "local.safetensors", expected, {"places": template.places, "sums": template.sums})
+    index = _read(
+        path / "local.safetensors", expected, {"places": template.places, "sums": template.sums}
+    )
     found = template.at(path.parent / ROWS, index)
     if os.fstat(found.file).st_size < found.used * found.row_bytes:
         raise CheckpointError(f"{ROWS} is truncated or missing")
@@ -188,7 +209,12 @@ def _indices(root: Path) -> list[Tree]:
     found = []
     for path in checkpoints(root):
         with suppress(SafetensorError, OSError):  # one that is damaged points to nothing
-            found.append({name.strip("[]'"): value for name, value in load_file(path / "local.safetensors").items()})
+            found.append(
+                {
+                    name.strip("[]'"): value
+                    for name, value in load_file(path / "local.safetensors").items()
+                }
+            )
     return found
 
 

@@ -77,25 +77,42 @@ def fit(
     if patience is not None and held_out is None:
         raise ValueError("patience needs rows to score: give held_out=")
     if min(rounds, every, score_every) < 1:
-        raise ValueError(f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more")
-    federation = federate(method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk, device=device)
+        raise ValueError(
+            f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more"
+        )
+    federation = federate(
+        method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk, device=device
+    )
     if held_out is not None:
         data.index(held_out.names)  # an unknown client is found now, not at the first score
     where = begin(federation, None if checkpoint is None else Path(checkpoint))
     who = about(method, federation, rounds)
     if checkpoint is not None and state.checkpoints(checkpoint):
         if not resume:
-            raise ValueError(f"'{checkpoint}' holds a run already: go on with it by resume=True, or name another folder")
+            raise ValueError(
+                f"'{checkpoint}' holds a run already: go on with it by resume=True, or name another folder"
+            )
         where = state.load(checkpoint, where, who)
     compiled = where.compiled if where.round else _compiles(compile, engine, federation, rounds)
-    federation, where = replace(federation, graphs=Graphs() if compiled else None), replace(where, compiled=compiled)
+    federation, where = (
+        replace(federation, graphs=Graphs() if compiled else None),
+        replace(where, compiled=compiled),
+    )
     best, since = _best(where, patience)
 
     def over(where: Progress) -> bool:
-        return federation.server.finished(where.server) or (patience is not None and since >= patience)
+        return federation.server.finished(where.server) or (
+            patience is not None and since >= patience
+        )
 
-    until = where.round if where.round and over(where) else rounds  # a run that had stopped stays as it was
-    steps = pooled_rounds(method, federation, where, until) if engine == "pooled" else run_rounds(federation, where, until)
+    until = (
+        where.round if where.round and over(where) else rounds
+    )  # a run that had stopped stays as it was
+    steps = (
+        pooled_rounds(method, federation, where, until)
+        if engine == "pooled"
+        else run_rounds(federation, where, until)
+    )
     with _bar(progress, method.name, where.round, rounds) as tick:
         for where in steps:
             if held_out is not None and where.round % score_every == 0:
@@ -104,7 +121,9 @@ def fit(
                 best, since = (score, 0) if score > best else (best, since + 1)
             tick(where)
             stop = over(where)
-            if checkpoint is not None and (where.round % every == 0 or where.round == rounds or stop):
+            if checkpoint is not None and (
+                where.round % every == 0 or where.round == rounds or stop
+            ):
                 state.save(checkpoint, where, who)
             if stop:
                 break
@@ -132,7 +151,9 @@ def _score(fitted: Fit, held_out: ClientData) -> float:
 
 def _best(where: Progress, patience: int | None) -> tuple[float, int]:
     """Best held-out score so far, and scores since: early stopping goes on where a resumed run left off."""
-    scores = [record["held_out_log_score"] for record in where.history if "held_out_log_score" in record]
+    scores = [
+        record["held_out_log_score"] for record in where.history if "held_out_log_score" in record
+    ]
     if not scores or patience is None:
         return float("-inf"), 0
     return max(scores), len(scores) - 1 - scores.index(max(scores))
@@ -154,13 +175,19 @@ def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
         task = bar.add_task(name, total=total, completed=done, last="")
 
         def tick(where: Progress) -> None:
-            last = ", ".join(f"{k} {v:.3g}" for k, v in where.history[-1].items() if k in ("elbo", "loss", "held_out_log_score"))
+            last = ", ".join(
+                f"{k} {v:.3g}"
+                for k, v in where.history[-1].items()
+                if k in ("elbo", "loss", "held_out_log_score")
+            )
             bar.update(task, completed=where.round, last=last)
 
         yield tick
 
 
-def load(folder: str | Path, *, method: Method | None = None, data: ClientData | None = None) -> Fit:
+def load(
+    folder: str | Path, *, method: Method | None = None, data: ClientData | None = None
+) -> Fit:
     """Read a fit that `Fit.save`, or a checkpoint of `fit`, has written.
 
     Args:
@@ -182,6 +209,10 @@ def load(folder: str | Path, *, method: Method | None = None, data: ClientData |
     data = saved.read_rows(root) if data is None else data
     method = remake(who["method"]) if method is None else method
     federation = federate(method, data, seed=who["seed"])
-    same = {key: value for key, value in about(method, federation, who["rounds"]).items() if key in ("clients", "rows", "fields")}
+    same = {
+        key: value
+        for key, value in about(method, federation, who["rounds"]).items()
+        if key in ("clients", "rows", "fields")
+    }
     progress = state.load(root, begin(federation, root), same)
     return Fit(method, federation, progress, who["rounds"])

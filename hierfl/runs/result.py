@@ -67,11 +67,15 @@ class Fit:
     @property
     def message(self) -> Tree:
         """What the server would send last: all that posterior and predictions know of other clients."""
-        return self.federation.server.last(self.progress.server, Clock(self.progress.round, max(self.rounds, 1)))
+        return self.federation.server.last(
+            self.progress.server, Clock(self.progress.round, max(self.rounds, 1))
+        )
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
         """Draws of the latent sites as tensors: shared (S, *shape), own (S, N, *shape)."""
-        return posterior_draws(self.federation, self.message, self.progress.table, draws=draws, seed=seed)
+        return posterior_draws(
+            self.federation, self.message, self.progress.table, draws=draws, seed=seed
+        )
 
     def posterior(
         self,
@@ -123,15 +127,23 @@ class Fit:
                 "k_hat_clients": weighed.k_hat_clients.to_numpy(),
                 "effective_draws": weighed.effective,
                 "proposals": weighed.proposals,
-                "bytes_up_psis": weighed.proposals * len(self.clients) * torch.get_default_dtype().itemsize,
+                "bytes_up_psis": weighed.proposals
+                * len(self.clients)
+                * torch.get_default_dtype().itemsize,
                 "log_evidence": weighed.log_evidence,
             }
         if log_likelihood and latents is not None:
-            found.rows("log_likelihood", groups.log_likelihoods(self, latents), self.federation.data)
-            found.rows("observed_data", groups.observed(self, self.federation.data), self.federation.data)
+            found.rows(
+                "log_likelihood", groups.log_likelihoods(self, latents), self.federation.data
+            )
+            found.rows(
+                "observed_data", groups.observed(self, self.federation.data), self.federation.data
+            )
         return found.arviz({**groups.attributes(self, seed), **about_draws})
 
-    def posterior_predictive(self, draws: int = 500, *, rows: ClientData | None = None, seed: int = 0) -> InferenceData:
+    def posterior_predictive(
+        self, draws: int = 500, *, rows: ClientData | None = None, seed: int = 0
+    ) -> InferenceData:
         """Labels drawn from the posterior predictive distribution, in ArviZ: groups `posterior_predictive` and `observed_data`.
 
         Args:
@@ -148,7 +160,11 @@ class Fit:
         asked = self.federation.data if rows is None else rows
         few = self._of_rows(asked)
         found = groups.Groups(few)
-        found.rows("posterior_predictive", groups.sampled(few, few.draws(draws, seed=seed), asked, seed), asked)
+        found.rows(
+            "posterior_predictive",
+            groups.sampled(few, few.draws(draws, seed=seed), asked, seed),
+            asked,
+        )
         known = groups.observed(few, asked)
         if known:
             found.rows("observed_data", known, asked)
@@ -178,7 +194,9 @@ class Fit:
         """
         if draws < 1:
             raise ValueError(f"draws is {draws}: it must be 1 or more")
-        drawn = prior_draws(self.federation, self.message, self.progress.table, draws=draws, seed=seed)
+        drawn = prior_draws(
+            self.federation, self.message, self.progress.table, draws=draws, seed=seed
+        )
         found = groups.given_groups(self, "prior", drawn, sites=sites, expand=expand)
         if predictive:
             data = self.federation.data
@@ -186,7 +204,9 @@ class Fit:
             found.rows("observed_data", groups.observed(self, data), data)
         return found.arviz(groups.attributes(self, seed))
 
-    def predict(self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0) -> Prediction:
+    def predict(
+        self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
+    ) -> Prediction:
         """The posterior predictive distribution of each row, by its own client's posterior; labels may be absent.
 
         Args:
@@ -201,9 +221,19 @@ class Fit:
         """
         site = self.program.observed_site(site)
         few = self._of_rows(rows)
-        return predict(few.federation, self.message, few.progress.table, rows, site=site, draws=draws, seed=seed)
+        return predict(
+            few.federation,
+            self.message,
+            few.progress.table,
+            rows,
+            site=site,
+            draws=draws,
+            seed=seed,
+        )
 
-    def replicate(self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0) -> Tensor:
+    def replicate(
+        self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
+    ) -> Tensor:
         """Labels that the posterior would have these rows show, (S, n): a draw's rows go together, as all of one client's do.
 
         Args:
@@ -228,11 +258,17 @@ class Fit:
         """
         unknown = [name for name in rows.names if name not in set(self.clients)]
         if unknown:
-            raise KeyError(f"client '{unknown[0]}' was not fitted: infer it first, fit.personalise(its data).predict(...)")
+            raise KeyError(
+                f"client '{unknown[0]}' was not fitted: infer it first, fit.personalise(its data).predict(...)"
+            )
         self.check_rows(rows, self.program.reads.model)
         ids = self.federation.data.index(rows.names)
         few = replace(self.federation, data=self.federation.data.select(ids))
-        return replace(self, federation=few, progress=replace(self.progress, table=subset(self.progress.table, ids)))
+        return replace(
+            self,
+            federation=few,
+            progress=replace(self.progress, table=subset(self.progress.table, ids)),
+        )
 
     def personalise(self, data: ClientData, *, rounds: int = 200) -> Fit:
         """Infer the local sites of clients never seen, global params fixed: a Fit of those clients.
@@ -271,7 +307,13 @@ class Fit:
             folder: made if it is not there.
             with_data: the clients' rows too, so that `hierfl.load(folder)` alone makes the fit anew.
         """
-        saved.write(folder, self.progress, about(self.method, self.federation, self.rounds), self.federation, with_data=with_data)
+        saved.write(
+            folder,
+            self.progress,
+            about(self.method, self.federation, self.rounds),
+            self.federation,
+            with_data=with_data,
+        )
 
     def report(
         self,
@@ -307,7 +349,9 @@ class Fit:
         from hierfl.report import write
 
         given = {"held_out": held_out, "foreign": foreign}
-        return write(self, path, **given, alone=alone, site=site, title=title, draws=draws, seed=seed)
+        return write(
+            self, path, **given, alone=alone, site=site, title=title, draws=draws, seed=seed
+        )
 
     def _check_labels_given(self, federation: Federation) -> None:
         """Refuse new clients without labels where what they keep, or their guide, is made of labels."""
@@ -321,7 +365,10 @@ class Fit:
         own = federation.client.own
         try:
             if not tree_leaves(own):
-                self.program.draw(federation.client.params(self.message, own), full_batch(federation.data, torch.tensor([0])))
+                self.program.draw(
+                    federation.client.params(self.message, own),
+                    full_batch(federation.data, torch.tensor([0])),
+                )
                 return
         except (AttributeError, RuntimeError, ValueError) as error:
             raise self._needs(missing[0]) from error
@@ -337,7 +384,9 @@ class Fit:
         """Refuse rows that lack a field that is read, labels apart, or that hold what model and guide cannot take."""
         missing = reads - {*self.program.labels.values(), *rows.fields, *rows.client_fields}
         if missing:
-            raise ValueError(f"the rows have no field '{min(missing)}', which the model or its guide reads")
+            raise ValueError(
+                f"the rows have no field '{min(missing)}', which the model or its guide reads"
+            )
         for name, values in rows.fields.items():
             like = self.federation.data.fields.get(name)
             if like is not None and values.shape[1:] != like.shape[1:]:

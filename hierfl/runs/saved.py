@@ -19,7 +19,14 @@ from hierfl.runs import checkpoint as state
 ROWS, SCHEMA = "local-rows.safetensors", "fit.json"
 
 
-def write(folder: str | Path, progress: Progress, who: Mapping[str, Any], federation: Federation, *, with_data: bool) -> None:
+def write(
+    folder: str | Path,
+    progress: Progress,
+    who: Mapping[str, Any],
+    federation: Federation,
+    *,
+    with_data: bool,
+) -> None:
     """Write `fit.json`, a checkpoint, and with the data `local-rows.safetensors`."""
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
@@ -56,7 +63,9 @@ def read_rows(root: Path) -> ClientData:
     """
     path = root / ROWS
     if not path.exists():
-        raise FileNotFoundError(f"'{root}' was saved without the clients' rows: hand them in, load(..., data=...)")
+        raise FileNotFoundError(
+            f"'{root}' was saved without the clients' rows: hand them in, load(..., data=...)"
+        )
     try:
         schema, tensors = json.loads((root / SCHEMA).read_text()), load_file(path)
     except (SafetensorError, OSError, ValueError) as error:

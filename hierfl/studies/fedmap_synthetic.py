@@ -87,16 +87,34 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 10) ->
     for seed in range(2 if quick else seeds):
         for skew in SKEWS:
             for name in METHODS:
-                about = {"study": "fedmap-synthetic", "method": name, "skew": skew, "seed": seed, **asdict(settings)}
+                about = {
+                    "study": "fedmap-synthetic",
+                    "method": name,
+                    "skew": skew,
+                    "seed": seed,
+                    **asdict(settings),
+                }
                 found = kept(out, f"{skew}-{name}-{seed}".lower().replace(", ", "-").replace(" ", "-"), about,
                              lambda n=name, k=skew, s=seed: one(n, k, s, settings), say)  # type: ignore[misc]  # fmt: skip
                 for client, score in found["balanced_accuracy"].items():
-                    records.append({"skew": skew, "method": name, "seed": seed, "client": client, "balanced_accuracy": score})
+                    records.append(
+                        {
+                            "skew": skew,
+                            "method": name,
+                            "seed": seed,
+                            "client": client,
+                            "balanced_accuracy": score,
+                        }
+                    )
     scores = pd.DataFrame(records)
     scores.to_csv(out / "fedmap_synthetic.csv", index=False)
     files = {out / "fedmap_synthetic.csv": "balanced accuracy by skew, method, seed and client"}
     return Found(
-        "balanced accuracy of a client, %: mean ± sd over seeds (published)", table(scores), scores, reading(scores), files
+        "balanced accuracy of a client, %: mean ± sd over seeds (published)",
+        table(scores),
+        scores,
+        reading(scores),
+        files,
     )
 
 
@@ -113,7 +131,14 @@ def methods(settings: Settings, seed: int) -> dict[str, Callable[[], Method]]:
 
     def plain(prox: float = 0.0) -> Method:
         model = network(net(seed), likelihood=likelihood)
-        return fedavg(model, optimiser=optimiser, steps=settings.epochs, unit="epoch", batch_size=batch, prox=prox)
+        return fedavg(
+            model,
+            optimiser=optimiser,
+            steps=settings.epochs,
+            unit="epoch",
+            batch_size=batch,
+            prox=prox,
+        )
 
     def personal(prior: MapPrior | dict[str, MapPrior]) -> Method:
         model = map_network(net(seed), prior=prior, likelihood=likelihood)
@@ -123,10 +148,14 @@ def methods(settings: Settings, seed: int) -> dict[str, Callable[[], Method]]:
     normed = batch_norm_network(net(seed, normed=True), likelihood=likelihood)
     alone = network(net(seed), likelihood=likelihood)
     return {
-        "Individual": lambda: individual(alone, optimiser=optimiser, steps=settings.epochs, unit="epoch", batch_size=batch),
+        "Individual": lambda: individual(
+            alone, optimiser=optimiser, steps=settings.epochs, unit="epoch", batch_size=batch
+        ),
         "FedAvg": plain,
         "FedProx": lambda: plain(settings.prox),
-        "FedBN": lambda: fedbn(normed, optimiser=optimiser, steps=settings.epochs, batch_size=batch),
+        "FedBN": lambda: fedbn(
+            normed, optimiser=optimiser, steps=settings.epochs, batch_size=batch
+        ),
         "FedMAP": lambda: personal(Isotropic(settings.variance)),
         "FedMAP, by layer": lambda: personal(by_layer),
     }
@@ -136,7 +165,13 @@ def net(seed: int, *, normed: bool = False) -> nn.Module:
     """The paper's 30-32-16-1, its weights a function of the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layers = [nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1)]
+        layers = [
+            nn.Linear(FEATURES, 32),
+            nn.ReLU(),
+            nn.Linear(32, 16),
+            nn.ReLU(),
+            nn.Linear(16, 1),
+        ]
     if normed:
         layers[1:1], layers[4:4] = [nn.BatchNorm1d(32)], [nn.BatchNorm1d(16)]
     return nn.Sequential(*layers)
@@ -146,7 +181,11 @@ def balanced_accuracy(fitted: Fit, rows: ClientData) -> dict[str, float]:
     """The mean of the shares of both classes that a client's own model has right, %, by client."""
     right = (fitted.predict(rows, draws=1).mean > 0.5) == (rows.fields["y"] > 0.5)
     frame = pd.DataFrame(
-        {"client": rows.row_client.numpy(), "y": rows.fields["y"].numpy(), "right": 100.0 * right.double().numpy()}
+        {
+            "client": rows.row_client.numpy(),
+            "y": rows.fields["y"].numpy(),
+            "right": 100.0 * right.double().numpy(),
+        }
     )
     by_class = frame.groupby(["client", "y"])["right"].mean()
     return {rows.names[int(k)]: float(v) for k, v in by_class.groupby("client").mean().items()}
@@ -165,7 +204,10 @@ def table(scores: pd.DataFrame) -> pd.DataFrame:
     shown: dict[str, list[str]] = {}
     for skew in SKEWS:
         printed = [*(f" ({v:.1f})" for v in PUBLISHED[skew]), ""]
-        shown[skew] = [f"{mean.loc[m, skew]:.1f} ± {sd.loc[m, skew]:.1f}{p}" for m, p in zip(METHODS, printed, strict=True)]
+        shown[skew] = [
+            f"{mean.loc[m, skew]:.1f} ± {sd.loc[m, skew]:.1f}{p}"
+            for m, p in zip(METHODS, printed, strict=True)
+        ]
     return pd.DataFrame(shown, index=pd.Index(METHODS, name="method"))
 
 

@@ -25,7 +25,9 @@ def merged(name: Literal["mnist", "fashion_mnist"]) -> Labelled:
         FileNotFoundError: the set is not there; the message says how to get it.
     """
     train, test = datasets.mnist() if name == "mnist" else datasets.fashion_mnist()
-    return Labelled(torch.cat([train.x, test.x]).flatten(1), torch.cat([train.y, test.y]), train.classes)
+    return Labelled(
+        torch.cat([train.x, test.x]).flatten(1), torch.cat([train.y, test.y]), train.classes
+    )
 
 
 def deal(
@@ -62,7 +64,9 @@ def deal(
     return found.apply(both[0]), found.apply(both[1]), found
 
 
-def equal_classes(labels: Tensor, *, clients: int, classes: int, train: int, test: int, seed: int) -> tuple[list[Ids], list[Ids]]:
+def equal_classes(
+    labels: Tensor, *, clients: int, classes: int, train: int, test: int, seed: int
+) -> tuple[list[Ids], list[Ids]]:
     """Rows of clients with `classes` classes each, drawn at random so that every class has as many clients as any other.
 
     FedABML's Fashion-MNIST: 200 clients, 2 classes, of each 150 rows to train and 25 to test: all 70,000.
@@ -79,7 +83,9 @@ def equal_classes(labels: Tensor, *, clients: int, classes: int, train: int, tes
     rows = [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in range(every)]
     need = int(np.bincount(hands.flatten()).max()) * (train + test)
     if need > min(len(r) for r in rows):
-        raise ValueError(f"a class has {min(len(r) for r in rows)} rows; {need} are needed for {clients} clients")
+        raise ValueError(
+            f"a class has {min(len(r) for r in rows)} rows; {need} are needed for {clients} clients"
+        )
     taken = [0] * every
     found: tuple[list[Ids], list[Ids]] = [], []
     for hand in hands:
@@ -98,12 +104,17 @@ def _hands(every: int, clients: int, classes: int, generator: np.random.Generato
     hands = deck.reshape(clients, classes)
     while doubles := [k for k, hand in enumerate(hands) if len(set(hand)) < classes]:
         for k in doubles:
-            here, there = (k, generator.integers(classes)), (generator.integers(clients), generator.integers(classes))
+            here, there = (
+                (k, generator.integers(classes)),
+                (generator.integers(clients), generator.integers(classes)),
+            )
             hands[here], hands[there] = hands[there], hands[here]
     return hands
 
 
-def power_law(labels: Tensor, *, clients: int, classes: int, seed: int) -> tuple[list[Ids], list[Ids]]:
+def power_law(
+    labels: Tensor, *, clients: int, classes: int, seed: int
+) -> tuple[list[Ids], list[Ids]]:
     """PRIOR's split (and pFedMe's): client u has the classes (u + j) mod 10, 10 rows of each and then a log-normal quota.
 
     The quota of class l and its m-th client is `share * randint(1, 10) + randint(10, 200)` rows, `share` that client's part of
@@ -131,12 +142,16 @@ def power_law(labels: Tensor, *, clients: int, classes: int, seed: int) -> tuple
     for u in range(clients):
         for j in range(classes):
             c = (u + j) % every
-            count = int(shares[c, u // every, j] * generator.integers(1, 10) / 10) + int(generator.integers(10, 200))
+            count = int(shares[c, u // every, j] * generator.integers(1, 10) / 10) + int(
+                generator.integers(10, 200)
+            )
             if taken[c] + count <= len(rows[c]):
                 take(u, c, count)
     mixed = [generator.permutation(np.concatenate(hand)) for hand in hands]
     cuts = [int(0.75 * len(hand)) for hand in mixed]
-    return [m[:c] for m, c in zip(mixed, cuts, strict=True)], [m[c:] for m, c in zip(mixed, cuts, strict=True)]
+    return [m[:c] for m, c in zip(mixed, cuts, strict=True)], [
+        m[c:] for m, c in zip(mixed, cuts, strict=True)
+    ]
 
 
 def mclr(features: int = 784, classes: int = 10) -> nn.Module:

@@ -77,7 +77,12 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> 
     records = []
     for seed in range(seeds):
         for name in METHODS:
-            settings = {"study": "new-clients-fashion", "method": name, "seed": seed, **asdict(setting)}
+            settings = {
+                "study": "new-clients-fashion",
+                "method": name,
+                "seed": seed,
+                **asdict(setting),
+            }
             key = f"new-{setting.images}-{name}-{seed}"
             found = kept(out, key, settings, lambda n=name, s=seed: curve(n, s, setting), say)  # type: ignore[misc]
             records += [
@@ -91,7 +96,9 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> 
     }
     scores.to_csv(out / "new_clients_fashion.csv", index=False)
     picture(scores).savefig(out / "new_clients_fashion.png", dpi=150)
-    title = f"Accuracy of {setting.clients - setting.trained} new clients, %, by passes over their rows"
+    title = (
+        f"Accuracy of {setting.clients - setting.trained} new clients, %, by passes over their rows"
+    )
     return Found(title, table(scores), scores, reading(scores), files)
 
 
@@ -112,7 +119,15 @@ def methods(seed: int, features: int) -> dict[str, Callable[[], Method]]:
     hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
 
     def averaging(prox: float) -> Method:
-        return fedavg(network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50, prox=prox, fine_tune=True)
+        return fedavg(
+            network(net),
+            optimiser=SGD(0.01),
+            steps=5,
+            unit="epoch",
+            batch_size=50,
+            prox=prox,
+            fine_tune=True,
+        )
 
     return {
         "FedAvg": lambda: averaging(0.0),
@@ -126,14 +141,22 @@ def curve(name: str, seed: int, setting: Setting) -> Numbers:
     """One run: accuracy in % after each number of passes."""
     train, test = federation(setting, seed)
     known, new = train.names[: setting.trained], train.names[setting.trained :]
-    options: dict[str, Any] = {"cohort": setting.cohort, "progress": False, "compile": setting.images == "fashion"}
+    options: dict[str, Any] = {
+        "cohort": setting.cohort,
+        "progress": False,
+        "compile": setting.images == "fashion",
+    }
     method = methods(seed, train.fields["x"].shape[-1])[name]()
     fitted = hierfl.fit(method, train.select(known), rounds=setting.rounds, seed=seed, **options)
     theirs, asked = train.select(new), test.select(new)
     draws = 1 if name in ("FedAvg", "FedProx") else setting.draws
     found = []
     for passes in setting.passes:
-        scores = fitted.personalise(theirs, rounds=passes).predict(asked, draws=draws, seed=seed).scores()
+        scores = (
+            fitted.personalise(theirs, rounds=passes)
+            .predict(asked, draws=draws, seed=seed)
+            .scores()
+        )
         found.append(100.0 * float(scores.accuracy.mean()))
     return {"accuracy": found}
 
@@ -166,10 +189,20 @@ def picture(scores: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(5.2, 3.5), layout="constrained")
     ax = figure.subplots()
     for k, name in enumerate(METHODS):
-        own = scores[(scores.method == name) & (scores.passes > 0)].pivot_table(index="seed", columns="passes", values="accuracy")
+        own = scores[(scores.method == name) & (scores.passes > 0)].pivot_table(
+            index="seed", columns="passes", values="accuracy"
+        )
         mean, sd = own.mean().to_numpy(), np.nan_to_num(own.std().to_numpy())
         at = own.columns.to_numpy()
-        ax.plot(at, mean, color=plots.COLOURS[k], marker=plots.MARKERS[k], markersize=4.5, linewidth=1.3, label=name)
+        ax.plot(
+            at,
+            mean,
+            color=plots.COLOURS[k],
+            marker=plots.MARKERS[k],
+            markersize=4.5,
+            linewidth=1.3,
+            label=name,
+        )
         ax.fill_between(at, mean - sd, mean + sd, color=plots.COLOURS[k], alpha=0.15, linewidth=0.0)
     ax.set_xticks(sorted(set(scores.passes) - {0}))
     ax.set_xlabel("passes over a new client's own rows", fontsize=9)

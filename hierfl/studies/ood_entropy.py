@@ -71,7 +71,14 @@ class Setting:
     images: Literal["fashion", "digits"] = "fashion"
 
 
-def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3, scaling: Literal["pixel", "one"] = "pixel") -> Found:
+def run(
+    out: Path,
+    *,
+    quick: bool = False,
+    say: Say = quiet,
+    seeds: int = 3,
+    scaling: Literal["pixel", "one"] = "pixel",
+) -> Found:
     """Accuracy, and AUROC of entropy for each foreign set, by method.
 
     Args:
@@ -95,9 +102,18 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3, sca
         for name in METHODS:
             settings = {"study": "ood-entropy", "method": name, "seed": seed, **asdict(setting)}
             key = f"ood-{setting.images}-{setting.scaling}-{name}-{seed}"
-            found[name, seed] = kept(out, key, settings, lambda n=name, s=seed: measure(n, s, setting), say)  # type: ignore[misc]
+            found[name, seed] = kept(
+                out,
+                key,
+                settings,
+                lambda n=name, s=seed: measure(n, s, setting),  # type: ignore[misc]
+                say,
+            )
     scores = pd.DataFrame(
-        [{"method": m, "seed": s, **{k: v for k, v in n.items() if isinstance(v, float)}} for (m, s), n in found.items()]
+        [
+            {"method": m, "seed": s, **{k: v for k, v in n.items() if isinstance(v, float)}}
+            for (m, s), n in found.items()
+        ]
     )
     by_client = pd.DataFrame(
         [
@@ -139,9 +155,13 @@ def digits() -> Labelled:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("without image sets this study runs on scikit-learn's digits: pip install 'hierfl[data]'") from error
+        raise ImportError(
+            "without image sets this study runs on scikit-learn's digits: pip install 'hierfl[data]'"
+        ) from error
     x, y = load_digits(return_X_y=True)
-    return Labelled(torch.tensor(x / 16.0, dtype=torch.float32), torch.tensor(y).long(), tuple("0123456789"))
+    return Labelled(
+        torch.tensor(x / 16.0, dtype=torch.float32), torch.tensor(y).long(), tuple("0123456789")
+    )
 
 
 def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData, dict[str, ClientData]]:
@@ -152,7 +172,10 @@ def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData, dic
     else:
         every = digits()
         known = every.y < 8
-        source, strangers = Labelled(every.x[known], every.y[known], every.classes), {"digits 8, 9": every.x[~known]}
+        source, strangers = (
+            Labelled(every.x[known], every.y[known], every.classes),
+            {"digits 8, 9": every.x[~known]},
+        )
         rows = images.equal_classes(source.y, clients=16, classes=2, train=30, test=13, seed=seed)
     train, test, scaling = images.deal(source, *rows, scaling=setting.scaling)
     each = int(test.counts[0])
@@ -169,7 +192,9 @@ def methods(setting: Setting, seed: int, train: ClientData) -> dict[str, Callabl
     net = images.started(partial(images.mclr, train.fields["x"].shape[-1]), seed)
     hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
     return {
-        POINT: lambda: fedavg(network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50, fine_tune=True),
+        POINT: lambda: fedavg(
+            network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50, fine_tune=True
+        ),
         # a round is a pass here too: six mini-batches of 50; zeta as FedABML's authors ran it
         KEPT: lambda: pfedbayes(hierarchy, zeta=0.05, steps=6, batch_size=50, init_scale=0.0486),
         FEDABML: lambda: fedabml(hierarchy, lam=0.003, lr=0.02, eta=1.0, inner_steps=3, draws=1),
@@ -179,13 +204,21 @@ def methods(setting: Setting, seed: int, train: ClientData) -> dict[str, Callabl
 def measure(name: str, seed: int, setting: Setting) -> Numbers:
     """One run: accuracy after each number of passes, AUROC after the first, overall and of each client, and some entropies."""
     train, test, strangers = federation(setting, seed)
-    options: dict[str, Any] = {"cohort": setting.cohort, "compile": setting.images == "fashion", "progress": False}
-    fitted = hierfl.fit(methods(setting, seed, train)[name](), train, rounds=setting.rounds, seed=seed, **options)
+    options: dict[str, Any] = {
+        "cohort": setting.cohort,
+        "compile": setting.images == "fashion",
+        "progress": False,
+    }
+    fitted = hierfl.fit(
+        methods(setting, seed, train)[name](), train, rounds=setting.rounds, seed=seed, **options
+    )
     numbers: Numbers = {"by_client": {}, "entropies": {}}
     draws = 1 if name == POINT else setting.draws
     for passes in setting.passes:
         tuned = fitted.personalise(train, rounds=passes)
-        numbers[f"accuracy {passes}"] = 100.0 * float(tuned.predict(test, draws=draws, seed=seed).scores().accuracy.mean())
+        numbers[f"accuracy {passes}"] = 100.0 * float(
+            tuned.predict(test, draws=draws, seed=seed).scores().accuracy.mean()
+        )
         if passes == setting.passes[0]:
             own = tuned.predict(test, draws=draws, seed=seed)
             for what, rows in strangers.items():
@@ -193,7 +226,9 @@ def measure(name: str, seed: int, setting: Setting) -> Numbers:
                 numbers[f"AUROC {what}"] = float(found.overall["auroc"])
                 numbers["by_client"][what] = found.clients["auroc"].tolist()
                 for part, values in zip(("own", what), found.entropies, strict=True):
-                    numbers["entropies"][part] = values.reshape(rows.num_clients, -1)[:CURVES].round(4).tolist()
+                    numbers["entropies"][part] = (
+                        values.reshape(rows.num_clients, -1)[:CURVES].round(4).tolist()
+                    )
     return numbers
 
 
@@ -234,7 +269,9 @@ def picture(found: dict[str, Numbers]) -> Figure:
             own, foreign = (np.array(numbers["entropies"][part]) for part in ("own", what))
             plots.entropies(ax, own, foreign, labels=("own test rows", "foreign images"))
             ax.set(xlabel=None, ylabel=None)
-            ax.set_title(f"{method}, {what}: AUROC {numbers[f'AUROC {what}']:.2f}", fontsize=8.5, loc="left")
+            ax.set_title(
+                f"{method}, {what}: AUROC {numbers[f'AUROC {what}']:.2f}", fontsize=8.5, loc="left"
+            )
             ax.tick_params(labelsize=7)
     for ax in axes[-1]:
         ax.set_xlabel("entropy of the prediction, nats", fontsize=8)

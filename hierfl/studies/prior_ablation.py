@@ -104,51 +104,95 @@ def run(
     """
     setting = Setting(prox_start=prox_start)
     if quick:
-        setting, seeds, sets, nets, strategies = Setting(rounds=2, steps=4), 1, ("mnist",), ("mclr",), ("none", "mh")
+        setting, seeds, sets, nets, strategies = (
+            Setting(rounds=2, steps=4),
+            1,
+            ("mnist",),
+            ("mclr",),
+            ("none", "mh"),
+        )
     records = []
     for seed in range(seeds):
         for strategy in strategies:
             for kind in sets:
                 for net in nets:
-                    told = {"study": "prior-ablation", "set": kind, "net": net, "strategy": strategy, "seed": seed}
+                    told = {
+                        "study": "prior-ablation",
+                        "set": kind,
+                        "net": net,
+                        "strategy": strategy,
+                        "seed": seed,
+                    }
                     found = kept(
                         out,
                         f"{kind}-{net}-{strategy}-{seed}",
                         {**told, **asdict(setting)},
-                        lambda k=kind, n=net, m=strategy, s=seed: accuracy(k, n, m, s, setting, eager=quick),  # type: ignore[misc]
+                        lambda k=kind, n=net, m=strategy, s=seed: accuracy(
+                            k, n, m, s, setting, eager=quick
+                        ),  # type: ignore[misc]
                         say,
                     )
                     records.append({**told, **found})
     scores = pd.DataFrame(records).drop(columns="study")
     scores.to_csv(out / "prior_ablation.csv", index=False)
     picture(scores).savefig(out / "prior_ablation.png", dpi=150)
-    files = {out / "prior_ablation.csv": "accuracy of every run", out / "prior_ablation.png": "the table as a figure"}
-    return Found("Accuracy of the clients' own models, % (PRIOR, Table 2)", table(scores), scores, reading(scores), files)
+    files = {
+        out / "prior_ablation.csv": "accuracy of every run",
+        out / "prior_ablation.png": "the table as a figure",
+    }
+    return Found(
+        "Accuracy of the clients' own models, % (PRIOR, Table 2)",
+        table(scores),
+        scores,
+        reading(scores),
+        files,
+    )
 
 
 @cache
 def federation(kind: str, seed: int, clients: int) -> tuple[ClientData, ClientData]:
     """Training and held-out rows of the clients."""
     both = images.merged(kind)  # type: ignore[arg-type]
-    train, test = images.power_law(both.y, clients=clients, classes=3 if kind == "mnist" else 2, seed=seed)
+    train, test = images.power_law(
+        both.y, clients=clients, classes=3 if kind == "mnist" else 2, seed=seed
+    )
     dealt = images.deal(both, train, test)
     return dealt[0], dealt[1]
 
 
-def accuracy(kind: str, net: str, strategy: str, seed: int, setting: Setting, *, eager: bool) -> Numbers:
+def accuracy(
+    kind: str, net: str, strategy: str, seed: int, setting: Setting, *, eager: bool
+) -> Numbers:
     """One run: accuracy in %, of the clients' own models and of the global one."""
     train, test = federation(kind, seed, setting.clients)
-    model = bayesian_network(images.started(NETS[net], seed=2022), prior_scale=1.0)  # their seed, one start for all runs
-    method = pfedbred(model, strategy, lam=setting.lam, steps=setting.steps, prox_start=setting.prox_start)  # type: ignore[arg-type]
+    model = bayesian_network(
+        images.started(NETS[net], seed=2022), prior_scale=1.0
+    )  # their seed, one start for all runs
+    method = pfedbred(
+        model,
+        strategy,  # type: ignore[arg-type]
+        lam=setting.lam,
+        steps=setting.steps,
+        prox_start=setting.prox_start,
+    )
     options: dict[str, Any] = {"cohort": setting.cohort, "compile": not eager, "progress": False}
-    fitted = with_everyone(hierfl.fit(method, train, rounds=setting.rounds - 1, seed=seed, **options))
-    return {"accuracy": right(fitted, test), "global": right(fitted.personalise(train, rounds=0), test)}
+    fitted = with_everyone(
+        hierfl.fit(method, train, rounds=setting.rounds - 1, seed=seed, **options)
+    )
+    return {
+        "accuracy": right(fitted, test),
+        "global": right(fitted.personalise(train, rounds=0), test),
+    }
 
 
 def with_everyone(fitted: Fit) -> Fit:
     """The fit after one more round, in which every client takes part."""
     whole = replace(fitted.federation, cohort=len(fitted.clients))
-    return replace(fitted, progress=one_round(whole, fitted.progress, fitted.rounds + 1), rounds=fitted.rounds + 1)
+    return replace(
+        fitted,
+        progress=one_round(whole, fitted.progress, fitted.rounds + 1),
+        rounds=fitted.rounds + 1,
+    )
 
 
 def right(fitted: Fit, test: ClientData) -> float:
@@ -182,7 +226,9 @@ def reading(scores: pd.DataFrame) -> list[str]:
         there = [s for s in ("none", "meg", "mh") if s in mean]
         holds = all(mean[a] <= mean[b] for a, b in pairwise(there))
         order = " <= ".join(there)
-        said.append(f"{SETS[kind]}, {net.upper()}: {order} {'holds' if holds else 'does not hold'} in the mean over seeds.")
+        said.append(
+            f"{SETS[kind]}, {net.upper()}: {order} {'holds' if holds else 'does not hold'} in the mean over seeds."
+        )
     return said
 
 
@@ -194,9 +240,25 @@ def picture(scores: pd.DataFrame) -> Figure:
     for ax, ((kind, net), group) in zip(axes, panels, strict=True):
         names = list(dict.fromkeys(group.strategy))
         at = group.strategy.map(names.index) + 0.08 * (group.seed - group.seed.mean())
-        ax.plot(at, group.accuracy, "o", color=plots.COLOURS[0], markersize=4.5, label="here, a point a seed")
-        there = [(k, PUBLISHED[kind, net][n]) for k, n in enumerate(names) if n in PUBLISHED[kind, net]]
-        ax.plot(*zip(*there, strict=True), "_", color=plots.COLOURS[1], markersize=18, markeredgewidth=2.2, label="paper")
+        ax.plot(
+            at,
+            group.accuracy,
+            "o",
+            color=plots.COLOURS[0],
+            markersize=4.5,
+            label="here, a point a seed",
+        )
+        there = [
+            (k, PUBLISHED[kind, net][n]) for k, n in enumerate(names) if n in PUBLISHED[kind, net]
+        ]
+        ax.plot(
+            *zip(*there, strict=True),
+            "_",
+            color=plots.COLOURS[1],
+            markersize=18,
+            markeredgewidth=2.2,
+            label="paper",
+        )
         ax.set_xticks(range(len(names)), names, fontsize=7.5)
         ax.set_title(f"{SETS[kind]}, {net.upper()}", fontsize=9, loc="left")
         ax.tick_params(axis="y", labelsize=7.5)

@@ -62,7 +62,9 @@ class Found:
         }
 
 
-def kept(out: Path, name: str, settings: Mapping[str, Any], work: Callable[[], Numbers], say: Say = quiet) -> Numbers:
+def kept(
+    out: Path, name: str, settings: Mapping[str, Any], work: Callable[[], Numbers], say: Say = quiet
+) -> Numbers:
     """The numbers of one run, read from `out` where the same run has been finished, else worked out and written there.
 
     Args:
@@ -82,12 +84,16 @@ def kept(out: Path, name: str, settings: Mapping[str, Any], work: Callable[[], N
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".tmp")
         unfinished.write_text(whole)
-        os.replace(unfinished, path)  # a file that is there is whole, wherever the study was stopped
+        os.replace(
+            unfinished, path
+        )  # a file that is there is whole, wherever the study was stopped
     numbers: Numbers = json.loads(path.read_text())["numbers"]
     return numbers
 
 
-def spread(scores: pd.DataFrame, by: str | list[str], value: str, order: Iterable[str] | None = None) -> pd.DataFrame:
+def spread(
+    scores: pd.DataFrame, by: str | list[str], value: str, order: Iterable[str] | None = None
+) -> pd.DataFrame:
     """Mean, standard deviation (ddof 1, over seeds) and number of runs of a column: a row a group.
 
     >>> frame = pd.DataFrame({"method": ["a", "a"], "accuracy": [1.0, 3.0]})

@@ -53,7 +53,9 @@ def synthetic_clients(skew: Skew, *, seed: int, rows: int = 2000) -> tuple[Clien
 
 def _scaled(data: ClientData, mean: Tensor, sd: Tensor) -> ClientData:
     own = data.row_client
-    return data.with_fields(x=((data.fields["x"].double() - mean[own]) / sd[own]).to(torch.get_default_dtype()))
+    return data.with_fields(
+        x=((data.fields["x"].double() - mean[own]) / sd[own]).to(torch.get_default_dtype())
+    )
 
 
 def _rows(y: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:

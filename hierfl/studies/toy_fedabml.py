@@ -66,10 +66,26 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> 
     for seed in range(2 if quick else seeds):
         for name in METHODS:
             settings = {"study": "toy-fedabml", "method": name, "seed": seed, **asdict(toy)}
-            found = kept(out, f"toy-{name}-{seed}", settings, lambda n=name, s=seed: trace(n, s, toy), say)  # type: ignore[misc]
-            for r, (away, loss, at) in enumerate(zip(found["distance"], found["loss"], found["mean"], strict=True)):
+            found = kept(
+                out,
+                f"toy-{name}-{seed}",
+                settings,
+                lambda n=name, s=seed: trace(n, s, toy),  # type: ignore[misc]
+                say,
+            )
+            for r, (away, loss, at) in enumerate(
+                zip(found["distance"], found["loss"], found["mean"], strict=True)
+            ):
                 records.append(
-                    {"method": name, "seed": seed, "round": r, "distance": away, "loss": loss, "w0": at[0], "w1": at[1]}
+                    {
+                        "method": name,
+                        "seed": seed,
+                        "round": r,
+                        "distance": away,
+                        "loss": loss,
+                        "w0": at[0],
+                        "w1": at[1],
+                    }
                 )
     scores = pd.DataFrame(records)
     files = {
@@ -79,7 +95,11 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> 
     scores.to_csv(out / "toy_fedabml.csv", index=False)
     picture(scores, toy).savefig(out / "toy_fedabml.png", dpi=150)
     return Found(
-        "FedABML's toy: distance to the pooled mean, and loss after fine-tuning", table(scores), scores, reading(scores), files
+        "FedABML's toy: distance to the pooled mean, and loss after fine-tuning",
+        table(scores),
+        scores,
+        reading(scores),
+        files,
     )
 
 
@@ -88,12 +108,15 @@ def clients(seed: int, toy: Toy) -> ClientData:
     """Rows (x, y) with y ~ Normal(x . w, 1), w = (1, -1) for both, x wide in one direction and narrow in the other."""
     g = torch.Generator().manual_seed(1000 + seed)
     parts = {}
-    for name, n, scales in zip("ab", toy.rows, ((toy.wide, toy.narrow), (toy.narrow, toy.wide)), strict=True):
+    for name, n, scales in zip(
+        "ab", toy.rows, ((toy.wide, toy.narrow), (toy.narrow, toy.wide)), strict=True
+    ):
         x = torch.randn(n, 2, generator=g, dtype=torch.float64) * torch.tensor(scales)
         x = x @ torch.tensor([[0.8, -0.6], [0.6, 0.8]], dtype=torch.float64)
         parts[name] = {
             "x": x,
-            "y": x @ torch.tensor([1.0, -1.0], dtype=torch.float64) + torch.randn(n, generator=g, dtype=x.dtype),
+            "y": x @ torch.tensor([1.0, -1.0], dtype=torch.float64)
+            + torch.randn(n, generator=g, dtype=x.dtype),
         }
     return ClientData.from_clients(parts)
 
@@ -111,10 +134,16 @@ def methods(toy: Toy) -> dict[str, Callable[[], Method]]:
     likelihood = normal(1.0)
     return {
         FEDAVG: lambda: fedavg(
-            network(net, likelihood=likelihood), optimiser=SGD(toy.lr), steps=toy.steps, batch_size=None, fine_tune=True
+            network(net, likelihood=likelihood),
+            optimiser=SGD(toy.lr),
+            steps=toy.steps,
+            batch_size=None,
+            fine_tune=True,
         ),
         FEDABML: lambda: fedabml(
-            bayesian_network(net, likelihood=likelihood, prior_scale="learned", scale_start=toy.spread),
+            bayesian_network(
+                net, likelihood=likelihood, prior_scale="learned", scale_start=toy.spread
+            ),
             lam=1.0,
             lr=toy.lr,
             eta=toy.eta,
@@ -190,7 +219,11 @@ def reading(scores: pd.DataFrame) -> list[str]:
 def band(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Mean and half-width of the 95 % t interval over the first dimension."""
     n = len(values)
-    half = student.ppf(0.975, max(n - 1, 1)) * values.std(0, ddof=1) / np.sqrt(n) if n > 1 else np.zeros(values.shape[1:])
+    half = (
+        student.ppf(0.975, max(n - 1, 1)) * values.std(0, ddof=1) / np.sqrt(n)
+        if n > 1
+        else np.zeros(values.shape[1:])
+    )
     return values.mean(0), half
 
 
@@ -208,7 +241,14 @@ def picture(scores: pd.DataFrame, toy: Toy) -> Figure:
             runs = own.pivot_table(index="seed", columns="round", values=what)
             mean, half = band(runs.to_numpy())
             ax.plot(runs.columns, mean, linestyle=("-", "--")[k], label=name, **style)
-            ax.fill_between(runs.columns, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0.0)
+            ax.fill_between(
+                runs.columns,
+                mean - half,
+                mean + half,
+                color=style["color"],
+                alpha=0.18,
+                linewidth=0.0,
+            )
     middle.set(xlabel="round", ylabel="distance of the mean to the target", yscale="log")
     right.set(xlabel="round", ylabel="local loss after ten own steps, nats")
     left.set(xlabel="first weight", ylabel="second weight")
@@ -218,9 +258,13 @@ def picture(scores: pd.DataFrame, toy: Toy) -> Figure:
     for ax in (middle, right):
         ax.yaxis.label.set_size(8.5)
     late = scores[scores["round"] > 1].groupby(["method", "round"])["loss"].agg(["min", "max"])
-    right.set_ylim(late["min"].min() - 0.05, late["max"].max() + 0.15)  # round 0, of no use to either, is off the scale
+    right.set_ylim(
+        late["min"].min() - 0.05, late["max"].max() + 0.15
+    )  # round 0, of no use to either, is off the scale
     left.legend(fontsize=7.5, frameon=False, loc="best")
-    middle.legend(fontsize=7.5, frameon=False, title="mean and 95 % band over seeds", title_fontsize=7.5)
+    middle.legend(
+        fontsize=7.5, frameon=False, title="mean and 95 % band over seeds", title_fontsize=7.5
+    )
     return figure
 
 
@@ -236,6 +280,21 @@ def contours(ax: Any, data: ClientData) -> None:
         for sd in (1.0, 2.0):
             at = mle[:, None] + sd * root @ circle
             label = f"client {name}, 1 and 2 sd" if sd == 1.0 else None
-            ax.plot(at[0], at[1], color=("0.35", "0.65")[k], linewidth=0.9, linestyle=("-", ":")[k], label=label)
+            ax.plot(
+                at[0],
+                at[1],
+                color=("0.35", "0.65")[k],
+                linewidth=0.9,
+                linestyle=("-", ":")[k],
+                label=label,
+            )
     target = pooled(data)
-    ax.plot(*target.tolist(), marker="*", markersize=11, color=plots.COLOURS[3], linestyle="none", label="target", zorder=5)
+    ax.plot(
+        *target.tolist(),
+        marker="*",
+        markersize=11,
+        color=plots.COLOURS[3],
+        linestyle="none",
+        label="target",
+        zorder=5,
+    )

@@ -33,7 +33,9 @@ from hierfl.runs.result import Fit
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 
 ROWS = (60, 1, 2, 3, 50)
-SQUARED = normal(math.sqrt(0.5))  # minus the log density of a row is (y - f)^2 and a constant: A.4's loss
+SQUARED = normal(
+    math.sqrt(0.5)
+)  # minus the log density of a row is (y - f)^2 and a constant: A.4's loss
 METHODS = ("Alone", "FedAvg", "Ditto", "FedMAP, 10 gradient steps", "FedMAP, exact")
 PRINTED = (-1.0735, 9.4882, 1.9431, 97.7605)  # mu_a, mu_b, s_a, s_b
 DITTO = 0.1  # its pull, as in Fig. 3b
@@ -67,7 +69,11 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> 
     scores.to_csv(out / "toy_fedmap.csv", index=False)
     picture(found[0]).savefig(out / "toy_fedmap.png", dpi=150)
     return Found(
-        "FedMAP's toy: squared error on new rows, a column a client (rows it has)", table(scores), scores, reading(found), files
+        "FedMAP's toy: squared error on new rows, a column a client (rows it has)",
+        table(scores),
+        scores,
+        reading(found),
+        files,
     )
 
 
@@ -99,7 +105,9 @@ def lines(fitted: Fit) -> list[list[float]]:
 def learned(fitted: Fit) -> list[float]:
     """Mu_a, mu_b, s_a, s_b."""
     gamma = fitted.message["gamma"]
-    return [float(gamma[f"{part}.{name}"]) for part in ("theta", "s") for name in ("weight", "bias")]
+    return [
+        float(gamma[f"{part}.{name}"]) for part in ("theta", "s") for name in ("weight", "bias")
+    ]
 
 
 def pooled(data: ClientData) -> list[float]:
@@ -121,16 +129,28 @@ def one(seed: int) -> Numbers:
 
 def _one(seed: int) -> Numbers:
     data, test = clients(seed), clients(seed + 1000, (200,) * 5)
-    begin = torch.randn(2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+    begin = torch.randn(
+        2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).tolist()
     prior, common = LearnedVariance(), pooled(data)
     learning = map_network(line(*begin), prior=prior, likelihood=SQUARED)
 
     def held(at: list[float], pull: float) -> list[list[float]]:
         """Every client's exact minimiser about a line that stays where it is: Ditto's personal step."""
         model = map_network(line(*at), prior=Isotropic(1.0 / pull), likelihood=SQUARED)
-        return lines(fit(fedmap(model, newton_steps=1, server="gradient", server_optimiser=SGD(0.0)), data, rounds=1))
+        return lines(
+            fit(
+                fedmap(model, newton_steps=1, server="gradient", server_optimiser=SGD(0.0)),
+                data,
+                rounds=1,
+            )
+        )
 
-    steps = fit(fedmap(learning, newton_steps=1, server="gradient", server_optimiser=SGD(RATE)), data, rounds=10)
+    steps = fit(
+        fedmap(learning, newton_steps=1, server="gradient", server_optimiser=SGD(RATE)),
+        data,
+        rounds=10,
+    )
     exact = fit(fedmap(learning, newton_steps=1, server=prior.best), data, rounds=30)
     own = {
         "Alone": held([0.0, 0.0], 1e-6),
@@ -163,19 +183,29 @@ def _errors(test: ClientData, each: Tensor) -> list[float]:
 # ------------------------------------------------------------------------------------------------ what is shown
 def table(scores: pd.DataFrame) -> pd.DataFrame:
     """Mean over seeds, a column a client."""
-    wide = scores.groupby(["method", "client"], sort=False)["mse"].mean().unstack("client").reindex(list(METHODS))
+    wide = (
+        scores.groupby(["method", "client"], sort=False)["mse"]
+        .mean()
+        .unstack("client")
+        .reindex(list(METHODS))
+    )
     wide.columns = pd.Index([f"{k} ({n})" for k, n in zip(wide.columns, ROWS, strict=True)])
     return wide
 
 
 def reading(found: list[Numbers]) -> list[str]:
     """What is learned, beside what the paper prints."""
-    exact, steps = (np.array([numbers[kind] for numbers in found]) for kind in ("exact", "gradient"))
+    exact, steps = (
+        np.array([numbers[kind] for numbers in found]) for kind in ("exact", "gradient")
+    )
     slopes = np.array([numbers["pooled"][0] for numbers in found])
     alpha = 1.0 / (1.0 + exact[:, 2:])
 
     def told(values: NDArray[np.float64]) -> str:
-        return ", ".join(f"{name} {v:.3g}" for name, v in zip(("mu_a", "mu_b", "s_a", "s_b"), values, strict=True))
+        return ", ".join(
+            f"{name} {v:.3g}"
+            for name, v in zip(("mu_a", "mu_b", "s_a", "s_b"), values, strict=True)
+        )
 
     return [
         f"The minimiser of M, mean over {len(found)} seeds: {told(exact.mean(0))}; the paper prints {told(np.array(PRINTED))}.",
@@ -191,7 +221,11 @@ def picture(numbers: Numbers) -> Figure:
     axes = figure.subplots(2, 3, sharex=True, sharey=True)
     mu = numbers["exact"][:2]
     titles = (
-        ("Training rows", f"Least squares on all: {_equation(numbers['pooled'])}", f"FedMAP's mean: {_equation(mu)}"),
+        (
+            "Training rows",
+            f"Least squares on all: {_equation(numbers['pooled'])}",
+            f"FedMAP's mean: {_equation(mu)}",
+        ),
         ("New rows", "Clients' lines, Ditto", "Clients' lines, FedMAP"),
     )
     for row, part in enumerate(("train", "test")):
@@ -205,7 +239,9 @@ def picture(numbers: Numbers) -> Figure:
     for ax, name in ((axes[1, 1], "Ditto"), (axes[1, 2], "FedMAP, exact")):
         for k, each in enumerate(numbers["lines"][name]):
             _draw(ax, each, (k - 2.5, k + 2.5), {"color": plots.COLOURS[k], "linewidth": 1.8})
-    axes[0, 0].legend(title="client (rows)", fontsize=8, title_fontsize=8, frameon=False, loc="upper left")
+    axes[0, 0].legend(
+        title="client (rows)", fontsize=8, title_fontsize=8, frameon=False, loc="upper left"
+    )
     axes[0, 0].set_ylim(-6.0, 20.0)
     for ax in axes[1]:
         ax.set_xlabel("x")
@@ -221,7 +257,11 @@ def _equation(at: list[float]) -> str:
 def _scatter(ax: Axes, clients_: list[list[list[float]]], *, faint: bool) -> None:
     for k, points in enumerate(clients_):
         x, y = np.array(points).T
-        style: dict[str, Any] = {"color": plots.COLOURS[k], "marker": plots.MARKERS[k], "alpha": 0.25 if faint else 0.8}
+        style: dict[str, Any] = {
+            "color": plots.COLOURS[k],
+            "marker": plots.MARKERS[k],
+            "alpha": 0.25 if faint else 0.8,
+        }
         ax.scatter(x, y, s=14, linewidths=0, label=f"{k + 1} ({ROWS[k]})", **style)
 
 

@@ -75,13 +75,23 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> 
         for name in METHODS:
             about = {"study": "femnist-writers", "method": name, "seed": seed, **asdict(settings)}
             slug = name.lower().replace(", ", "-").replace(" ", "-")
-            found = kept(out, f"writers-{slug}-{seed}", about, lambda n=name, s=seed: one(n, s, settings), say)  # type: ignore[misc]
+            found = kept(
+                out,
+                f"writers-{slug}-{seed}",
+                about,
+                lambda n=name, s=seed: one(n, s, settings),  # type: ignore[misc]
+                say,
+            )
             records.append({"method": name, "seed": seed, **found})
     scores = pd.DataFrame(records)
     scores.to_csv(out / "femnist_writers.csv", index=False)
     files = {out / "femnist_writers.csv": "accuracy and the parts of the bound by method and seed"}
     return Found(
-        "FEMNIST's writers: accuracy of a row, % (published of 3400 writers)", table(scores), scores, reading(scores), files
+        "FEMNIST's writers: accuracy of a row, % (published of 3400 writers)",
+        table(scores),
+        scores,
+        reading(scores),
+        files,
     )
 
 
@@ -92,10 +102,19 @@ def one(name: str, seed: int, settings: Settings) -> Numbers:
     if settings.writers is not None:
         few = list(range(settings.writers))
         train, test, others = train.select(few), test.select(few), others.select(few)
-    order = torch.randperm(train.num_clients, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(
+        train.num_clients, generator=torch.Generator().manual_seed(seed)
+    ).tolist()
     new, train = train.select(order[: settings.new]), train.select(order[settings.new :])
     test = test.select(test.index(train.names))
-    fitted = fit(methods(settings, seed)[name](), train, rounds=settings.rounds, cohort=settings.cohort, seed=seed, compile=False)
+    fitted = fit(
+        methods(settings, seed)[name](),
+        train,
+        rounds=settings.rounds,
+        cohort=settings.cohort,
+        seed=seed,
+        compile=False,
+    )
     strangers = {}
     for kind, rows in (("new", new), ("other mix", others)):
         read, asked = rows.split(0.5, seed=0)
@@ -124,13 +143,19 @@ def methods(settings: Settings, seed: int) -> dict[str, Callable[[], Method]]:
 
     def personal(**heads: object) -> Method:
         model = PersonalHeads(embedding(seed), outputs=CLASSES, **heads)  # type: ignore[arg-type]
-        return fedvi(model, tau=settings.tau, optimiser=optimiser, server_optimiser=server, batch_size=batch)
+        return fedvi(
+            model, tau=settings.tau, optimiser=optimiser, server_optimiser=server, batch_size=batch
+        )
 
     def plain() -> Method:
         model = network(nn.Sequential(embedding(seed), nn.Linear(128, CLASSES)))
         return fedavg(model, optimiser=optimiser, steps=1, unit="epoch", batch_size=batch)
 
-    return {"FedAvg": plain, "FedVI, one head for all": lambda: personal(merge=common_alone), "FedVI": personal}
+    return {
+        "FedAvg": plain,
+        "FedVI, one head for all": lambda: personal(merge=common_alone),
+        "FedVI": personal,
+    }
 
 
 def common_alone(common: Tensor, own: Tensor) -> Tensor:
@@ -152,7 +177,9 @@ def table(scores: pd.DataFrame) -> pd.DataFrame:
     """Mean over seeds, in brackets what is published of 3400 writers."""
     mean = scores.groupby("method", sort=False)[list(KINDS)].mean().reindex(list(METHODS))
     for place, kind in enumerate(KINDS):
-        printed = [f" ({PUBLISHED[m][place]})" if m in PUBLISHED and place < 2 else "" for m in METHODS]
+        printed = [
+            f" ({PUBLISHED[m][place]})" if m in PUBLISHED and place < 2 else "" for m in METHODS
+        ]
         mean[kind] = [f"{value:.1f}{p}" for value, p in zip(mean[kind], printed, strict=True)]
     return mean
 

@@ -14,7 +14,9 @@ from benchmarks import reference as bench
 from benchmarks.reference_models import HOSPITALS, PROBLEMS, RADON, SCHOOLS, Bar, Problem
 from hierfl.datasets import Summary, reference
 
-needs_files = pytest.mark.skipif(not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no reference posterior")
+needs_files = pytest.mark.skipif(
+    not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no reference posterior"
+)
 
 
 def broken(problem: Problem, name: str, **changed: Any) -> list[str]:
@@ -25,7 +27,10 @@ def broken(problem: Problem, name: str, **changed: Any) -> list[str]:
 
 def at_length() -> pytest.MarkDecorator:
     """Minutes each: by hand, HIERFL_SLOW=1 make test; `python -m benchmarks.reference --all` runs the same."""
-    return pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out")
+    return pytest.mark.skipif(
+        not os.environ.get("HIERFL_SLOW"),
+        reason="HIERFL_SLOW is not set: runs of minutes are left out",
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the bars
@@ -74,7 +79,9 @@ def test_eight_schools_with_a_flow() -> None:
 @at_length()
 def test_pooled_nuts_of_radon_agrees_within_its_error() -> None:
     found = bench.pooled_nuts(RADON, draws=250, warmup=150, chains=1)
-    scores = np.concatenate([z.reshape(-1) for z in bench.agreement(found, reference("radon")).values()])
+    scores = np.concatenate(
+        [z.reshape(-1) for z in bench.agreement(found, reference("radon")).values()]
+    )
     assert len(scores) == 91
     assert scores.max() < 4.5 and np.median(scores) < 1.2
 
@@ -95,9 +102,14 @@ def summary(mean: float, sd: float, mcse: float | None = None) -> Summary:
 
 
 def test_errors_are_in_units_of_the_reference() -> None:
-    errors = bench.Errors({"a": np.array([0.1, 0.3]), "b": np.array(0.2)}, {"a": np.array([1.2, 0.5]), "b": np.array(1.9)})
+    errors = bench.Errors(
+        {"a": np.array([0.1, 0.3]), "b": np.array(0.2)},
+        {"a": np.array([1.2, 0.5]), "b": np.array(1.9)},
+    )
     assert errors.worst_sd() == ("a", 0.5)
-    assert not errors.broken([Bar("mean", 0.0, 0.3), Bar("sd", 0.5, 2.0), Bar("sd", 1.9, 1.9, sites=("b",))])
+    assert not errors.broken(
+        [Bar("mean", 0.0, 0.3), Bar("sd", 0.5, 2.0), Bar("sd", 1.9, 1.9, sites=("b",))]
+    )
     bars = [Bar("mean", 0.0, 0.25), Bar("sd", 0.8, 1.1, median=True, sites=("b",))]
     assert errors.broken(bars) == [
         "mean of all sites: 0.100 to 0.300, wanted 0.0 to 0.25",
@@ -106,11 +118,16 @@ def test_errors_are_in_units_of_the_reference() -> None:
 
 
 def test_agreement_adds_the_errors_of_both() -> None:
-    one, other = {"a": summary(0.0, 1.0, 0.3), "b": summary(0.0, 1.0)}, {"a": summary(1.0, 1.0, 0.4)}
+    one, other = (
+        {"a": summary(0.0, 1.0, 0.3), "b": summary(0.0, 1.0)},
+        {"a": summary(1.0, 1.0, 0.4)},
+    )
     assert bench.agreement(one, other)["a"] == pytest.approx([2.0])
 
 
-def test_what_is_not_shipped_is_sampled_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_not_shipped_is_sampled_once_and_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     runs = []
 
     def sampled(problem: Problem) -> Mapping[str, Summary]:
@@ -122,7 +139,11 @@ def test_what_is_not_shipped_is_sampled_once_and_kept(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench, "pooled_nuts", sampled)
     for _ in range(2):
         truth = bench.truth_of(SCHOOLS)
-        assert truth["theta"].mean == [3.0] and truth["theta"].sd == [4.0] and truth["theta"].mcse == [0.2]
+        assert (
+            truth["theta"].mean == [3.0]
+            and truth["theta"].sd == [4.0]
+            and truth["theta"].mcse == [0.2]
+        )
     assert runs == ["eight_schools"]
     assert [file.name for file in (tmp_path / "hierfl").iterdir()] == ["nuts_eight_schools.npz"]
 
@@ -132,9 +153,16 @@ def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) ->
     bench.main(["radon", "--guide", "mean_field_centred", "--guide", "structured_centred", *few])
     lines = capsys.readouterr().out.strip().splitlines()
     record = json.loads(lines[-1])
-    assert record["reference"] == "radon" and [*record["guides"]] == ["structured_centred", "mean_field_centred"]
+    assert record["reference"] == "radon" and [*record["guides"]] == [
+        "structured_centred",
+        "mean_field_centred",
+    ]
     guide = record["guides"]["mean_field_centred"]
-    assert guide["rounds"] == 3 and guide["holds"] is None and guide["max_mean_error_sd"] > guide["median_mean_error_sd"] > 0
+    assert (
+        guide["rounds"] == 3
+        and guide["holds"] is None
+        and guide["max_mean_error_sd"] > guide["median_mean_error_sd"] > 0
+    )
     assert any("mean_field_centred" in line for line in lines[:-1])
 
 

@@ -26,11 +26,15 @@ print(faults() - before)
 
 
 def faults(first: str) -> int:
-    done = subprocess.run([sys.executable, "-c", FAULTS.format(first)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS.format(first)], capture_output=True, text=True, check=True
+    )
     return int(done.stdout)
 
 
-@pytest.mark.skipif(not keep_memory(), reason="another C library, or told already by the environment")
+@pytest.mark.skipif(
+    not keep_memory(), reason="another C library, or told already by the environment"
+)
 def test_what_a_step_gives_back_is_there_for_the_next() -> None:
     assert 5 * faults("import hierfl") < faults("")
 

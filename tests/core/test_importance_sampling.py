@@ -10,7 +10,14 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl.core.importance_sampling import Split, heavy_points, normal_points, resampled, sides, smoothed
+from hierfl.core.importance_sampling import (
+    Split,
+    heavy_points,
+    normal_points,
+    resampled,
+    sides,
+    smoothed,
+)
 from hierfl.laplace.newton import positive
 from tests.methods.test_pvi import close
 
@@ -26,7 +33,9 @@ def test_smoothed_weights_are_arvizs(tail: float) -> None:
 
 
 def standard(size: int, *, right: float = 1.0, left: float = 1.0) -> Split:
-    return Split(torch.zeros(size), torch.eye(size), torch.full((size,), right), torch.full((size,), left))
+    return Split(
+        torch.zeros(size), torch.eye(size), torch.full((size,), right), torch.full((size,), left)
+    )
 
 
 def test_points_have_the_moments_of_their_distribution() -> None:
@@ -34,10 +43,16 @@ def test_points_have_the_moments_of_their_distribution() -> None:
     heavy = standard(4).points(*heavy_points(4096, 4, freedom=7.0))
     close(normal.T @ normal / 4096, torch.eye(4), 0.02)
     close(heavy.T @ heavy / 4096, 7 / 5 * torch.eye(4), 0.05)
-    assert torch.equal(normal, normal_points(4096, 4)) and not torch.equal(normal, normal_points(4096, 4, seed=1))
+    assert torch.equal(normal, normal_points(4096, 4)) and not torch.equal(
+        normal, normal_points(4096, 4, seed=1)
+    )
     ratio = standard(4).log_prob(heavy, 7.0) - dist.StudentT(7.0).log_prob(heavy).sum(-1)
     assert ratio.std() > 0.0  # jointly t, not one by one
-    one = standard(1)._replace(loc=torch.tensor([0.5]), tril=torch.tensor([[2.0]])).log_prob(heavy[:, :1], 7.0)
+    one = (
+        standard(1)
+        ._replace(loc=torch.tensor([0.5]), tril=torch.tensor([[2.0]]))
+        .log_prob(heavy[:, :1], 7.0)
+    )
     close(one, dist.StudentT(7.0, 0.5, 2.0).log_prob(heavy[:, 0]))
 
 
@@ -51,7 +66,9 @@ def test_split_points_are_of_their_density(freedom: float) -> None:
         torch.tensor([2.5, 1.1]),
     )
     at = split.points(*heavy_points(16384, 2, freedom=freedom))
-    target = dist.MultivariateNormal(torch.tensor([0.1, 0.0]), torch.tensor([[0.5, 0.1], [0.1, 0.9]]))
+    target = dist.MultivariateNormal(
+        torch.tensor([0.1, 0.0]), torch.tensor([[0.5, 0.1], [0.1, 0.9]])
+    )
     weights = (target.log_prob(at) - split.log_prob(at, freedom)).exp()
     close(weights.mean(), 1.0, 0.01)
     close((weights[:, None] * at).mean(0), target.mean, 0.01)
@@ -63,7 +80,9 @@ def test_split_points_are_of_their_density(freedom: float) -> None:
 
 def test_a_refitted_split_has_the_mean_and_the_covariance_asked_for() -> None:
     loc, covariance = torch.tensor([1.0, -2.0]), torch.tensor([[2.0, 0.6], [0.6, 1.0]])
-    split = Split(torch.zeros(2), torch.eye(2), torch.tensor([0.8, 2.0]), torch.tensor([2.5, 1.1])).refitted(loc, covariance)
+    split = Split(
+        torch.zeros(2), torch.eye(2), torch.tensor([0.8, 2.0]), torch.tensor([2.5, 1.1])
+    ).refitted(loc, covariance)
     normal, _ = heavy_points(65536, 2, freedom=5.0)
     at = split.points(normal, torch.ones(len(normal), 1))
     close(at.mean(0), loc, 0.01)
@@ -83,6 +102,8 @@ def test_resampling_keeps_shares() -> None:
 
 
 def test_a_precision_is_made_positive_and_counted() -> None:
-    precision, raised = positive(torch.diag(torch.tensor([-3.0, 0.5, 9.0])), torch.tensor([1.0, 2.0, 1.0]), fold=False)
+    precision, raised = positive(
+        torch.diag(torch.tensor([-3.0, 0.5, 9.0])), torch.tensor([1.0, 2.0, 1.0]), fold=False
+    )
     close(precision, torch.diag(torch.tensor([1.0, 4.0, 9.0])))
     assert float(raised) == 2.0

@@ -32,7 +32,13 @@ def test_normals_are_normal(dtype: torch.dtype) -> None:
     assert z.dtype == dtype
     assert stats.kstest(z.numpy(), "norm").pvalue > 1e-3
     z = z.double()
-    for power, expected, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0), (6, 15.0, 10170.0)):
+    for power, expected, variance in (
+        (1, 0.0, 1.0),
+        (2, 1.0, 2.0),
+        (3, 0.0, 15.0),
+        (4, 3.0, 96.0),
+        (6, 15.0, 10170.0),
+    ):
         assert abs(float((z**power).mean()) - expected) < 4.0 * math.sqrt(variance / SIZE), power
     assert 4.3 < float(z.abs().max()) < 6.5
 
@@ -47,7 +53,9 @@ def test_uniforms_are_uniform(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_uniforms_lie_inside_the_unit_interval_whatever_the_words(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uniforms_lie_inside_the_unit_interval_whatever_the_words(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A draw of exactly 0 or 1 would send Cauchy, Laplace and Exponential to infinity, once in some ten million draws."""
     extreme = torch.tensor([-1, 0, 1 << 30, -(1 << 31), -256, 255], dtype=torch.int32)
     monkeypatch.setattr(noise, "_words", lambda key, count, stream: extreme.clone())
@@ -100,7 +108,10 @@ def test_neighbouring_keys_are_unrelated(what: str, dtype: torch.dtype) -> None:
 
 def test_a_key_and_what_is_folded_from_it_are_unrelated() -> None:
     keys = noise.client_keys(map(str, range(4096)))
-    z = [noise.normals(k, (64,)) for k in (keys, noise.fold(keys, 0), noise.fold(keys, 1), noise.fold(keys, 0, 0))]
+    z = [
+        noise.normals(k, (64,))
+        for k in (keys, noise.fold(keys, 0), noise.fold(keys, 1), noise.fold(keys, 0, 0))
+    ]
     for i, a in enumerate(z):
         for b in z[:i]:
             assert abs(correlated(a, b)) < 4.5
@@ -117,7 +128,9 @@ def test_order_of_words_matters_and_integers_wrap() -> None:
 
 def test_every_seed_is_its_own() -> None:
     keys = torch.stack([noise.root_key(s) for s in SEEDS])
-    assert len(keys.unique(dim=0)) == len(SEEDS) - 1, "2^63 and -2^63 are one seed, all others differ"
+    assert len(keys.unique(dim=0)) == len(SEEDS) - 1, (
+        "2^63 and -2^63 are one seed, all others differ"
+    )
     assert torch.equal(noise.root_key(7), noise.root_key(7))
     drawn = {tuple(noise.cohort(s, 0, 10**6, 5).tolist()) for s in SEEDS}
     assert len(drawn) == len(SEEDS) - 1
@@ -154,7 +167,9 @@ def test_client_keys_depend_on_the_name_alone() -> None:
     assert torch.equal(noise.client_keys(names[::-1]), keys.flip(0))
     assert len(keys.unique(dim=0)) == len(names)
     assert len(noise.client_keys(map(str, range(100_000))).unique(dim=0)) == 100_000
-    assert noise.client_keys(["a"]).tolist() == [[966719552, 792880731]], "another process, another day: the same key"
+    assert noise.client_keys(["a"]).tolist() == [[966719552, 792880731]], (
+        "another process, another day: the same key"
+    )
 
 
 def test_permutations_permute_and_leave_padding_last() -> None:
@@ -165,7 +180,9 @@ def test_permutations_permute_and_leave_padding_last() -> None:
         assert sorted(order[:count].tolist()) == list(range(count))
         assert order[count:].tolist() == list(range(count, 13))
     wider = noise.permutations(keys, counts, 40)
-    alone = [noise.permutations(keys[k : k + 1], counts[k : k + 1], int(counts[k]))[0] for k in range(5)]
+    alone = [
+        noise.permutations(keys[k : k + 1], counts[k : k + 1], int(counts[k]))[0] for k in range(5)
+    ]
     for k, count in enumerate(counts.tolist()):
         assert torch.equal(wider[k, :count], orders[k, :count])
         assert torch.equal(alone[k], orders[k, :count])
@@ -177,7 +194,9 @@ def test_every_permutation_is_as_likely() -> None:
     seen = torch.bincount((orders * torch.tensor([64, 16, 4, 1])).sum(1), minlength=256)
     assert int((seen > 0).sum()) == 24
     assert stats.chisquare(seen[seen > 0].numpy()).pvalue > 1e-3
-    steps = torch.stack([noise.permutations(noise.fold(keys, e), torch.full((24_000,), 4), 4)[:, 0] for e in (0, 1)])
+    steps = torch.stack(
+        [noise.permutations(noise.fold(keys, e), torch.full((24_000,), 4), 4)[:, 0] for e in (0, 1)]
+    )
     both = torch.bincount(steps[0] * 4 + steps[1], minlength=16)
     assert stats.chisquare(both.numpy()).pvalue > 1e-3, "two passes over the rows are unrelated"
 
@@ -188,7 +207,9 @@ def test_cohorts(population: int, size: int) -> None:
     assert chosen.shape == (2000, size)
     assert bool((chosen.diff(dim=1) > 0).all()), "sorted, so none twice"
     assert int(chosen.min()) >= 0 and int(chosen.max()) < population
-    cells = torch.bincount(chosen.flatten() * 10 // population if population > 10 else chosen.flatten())
+    cells = torch.bincount(
+        chosen.flatten() * 10 // population if population > 10 else chosen.flatten()
+    )
     expected = torch.full((len(cells),), chosen.numel() / len(cells), dtype=torch.float64)
     # without replacement a cell varies less than a multinomial's: the upper tail alone is a failure
     assert stats.chisquare(cells.numpy(), expected.numpy()).pvalue > 1e-3
@@ -200,10 +221,14 @@ def test_a_cohort_of_all_is_all() -> None:
     assert noise.cohort(0, 4, 6, 6).tolist() == list(range(6))
 
 
-@pytest.mark.parametrize("words", [(), (0,), (7, -1, 1 << 40), (torch.arange(3, dtype=torch.int32)[:, None], 5)])
+@pytest.mark.parametrize(
+    "words", [(), (0,), (7, -1, 1 << 40), (torch.arange(3, dtype=torch.int32)[:, None], 5)]
+)
 @pytest.mark.parametrize("shape", [(2,), (4, 2)])
 def test_outside_of_a_graph_keys_are_folded_alike(shape: tuple[int, ...], words: Any) -> None:
-    key = torch.randint(-(1 << 31), (1 << 31) - 1, shape, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    key = torch.randint(
+        -(1 << 31), (1 << 31) - 1, shape, generator=torch.Generator().manual_seed(0)
+    ).to(torch.int32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         now = noise.fold_now(key, *words)
@@ -213,4 +238,6 @@ def test_outside_of_a_graph_keys_are_folded_alike(shape: tuple[int, ...], words:
 
 def test_inside_a_transform_too() -> None:
     steps = torch.arange(3, dtype=torch.int32)
-    assert torch.equal(torch.vmap(lambda step: noise.fold_now(KEY, step))(steps), noise.fold(KEY[None], steps))
+    assert torch.equal(
+        torch.vmap(lambda step: noise.fold_now(KEY, step))(steps), noise.fold(KEY[None], steps)
+    )

@@ -15,17 +15,25 @@ def federation(sizes: Mapping[str, int] | None = None) -> ClientData:
     """Clients whose rows carry their own name's first letter and their place, so that any mix-up shows."""
     sizes = {"b": 5, "a": 1, "c": 3} if sizes is None else sizes
     clients = {
-        name: {"x": torch.stack([torch.full((n,), float(ord(name[0]))), torch.arange(n) * 1.0], 1), "y": torch.arange(n)}
+        name: {
+            "x": torch.stack([torch.full((n,), float(ord(name[0]))), torch.arange(n) * 1.0], 1),
+            "y": torch.arange(n),
+        }
         for name, n in sizes.items()
     }
     return ClientData.from_clients(
-        clients, client_fields={"letter": [float(ord(name[0])) for name in sizes]}, features={"x": ["letter", "place"]}
+        clients,
+        client_fields={"letter": [float(ord(name[0])) for name in sizes]},
+        features={"x": ["letter", "place"]},
     )
 
 
 def rows_by_client(data: ClientData) -> dict[str, list[list[float]]]:
     x = data.fields["x"].tolist()
-    return {name: x[int(data.offsets[k]) : int(data.offsets[k + 1])] for k, name in enumerate(data.names)}
+    return {
+        name: x[int(data.offsets[k]) : int(data.offsets[k + 1])]
+        for k, name in enumerate(data.names)
+    }
 
 
 def assert_nobody_is_mixed_up(data: ClientData) -> None:
@@ -56,12 +64,17 @@ def test_from_arrays_names_integer_ids_in_numeric_order() -> None:
 
 
 def test_the_constructors_agree() -> None:
-    frame = pd.DataFrame({"who": ["u", "v", "u"], "age": [1.0, 2.0, 3.0], "sex": [0.0, 1.0, 1.0], "ill": [0, 1, 0]})
+    frame = pd.DataFrame(
+        {"who": ["u", "v", "u"], "age": [1.0, 2.0, 3.0], "sex": [0.0, 1.0, 1.0], "ill": [0, 1, 0]}
+    )
     from_frame = ClientData.from_frame(frame, "who", x=["age", "sex"], y="ill")
     x = frame[["age", "sex"]].to_numpy()
-    from_arrays = ClientData.from_arrays(frame["who"].to_numpy(), features={"x": ["age", "sex"]}, x=x, y=frame["ill"].to_numpy())
+    from_arrays = ClientData.from_arrays(
+        frame["who"].to_numpy(), features={"x": ["age", "sex"]}, x=x, y=frame["ill"].to_numpy()
+    )
     from_clients = ClientData.from_clients(
-        {"u": {"x": x[[0, 2]], "y": [0, 0]}, "v": {"x": x[[1]], "y": [1]}}, features={"x": ["age", "sex"]}
+        {"u": {"x": x[[0, 2]], "y": [0, 0]}, "v": {"x": x[[1]], "y": [1]}},
+        features={"x": ["age", "sex"]},
     )
     for other in (from_arrays, from_clients):
         assert other.names == from_frame.names
@@ -78,7 +91,11 @@ def test_a_list_of_clients_is_numbered() -> None:
 def test_floats_come_in_the_default_dtype_and_integers_as_they_are(dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     data = ClientData.from_arrays(
-        [0, 1], x=np.ones((2, 3), np.float16), n=np.ones(2, np.uint8), b=np.ones(2, bool), h=torch.ones(2, 2, 2)
+        [0, 1],
+        x=np.ones((2, 3), np.float16),
+        n=np.ones(2, np.uint8),
+        b=np.ones(2, bool),
+        h=torch.ones(2, 2, 2),
     )
     assert data.fields["x"].dtype == data.fields["h"].dtype == dtype
     assert data.fields["n"].dtype == torch.int64
@@ -154,7 +171,9 @@ def test_bad_input_is_refused_with_one_message(case: str) -> None:
 
 
 # ------------------------------------------------------------------ made into
-@pytest.mark.parametrize("chosen", [["c", "a"], [2, 1], torch.tensor([2, 1])], ids=["names", "positions", "tensor"])
+@pytest.mark.parametrize(
+    "chosen", [["c", "a"], [2, 1], torch.tensor([2, 1])], ids=["names", "positions", "tensor"]
+)
 def test_select_takes_clients_in_the_order_given(chosen: Any) -> None:
     data = federation()
     part = data.select(chosen)
@@ -188,7 +207,10 @@ def test_split_divides_every_client(fraction: float, global_generator_untouched:
     first, second = data.split(fraction, seed=3)
     assert_nobody_is_mixed_up(first)
     assert_nobody_is_mixed_up(second)
-    both = {name: sorted([*rows, *rows_by_client(second).get(name, [])]) for name, rows in rows_by_client(first).items()}
+    both = {
+        name: sorted([*rows, *rows_by_client(second).get(name, [])])
+        for name, rows in rows_by_client(first).items()
+    }
     assert both == {name: sorted(rows) for name, rows in rows_by_client(data).items()}
     assert "a" not in second.names
     for name, n in (("b", 2), ("c", 3), ("d", 40)):

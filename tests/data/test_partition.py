@@ -15,11 +15,17 @@ from hierfl import partition
 
 LABELS = np.random.default_rng(0).integers(0, 10, 3000)
 MAKERS: dict[str, Callable[[int], Tensor]] = {
-    "pathological": lambda seed: partition.pathological(LABELS, num_clients=20, classes_per_client=2, seed=seed),
+    "pathological": lambda seed: partition.pathological(
+        LABELS, num_clients=20, classes_per_client=2, seed=seed
+    ),
     "dirichlet": lambda seed: partition.dirichlet(LABELS, num_clients=20, alpha=0.3, seed=seed),
-    "dirichlet_min_rows": lambda seed: partition.dirichlet(LABELS, num_clients=12, alpha=1.0, seed=seed, min_rows=40),
+    "dirichlet_min_rows": lambda seed: partition.dirichlet(
+        LABELS, num_clients=12, alpha=1.0, seed=seed, min_rows=40
+    ),
     "log_normal": lambda seed: partition.quantity_skew(3000, num_clients=20, sigma=2.0, seed=seed),
-    "dirichlet_sizes": lambda seed: partition.quantity_skew(3000, num_clients=20, alpha=0.2, seed=seed, min_rows=5),
+    "dirichlet_sizes": lambda seed: partition.quantity_skew(
+        3000, num_clients=20, alpha=0.2, seed=seed, min_rows=5
+    ),
     "label_skew": lambda seed: partition.label_skew(LABELS, num_clients=20, share=0.8, seed=seed),
 }
 
@@ -33,7 +39,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_every_row_has_one_client_and_every_client_rows(maker: str, global_generator_untouched: None) -> None:
+def test_every_row_has_one_client_and_every_client_rows(
+    maker: str, global_generator_untouched: None
+) -> None:
     state = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002 - that nobody draws from it is the point
     for seed in (0, 1, -1, 2**40):
         ids = MAKERS[maker](seed)
@@ -57,7 +65,9 @@ def test_the_same_seed_the_same_partition(maker: str) -> None:
 @pytest.mark.parametrize("assignment", ["first-deterministic", "random", "deterministic"])
 @pytest.mark.parametrize("classes", [1, 3, 10])
 def test_pathological_gives_each_client_so_many_classes(assignment: Any, classes: int) -> None:
-    ids = partition.pathological(LABELS, num_clients=20, classes_per_client=classes, seed=0, assignment=assignment)
+    ids = partition.pathological(
+        LABELS, num_clients=20, classes_per_client=classes, seed=0, assignment=assignment
+    )
     table = partition.label_table(LABELS, ids)
     assert ((table > 0).sum(1) == classes).all()
     # The clients of a class share it evenly.
@@ -80,8 +90,12 @@ def test_rows_of_classes_nobody_has_are_left_out() -> None:
 
 def test_alpha_is_how_alike_clients_are() -> None:
     def distance(alpha: float) -> float:
-        table = partition.label_table(LABELS, partition.dirichlet(LABELS, num_clients=8, alpha=alpha, seed=1)).double()
-        return float((table / table.sum(1, keepdim=True) - table.sum(0) / table.sum()).abs().sum(1).mean())
+        table = partition.label_table(
+            LABELS, partition.dirichlet(LABELS, num_clients=8, alpha=alpha, seed=1)
+        ).double()
+        return float(
+            (table / table.sum(1, keepdim=True) - table.sum(0) / table.sum()).abs().sum(1).mean()
+        )
 
     spread = [distance(alpha) for alpha in (0.1, 1.0, 10.0, 1000.0)]
     assert spread == sorted(spread, reverse=True)
@@ -104,7 +118,9 @@ def test_rows_of_a_class_are_dealt_in_no_order() -> None:
 def test_sigma_is_the_spread_of_log_sizes() -> None:
     even = torch.bincount(partition.quantity_skew(1003, num_clients=10, sigma=0.0, seed=0))
     assert even.max() - even.min() <= 1
-    sizes = torch.bincount(partition.quantity_skew(2_000_000, num_clients=2000, sigma=0.7, seed=0)).double()
+    sizes = torch.bincount(
+        partition.quantity_skew(2_000_000, num_clients=2000, sigma=0.7, seed=0)
+    ).double()
     # sd of the log over 2,000 clients: 0.7 +- 0.011.
     assert abs(float(sizes.log().std()) - 0.7) < 0.05
 
@@ -112,7 +128,9 @@ def test_sigma_is_the_spread_of_log_sizes() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_share_is_what_goes_to_the_majority_class(share: float) -> None:
     labels = np.repeat(np.arange(5), 200)
-    table = partition.label_table(labels, partition.label_skew(labels, num_clients=10, share=share, seed=0)).double()
+    table = partition.label_table(
+        labels, partition.label_skew(labels, num_clients=10, share=share, seed=0)
+    ).double()
     own = table[torch.arange(10), torch.arange(10) % 5] / table.sum(1)
     # A majority client also gets its class's part of what is common.
     assert float(own.mean()) == pytest.approx(share + (1.0 - share) / 5, abs=0.02)

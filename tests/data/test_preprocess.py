@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from hierfl.data.clients import ClientData
-from hierfl.data.preprocess import Moments, client_moments, fill_missing, fit_scaling, merged, missing_features, standardise
+from hierfl.data.preprocess import (
+    Moments,
+    client_moments,
+    fill_missing,
+    fit_scaling,
+    merged,
+    missing_features,
+    standardise,
+)
 
 N, K = 200, 7
 
@@ -34,7 +42,9 @@ def test_what_a_client_sends_is_its_own_and_adds_up_in_any_order() -> None:
     for k in range(K):
         own = x[ids == k]
         np.testing.assert_allclose(sent.mean[k], np.nanmean(own, 0), atol=1e-13)
-        np.testing.assert_allclose(sent.square[k], np.nansum((own - np.nanmean(own, 0)) ** 2, 0), rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(
+            sent.square[k], np.nansum((own - np.nanmean(own, 0)) ** 2, 0), rtol=1e-10, atol=1e-14
+        )
         assert sent.count[k].tolist() == (~np.isnan(own)).sum(0).tolist()
     order = torch.randperm(K, generator=torch.Generator().manual_seed(1))
     turned = merged(Moments(sent.count[order], sent.mean[order], sent.square[order]))
@@ -97,7 +107,10 @@ def test_filled_rows_are_finite_and_say_where_they_were_not() -> None:
     absent = data.fields["x"].isnan()
     assert torch.equal(filled.fields["x"][:, :4], data.fields["x"].nan_to_num(-7.0))
     for name in "acd":
-        assert torch.equal(filled.fields["x"][:, names.index(f"{name}_missing")], absent[:, "abcd".index(name)].double())
+        assert torch.equal(
+            filled.fields["x"][:, names.index(f"{name}_missing")],
+            absent[:, "abcd".index(name)].double(),
+        )
     assert fill_missing(data, indicators=False).features["x"] == ("a", "b", "c", "d")
 
 

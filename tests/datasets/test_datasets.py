@@ -13,7 +13,9 @@ from hierfl import datasets
 from hierfl.data.clients import ClientData
 from hierfl.datasets import files as data_files
 
-needs_files = pytest.mark.skipif(not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no data set files to read")
+needs_files = pytest.mark.skipif(
+    not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no data set files to read"
+)
 
 
 # ------------------------------------------------------------------ shipped
@@ -36,11 +38,15 @@ def test_heart_disease_says_what_is_missing() -> None:
     columns = {name: data.fields["x"][:, j] for j, name in enumerate(data.features["x"])}
     flags = {name for name in columns if name.endswith("_missing")}
     absent = nan.fields["x"].isnan()
-    assert flags == {f"{name}_missing" for j, name in enumerate(nan.features["x"]) if absent[:, j].any()}
+    assert flags == {
+        f"{name}_missing" for j, name in enumerate(nan.features["x"]) if absent[:, j].any()
+    }
     for j, name in enumerate(nan.features["x"]):
         if f"{name}_missing" in flags:
             assert torch.equal(columns[f"{name}_missing"], absent[:, j].double())
-        for derived in (c for c in columns if c == name or (c.startswith(f"{name}_") and c not in flags)):
+        for derived in (
+            c for c in columns if c == name or (c.startswith(f"{name}_") and c not in flags)
+        ):
             assert (columns[derived][absent[:, j]] == 0.0).all(), derived
     assert nan.fields["x"].shape == (920, 13)
 
@@ -61,18 +67,31 @@ def data_column(data: ClientData, name: str) -> int:
 def test_nominal_codes_become_columns_of_their_own() -> None:
     data, nan = datasets.heart_disease(), datasets.heart_disease("nan")
     for name, levels in (("cp", 3), ("restecg", 2), ("thal", 2)):
-        members = [c for c in data.features["x"] if c.startswith(f"{name}_") and not c.endswith("_missing")]
+        members = [
+            c for c in data.features["x"] if c.startswith(f"{name}_") and not c.endswith("_missing")
+        ]
         assert len(members) == levels
         one_hot = data.fields["x"][:, [data_column(data, c) for c in members]]
         assert one_hot.sum(1).max() == 1.0
         codes = nan.fields["x"][:, data_column(nan, name)]
         assert (
-            len(set(zip(codes[~codes.isnan()].tolist(), map(tuple, one_hot[~codes.isnan()].tolist()), strict=True))) == levels + 1
+            len(
+                set(
+                    zip(
+                        codes[~codes.isnan()].tolist(),
+                        map(tuple, one_hot[~codes.isnan()].tolist()),
+                        strict=True,
+                    )
+                )
+            )
+            == levels + 1
         )
 
 
 def test_heart_disease_refuses_another_treatment() -> None:
-    with pytest.raises(ValueError, match="missing is 'drop'; it must be 'indicator', 'nan' or 'raw'"):
+    with pytest.raises(
+        ValueError, match="missing is 'drop'; it must be 'indicator', 'nan' or 'raw'"
+    ):
         datasets.heart_disease("drop")  # type: ignore[arg-type]
 
 
@@ -85,36 +104,59 @@ def test_radon_is_85_counties() -> None:
         torch.testing.assert_close(x[:, j], data.client_fields[name][county])
     assert torch.equal(x[:, 1], data.fields["floor"])
     for k in (0, 17, 84):
-        assert float(data.client_fields["floor_mean"][k]) == pytest.approx(float(data.fields["floor"][county == k].mean()))
+        assert float(data.client_fields["floor_mean"][k]) == pytest.approx(
+            float(data.fields["floor"][county == k].mean())
+        )
 
 
 @pytest.mark.parametrize("name", ["radon", "radon_uniform"])
 def test_the_radon_reference_fits_the_radon_data(name: str) -> None:
     """Given tau and sigma all is Gaussian; they are integrated on a grid, under the priors that the docstring names."""
     data, known = datasets.radon(), datasets.reference(name)
-    tau, sigma = torch.cartesian_prod(torch.linspace(0.002, 0.45, 60), torch.linspace(0.68, 0.85, 12)).T
+    tau, sigma = torch.cartesian_prod(
+        torch.linspace(0.002, 0.45, 60), torch.linspace(0.68, 0.85, 12)
+    ).T
     a = torch.nn.functional.one_hot(data.row_client, 85).double()
-    design = torch.cat([torch.ones(919, 1), data.fields["x"], a], 1)  # of mu, the slopes, and a_j - mu
+    design = torch.cat(
+        [torch.ones(919, 1), data.fields["x"], a], 1
+    )  # of mu, the slopes, and a_j - mu
     prior = torch.cat([torch.ones(len(tau), 4), tau[:, None].expand(-1, 85) ** -2], 1)
     noise = sigma**-2
     cov = torch.linalg.inv(prior.diag_embed() + noise[:, None, None] * (design.T @ design))
     pull = noise[:, None] * (design.T @ data.fields["y"])
     mean = (cov @ pull[..., None])[..., 0]
-    log_weight = 0.5 * (cov.logdet() + prior.log().sum(1) + (pull * mean).sum(1) - noise * (data.fields["y"] ** 2).sum())
-    log_weight = log_weight - 919 * sigma.log() - (0.5 * (tau**2 + sigma**2) if name == "radon" else 0.0)
+    log_weight = 0.5 * (
+        cov.logdet()
+        + prior.log().sum(1)
+        + (pull * mean).sum(1)
+        - noise * (data.fields["y"] ** 2).sum()
+    )
+    log_weight = (
+        log_weight - 919 * sigma.log() - (0.5 * (tau**2 + sigma**2) if name == "radon" else 0.0)
+    )
     weight = torch.softmax(log_weight, 0)
     mix = torch.eye(89)
     mix[4:, 0] = 1.0  # a_j = mu + (a_j - mu)
     means, variances = mean @ mix.T, (mix @ cov @ mix.T).diagonal(dim1=1, dim2=2)
-    found = {"mu": means[:, 0], "slope": means[:, 1:4], "a": means[:, 4:], "tau": tau, "sigma": sigma}
+    found = {
+        "mu": means[:, 0],
+        "slope": means[:, 1:4],
+        "a": means[:, 4:],
+        "tau": tau,
+        "sigma": sigma,
+    }
     within = {"mu": variances[:, 0], "slope": variances[:, 1:4], "a": variances[:, 4:]}
     for site, values in found.items():
         exact = torch.tensordot(weight, values, 1)
-        spread = torch.tensordot(weight, (values - exact) ** 2 + within.get(site, torch.zeros(())), 1)
+        spread = torch.tensordot(
+            weight, (values - exact) ** 2 + within.get(site, torch.zeros(())), 1
+        )
         mcse = known[site].mcse
         assert mcse is not None
         assert known[site].mean.shape == exact.shape
-        np.testing.assert_array_less(np.abs(exact.numpy() - known[site].mean), 4.5 * mcse + 0.01 * known[site].sd)
+        np.testing.assert_array_less(
+            np.abs(exact.numpy() - known[site].mean), 4.5 * mcse + 0.01 * known[site].sd
+        )
         np.testing.assert_allclose(spread.sqrt(), known[site].sd, rtol=0.04)
 
 
@@ -126,14 +168,20 @@ def test_the_schools_reference_fits_the_schools() -> None:
     tau2, y, s2 = (2 * log_tau).exp(), data.fields["y"], data.fields["sigma"] ** 2
     log_weight = -0.5 * (mu / 10) ** 2 - 0.5 * (log_tau - 5) ** 2
     for k in range(8):
-        log_weight = log_weight - 0.5 * (s2[k] + tau2).log() - 0.5 * (y[k] - mu) ** 2 / (s2[k] + tau2)
+        log_weight = (
+            log_weight - 0.5 * (s2[k] + tau2).log() - 0.5 * (y[k] - mu) ** 2 / (s2[k] + tau2)
+        )
     weight = (log_weight - log_weight.max()).exp()
     weight = weight / weight.sum()
-    theta = torch.stack([((mu / tau2 + y[k] / s2[k]) / (1 / tau2 + 1 / s2[k]) * weight).sum() for k in range(8)])
+    theta = torch.stack(
+        [((mu / tau2 + y[k] / s2[k]) / (1 / tau2 + 1 / s2[k]) * weight).sum() for k in range(8)]
+    )
     means = {"mu": (mu * weight).sum(), "log_tau": (log_tau * weight).sum(), "theta": theta}
     for site, mean in means.items():
         assert known[site].mcse is not None
-        np.testing.assert_array_less(np.abs(mean.numpy() - known[site].mean), 4.5 * np.asarray(known[site].mcse))
+        np.testing.assert_array_less(
+            np.abs(mean.numpy() - known[site].mean), 4.5 * np.asarray(known[site].mcse)
+        )
 
 
 def test_an_unknown_reference_is_refused() -> None:
@@ -150,25 +198,34 @@ READERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_set_that_is_not_there_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_set_that_is_not_there_says_how_to_get_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("HIERFL_DATA", raising=False)
     with pytest.raises(
-        FileNotFoundError, match=r"HIERFL_DATA is not set: get .+, save it as '.+\.npz' \(NumPy archive with \w+: "
+        FileNotFoundError,
+        match=r"HIERFL_DATA is not set: get .+, save it as '.+\.npz' \(NumPy archive with \w+: ",
     ):
         READERS[name]()
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"'.+\.npz' is not in the folder that HIERFL_DATA names"):
+    with pytest.raises(
+        FileNotFoundError, match=r"'.+\.npz' is not in the folder that HIERFL_DATA names"
+    ):
         READERS[name]()
 
 
-def test_a_file_of_that_name_with_other_arrays_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_of_that_name_with_other_arrays_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "rats_data.npz", rat=np.arange(3))
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="has no array 'x'"):
         datasets.rats()
 
 
-def test_a_file_with_objects_is_not_unpickled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_with_objects_is_not_unpickled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "a.npz", allow_pickle=True, x=np.array([{}], dtype=object))
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="allow_pickle=False"):
@@ -186,7 +243,9 @@ def test_a_file_with_objects_is_not_unpickled(monkeypatch: pytest.MonkeyPatch, t
         ("emnist_byclass_test", (116_323,), 28, 62),
     ],
 )
-def test_images_are_in_the_unit_interval_with_labels(name: str, rows: tuple[int, ...], side: int, classes: int) -> None:
+def test_images_are_in_the_unit_interval_with_labels(
+    name: str, rows: tuple[int, ...], side: int, classes: int
+) -> None:
     found = READERS[name]()
     parts = found if isinstance(found, tuple) else (found,)
     assert tuple(len(part) for part in parts) == rows
@@ -258,7 +317,11 @@ def test_labels_and_codes_start_at_zero() -> None:
 @needs_files
 def test_the_references_that_are_not_shipped() -> None:
     hospitals = datasets.reference("hospitals")
-    assert {site: summary.mean.shape for site, summary in hospitals.items()} == {"mu": (9,), "log_tau": (9,), "w": (4, 9)}
+    assert {site: summary.mean.shape for site, summary in hospitals.items()} == {
+        "mu": (9,),
+        "log_tau": (9,),
+        "w": (4, 9),
+    }
     schools = datasets.reference("eight_schools_half_cauchy")
     # Published: mu 4.4 (3.3), tau 3.6 (3.2).
     assert float(schools["mu"].mean) == pytest.approx(4.4, abs=0.1)

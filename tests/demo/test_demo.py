@@ -43,7 +43,13 @@ def test_it_ends_well_and_says_what_it_wrote(job: tuple[Path, Result]) -> None:
     out, result = job
     assert result.exit_code == 0, result.output
     written = re.findall(r"^Wrote (\S+): ", result.stdout, re.MULTILINE)
-    assert [Path(p).name for p in written] == ["posterior.nc", "scores.csv", "coefficients.png", "calibration.png", "report.html"]
+    assert [Path(p).name for p in written] == [
+        "posterior.nc",
+        "scores.csv",
+        "coefficients.png",
+        "calibration.png",
+        "report.html",
+    ]
     assert sorted(Path(p) for p in written) == sorted(out.iterdir())
 
 
@@ -53,13 +59,16 @@ def test_every_score_is_there(job: tuple[Path, Result]) -> None:
     keys = ["setting", "method", "hospital", "metric"]
     assert not scores.duplicated(keys).any()
     wanted = pd.MultiIndex.from_product(
-        [demo_report.SETTINGS, demo_report.METHODS, [*HOSPITALS, "all"], demo_report.METRICS], names=keys
+        [demo_report.SETTINGS, demo_report.METHODS, [*HOSPITALS, "all"], demo_report.METRICS],
+        names=keys,
     )
     found = scores.set_index(keys)
     assert set(found.index) == set(wanted)
     assert np.isfinite(found["value"]).all()
     held_out = datasets.heart_disease().split(0.7, seed=3)[1]
-    rows = dict(zip(held_out.names, held_out.counts.tolist(), strict=True)) | {"all": held_out.num_rows}
+    rows = dict(zip(held_out.names, held_out.counts.tolist(), strict=True)) | {
+        "all": held_out.num_rows
+    }
     assert all(n == rows[h] for h, n in zip(scores.hospital, scores["rows"], strict=True))
 
 
@@ -67,11 +76,17 @@ def test_all_is_the_mean_over_patients(job: tuple[Path, Result]) -> None:
     scores = pd.read_csv(job[0] / "scores.csv")
     for _, group in scores.groupby(["setting", "method", "metric"]):
         each = group[group.hospital != "all"]
-        assert np.average(each.value, weights=each.rows) == pytest.approx(group.value[group.hospital == "all"].item())
+        assert np.average(each.value, weights=each.rows) == pytest.approx(
+            group.value[group.hospital == "all"].item()
+        )
 
 
 def test_the_printed_table_is_that_of_the_file(job: tuple[Path, Result]) -> None:
-    scores = pd.read_csv(job[0] / "scores.csv").set_index(["metric", "setting", "hospital", "method"]).sort_index()
+    scores = (
+        pd.read_csv(job[0] / "scores.csv")
+        .set_index(["metric", "setting", "hospital", "method"])
+        .sort_index()
+    )
     lines = job[1].stdout.splitlines()
     places = [
         ("new hospital, unseen", "unseen", "all"),
@@ -86,10 +101,15 @@ def test_the_printed_table_is_that_of_the_file(job: tuple[Path, Result]) -> None
         ]
         assert len(found) == 3, label
         for metric, cells in zip(demo_report.METRICS, found, strict=True):
-            values = [float(scores.loc[(metric, setting, hospital, m), "value"]) for m in demo_report.METHODS]
+            values = [
+                float(scores.loc[(metric, setting, hospital, m), "value"])
+                for m in demo_report.METHODS
+            ]
             assert [float(c.rstrip("*")) for c in cells] == [round(v, 3) for v in values]
             best = min if metric == "brier" else max
-            assert best(float(c.rstrip("*")) for c in cells) in [float(c[:-1]) for c in cells if c.endswith("*")]
+            assert best(float(c.rstrip("*")) for c in cells) in [
+                float(c[:-1]) for c in cells if c.endswith("*")
+            ]
 
 
 def test_the_posterior_opens_with_names(job: tuple[Path, Result]) -> None:
@@ -97,7 +117,9 @@ def test_the_posterior_opens_with_names(job: tuple[Path, Result]) -> None:
     assert posterior["slope"].dims == ("chain", "draw", "client", "x")
     assert posterior["client"].values.tolist() == HOSPITALS
     assert posterior["x"].values.tolist() == list(datasets.heart_disease().features["x"])
-    assert {"intercept", "intercept_loc", "intercept_scale", "slope_loc", "slope_scale"} <= set(posterior.data_vars)
+    assert {"intercept", "intercept_loc", "intercept_scale", "slope_loc", "slope_scale"} <= set(
+        posterior.data_vars
+    )
     assert bool(np.isfinite(posterior["slope"]).all())
 
 
@@ -143,7 +165,9 @@ def test_workers_end_with_their_parent() -> None:
         "        print([next(spread(worker_pids, [0.0]))[0]], flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     root = Path(__file__).parents[2]
-    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120
+    )
     (pid,) = json.loads(ended.stdout)
     for _ in range(100):
         if not Path(f"/proc/{pid}").exists():
@@ -181,7 +205,11 @@ def patients(gaps: dict[str, list[float]]) -> pd.DataFrame:
 
 def test_the_reading_follows_the_numbers() -> None:
     found = patients(
-        {"local-only": [-1.0, -1.1, -0.9, -1.0], "pooled": [0.5, -0.5, 0.4, -0.8], "hierarchical MAP": [1.0, 1.1, 0.9, 1.0]}
+        {
+            "local-only": [-1.0, -1.1, -0.9, -1.0],
+            "pooled": [0.5, -0.5, 0.4, -0.8],
+            "hierarchical MAP": [1.0, 1.1, 0.9, 1.0],
+        }
     )
     mean, error = demo_report.difference(found, "trained", "local-only")
     assert mean == pytest.approx(1.0)
@@ -195,7 +223,15 @@ def test_the_reading_follows_the_numbers() -> None:
 
 def test_lenders_of_one_patient_are_averaged() -> None:
     rows = [
-        {"setting": "unseen", "method": "local-only", "hospital": "h", "patient": 0, "log_score": v, "accuracy": a, "brier": 0.1}
+        {
+            "setting": "unseen",
+            "method": "local-only",
+            "hospital": "h",
+            "patient": 0,
+            "log_score": v,
+            "accuracy": a,
+            "brier": 0.1,
+        }
         for v, a in ((-1.0, 1.0), (-2.0, 0.0), (-3.0, 0.0), (-2.0, 1.0))
     ]
     found = demo_report.summary(pd.DataFrame(rows)).set_index(["metric", "hospital"])

@@ -25,7 +25,9 @@ def test_an_exact_fit_is_found_right() -> None:
     assert isinstance(found, AgainstNuts) and list(found.table.index) == ["g", "b"]
     assert found.table["numbers"].tolist() == [1, 3]
     assert found.table["mean_off"].max() < 0.3 and found.table["sd_ratio_min"].min() > 0.75
-    assert found.entries.loc[found.entries["site"] == "b", "client"].tolist() == list(fitted.clients)
+    assert found.entries.loc[found.entries["site"] == "b", "client"].tolist() == list(
+        fitted.clients
+    )
     again = fitted.check(reference=found.reference)
     assert again.table["mean_off"].max() < 0.3, "NUTS is not run again"
 
@@ -40,13 +42,20 @@ def true_draws(count: int = 4000) -> Reference:
 
 
 def test_what_is_off_is_found_with_its_size() -> None:
-    found = against_nuts(planted(shift=0.5, wide=0.6, own={"east": 1.5}), draws=1000, reference=true_draws())
+    found = against_nuts(
+        planted(shift=0.5, wide=0.6, own={"east": 1.5}), draws=1000, reference=true_draws()
+    )
     of_g = found.entries[found.entries["site"] == "g"]
     close(torch.tensor(of_g["sd_ratio"].to_numpy()), torch.full((2,), 0.6), 0.05)
     assert of_g["difference"].iloc[0] == pytest.approx(0.5, abs=0.08)
     assert found.table.loc["g", "mean_off"] == of_g["difference"].abs().max()
-    assert "Means are within 0." in found.verdict and "of NUTS' standard deviations (worst: '" in found.verdict
-    mended = against_nuts(planted(shift=0.5, wide=1.2), draws=1000, reference=true_draws(), correct="psis")
+    assert (
+        "Means are within 0." in found.verdict
+        and "of NUTS' standard deviations (worst: '" in found.verdict
+    )
+    mended = against_nuts(
+        planted(shift=0.5, wide=1.2), draws=1000, reference=true_draws(), correct="psis"
+    )
     assert mended.table["mean_off"].max() < 0.15
 
 

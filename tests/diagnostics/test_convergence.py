@@ -49,7 +49,10 @@ def with_history(fitted: Fit, name: str, values: np.ndarray) -> Fit:
         (-50.0 - np.linspace(0.0, 30.0, 200), "Not converged: the ELBO gets worse"),
         (np.where(np.arange(200) % 2, -50.0, -50.1), "Converged: the ELBO has levelled off"),
         (np.r_[np.linspace(-500.0, -50.0, 60), np.full(140, -50.0)], "Converged"),
-        (-50.0 + 40.0 * np.random.default_rng(1).normal(size=200), "Not to be told: the noise hides"),
+        (
+            -50.0 + 40.0 * np.random.default_rng(1).normal(size=200),
+            "Not to be told: the noise hides",
+        ),
         (np.r_[np.full(199, -50.0), np.nan], "Not converged: the ELBO is not finite"),
     ],
 )
@@ -69,15 +72,27 @@ def test_a_run_that_has_arrived_and_one_that_has_not() -> None:
     """From one start: the short run's gradient is far from noise, the long one's is noise."""
     method = fedsvi(slopes, guides.conditional(newton_steps=0), optimiser=FAST, num_particles=8)
     long = convergence(fit(method, federation(), rounds=400))
-    assert long.converged and long.verdict.startswith("Converged") and long.gradient["ratio"].max() < 3.0
-    slow = fedsvi(slopes, guides.conditional(newton_steps=0), optimiser=hierfl.optimisers.Adam(0.001), num_particles=8)
+    assert (
+        long.converged
+        and long.verdict.startswith("Converged")
+        and long.gradient["ratio"].max() < 3.0
+    )
+    slow = fedsvi(
+        slopes,
+        guides.conditional(newton_steps=0),
+        optimiser=hierfl.optimisers.Adam(0.001),
+        num_particles=8,
+    )
     short = convergence(fit(slow, federation(), rounds=40))
     assert not short.converged
     assert short.gradient["ratio"].max() > 10.0 and not short.gradient["still"].all()
 
 
 def test_the_gradient_is_that_of_all_clients_by_any_engine() -> None:
-    runs = [fit(fedsvi(slopes), federation(), rounds=40, engine=engine) for engine in ("vectorised", "sequential")]
+    runs = [
+        fit(fedsvi(slopes), federation(), rounds=40, engine=engine)
+        for engine in ("vectorised", "sequential")
+    ]
     one, other = (convergence(run, draws=4).gradient for run in runs)
     assert np.allclose(one["size"], other["size"], atol=1e-8)
     assert list(one.index) == [spec.name for spec in runs[0].program.params if not spec.is_local]
@@ -85,9 +100,13 @@ def test_the_gradient_is_that_of_all_clients_by_any_engine() -> None:
 
 def test_refusals() -> None:
     short = fit(fedsvi(means), three(), rounds=5)
-    with pytest.raises(ValueError, match="the run has 5 rounds: no trend is read off fewer than 40"):
+    with pytest.raises(
+        ValueError, match="the run has 5 rounds: no trend is read off fewer than 40"
+    ):
         convergence(short)
     with pytest.raises(ValueError, match="draws is 1"):
         convergence(short, draws=1)
-    with pytest.raises(ValueError, match="the history of 'fedsvi' has neither an ELBO nor a loss, but round, moved"):
+    with pytest.raises(
+        ValueError, match="the history of 'fedsvi' has neither an ELBO nor a loss, but round, moved"
+    ):
         convergence(with_history(short, "moved", np.ones(50)))

@@ -14,13 +14,18 @@ from tests.programs import fit
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: five fits take a minute or two")
+@pytest.mark.skipif(
+    not os.environ.get("HIERFL_SLOW"),
+    reason="HIERFL_SLOW is not set: five fits take a minute or two",
+)
 def test_intervals_of_event_rates_cover_over_five_splits() -> None:
     tables = []
     for seed in range(5):
         train, test = datasets.heart_disease().split(0.7, seed=seed)
         fitted = fit(demo.hierarchical_posterior(), train, rounds=60, seed=seed)
-        prediction = fitted.predict(test, draws=1, seed=seed)  # its labels are asked for here, no mean
+        prediction = fitted.predict(
+            test, draws=1, seed=seed
+        )  # its labels are asked for here, no mean
         tables.append(client_rates(prediction, fitted.replicate(test, draws=200, seed=seed)))
     found = pd.concat(tables)
     assert len(found) == 20

@@ -27,13 +27,17 @@ COUNTS = (5, 3, 7, 2)
 @cache
 def gaussian() -> Fit:
     """The exact posterior of `slopes`."""
-    return fit(fedlaplace(slopes, corrections=0, radius=10.0, points=4), federation(COUNTS), rounds=4)
+    return fit(
+        fedlaplace(slopes, corrections=0, radius=10.0, points=4), federation(COUNTS), rounds=4
+    )
 
 
 def without(data: ClientData, row: int) -> ClientData:
     kept = torch.arange(data.num_rows) != row
     fields = {name: data.fields[name][kept] for name in ("x", "y")}
-    return ClientData.from_arrays(data.row_client[kept], names=data.names, x=fields["x"], y=fields["y"])
+    return ClientData.from_arrays(
+        data.row_client[kept], names=data.names, x=fields["x"], y=fields["y"]
+    )
 
 
 # ------------------------------------------------------------------ closed form
@@ -72,12 +76,20 @@ def test_weights_mend_a_guide_that_is_off() -> None:
 
     data, off = federation(), planted(shift=0.6, wide=1.2)
     whole = exact(data, "slopes").log_evidence
-    wanted = np.array([whole - exact(data.select([n for n in data.names if n != k]), "slopes").log_evidence for k in data.names])
+    wanted = np.array(
+        [
+            whole - exact(data.select([n for n in data.names if n != k]), "slopes").log_evidence
+            for k in data.names
+        ]
+    )
     plain, mended = (loo(off, "client", draws=4000, correct=how).table for how in (None, "psis"))
     good = (mended["k_hat"] < 0.6).to_numpy()
     assert good.sum() >= 2
     assert np.abs(mended["elpd"].to_numpy() - wanted)[good].max() < 0.15
-    assert np.abs(mended["elpd"].to_numpy() - wanted)[good].sum() < np.abs(plain["elpd"].to_numpy() - wanted)[good].sum()
+    assert (
+        np.abs(mended["elpd"].to_numpy() - wanted)[good].sum()
+        < np.abs(plain["elpd"].to_numpy() - wanted)[good].sum()
+    )
 
 
 # ------------------------------------------------------------------ comparison
@@ -90,13 +102,17 @@ def test_the_better_model_comes_first() -> None:
     fast = hierfl.optimisers.Adam(0.1)
     method = fedsvi(logistic, guides.conditional(newton_steps=3), optimiser=fast)
     right = fit(method, data, rounds=30)
-    table = compare({"noise": loo(fit(method, data.with_fields(x=noise), rounds=30)), "right": loo(right)})
+    table = compare(
+        {"noise": loo(fit(method, data.with_fields(x=noise), rounds=30)), "right": loo(right)}
+    )
     assert list(table.index) == ["right", "noise"] and table.loc["noise", "elpd_diff"] > 0.0
     assert list(table.columns) == ["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"]
     with pytest.raises(ValueError, match="leaves out one row at a time, 'b' one client"):
         compare({"a": loo(right, draws=200), "b": loo(right, "client", draws=200)})
     with pytest.raises(ValueError, match="'a' and 'b' are fitted to other rows"):
-        compare({"a": right, "b": fit(method, data.with_fields(ill=1.0 - ill), rounds=2)}, draws=200)
+        compare(
+            {"a": right, "b": fit(method, data.with_fields(ill=1.0 - ill), rounds=2)}, draws=200
+        )
     with pytest.raises(ValueError, match="1 fit to compare"):
         compare({"a": right})
 
@@ -115,7 +131,9 @@ def test_refusals() -> None:
         loo(point, draws=100)
     with pytest.raises(ValueError, match="places site 'b' at points"):
         loo(point, "client", draws=100)
-    unlabelled = replace(fitted, federation=replace(fitted.federation, data=federation(COUNTS).without("y")))
+    unlabelled = replace(
+        fitted, federation=replace(fitted.federation, data=federation(COUNTS).without("y"))
+    )
     sides: tuple[Any, ...] = ("row", "client")
     for by in sides:
         with pytest.raises(ValueError, match="the clients' rows have no"):
@@ -126,7 +144,9 @@ def test_an_outlying_client_is_warned_of() -> None:
     data = federation((20, 20, 20, 20))
     y = data.fields["y"].clone()
     y[:20] += 40.0 * data.fields["x"][:20, 0]
-    fitted = fit(fedlaplace(slopes, corrections=0, radius=100.0, points=4), data.with_fields(y=y), rounds=8)
+    fitted = fit(
+        fedlaplace(slopes, corrections=0, radius=100.0, points=4), data.with_fields(y=y), rounds=8
+    )
     with pytest.warns(UserWarning, match="of 4 clients have a k-hat above 0.7"):
         found = loo(fitted, "client", draws=2000)
     assert found.table["k_hat"].idxmax() == "north"
@@ -134,7 +154,9 @@ def test_an_outlying_client_is_warned_of() -> None:
 
 # ------------------------------------------------------------------ radon
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out")
+@pytest.mark.skipif(
+    not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out"
+)
 def test_leaving_a_county_out_is_a_fit_without_it() -> None:
     """Twenty counties, from the largest to the smallest: fits without them, from scratch."""
     data = RADON.data()
@@ -144,7 +166,11 @@ def test_leaving_a_county_out_is_a_fit_without_it() -> None:
     off = []
     for k in order[torch.linspace(0, data.num_clients - 1, 20).round().long()].tolist():
         name = data.names[k]
-        rest = hierfl.fit(method, data.select([n for n in data.names if n != name]), rounds=20, compile=False)
-        given = weigh(rest.personalise(data.select([name])), 2000, inner=1, shared=False).log_own[:, 0]
+        rest = hierfl.fit(
+            method, data.select([n for n in data.names if n != name]), rounds=20, compile=False
+        )
+        given = weigh(rest.personalise(data.select([name])), 2000, inner=1, shared=False).log_own[
+            :, 0
+        ]
         off.append(float(given.logsumexp(0)) - np.log(2000) - found.loc[name, "elpd"])
     assert np.abs(off).max() < 0.5 and abs(sum(off)) < 0.5

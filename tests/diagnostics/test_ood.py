@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics import auroc, entropy_density, fpr95, mutual_information, out_of_distribution, predictive_entropy
+from hierfl.diagnostics import (
+    auroc,
+    entropy_density,
+    fpr95,
+    mutual_information,
+    out_of_distribution,
+    predictive_entropy,
+)
 from hierfl.guides import delta
 from hierfl.methods import fedsvi
 from hierfl.posterior.prediction import Prediction
@@ -16,7 +23,9 @@ from tests.runs.test_fit import kinds
 
 
 def classes(p: torch.Tensor, noise: torch.Tensor, counts: list[int]) -> Prediction:
-    data = ClientData({"x": p}, torch.tensor([0, *np.cumsum(counts)]), tuple(f"c{i}" for i in range(len(counts))))
+    data = ClientData(
+        {"x": p}, torch.tensor([0, *np.cumsum(counts)]), tuple(f"c{i}" for i in range(len(counts)))
+    )
     return Prediction(data, "y", None, p, None, None, noise, "categorical")
 
 
@@ -31,12 +40,16 @@ def test_auroc_is_that_of_scikit_learn() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     g = np.random.Generator(np.random.Philox(1))
     a, b = g.normal(1.0, 1.0, 50), g.normal(0.0, 2.0, 80)
-    assert auroc(a, b) == pytest.approx(metrics.roc_auc_score(np.repeat([1, 0], [50, 80]), np.concatenate([a, b])))
+    assert auroc(a, b) == pytest.approx(
+        metrics.roc_auc_score(np.repeat([1, 0], [50, 80]), np.concatenate([a, b]))
+    )
 
 
 def test_fpr95_lets_just_95_percent_of_own_rows_pass() -> None:
     own = np.arange(100.0)
-    assert fpr95([94.0, 94.5, 95.0, 200.0], own) == 0.25  # the threshold is 94: 95 of 100 own rows are at most that
+    assert (
+        fpr95([94.0, 94.5, 95.0, 200.0], own) == 0.25
+    )  # the threshold is 94: 95 of 100 own rows are at most that
     assert fpr95(own, own) == 0.95
     assert fpr95([1e9], own) == 0.0
 
@@ -52,12 +65,16 @@ def test_entropy_and_mutual_information_are_means_over_draws() -> None:
     torch.testing.assert_close(predictive_entropy(found), total)
     torch.testing.assert_close(mutual_information(found), total + (p * p.log()).sum(-1).mean(0))
     fitted = fit(fedsvi(logistic), data, rounds=2)
-    p = torch.sigmoid((fitted.draws(30, seed=4).own["slope"][:, data.row_client] * data.fields["x"]).sum(-1))
+    p = torch.sigmoid(
+        (fitted.draws(30, seed=4).own["slope"][:, data.row_client] * data.fields["x"]).sum(-1)
+    )
     found = fitted.predict(data, draws=30, seed=4)
     both = torch.stack([p, 1 - p])
     total = -(both.mean(1) * both.mean(1).log()).sum(0)
     torch.testing.assert_close(predictive_entropy(found), total)
-    torch.testing.assert_close(mutual_information(found), total + (both * both.log()).sum(0).mean(0))
+    torch.testing.assert_close(
+        mutual_information(found), total + (both * both.log()).sum(0).mean(0)
+    )
     assert float(mutual_information(found).min()) > 0.0
 
 
@@ -76,7 +93,10 @@ def test_every_client_is_compared_with_its_own_rows_alone() -> None:
     own = classes(torch.cat([sure, flat]), torch.zeros(6), [3, 3])
     foreign = classes(torch.cat([flat, sure]), torch.zeros(6), [3, 3])
     found = out_of_distribution(own, foreign)
-    assert found.clients["auroc"].tolist() == [1.0, 0.0] and found.clients["fpr95"].tolist() == [0.0, 1.0]
+    assert found.clients["auroc"].tolist() == [1.0, 0.0] and found.clients["fpr95"].tolist() == [
+        0.0,
+        1.0,
+    ]
     assert found.overall["auroc"] == 0.5 and found.overall["foreign_rows"] == 6
     assert found.clients.loc["c0", "foreign_entropy"] == pytest.approx(np.log(4.0))
     torch.testing.assert_close(torch.from_numpy(found.entropies[0]), predictive_entropy(own))
@@ -86,7 +106,9 @@ def test_every_client_is_compared_with_its_own_rows_alone() -> None:
 def test_numbers_are_compared_by_their_spread() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
     far = federation().with_fields(x=30.0 * federation().fields["x"]).without("y")
-    found = out_of_distribution(fitted.predict(federation(), draws=50), fitted.predict(far, draws=50))
+    found = out_of_distribution(
+        fitted.predict(federation(), draws=50), fitted.predict(far, draws=50)
+    )
     assert found.overall["auroc"] > 0.9 and "mi_auroc" not in found.clients
     with pytest.raises(ValueError, match="mutual information is of labels 0/1 or classes"):
         mutual_information(fitted.predict(far, draws=2))

@@ -11,7 +11,13 @@ import torch
 
 import hierfl
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics import client_slopes, coherence, effective_clients, generalisation_gap, loss_deviations
+from hierfl.diagnostics import (
+    client_slopes,
+    coherence,
+    effective_clients,
+    generalisation_gap,
+    loss_deviations,
+)
 from hierfl.engine.client_store import taken
 from hierfl.guides import delta
 from hierfl.methods import fedavg, fedmap, fedsvi, pfedme
@@ -32,15 +38,22 @@ def test_coherence_of_two_vectors_is_the_squared_cosine() -> None:
     a, b = torch.tensor([3.0, 0.0, 4.0]), torch.tensor([1.0, 2.0, 2.0])
     cosine = float(a @ b / (a.norm() * b.norm()))
     assert coherence(torch.stack([a, b])).estimate == pytest.approx(cosine**2)
-    assert coherence(torch.stack([1e6 * a, 1e-6 * b])).minus_log_det == pytest.approx(-math.log(1 - cosine**2))
+    assert coherence(torch.stack([1e6 * a, 1e-6 * b])).minus_log_det == pytest.approx(
+        -math.log(1 - cosine**2)
+    )
 
 
 def test_coherence_goes_from_right_angles_to_dependence() -> None:
     assert coherence(torch.eye(4)).estimate == 0.0
     v = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    near = torch.cat([v, v[:1] + 1e-3 * torch.randn(1, 5, generator=torch.Generator().manual_seed(1))])
+    near = torch.cat(
+        [v, v[:1] + 1e-3 * torch.randn(1, 5, generator=torch.Generator().manual_seed(1))]
+    )
     assert 0.999 < coherence(near).estimate <= 1.0 and coherence(near).minus_log_det > 5.0
-    assert coherence(torch.randn(6, 5, generator=torch.Generator().manual_seed(2))).minus_log_det == math.inf
+    assert (
+        coherence(torch.randn(6, 5, generator=torch.Generator().manual_seed(2))).minus_log_det
+        == math.inf
+    )
     rotation = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(3))).Q
     assert coherence(v @ rotation).estimate == pytest.approx(coherence(v).estimate)
     with pytest.raises(ValueError, match="vector 1 has length 0"):
@@ -65,14 +78,19 @@ def test_slopes_of_pfedme_are_those_of_the_moreau_envelope() -> None:
     model = bayesian_network(line(), likelihood=normal(1.0), prior_loc="learned", prior_scale=1.0)
     fitted = fit(pfedme(model, steps=3, batch_size=None), federation(), rounds=2)
     own, names = fitted.draws(1).own, list(fitted.program.start()[0])
-    params = fitted.federation.client.params(fitted.message, taken(fitted.progress.table, torch.tensor(0)))
+    params = fitted.federation.client.params(
+        fitted.message, taken(fitted.progress.table, torch.tensor(0))
+    )
     away = torch.cat([(params[n] - own[n.replace("theta", "w")][0]).flatten(1) for n in names], 1)
     torch.testing.assert_close(client_slopes(fitted, draws=1), away)
     assert 0.0 < coherence(away[:3]).estimate < 1.0
 
 
 def test_slopes_do_not_depend_on_the_engine_or_on_who_is_beside() -> None:
-    both = [fit(fedsvi(regression), federation(), rounds=2, engine=e) for e in ("vectorised", "sequential")]
+    both = [
+        fit(fedsvi(regression), federation(), rounds=2, engine=e)
+        for e in ("vectorised", "sequential")
+    ]
     torch.testing.assert_close(*(client_slopes(f, draws=3) for f in both))
     assert client_slopes(both[0], draws=3).shape[0] == 4
 
@@ -86,7 +104,9 @@ def test_deviations_are_from_the_weighted_mean_and_0_without_rows() -> None:
     found = loss_deviations(Prediction(data, "y", y, p, None, log_score, None, "binary"))
     ones = -torch.tensor([0.9, 0.6, 0.5, 0.7]).log().numpy()
     expected = pd.DataFrame(
-        [[0.0, ones[0] - ones.mean()], [0.0, ones[1:].mean() - ones.mean()]], index=["a", "b"], columns=[0, 1]
+        [[0.0, ones[0] - ones.mean()], [0.0, ones[1:].mean() - ones.mean()]],
+        index=["a", "b"],
+        columns=[0, 1],
     )
     np.testing.assert_allclose(found.to_numpy(), expected.to_numpy(), atol=1e-12)
     assert found.loc["a", 1] + 3 * found.loc["b", 1] == pytest.approx(0.0)  # weighted, they cancel
@@ -105,23 +125,34 @@ def test_effective_clients_count_equal_weights_and_see_a_lone_one() -> None:
 def test_fedmaps_history_has_them() -> None:
     data = federation()
     fitted = fit(fedmap(map_network(line(), likelihood=normal(1.0)), omega="size"), data, rounds=1)
-    assert fitted.history["effective_clients"][0] == pytest.approx(effective_clients(data.counts.log()))
+    assert fitted.history["effective_clients"][0] == pytest.approx(
+        effective_clients(data.counts.log())
+    )
 
 
 # ------------------------------------------------------------------------------------------------ gaps
 def test_gaps_are_losses_from_seen_to_unseen() -> None:
     train, rest = federation(counts=(30, 30, 30, 30, 30)).split(0.5, seed=0)
     fitted = fit(fedsvi(logistic, guide=delta), train.select([0, 1, 2]), rounds=30)
-    here, there = fitted.predict(train.select([0, 1, 2]), draws=1), fitted.predict(rest.select([0, 1, 2]), draws=1)
+    here, there = (
+        fitted.predict(train.select([0, 1, 2]), draws=1),
+        fitted.predict(rest.select([0, 1, 2]), draws=1),
+    )
     new = predict_from_prior(fitted, rest.select([3, 4]), draws=20)
     terms = hierfl.pac_bayes(fitted, draws=1)
     found = generalisation_gap(here, there, new_clients=new, terms=terms)
     assert found.pac_bayes is terms
     log = found.scores.loc["log_score"]
-    assert log["out_of_sample"] == pytest.approx(float(here.known()[1].mean() - there.known()[1].mean()))
-    assert log["participation"] == pytest.approx(float(there.known()[1].mean() - new.known()[1].mean()))
+    assert log["out_of_sample"] == pytest.approx(
+        float(here.known()[1].mean() - there.known()[1].mean())
+    )
+    assert log["participation"] == pytest.approx(
+        float(there.known()[1].mean() - new.known()[1].mean())
+    )
     brier = found.scores.loc["brier"]
     assert brier["out_of_sample"] == pytest.approx(brier["held_out"] - brier["train"])
-    assert found.clients.shape == (3, 3) and found.clients["log_score"].mean() == pytest.approx(log["out_of_sample"])
+    assert found.clients.shape == (3, 3) and found.clients["log_score"].mean() == pytest.approx(
+        log["out_of_sample"]
+    )
     with pytest.raises(ValueError, match="different kinds"):
         generalisation_gap(here, fit(fedsvi(regression), train, rounds=1).predict(rest, draws=2))

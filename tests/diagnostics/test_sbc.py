@@ -29,14 +29,18 @@ from hierfl.program.stacking import stacked
 from tests.program.test_refusals import gamma_guide, gamma_model
 from tests.programs import federation, logistic, means
 
-slow = pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="minutes: HIERFL_SLOW=1 runs it")
+slow = pytest.mark.skipif(
+    not os.environ.get("HIERFL_SLOW"), reason="minutes: HIERFL_SLOW=1 runs it"
+)
 COUNTS = (1, 1, 2, 2, 4, 4, 8, 8)
 
 
 def rows_of(*counts: int) -> ClientData:
     generator = torch.Generator().manual_seed(0)
     ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    return ClientData.from_arrays(ids, x=torch.randn(len(ids), 2, generator=generator), y=torch.zeros(len(ids)))
+    return ClientData.from_arrays(
+        ids, x=torch.randn(len(ids), 2, generator=generator), y=torch.zeros(len(ids))
+    )
 
 
 def varying_slopes(batch: ClientBatch) -> None:
@@ -62,12 +66,21 @@ def unknown_spread(batch: ClientBatch) -> None:
 def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_caught() -> None:
     """E2's kind of model, ten clients of one row: how much too narrow mean field is about the global mean is known."""
     data = rows_of(*[1] * 10)
-    options: dict[str, Any] = {"replications": 120, "steps": 250, "particles": 1, "optimiser": Adam(0.1)}
-    exact, narrow = (sbc(means, family, data, **options) for family in (guides.structured, guides.mean_field))
+    options: dict[str, Any] = {
+        "replications": 120,
+        "steps": 250,
+        "particles": 1,
+        "optimiser": Adam(0.1),
+    }
+    exact, narrow = (
+        sbc(means, family, data, **options) for family in (guides.structured, guides.mean_field)
+    )
     assert exact.table().p.min() > 0.001
     assert exact.coverage().loc["g", "cover 90%"] == pytest.approx(0.9, abs=0.08)
     assert exact.coverage().loc["b", "cover 90%"] == pytest.approx(0.9, abs=0.03)
-    ratio = ((0.25 + 10.0 / 2.0) / (0.25 + 10.0)) ** 0.5  # of mean field's spread of g to the posterior's
+    ratio = (
+        (0.25 + 10.0 / 2.0) / (0.25 + 10.0)
+    ) ** 0.5  # of mean field's spread of g to the posterior's
     inside = 2.0 * float(dist.Normal(0.0, 1.0).cdf(torch.tensor(1.6449 * ratio))) - 1.0
     assert inside < 0.77
     assert narrow.coverage().loc["g", "cover 90%"] == pytest.approx(inside, abs=0.1)
@@ -81,11 +94,25 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_caught() -> None:
 @pytest.mark.slow
 def test_500_replications_of_varying_slopes() -> None:
     """Chi-square p of every number above 0.001, 90 % intervals cover 0.87 to 0.93; mean field's of the global mean below 0.85."""
-    exact = sbc(varying_slopes, guides.structured, rows_of(*COUNTS), replications=500, steps=600, particles=1)
+    exact = sbc(
+        varying_slopes,
+        guides.structured,
+        rows_of(*COUNTS),
+        replications=500,
+        steps=600,
+        particles=1,
+    )
     assert exact.table().p.min() > 0.001
     assert exact.coverage()["cover 90%"].between(0.87, 0.93).all()
     assert exact.coverage_by_rows()["cover 90%"].between(0.87, 0.93).all()
-    narrow = sbc(varying_slopes, guides.mean_field, rows_of(*COUNTS), replications=500, steps=600, particles=1)
+    narrow = sbc(
+        varying_slopes,
+        guides.mean_field,
+        rows_of(*COUNTS),
+        replications=500,
+        steps=600,
+        particles=1,
+    )
     assert narrow.coverage().loc["g", "cover 90%"] < 0.85
     assert narrow.table().p.min() < 1e-10
 
@@ -106,17 +133,24 @@ def test_500_replications_with_an_unknown_spread() -> None:
 # ------------------------------------------------------------------------------------------------ how it is run
 def test_a_replication_is_a_function_of_its_number() -> None:
     options: dict[str, Any] = {"steps": 3, "draws": 19, "particles": 2, "seed": 4}
-    five, three = (sbc(varying_slopes, guides.structured, rows_of(2, 1), replications=n, **options) for n in (5, 3))
+    five, three = (
+        sbc(varying_slopes, guides.structured, rows_of(2, 1), replications=n, **options)
+        for n in (5, 3)
+    )
     for site in ("g",):
         assert np.array_equal(five.shared[site][:3], three.shared[site])
     assert np.array_equal(five.own["b"][:3], three.own["b"])
     assert np.allclose(five.elbo[:3], three.elbo, atol=1e-10)
-    other = sbc(varying_slopes, guides.structured, rows_of(2, 1), replications=5, **{**options, "seed": 5})
+    other = sbc(
+        varying_slopes, guides.structured, rows_of(2, 1), replications=5, **{**options, "seed": 5}
+    )
     assert not np.array_equal(five.own["b"], other.own["b"])
     assert five.own["b"].shape == (5, 2, 2) and five.shared["g"].shape == (5, 2)
 
 
-@pytest.mark.parametrize("family", [guides.structured, guides.conditional, guides.amortised(hidden=3)])
+@pytest.mark.parametrize(
+    "family", [guides.structured, guides.conditional, guides.amortised(hidden=3)]
+)
 def test_a_step_of_all_is_a_step_of_each(family: Any) -> None:
     """One step of SGD under vmap against autograd of the pooled program, one data set after another."""
     data = rows_of(2, 1, 3)
@@ -133,8 +167,12 @@ def test_a_step_of_all_is_a_step_of_each(family: Any) -> None:
         terms = program.terms(free, rows)
         total = terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
         assert float(total.detach()) == pytest.approx(float(loss[one]), abs=1e-9)
-        for (name, value), slope in zip(free.items(), torch.autograd.grad(total, list(free.values())), strict=True):
-            assert torch.allclose(params[name][one], value.detach() - 0.01 * slope, atol=1e-10, rtol=0.0), name
+        for (name, value), slope in zip(
+            free.items(), torch.autograd.grad(total, list(free.values())), strict=True
+        ):
+            assert torch.allclose(
+                params[name][one], value.detach() - 0.01 * slope, atol=1e-10, rtol=0.0
+            ), name
 
 
 def test_data_sets_are_the_models_own() -> None:
@@ -151,7 +189,9 @@ def test_data_sets_are_the_models_own() -> None:
 
 
 def visits(batch: ClientBatch) -> None:
-    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))  # no transform of normals: drawn by torch itself
+    rate = pyro.sample(
+        "rate", dist.Gamma(2.0, 1.0)
+    )  # no transform of normals: drawn by torch itself
     with batch.clients():
         own = pyro.sample("own", dist.Normal(0.0, 0.3))
         each = pyro.deterministic("each", rate * own.exp())
@@ -163,12 +203,24 @@ def test_counts_classes_and_what_is_computed() -> None:
     options: dict[str, Any] = {"replications": 4, "steps": 2, "draws": 9}
     counts = sbc(visits, guides.mean_field, federation((3, 4)), **options)
     program = read(visits, guides.mean_field, federation((3, 4)))
-    values, labels = drawn(program, full_batch(federation((3, 4)), torch.arange(2)), count=3, seed=0)
+    values, labels = drawn(
+        program, full_batch(federation((3, 4)), torch.arange(2)), count=3, seed=0
+    )
     assert torch.equal(values["each"], values["rate"][:, None, None] * values["own"].exp())
-    assert bool((labels["visits"] >= 0).all()) and torch.equal(labels["visits"], labels["visits"].round())
+    assert bool((labels["visits"] >= 0).all()) and torch.equal(
+        labels["visits"], labels["visits"].round()
+    )
     assert counts.own["each"].shape == counts.own["own"].shape == (4, 2)
     assert set(sbc(logistic, guides.mean_field, federation((3, 4)), **options).own) == {"slope"}
-    assert counts.table().columns.tolist() == ["site", "number", "client", "rows", "p", "cover 50%", "cover 90%"]
+    assert counts.table().columns.tolist() == [
+        "site",
+        "number",
+        "client",
+        "rows",
+        "p",
+        "cover 50%",
+        "cover 90%",
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ tables, bands, pictures
@@ -176,7 +228,14 @@ def uniform(replications: int = 200, draws: int = 99) -> Sbc:
     """Every rank as often as any other."""
     ranks: NDArray[np.int64] = np.arange(replications) % (draws + 1)
     own = np.stack([ranks, ranks[::-1], np.full(replications, 0)], 1)
-    return Sbc({"g": ranks}, {"b": own[..., None]}, draws, ("a", "c", "d"), (2, 2, 5), np.zeros(replications))
+    return Sbc(
+        {"g": ranks},
+        {"b": own[..., None]},
+        draws,
+        ("a", "c", "d"),
+        (2, 2, 5),
+        np.zeros(replications),
+    )
 
 
 def test_tables_by_hand() -> None:
@@ -208,10 +267,17 @@ def test_the_band_holds_the_whole_curve_as_often_as_it_says(count: int) -> None:
 def test_pictures_take_and_return_axes() -> None:
     figure = Figure()
     axes = figure.subplots(1, 3)
-    for ax, (draw, site) in zip(axes, ((rank_ecdf, "g"), (rank_ecdf, "b"), (rank_histogram, "b")), strict=True):
+    for ax, (draw, site) in zip(
+        axes, ((rank_ecdf, "g"), (rank_ecdf, "b"), (rank_histogram, "b")), strict=True
+    ):
         assert draw(ax, uniform(), site) is ax
         assert ax.get_xlabel() and ax.get_ylabel() and ax.get_legend() is not None
-    assert [text.get_text() for text in axes[1].get_legend().get_texts()] == ["95% band", "a [0]", "c [0]", "d [0]"]
+    assert [text.get_text() for text in axes[1].get_legend().get_texts()] == [
+        "95% band",
+        "a [0]",
+        "c [0]",
+        "d [0]",
+    ]
     with pytest.raises(KeyError, match="there is no site 'h'"):
         rank_histogram(axes[0], uniform(), "h")
 

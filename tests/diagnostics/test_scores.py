@@ -31,16 +31,22 @@ from tests.runs.test_fit import kinds
 
 def binary(p: Tensor, y: Tensor | None, counts: list[int]) -> Prediction:
     """Predictions made by hand."""
-    data = ClientData({"x": p}, torch.tensor([0, *np.cumsum(counts)]), tuple(f"c{i}" for i in range(len(counts))))
+    data = ClientData(
+        {"x": p}, torch.tensor([0, *np.cumsum(counts)]), tuple(f"c{i}" for i in range(len(counts)))
+    )
     log_score = None if y is None else torch.where(y > 0.5, p, 1 - p).log()
-    return Prediction(data, "y", y, p, (p * (1 - p)).sqrt(), log_score, torch.zeros_like(p), "binary")
+    return Prediction(
+        data, "y", y, p, (p * (1 - p)).sqrt(), log_score, torch.zeros_like(p), "binary"
+    )
 
 
 @cache
 def fitted(kind: str) -> Fit:
     data = federation()
     data = data.with_fields(kind=(data.fields["visits"].long() % 3))
-    return fit(fedsvi({"binary": logistic, "numeric": regression, "classes": kinds}[kind]), data, rounds=2)
+    return fit(
+        fedsvi({"binary": logistic, "numeric": regression, "classes": kinds}[kind]), data, rounds=2
+    )
 
 
 # ------------------------------------------------------------------------------------------------ calibration
@@ -75,7 +81,9 @@ def test_murphys_parts_make_up_the_brier_score_where_a_bin_has_one_prediction() 
     p, y = np.repeat([0.2, 0.5, 0.9], 20), np.random.Generator(np.random.Philox(3)).random(60) < 0.5
     share = y.reshape(3, 20).mean(1)
     resolution, uncertainty = ((share - y.mean()) ** 2).mean(), y.mean() * (1 - y.mean())
-    assert calibration_error(p, y, bins=3).reliability - resolution + uncertainty == pytest.approx(((p - y) ** 2).mean())
+    assert calibration_error(p, y, bins=3).reliability - resolution + uncertainty == pytest.approx(
+        ((p - y) ** 2).mean()
+    )
 
 
 # ------------------------------------------------------------------------------------------------ scores
@@ -107,13 +115,21 @@ def test_every_kind_of_label_has_its_scores(kind: str) -> None:
     rows = found.federation.data
     prediction, replicates = found.predict(rows, draws=20), found.replicate(rows, draws=20)
     table = client_scores(prediction, replicates=replicates)
-    assert list(table.index) == list(rows.names) and bool(np.isfinite(table.to_numpy(dtype=float)).all())
-    wanted = ["crps", "coverage", "sharpness"] if kind == "numeric" else ["ece", "ece_by_chance", "sharpness"]
+    assert list(table.index) == list(rows.names) and bool(
+        np.isfinite(table.to_numpy(dtype=float)).all()
+    )
+    wanted = (
+        ["crps", "coverage", "sharpness"]
+        if kind == "numeric"
+        else ["ece", "ece_by_chance", "sharpness"]
+    )
     assert set(wanted) <= set(table.columns) and list(prediction.scores().columns) == list(
         table.columns[: len(prediction.scores().T)]
     )
     summary = across_clients(table)
-    assert summary.loc["log_score", "weighted"] == pytest.approx(float(prediction.known()[1].mean()))
+    assert summary.loc["log_score", "weighted"] == pytest.approx(
+        float(prediction.known()[1].mean())
+    )
     if kind == "numeric":
         assert summary.loc["rmse", "weighted"] ** 2 == pytest.approx(
             float((prediction.mean - prediction.known()[0]).square().mean())
@@ -133,7 +149,9 @@ def test_the_worst_decile_is_of_the_worst_clients() -> None:
     found = across_clients(table)
     assert found.loc["log_score", "worst_decile"] == pytest.approx(float(p[:2].log().mean()))
     assert found.loc["brier", "worst_decile"] == pytest.approx(float((1 - p[:2]).square().mean()))
-    assert found.loc["brier", "worst"] == "c0" and found.loc["brier", "variance"] == pytest.approx(table["brier"].var(ddof=0))
+    assert found.loc["brier", "worst"] == "c0" and found.loc["brier", "variance"] == pytest.approx(
+        table["brier"].var(ddof=0)
+    )
     with pytest.raises(ValueError, match="none of the scores"):
         across_clients(table[["rows"]])
 
@@ -142,17 +160,24 @@ def test_the_worst_decile_is_of_the_worst_clients() -> None:
 def test_replicates_have_the_moments_of_the_prediction() -> None:
     for kind in ("binary", "numeric"):
         rows = fitted(kind).federation.data
-        prediction, y = fitted(kind).predict(rows, draws=2000, seed=1), fitted(kind).replicate(rows, draws=2000, seed=1).double()
+        prediction, y = (
+            fitted(kind).predict(rows, draws=2000, seed=1),
+            fitted(kind).replicate(rows, draws=2000, seed=1).double(),
+        )
         sd = prediction.sd
         assert sd is not None
         assert float(((y.mean(0) - prediction.mean) / sd).abs().max()) < 4.5 / 2000**0.5
         torch.testing.assert_close(y.std(0), sd, rtol=0.15, atol=0.0)
     p = fitted("classes").predict(fitted("classes").federation.data, draws=2000, seed=1).mean
     y = fitted("classes").replicate(fitted("classes").federation.data, draws=2000, seed=1)
-    torch.testing.assert_close(torch.nn.functional.one_hot(y, 3).double().mean(0), p, rtol=0.0, atol=0.05)
+    torch.testing.assert_close(
+        torch.nn.functional.one_hot(y, 3).double().mean(0), p, rtol=0.0, atol=0.05
+    )
 
 
-def test_a_clients_replicates_do_not_depend_on_who_else_is_asked(global_generator_untouched: None) -> None:
+def test_a_clients_replicates_do_not_depend_on_who_else_is_asked(
+    global_generator_untouched: None,
+) -> None:
     rows = fitted("binary").federation.data
     whole = fitted("binary").replicate(rows, draws=30, seed=5)
     alone = fitted("binary").replicate(rows.select(["east"]).without("ill"), draws=30, seed=5)
@@ -169,15 +194,21 @@ def test_rates_cover_as_often_as_they_say() -> None:
     y = (torch.rand(p.shape, generator=g) < p).double()
     table = client_rates(binary(p.mean(0), y[0], [each] * clients), y[1:])
     assert 0.86 <= table["covered"].mean() <= 0.95
-    assert table["rows"].tolist() == [each] * clients and bool((table["low"] <= table["high"]).all())
-    narrow = (torch.rand(200, clients * each, generator=g) < 0.5).double()  # as if rows did not vary together
+    assert table["rows"].tolist() == [each] * clients and bool(
+        (table["low"] <= table["high"]).all()
+    )
+    narrow = (
+        torch.rand(200, clients * each, generator=g) < 0.5
+    ).double()  # as if rows did not vary together
     fewer = client_rates(binary(p.mean(0), y[0], [each] * clients), narrow)["covered"]
     assert coverage_p_value(fewer, 0.9) < 1e-6 < coverage_p_value(table["covered"], 0.9)
 
 
 def test_intervals_of_rows_cover_as_often_as_they_say() -> None:
     g = torch.Generator().manual_seed(5)
-    covered = interval_coverage(torch.randn(2000, 3000, generator=g), torch.randn(3000, generator=g), prob=0.8)
+    covered = interval_coverage(
+        torch.randn(2000, 3000, generator=g), torch.randn(3000, generator=g), prob=0.8
+    )
     assert covered.mean() == pytest.approx(0.8, abs=0.025)
 
 
@@ -185,10 +216,23 @@ def test_intervals_of_rows_cover_as_often_as_they_say() -> None:
     ("call", "message"),
     [
         (lambda: client_scores(binary(torch.tensor([0.5]), None, [1])), "no labels"),
-        (lambda: client_rates(binary(torch.tensor([0.5]), torch.tensor([1.0]), [1]), torch.ones(3, 2)), r"\(S, 1\) are needed"),
-        (lambda: diagnostics.confidence(fitted("numeric").predict(fitted("numeric").federation.data, draws=2)), "numeric"),
         (
-            lambda: client_rates(fitted("classes").predict(fitted("classes").federation.data, draws=2), torch.ones(3, 16)),
+            lambda: client_rates(
+                binary(torch.tensor([0.5]), torch.tensor([1.0]), [1]), torch.ones(3, 2)
+            ),
+            r"\(S, 1\) are needed",
+        ),
+        (
+            lambda: diagnostics.confidence(
+                fitted("numeric").predict(fitted("numeric").federation.data, draws=2)
+            ),
+            "numeric",
+        ),
+        (
+            lambda: client_rates(
+                fitted("classes").predict(fitted("classes").federation.data, draws=2),
+                torch.ones(3, 16),
+            ),
             "which have no mean",
         ),
     ],

@@ -21,18 +21,27 @@ from tests.programs import federation, fit, regression
 
 
 def own() -> Any:
-    return {"loc": torch.arange(3.0), "deep": {"scale": torch.ones(2, 2), "count": torch.zeros((), dtype=torch.int64)}}
+    return {
+        "loc": torch.arange(3.0),
+        "deep": {"scale": torch.ones(2, 2), "count": torch.zeros((), dtype=torch.int64)},
+    }
 
 
 def rows(*values: float) -> Any:
     return {
         "loc": torch.tensor(values)[:, None] * torch.ones(3),
-        "deep": {"scale": torch.tensor(values)[:, None, None].expand(-1, 2, 2), "count": torch.tensor(values).long()},
+        "deep": {
+            "scale": torch.tensor(values)[:, None, None].expand(-1, 2, 2),
+            "count": torch.tensor(values).long(),
+        },
     }
 
 
 def same(a: Any, b: Any) -> bool:
-    return all(torch.equal(u, v) and u.dtype == v.dtype for u, v in zip(tree_leaves(a), tree_leaves(b), strict=True))
+    return all(
+        torch.equal(u, v) and u.dtype == v.dtype
+        for u, v in zip(tree_leaves(a), tree_leaves(b), strict=True)
+    )
 
 
 @pytest.fixture
@@ -45,7 +54,9 @@ def test_rows_come_back_and_only_those_written_take_space(tmp_path: Path) -> Non
     stored.put(torch.tensor([99_999, 7]), rows(1.0, 2.0))
     assert same(stored.taken(torch.tensor([7, 99_999])), rows(2.0, 1.0))
     begun = stored.taken(torch.tensor([3]))
-    assert torch.equal(begun["loc"][0], own()["loc"]) and begun["deep"]["count"].dtype == torch.int64
+    assert (
+        torch.equal(begun["loc"][0], own()["loc"]) and begun["deep"]["count"].dtype == torch.int64
+    )
     stored.put(torch.tensor([7]), rows(5.0))
     assert same(stored.taken(torch.tensor([7])), rows(5.0))
     assert (tmp_path / "rows.bin").stat().st_size == 2 * stored.row_bytes
@@ -73,11 +84,15 @@ def test_a_changed_row_is_refused_by_name(tmp_path: Path) -> None:
     content[stored.row_bytes + 1] ^= 1
     stored.path.write_bytes(content)
     assert same(stored.taken(torch.tensor([0])), rows(1.0))
-    with pytest.raises(DamagedRow, match=r"rows\.bin' is truncated or changed: the row of client number 1"):
+    with pytest.raises(
+        DamagedRow, match=r"rows\.bin' is truncated or changed: the row of client number 1"
+    ):
         stored.taken(torch.tensor([1]))
 
 
-def test_a_fit_with_rows_in_a_file_is_the_fit_with_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_with_rows_in_a_file_is_the_fit_with_rows_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, method = federation(), fedsvi(regression)
     inside = fit(method, data, rounds=4, cohort=2)
     monkeypatch.setattr(table, "IN_MEMORY", 0)
@@ -93,7 +108,9 @@ def test_a_fit_with_rows_in_a_file_is_the_fit_with_rows_in_memory(tmp_path: Path
         assert same(again.progress.table.taken(torch.arange(4)), inside.progress.table)
 
 
-def test_a_run_that_is_killed_between_checkpoints_goes_on_bit_for_bit(tmp_path: Path, in_a_file: None) -> None:
+def test_a_run_that_is_killed_between_checkpoints_goes_on_bit_for_bit(
+    tmp_path: Path, in_a_file: None
+) -> None:
     data, method = federation(), fedsvi(regression)
     whole = fit(method, data, rounds=9, cohort=2)
     fit(method, data, rounds=9, cohort=2, checkpoint=tmp_path, every=3)
@@ -103,7 +120,9 @@ def test_a_run_that_is_killed_between_checkpoints_goes_on_bit_for_bit(tmp_path: 
     assert at.round == 6
     list(rounds(run, at, 8))  # two rounds after the checkpoint, and no other: the process ends here
     found = fit(method, data, rounds=9, cohort=2, checkpoint=tmp_path, every=3, resume=True)
-    assert same(found.progress.table.taken(torch.arange(4)), whole.progress.table.taken(torch.arange(4)))
+    assert same(
+        found.progress.table.taken(torch.arange(4)), whole.progress.table.taken(torch.arange(4))
+    )
     assert same(found.progress.server, whole.progress.server)
 
 

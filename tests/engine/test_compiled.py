@@ -22,7 +22,9 @@ from hierfl.engine import graph_rewrites as passes
 def rows(seed: int = 0) -> hierfl.ClientData:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(90, 4, generator=g)
-    return hierfl.ClientData.from_arrays(torch.arange(90) % 7, x=x, y=(x.sum(1) > 0).to(x.dtype), label=torch.arange(90) % 3)
+    return hierfl.ClientData.from_arrays(
+        torch.arange(90) % 7, x=x, y=(x.sum(1) > 0).to(x.dtype), label=torch.arange(90) % 3
+    )
 
 
 def hierarchy(batch: hierfl.ClientBatch) -> None:
@@ -36,13 +38,20 @@ def hierarchy(batch: hierfl.ClientBatch) -> None:
 
 def apart(a: Any, b: Any) -> float:
     return max(
-        (float((u - v).abs().max()) for u, v in zip(tree_leaves(a), tree_leaves(b), strict=True) if u.numel()), default=0.0
+        (
+            float((u - v).abs().max())
+            for u, v in zip(tree_leaves(a), tree_leaves(b), strict=True)
+            if u.numel()
+        ),
+        default=0.0,
     )
 
 
 def test_compiled_and_eager_agree_for_stochastic_guides() -> None:
     method = hierfl.methods.fedsvi(hierarchy, guides.mean_field)
-    eager, compiled = (hierfl.fit(method, rows(), rounds=3, cohort=5, seed=4, compile=c) for c in (False, True))
+    eager, compiled = (
+        hierfl.fit(method, rows(), rounds=3, cohort=5, seed=4, compile=c) for c in (False, True)
+    )
     assert compiled.progress.compiled
     assert apart(eager.progress.server, compiled.progress.server) < 1e-10
     assert apart(eager.progress.table, compiled.progress.table) < 1e-10
@@ -50,7 +59,9 @@ def test_compiled_and_eager_agree_for_stochastic_guides() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_compiled_and_eager_agree_on_ragged_mini_batches(momentum: float) -> None:
-    net = hierfl.models.network(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), y="label")
+    net = hierfl.models.network(
+        nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), y="label"
+    )
     sgd = hierfl.optimisers.SGD(0.1, momentum=momentum)
     method = hierfl.methods.fedavg(net, optimiser=sgd, steps=2, unit="epoch", batch_size=4)
     eager, compiled = (hierfl.fit(method, rows(), rounds=3, compile=c) for c in (False, True))
@@ -92,7 +103,9 @@ def test_the_passes_keep_the_numbers_and_write_no_gradient() -> None:
     passes.mend(traced)
     torch.testing.assert_close(traced(*inputs), gradient_step(*inputs))
     assert called(traced, passes.add_product) == 1
-    assert called(traced, torch.ops.aten.bmm.default) == called(traced, torch.ops.aten.mul.Tensor) == 0
+    assert (
+        called(traced, torch.ops.aten.bmm.default) == called(traced, torch.ops.aten.mul.Tensor) == 0
+    )
 
 
 def pulled(w: Tensor, near: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -107,7 +120,9 @@ def test_a_priors_pull_rides_too() -> None:
     torch.testing.assert_close(traced(*inputs), pulled(*inputs))
     assert called(traced, passes.add_product) == 1
     assert called(traced, torch.ops.aten.bmm.default) == 0
-    torch.testing.assert_close(graph.Graphs().run("step", pulled, *inputs, give=True), pulled(*inputs))
+    torch.testing.assert_close(
+        graph.Graphs().run("step", pulled, *inputs, give=True), pulled(*inputs)
+    )
 
 
 def test_the_gradient_of_the_only_place_is_a_view() -> None:
@@ -145,7 +160,10 @@ def divergence_by_exponentials(rho: Tensor, below: Tensor) -> Tensor:
 def test_no_logarithm_of_an_exponential_is_left() -> None:
     inputs = torch.randn(3, 4, 5), torch.randn(4, 5)
     traced = make_fx(divergence_by_exponentials)(*inputs)
-    assert called(traced, torch.ops.aten.log.default) == 2 and called(traced, torch.ops.aten.add.Tensor) > 2
+    assert (
+        called(traced, torch.ops.aten.log.default) == 2
+        and called(traced, torch.ops.aten.add.Tensor) > 2
+    )
     passes.mend(traced)
     assert called(traced, torch.ops.aten.log.default) == 0
     torch.testing.assert_close(traced(*inputs), divergence_by_exponentials(*inputs))
@@ -153,7 +171,14 @@ def test_no_logarithm_of_an_exponential_is_left() -> None:
 
 def test_ones_and_zeros_that_do_something_stay() -> None:
     def typed(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-        return a * 1.0, a + 0, a.float() * 1, torch.add(a, b, alpha=2), b * 1, (b + 0.0).log() + (a * b.exp()).abs().log()
+        return (
+            a * 1.0,
+            a + 0,
+            a.float() * 1,
+            torch.add(a, b, alpha=2),
+            b * 1,
+            (b + 0.0).log() + (a * b.exp()).abs().log(),
+        )
 
     inputs = torch.arange(1, 4), torch.rand(3) + 0.1
     traced = make_fx(typed)(*inputs)
@@ -212,13 +237,21 @@ def chained(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_itself(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return w - 0.1 * torch.bmm(a, b @ w.transpose(1, 2) @ w), a - 0.1 * torch.bmm(w, b.transpose(1, 2))
+    return w - 0.1 * torch.bmm(a, b @ w.transpose(1, 2) @ w), a - 0.1 * torch.bmm(
+        w, b.transpose(1, 2)
+    )
 
 
 @pytest.mark.parametrize("step", [both_uses, chained, of_itself])
 def test_steps_in_place_keep_the_numbers(step: Any) -> None:
     trees = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
     wanted = step(*trees)
-    found = graph.Graphs().run("step", lambda wa, b: step(*wa, b), (trees[0].clone(), trees[1].clone()), trees[2], give=True)
+    found = graph.Graphs().run(
+        "step",
+        lambda wa, b: step(*wa, b),
+        (trees[0].clone(), trees[1].clone()),
+        trees[2],
+        give=True,
+    )
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b)

@@ -29,14 +29,23 @@ from tests.programs import FAMILIES, federation, fit, regression
 ELSEWHERE = torch.device("meta")  # the one kind of device that is everywhere
 PROGRAMS: dict[str, Callable[[], Method]] = {
     **METHODS,
-    **{f"fedsvi {name}": partial(hierfl.methods.fedsvi, regression, FAMILIES[name]) for name in FAMILIES},
+    **{
+        f"fedsvi {name}": partial(hierfl.methods.fedsvi, regression, FAMILIES[name])
+        for name in FAMILIES
+    },
     "fedabml, local noise": lambda: hierfl.methods.fedabml(
         models.bayesian_network(
-            nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0), prior_scale="learned", local_reparameterisation=True
+            nn.Linear(2, 1),
+            likelihood=models.likelihood.normal(1.0),
+            prior_scale="learned",
+            local_reparameterisation=True,
         )
     ),
     "module as prior": lambda: hierfl.methods.fedsvi(
-        models.bayesian_network(nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0), prior_loc="module"), guides.mean_field
+        models.bayesian_network(
+            nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0), prior_loc="module"
+        ),
+        guides.mean_field,
     ),
 }
 
@@ -68,7 +77,9 @@ def test_nothing_of_a_clients_round_is_left_behind_on_the_processor(name: str) -
     message = federation_.server.down(federation_.server.state, Clock(0, 3))
     own = tree_map(lambda v: v.expand(4, *v.shape), client.own)
     phases = [
-        (phase, next(batches(federation_.data, ids, phase, seed=0, at=(0, 0)))[0]) for phase in client.phases if phase.count
+        (phase, next(batches(federation_.data, ids, phase, seed=0, at=(0, 0)))[0])
+        for phase in client.phases
+        if phase.count
     ]
     message, own, rows = there(mode, message), there(mode, own), there(mode, torch.ones(4))
     with mode, on(ELSEWHERE), _Constants(), pyro.validation_enabled(False):
@@ -80,8 +91,12 @@ def test_nothing_of_a_clients_round_is_left_behind_on_the_processor(name: str) -
                 if getattr(batch, field) is not None
             }
             lane = _step(federation_, phase, lane, message, replace(batch, **parts), None)
-        up, kept = over_clients(lambda lane, own, n: client.finish(lane, message, own, n), at_once=True)(lane, own, rows, count=4)
-    places = {leaf.device.type for leaf in tree_leaves((lane, up, kept)) if isinstance(leaf, Tensor)}
+        up, kept = over_clients(
+            lambda lane, own, n: client.finish(lane, message, own, n), at_once=True
+        )(lane, own, rows, count=4)
+    places = {
+        leaf.device.type for leaf in tree_leaves((lane, up, kept)) if isinstance(leaf, Tensor)
+    }
     assert places == {"meta"}
 
 
@@ -121,8 +136,11 @@ def cuda() -> Iterator[str]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_same_numbers_on_an_accelerator(name: str, compile: bool, cuda: str) -> None:
     here, elsewhere = (
-        fit(PROGRAMS[name](), federation(), rounds=3, seed=4, compile=compile, device=device) for device in ("cpu", cuda)
+        fit(PROGRAMS[name](), federation(), rounds=3, seed=4, compile=compile, device=device)
+        for device in ("cpu", cuda)
     )
-    for one, two in zip(tree_leaves(here.progress.server), tree_leaves(elsewhere.progress.server), strict=True):
+    for one, two in zip(
+        tree_leaves(here.progress.server), tree_leaves(elsewhere.progress.server), strict=True
+    ):
         assert two.device.type == "cpu"
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)

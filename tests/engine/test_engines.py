@@ -46,11 +46,16 @@ def assert_same(one: Fit, two: Fit, *, atol: float = 1e-10) -> None:
     assert a.keys() == b.keys()
     assert any(bool((v != 0).any()) for v in a.values())
     for name, value in a.items():
-        assert torch.allclose(value, b[name], rtol=0.0, atol=atol), (name, (value - b[name]).abs().max())
+        assert torch.allclose(value, b[name], rtol=0.0, atol=atol), (
+            name,
+            (value - b[name]).abs().max(),
+        )
     logged = [c for c in ("elbo", "loss") if c in one.history and c in two.history]
     assert logged
     for column in logged:
-        assert one.history[column].tolist() == pytest.approx(two.history[column].tolist(), abs=100 * atol)
+        assert one.history[column].tolist() == pytest.approx(
+            two.history[column].tolist(), abs=100 * atol
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -65,7 +70,13 @@ def test_every_guide_on_every_engine(family: str, way: str) -> None:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "conditional"])
 def test_mini_batches_local_steps_particles_and_cohorts(family: str, way: str) -> None:
     method = hierfl.methods.fedsvi(
-        regression, FAMILIES[family], batch_size=2, local_steps=1, global_steps=2, num_particles=2, client_lr=0.01
+        regression,
+        FAMILIES[family],
+        batch_size=2,
+        local_steps=1,
+        global_steps=2,
+        num_particles=2,
+        client_lr=0.01,
     )
     data = federation((5, 3, 7, 1, 2))
     together = fit(method, data, rounds=3, seed=4, cohort=3)
@@ -75,7 +86,10 @@ def test_mini_batches_local_steps_particles_and_cohorts(family: str, way: str) -
 
 @pytest.mark.parametrize("family", ["structured", "conditional", "mean_field"])
 def test_particles_are_pooled_too(family: str) -> None:
-    method, data = hierfl.methods.fedsvi(regression, FAMILIES[family], num_particles=3), federation()
+    method, data = (
+        hierfl.methods.fedsvi(regression, FAMILIES[family], num_particles=3),
+        federation(),
+    )
     assert_same(fit(method, data, rounds=2), fit(method, data, rounds=2, engine="pooled"))
 
 
@@ -89,24 +103,46 @@ def net() -> torch.nn.Module:
 
 
 def personal(**options: Any) -> Any:
-    return models.bayesian_network(net(), likelihood=models.likelihood.normal(1.0), prior_loc="learned", **options)
+    return models.bayesian_network(
+        net(), likelihood=models.likelihood.normal(1.0), prior_loc="learned", **options
+    )
 
 
 METHODS: dict[str, Callable[[], Method]] = {
     "fedavg": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05), steps=4, batch_size=2),
-    "fedavg by epochs": lambda: hierfl.methods.fedavg(_shared(), optimiser=Adam(0.05), steps=2, unit="epoch", batch_size=2),
-    "fedavg, momentum, beta": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05, 0.9), steps=3, batch_size=3, beta=2.0),
-    "fedprox": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05), steps=4, batch_size=None, prox=0.7),
-    "pfedme": lambda: hierfl.methods.pfedme(personal(prior_scale=1.0), lam=2.0, steps=3, batch_size=2, prox_steps=2),
+    "fedavg by epochs": lambda: hierfl.methods.fedavg(
+        _shared(), optimiser=Adam(0.05), steps=2, unit="epoch", batch_size=2
+    ),
+    "fedavg, momentum, beta": lambda: hierfl.methods.fedavg(
+        _shared(), optimiser=SGD(0.05, 0.9), steps=3, batch_size=3, beta=2.0
+    ),
+    "fedprox": lambda: hierfl.methods.fedavg(
+        _shared(), optimiser=SGD(0.05), steps=4, batch_size=None, prox=0.7
+    ),
+    "pfedme": lambda: hierfl.methods.pfedme(
+        personal(prior_scale=1.0), lam=2.0, steps=3, batch_size=2, prox_steps=2
+    ),
     **{
         f"pfedbred {strategy}": lambda strategy=strategy: hierfl.methods.pfedbred(  # type: ignore[misc]
-            personal(prior_scale=1.0), strategy, lam=2.0, steps=3, batch_size=2, prox_steps=2, fine_tune=1
+            personal(prior_scale=1.0),
+            strategy,
+            lam=2.0,
+            steps=3,
+            batch_size=2,
+            prox_steps=2,
+            fine_tune=1,
         )
         for strategy in ("none", "mh", "mh-code")
     },
     **{
         f"fedabml {meta}": lambda meta=meta: hierfl.methods.fedabml(  # type: ignore[misc]
-            personal(prior_scale="learned"), lr=0.02, inner_steps=2, draws=2, steps=1, batch_size=4, meta=meta
+            personal(prior_scale="learned"),
+            lr=0.02,
+            inner_steps=2,
+            draws=2,
+            steps=1,
+            batch_size=4,
+            meta=meta,
         )
         for meta in ("envelope", "full")
     },
@@ -114,10 +150,23 @@ METHODS: dict[str, Callable[[], Method]] = {
         personal(prior_scale=1.0), "meg", lam=2.0, steps=3, batch_size=2, averaged=0.5
     ),
     "fedabml exact": lambda: hierfl.methods.fedabml(
-        personal(prior_scale="learned"), lr=0.02, inner_steps=2, draws=2, steps=1, batch_size=4, server="exact"
+        personal(prior_scale="learned"),
+        lr=0.02,
+        inner_steps=2,
+        draws=2,
+        steps=1,
+        batch_size=4,
+        server="exact",
     ),
     "pfedbayes": lambda: hierfl.methods.pfedbayes(
-        personal(prior_scale="learned"), steps=3, batch_size=2, inner_steps=2, draws=2, lr=0.01, eta=0.01, init_scale=0.2
+        personal(prior_scale="learned"),
+        steps=3,
+        batch_size=2,
+        inner_steps=2,
+        draws=2,
+        lr=0.01,
+        eta=0.01,
+        init_scale=0.2,
     ),
 }
 
@@ -138,7 +187,9 @@ def test_every_method_on_every_engine(name: str, way: str) -> None:
 @pytest.mark.parametrize("name", ["structured", "conditional", "amortised", *METHODS])
 def test_the_order_of_clients_is_irrelevant(name: str) -> None:
     data = federation((5, 3, 7, 1, 2))
-    method = METHODS[name]() if name in METHODS else hierfl.methods.fedsvi(regression, FAMILIES[name])
+    method = (
+        METHODS[name]() if name in METHODS else hierfl.methods.fedsvi(regression, FAMILIES[name])
+    )
     forth = fit(method, data, rounds=3, cohort=4)
     back = fit(method, data.select(data.names[::-1]), rounds=3, cohort=4)
     assert_same(forth, back, atol=1e-12)
@@ -151,9 +202,18 @@ def test_names_and_seeds_are_what_matters() -> None:
     data = federation()
     method = hierfl.methods.fedsvi(regression)
     one, other = fit(method, data, rounds=2, seed=1), fit(method, data, rounds=2, seed=2)
-    assert not torch.equal(one.message["params"]["_shared.loc"], other.message["params"]["_shared.loc"])
-    renamed = fit(method, ClientData(data.fields, data.offsets, ("a", "b", "c", "d"), data.client_fields), rounds=2, seed=1)
-    assert not torch.equal(one.message["params"]["_shared.loc"], renamed.message["params"]["_shared.loc"])
+    assert not torch.equal(
+        one.message["params"]["_shared.loc"], other.message["params"]["_shared.loc"]
+    )
+    renamed = fit(
+        method,
+        ClientData(data.fields, data.offsets, ("a", "b", "c", "d"), data.client_fields),
+        rounds=2,
+        seed=1,
+    )
+    assert not torch.equal(
+        one.message["params"]["_shared.loc"], renamed.message["params"]["_shared.loc"]
+    )
 
 
 @contextmanager
@@ -168,7 +228,9 @@ def test_threads_are_irrelevant() -> None:
     fits = []
     for count in (1, 2):
         with threads(count):
-            fits.append(fit(hierfl.methods.fedsvi(regression), federation((400, 300, 700)), rounds=3))
+            fits.append(
+                fit(hierfl.methods.fedsvi(regression), federation((400, 300, 700)), rounds=3)
+            )
     assert_same(*fits, atol=1e-12)
 
 
@@ -194,14 +256,23 @@ def test_a_synchronous_step_is_a_pooled_step_of_pyro(engine: str) -> None:
     """One round with plain SGD against pyro.infer.SVI with torch's SGD, the noise of each site handed to Pyro."""
     lr, seed, data = 0.01, 5, federation()
     method = hierfl.methods.fedsvi(
-        regression, guides.mean_field, optimiser=SGD(lr), local_optimiser=SGD(lr), schedule="constant", average=0.0
+        regression,
+        guides.mean_field,
+        optimiser=SGD(lr),
+        local_optimiser=SGD(lr),
+        schedule="constant",
+        average=0.0,
     )
     fitted = fit(method, data, rounds=1, seed=seed, engine=engine)  # type: ignore[arg-type]
 
     program = read(regression, guides.mean_field, data, seed=seed)
-    batch = full_batch(data, torch.arange(4), seed=seed, at=(0, 1, 0))  # round 0, the phase of joint steps, its first
+    batch = full_batch(
+        data, torch.arange(4), seed=seed, at=(0, 1, 0)
+    )  # round 0, the phase of joint steps, its first
     shapes = {"loc": (2,), "spread": (), "lift": ()}
-    eps = {n: noise.normals(noise.fold(batch.shared_key, noise.word(n)), s) for n, s in shapes.items()}
+    eps = {
+        n: noise.normals(noise.fold(batch.shared_key, noise.word(n)), s) for n, s in shapes.items()
+    }
     eps["slope"] = noise.normals(noise.fold(batch.key, noise.word("slope")), (1, 2))
     with Noisy(eps):  # a batch each: Pyro counts the plates that model and guide make
         svi = SVI(
@@ -227,7 +298,9 @@ def test_a_synchronous_step_is_a_pooled_step_of_pyro(engine: str) -> None:
 def test_a_round_of_some_clients_is_an_unbiased_step() -> None:
     """The mean over all cohorts of 2 of the server's step is the step of all clients."""
     data, lr = federation(), 0.5
-    method = hierfl.methods.fedsvi(regression, guides.delta, optimiser=SGD(lr), schedule="constant", average=0.0)
+    method = hierfl.methods.fedsvi(
+        regression, guides.delta, optimiser=SGD(lr), schedule="constant", average=0.0
+    )
     start = read(regression, guides.delta, data).start()[0]
     whole = fit(method, data, rounds=1).message["params"]
     pairs = [(a, b) for a in range(4) for b in range(a)]

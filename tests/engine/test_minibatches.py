@@ -23,13 +23,24 @@ def phase(count: int, size: int | None, unit: Literal["step", "epoch"]) -> Phase
 
 
 def plan(
-    data: ClientData, ids: Tensor, count: int, size: int, unit: Any, *, seed: int = 0, at: tuple[int, ...] = (0, 0)
+    data: ClientData,
+    ids: Tensor,
+    count: int,
+    size: int,
+    unit: Any,
+    *,
+    seed: int = 0,
+    at: tuple[int, ...] = (0, 0),
 ) -> list[list[list[int]]]:
     """For each client the rows of each of its steps, counted within the client."""
     index, inside, active = row_plan(data, ids, phase(count, size, unit), seed=seed, at=at)
     first = data.offsets[ids]
     return [
-        [(index[k, c][inside[k, c]] - first[c]).tolist() for k in range(len(index)) if bool(active[k, c])]
+        [
+            (index[k, c][inside[k, c]] - first[c]).tolist()
+            for k in range(len(index))
+            if bool(active[k, c])
+        ]
         for c in range(len(ids))
     ]
 
@@ -39,7 +50,9 @@ def test_epochs_go_over_every_row_once_each(size: int) -> None:
     for client, n in zip(plan(federation(COUNTS), EVERYONE, 3, size, "epoch"), COUNTS, strict=True):
         per = -(-n // size)
         assert len(client) == 3 * per
-        passes = [[row for step in client[e * per : (e + 1) * per] for row in step] for e in range(3)]
+        passes = [
+            [row for step in client[e * per : (e + 1) * per] for row in step] for e in range(3)
+        ]
         assert all(sorted(rows) == list(range(n)) for rows in passes)
         assert all(len(step) == size for step in client if step is not client[-1] and n % size == 0)
         if n > 5:
@@ -82,7 +95,10 @@ def test_what_rows_depend_on() -> None:
     data = federation(COUNTS)
     base = plan(data, EVERYONE, 3, 2, "step")
     assert base == plan(data, EVERYONE, 3, 2, "step")
-    for changed in (plan(data, EVERYONE, 3, 2, "step", seed=1), plan(data, EVERYONE, 3, 2, "step", at=(1, 0))):
+    for changed in (
+        plan(data, EVERYONE, 3, 2, "step", seed=1),
+        plan(data, EVERYONE, 3, 2, "step", at=(1, 0)),
+    ):
         assert changed != base
     assert plan(data, EVERYONE, 3, 2, "step", at=(0, 1)) != base
     assert plan(data, EVERYONE, 3, 2, "step", seed=2**32) != base
@@ -113,7 +129,9 @@ def test_a_small_client_that_is_done_is_not_shuffled_on(monkeypatch: pytest.Monk
         return permutations(key, counts, width)
 
     monkeypatch.setattr(noise, "permutations", counted)
-    index, _, active = row_plan(federation((2000, 10)), torch.arange(2), phase(1, 10, "epoch"), seed=0, at=(0, 0))
+    index, _, active = row_plan(
+        federation((2000, 10)), torch.arange(2), phase(1, 10, "epoch"), seed=0, at=(0, 0)
+    )
     assert active[:, 1].tolist() == [True] + [False] * 199
     assert index.shape == (200, 2, 10)
     assert len(shuffles) == 1

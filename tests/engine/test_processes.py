@@ -42,7 +42,9 @@ def test_results_come_in_order_from_this_process_and_from_a_copy(two_cores: None
         first = list(work(range(5)))
         found = list(work(range(5)))
     assert [item for item, _, _ in first] == [item for item, _, _ in found] == [0, 1, 2, 3, 4]
-    assert {pid for _, pid, _ in first} == {os.getpid()}  # the first time, what is compiled is compiled here
+    assert {pid for _, pid, _ in first} == {
+        os.getpid()
+    }  # the first time, what is compiled is compiled here
     assert [pid == os.getpid() for _, pid, _ in found] == [True, False, True, False, True]
     assert {threads for _, _, threads in (*first, *found)} == {1} and torch.get_num_threads() == 2
     gone = found[1][1]
@@ -56,7 +58,9 @@ def test_one_core_is_this_process_alone(two_cores: None) -> None:
             assert {(pid, threads) for _, pid, threads in work(range(4))} == {(os.getpid(), 2)}
 
 
-def test_where_no_process_can_be_made_this_one_does_it_all(two_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_process_can_be_made_this_one_does_it_all(
+    two_cores: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_fork() -> int:
         raise BlockingIOError("Resource temporarily unavailable")
 
@@ -102,7 +106,11 @@ class Unsendable(Exception):
 
 @pytest.mark.parametrize(
     ("item", "error", "says"),
-    [(1, hierfl.ClientError, "client 'one' fails"), (2, RuntimeError, "Unsendable"), (3, WorkerDied, "lower chunk")],
+    [
+        (1, hierfl.ClientError, "client 'one' fails"),
+        (2, RuntimeError, "Unsendable"),
+        (3, WorkerDied, "lower chunk"),
+    ],
 )
 def test_an_error_in_a_copy_comes_out_here(item: int, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says), crew(refusing, 2) as work:
@@ -110,7 +118,9 @@ def test_an_error_in_a_copy_comes_out_here(item: int, error: type[Exception], sa
         list(work([0, item]))
 
 
-def test_a_copy_compiles_what_was_not_there_yet(two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_compiles_what_was_not_there_yet(
+    two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # where nothing is to be had
     graphs = Graphs()
 
@@ -130,7 +140,9 @@ def test_a_copy_compiles_what_was_not_there_yet(two_cores: None, tmp_path: Path,
 def test_a_copy_does_not_outlive_its_process() -> None:
     here, there = os.pipe()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warnings.filters", [])  # Python 3.12 warns of forks of a process with threads
+        patch.setattr(
+            "warnings.filters", []
+        )  # Python 3.12 warns of forks of a process with threads
         child = os.fork()
     if child == 0:
         with crew(pids, 3) as work:
@@ -143,14 +155,23 @@ def test_a_copy_does_not_outlive_its_process() -> None:
     left = [int(pid) for pid in os.read(here, 1000).split()]
     assert len(set(left)) == 3
     until = time.monotonic() + 10.0
-    while any(Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in left):
+    while any(
+        Path(f"/proc/{pid}").exists()
+        and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
+        for pid in left
+    ):
         assert time.monotonic() < until
         time.sleep(0.01)
 
 
 TREES = {
     "nested": {"a": (torch.arange(6.0).view(2, 3), [torch.tensor(True)]), "b": 3},
-    "odd": (torch.zeros(0, 4), torch.tensor(2, dtype=torch.int32), torch.ones(2, dtype=torch.bfloat16), torch.eye(3).t()[1:]),
+    "odd": (
+        torch.zeros(0, 4),
+        torch.tensor(2, dtype=torch.int32),
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.eye(3).t()[1:],
+    ),
     "sums": {"up": Share(torch.ones(3, dtype=torch.float64), torch.tensor(2.0))},
 }
 
@@ -206,7 +227,9 @@ def test_every_core_has_as_many_chunks(two_cores: None) -> None:
     assert [len(part) for part in compiled.parts(torch.arange(16), {})] == [4, 4, 4, 4]
 
 
-def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(two_cores: None) -> None:
+def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
+    two_cores: None,
+) -> None:
     torch.set_num_threads(1)
     graphs = Graphs()
     compiled = replace(federate(fedabml(), rows(), chunk=7), graphs=graphs)
@@ -214,7 +237,11 @@ def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
     eager = federate(fedabml(), rows(), chunk=7)
     [*_, here] = rounds(compiled, begin(compiled), 2)
     [*_, there] = rounds(eager, begin(eager), 2)
-    for one, two in zip(tree_leaves((here.server, here.table)), tree_leaves((there.server, there.table)), strict=True):
+    for one, two in zip(
+        tree_leaves((here.server, here.table)),
+        tree_leaves((there.server, there.table)),
+        strict=True,
+    ):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
     assert len(graphs.made) == len(compiled.client.phases)
     for one, two in zip(here.history, there.history, strict=True):
@@ -225,7 +252,11 @@ def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(two_cores: None
     data = rows()
     hard = data.fields["x"].clone()
     hard[int(data.offsets[5])] = 1e200
-    data = hierfl.ClientData.from_arrays(torch.arange(17).repeat_interleave(data.counts), x=hard, y=data.fields["y"])
-    method = hierfl.methods.fedavg(hierfl.models.network(nn.Linear(4, 3)), optimiser=hierfl.optimisers.SGD(1e200), steps=3)
+    data = hierfl.ClientData.from_arrays(
+        torch.arange(17).repeat_interleave(data.counts), x=hard, y=data.fields["y"]
+    )
+    method = hierfl.methods.fedavg(
+        hierfl.models.network(nn.Linear(4, 3)), optimiser=hierfl.optimisers.SGD(1e200), steps=3
+    )
     with pytest.raises(hierfl.ClientError, match=f"client '{data.names[5]}'"):
         hierfl.fit(method, data, rounds=1, compile=True)

@@ -60,7 +60,9 @@ def many(n: int) -> ClientData:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(n * ROWS, FEATURES, generator=g)
     ids = torch.arange(n).repeat_interleave(ROWS)
-    return ClientData.from_arrays(ids, x=x, ill=(torch.rand(n * ROWS, generator=g) < 0.5).to(x.dtype))
+    return ClientData.from_arrays(
+        ids, x=x, ill=(torch.rand(n * ROWS, generator=g) < 0.5).to(x.dtype)
+    )
 
 
 def peak_of_a_round(n: int, family: Any) -> tuple[int, int]:
@@ -79,7 +81,9 @@ def peak_of_a_round(n: int, family: Any) -> tuple[int, int]:
 def test_memory_of_a_round_does_not_grow_with_the_federation(family: Any) -> None:
     """1,000 clients or 10,000 of 20 rows, 100 in a round."""
     small, large = peak_of_a_round(1_000, family), peak_of_a_round(10_000, family)
-    assert small[0] > 8 * COHORT * ROWS * FEATURES, "the rows of a cohort are seen, so the measure works"
+    assert small[0] > 8 * COHORT * ROWS * FEATURES, (
+        "the rows of a cohort are seen, so the measure works"
+    )
     assert large[0] - small[0] < 9 * 9_000, "not even an integer a client"
     assert large[1] - small[1] < 20 * 9_000
 
@@ -90,13 +94,18 @@ def test_the_table_is_written_in_place() -> None:
     before = [leaf.data_ptr() for leaf in tree_leaves(at.table)]
     after = one_round(run, at, 2)
     assert [leaf.data_ptr() for leaf in tree_leaves(after.table)] == before
-    moved = (after.table["params"]["_local.loc"].flatten(1) != run.client.own["params"]["_local.loc"].flatten()).any(1)
+    moved = (
+        after.table["params"]["_local.loc"].flatten(1)
+        != run.client.own["params"]["_local.loc"].flatten()
+    ).any(1)
     assert int(moved.sum()) == COHORT, "the rows of the cohort, and no other"
 
 
 def test_ten_thousand_clients_are_begun_and_asked() -> None:
     data = many(10_000)
-    fitted = hierfl.fit(fedsvi(logistic, guides.conditional), data, rounds=2, cohort=0.01, compile=False)
+    fitted = hierfl.fit(
+        fedsvi(logistic, guides.conditional), data, rounds=2, cohort=0.01, compile=False
+    )
     assert set(fitted.history["clients"]) == {COHORT}
     assert fitted.predict(data.select(["17", "9999"]), draws=3).mean.shape == (2 * ROWS,)
 
@@ -144,10 +153,14 @@ def test_a_hundred_thousand_clients_keep_eighty_thousand_numbers_each(tmp_path: 
 
     def run(folder: str, rounds: int) -> list[str]:
         command = [sys.executable, "-c", KEEPING, str(tmp_path / folder), str(rounds)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
+            "\n"
+        )[:-1]
 
     (tmp_path / "whole").mkdir()
     stopped, resumed, whole = run("parts", 2), run("parts", 4), run("whole", 4)
     assert int(whole[0]) == 79_930
-    assert all(0.2 < float(lines[-1]) < 2.0 for lines in (stopped, resumed, whole)), "GB resident, torch itself counted"
+    assert all(0.2 < float(lines[-1]) < 2.0 for lines in (stopped, resumed, whole)), (
+        "GB resident, torch itself counted"
+    )
     assert resumed[1] == whole[1]

@@ -45,19 +45,30 @@ def rich(batch: ClientBatch) -> None:
     with pyro.plate("global_items", 3, dim=-1):
         items = pyro.sample("items", dist.Normal(real, 1.0))
     with batch.clients():
-        vector = pyro.sample("own_vector", dist.MultivariateNormal(torch.zeros(2), scale_tril=spread[:, None] * lower))
+        vector = pyro.sample(
+            "own_vector",
+            dist.MultivariateNormal(torch.zeros(2), scale_tril=spread[:, None] * lower),
+        )
         rate = pyro.sample("own_rate", dist.LogNormal(real, 0.5))
         own_share = pyro.sample("own_share", dist.Uniform(0.0, 1.0))
         own_weights = pyro.sample("own_weights", dist.Dirichlet(1.0 + 3.0 * weights))
         with batch.plate("kinds", 3, dim=-3):
             own_items = pyro.sample("own_items", dist.Normal(items[:, None, None], 1.0))
             matrix = pyro.sample("own_matrix", dist.HalfNormal(torch.ones(2, 2)).to_event(2))
-        loc = (batch.x * vector).sum(-1) + share * own_share + own_weights[..., 0] + own_items.sum(0) + matrix.sum((0, -1, -2))
+        loc = (
+            (batch.x * vector).sum(-1)
+            + share * own_share
+            + own_weights[..., 0]
+            + own_items.sum(0)
+            + matrix.sum((0, -1, -2))
+        )
         with batch.data():
             pyro.sample("y", dist.Normal(loc, rate), obs=batch.y)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap over a simplex's or a correlation's transform
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop"
+)  # vmap over a simplex's or a correlation's transform
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_site_is_covered(family: str) -> None:
     guide = guides.conditional(newton_steps=10) if family == "conditional" else FAMILIES[family]
@@ -78,7 +89,11 @@ def test_every_kind_of_site_is_covered(family: str) -> None:
 
 def test_a_client_whose_mode_is_not_reached_says_how_to_mend() -> None:
     with pytest.raises(ValueError, match="newton_steps"):
-        fit(hierfl.methods.fedsvi(rich, guides.conditional(newton_steps=1)), federation((5, 3, 7)), rounds=1)
+        fit(
+            hierfl.methods.fedsvi(rich, guides.conditional(newton_steps=1)),
+            federation((5, 3, 7)),
+            rounds=1,
+        )
 
 
 # ------------------------------------------------------------------ one call, options, names
@@ -104,12 +119,21 @@ def test_options_are_kept_one_over_the_other() -> None:
     ("family", "sizes"),
     [  # of regression: 4 global numbers, 2 local ones
         (guides.delta, {"loc.at": (2,), "spread.at": (), "lift.at": (), "slope.at": (1, 1, 2)}),
-        (guides.low_rank(rank=3), {"_shared.factor": (4, 3), "_local.factor": (1, 1, 2, 3), "_local.loc": (1, 1, 2)}),
-        (guides.structured, {"_shared.lower": (4, 4), "_local.slope": (1, 1, 2, 4), "_local.lower": (1, 1, 2, 2)}),
+        (
+            guides.low_rank(rank=3),
+            {"_shared.factor": (4, 3), "_local.factor": (1, 1, 2, 3), "_local.loc": (1, 1, 2)},
+        ),
+        (
+            guides.structured,
+            {"_shared.lower": (4, 4), "_local.slope": (1, 1, 2, 4), "_local.lower": (1, 1, 2, 2)},
+        ),
         (guides.structured(full=False), {"_local.slope": (1, 1, 2, 4), "_local.scale": (1, 1, 2)}),
         (guides.conditional, {"_shared.lower": (4, 4), "_shared.loc": (4,), "_shared.scale": (4,)}),
         (guides.unrolled, {"_local.log_scale": (2,)}),
-        (guides.amortised(hidden=5), {"_encoder.last.weight": (5, 4), "_encoder.row1.weight": (5, 5)}),
+        (
+            guides.amortised(hidden=5),
+            {"_encoder.last.weight": (5, 4), "_encoder.row1.weight": (5, 5)},
+        ),
     ],
 )
 def test_params(family: Family, sizes: dict[str, tuple[int, ...]]) -> None:
@@ -132,19 +156,27 @@ def test_any_posterior_of_the_global_sites(family: str, shared: object) -> None:
 
 
 @pytest.mark.parametrize("init_scale", [0.05, 0.4])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("delta", "structured_flow")])
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name not in ("delta", "structured_flow")]
+)
 def test_where_a_guide_starts(family: str, init_scale: float) -> None:
     """At the priors' middles, with the standard deviation that was asked for."""
     options: dict[str, Any] = (
-        {"shared": lambda block: full_normal(block, init_scale=init_scale)} if "shared" in _options(family) else {}
+        {"shared": lambda block: full_normal(block, init_scale=init_scale)}
+        if "shared" in _options(family)
+        else {}
     )
     options |= {"init_scale": init_scale} if "init_scale" in _options(family) else {}
     data = federation()
     program = read(regression, FAMILIES[family](**options), data)
     shared, own = program.start()
     batch = full_batch(data, torch.tensor([0]))
-    with pyro.validation_enabled(False):  # its checks look at values, which no map over draws allows
-        draws = torch.vmap(lambda d: program.draw({**shared, **own}, batch.redrawn(d)))(torch.arange(2000, dtype=torch.int32))
+    with pyro.validation_enabled(
+        False
+    ):  # its checks look at values, which no map over draws allows
+        draws = torch.vmap(lambda d: program.draw({**shared, **own}, batch.redrawn(d)))(
+            torch.arange(2000, dtype=torch.int32)
+        )
     assert torch.allclose(draws["loc"].mean(0), torch.zeros(2), atol=5 * init_scale / 2000**0.5)
     assert torch.allclose(draws["loc"].std(0), torch.tensor(init_scale), rtol=0.15)
     spread = draws["spread"].log()
@@ -163,7 +195,9 @@ def by_hand(batch: ClientBatch) -> None:
     pyro.sample("loc", dist.Normal(loc, 0.1).to_event(1))
     with batch.clients():
         own = pyro.param("w", lambda: torch.zeros(batch.num_clients, 1, 2))
-        scale = pyro.param("s", torch.full((batch.num_clients, 1, 2), 0.2), constraint=dist.constraints.positive)
+        scale = pyro.param(
+            "s", torch.full((batch.num_clients, 1, 2), 0.2), constraint=dist.constraints.positive
+        )
         pyro.sample("slope", dist.Normal(loc + own, scale).to_event(1))
 
 
@@ -178,14 +212,21 @@ def test_guides_by_hand_go_wherever_a_family_does() -> None:
 
 def test_delta_finds_the_map_and_nothing_is_drawn() -> None:
     data = federation((6, 4, 5))
-    options = {"optimiser": hierfl.optimisers.Adam(0.1), "local_optimiser": hierfl.optimisers.Adam(0.1)}
+    options = {
+        "optimiser": hierfl.optimisers.Adam(0.1),
+        "local_optimiser": hierfl.optimisers.Adam(0.1),
+    }
     fitted = fit(hierfl.methods.fedsvi(logistic, guides.delta, **options), data, rounds=150)  # type: ignore[arg-type]
     params = {k: v.requires_grad_() for k, v in fitted.message["params"].items()}
     total = torch.zeros(())
     for k in range(3):
-        own = {name: v[k].clone().requires_grad_() for name, v in fitted.progress.table["mean"].items()}
+        own = {
+            name: v[k].clone().requires_grad_() for name, v in fitted.progress.table["mean"].items()
+        }
         terms = fitted.program.terms({**params, **own}, full_batch(data, torch.tensor([k])))
-        (slope,) = torch.autograd.grad(terms.loss(fitted.program.share).sum(), list(own.values()), retain_graph=True)
+        (slope,) = torch.autograd.grad(
+            terms.loss(fitted.program.share).sum(), list(own.values()), retain_graph=True
+        )
         assert slope.abs().max() < 0.02, "each client stands at the top of its own log joint"
         total = total + terms.loss(fitted.program.share).sum()
     (gradient,) = torch.autograd.grad(total, list(params.values()))
@@ -193,7 +234,9 @@ def test_delta_finds_the_map_and_nothing_is_drawn() -> None:
 
 
 # ------------------------------------------------------------------ the amortised guide
-def local_params(batch: ClientBatch, params: dict[str, Tensor], program: hierfl.Program) -> tuple[Tensor, Tensor]:
+def local_params(
+    batch: ClientBatch, params: dict[str, Tensor], program: hierfl.Program
+) -> tuple[Tensor, Tensor]:
     with Answer(params, batch):
         nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
     site = nodes["_local"]["fn"].base_dist
@@ -210,7 +253,12 @@ def test_amortised_sees_a_set_of_rows(fields: tuple[str, ...] | None) -> None:
     order = torch.tensor([3, 1, 4, 0, 2, *range(5, 15)])
     turned = data.with_fields(**{name: value[order] for name, value in data.fields.items()})
     shuffled = local_params(full_batch(turned, torch.tensor([0])), params, program)
-    again = type(data)({k: data.fields[k] for k in reversed(list(data.fields))}, data.offsets, data.names, data.client_fields)
+    again = type(data)(
+        {k: data.fields[k] for k in reversed(list(data.fields))},
+        data.offsets,
+        data.names,
+        data.client_fields,
+    )
     reordered = local_params(full_batch(again, torch.tensor([0])), params, program)
     for k in range(2):
         assert torch.allclose(padded[k][1], alone[k][0], atol=1e-12), "padding is not seen"
@@ -221,7 +269,9 @@ def test_amortised_sees_a_set_of_rows(fields: tuple[str, ...] | None) -> None:
 
 
 def test_amortised_names_the_field_it_lacks() -> None:
-    with pytest.raises(ValueError, match="the amortised guide reads the field 'age', which these data lack"):
+    with pytest.raises(
+        ValueError, match="the amortised guide reads the field 'age', which these data lack"
+    ):
         read(regression, guides.amortised(fields=("x", "age")), federation())
 
 

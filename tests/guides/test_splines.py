@@ -18,7 +18,8 @@ def wild(flow: SplineFlow, size: float) -> dict[str, Tensor]:
     """Weights far from the start, so that the flow bends."""
     key = noise.root_key(3)
     return {
-        name: value.detach() + size * noise.normals(noise.fold(key, noise.word(name)), tuple(value.shape))
+        name: value.detach()
+        + size * noise.normals(noise.fold(key, noise.word(name)), tuple(value.shape))
         for name, value in flow.named_parameters()
     }
 
@@ -26,7 +27,10 @@ def wild(flow: SplineFlow, size: float) -> dict[str, Tensor]:
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 def test_a_spline_rises_and_knows_its_slope(spread: float) -> None:
     x = torch.linspace(-7.0, 7.0, 1401)
-    raw = [spread * noise.normals(noise.fold(noise.root_key(1), k), (n,)).expand(len(x), n) for k, n in enumerate((8, 8, 7))]
+    raw = [
+        spread * noise.normals(noise.fold(noise.root_key(1), k), (n,)).expand(len(x), n)
+        for k, n in enumerate((8, 8, 7))
+    ]
     y, log_slope = spline(x, *raw, bound=6.0)
     slope = torch.vmap(torch.func.grad(lambda v, *r: spline(v, *r, bound=6.0)[0]))(x, *raw)
     assert bool((y.diff() > 0).all())

@@ -28,7 +28,11 @@ def visits(batch: ClientBatch) -> None:
     with batch.clients():
         e = pyro.sample("e", dist.Normal(torch.zeros(2), 1.0).to_event(1))
         with batch.data():
-            pyro.sample("visits", dist.Poisson((0.3 + spread * (batch.x * e).sum(-1)).exp()), obs=batch.visits)
+            pyro.sample(
+                "visits",
+                dist.Poisson((0.3 + spread * (batch.x * e).sum(-1)).exp()),
+                obs=batch.visits,
+            )
 
 
 def counted(batch: ClientBatch) -> None:
@@ -36,7 +40,9 @@ def counted(batch: ClientBatch) -> None:
     with batch.clients():
         slope = pyro.sample("slope", dist.Normal(loc, 0.7).to_event(1))
         with batch.data():
-            pyro.sample("visits", dist.Binomial(9, logits=(batch.x * slope).sum(-1)), obs=batch.visits)
+            pyro.sample(
+                "visits", dist.Binomial(9, logits=(batch.x * slope).sum(-1)), obs=batch.visits
+            )
 
 
 def robust(batch: ClientBatch) -> None:
@@ -53,7 +59,11 @@ def clamped(batch: ClientBatch) -> None:
     with batch.clients():
         slope = pyro.sample("slope", dist.Normal(loc, 0.7).to_event(1))
         with batch.data():
-            pyro.sample("ill", dist.Bernoulli(logits=(batch.x * slope).sum(-1).clamp(-6.0, 6.0)), obs=batch.ill)
+            pyro.sample(
+                "ill",
+                dist.Bernoulli(logits=(batch.x * slope).sum(-1).clamp(-6.0, 6.0)),
+                obs=batch.ill,
+            )
 
 
 def noisy(batch: ClientBatch) -> None:
@@ -75,7 +85,9 @@ def contextual(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
 
 
-ALL_LINEAR: dict[str, tuple[Any, str, bool]] = {  # model, observed site, whether its design is fixed
+ALL_LINEAR: dict[
+    str, tuple[Any, str, bool]
+] = {  # model, observed site, whether its design is fixed
     "Normal": (regression, "y", True),
     "Bernoulli": (logistic, "ill", True),
     "Poisson, not centred": (visits, "visits", False),
@@ -93,13 +105,19 @@ def read(model: Any) -> hierfl.Program:
 def test_the_same_numbers_as_the_general_way(name: str) -> None:
     model, site, fixed = ALL_LINEAR[name]
     program = read(model)
-    assert seen_linear(program) == Linear(frozenset([site]), frozenset([site] if fixed else []), prior_alone=True)
+    assert seen_linear(program) == Linear(
+        frozenset([site]), frozenset([site] if fixed else []), prior_alone=True
+    )
     fast, general = Marginal(program, seen_linear(program)), Marginal(program)
     batch, z = full_batch(federation(), torch.tensor([2])), torch.full((fast.shared.size,), 0.2)
     with pyro.validation_enabled(False):
-        (one, inner), (other, its) = (m.expand(z, m.start(z, batch), batch, 12) for m in (fast, general))
+        (one, inner), (other, its) = (
+            m.expand(z, m.start(z, batch), batch, 12) for m in (fast, general)
+        )
         value, lost = fast.value(z, inner.mode + 0.1, batch)
-    for a, b in zip((*one, *inner[:2], inner.precision), (*other, *its[:2], its.precision), strict=True):
+    for a, b in zip(
+        (*one, *inner[:2], inner.precision), (*other, *its[:2], its.precision), strict=True
+    ):
         close(a, b, 1e-8)
     assert not bool(inner.lost) and not bool(its.lost) and not bool(lost)
     close(value, one.value, 1e-5)
@@ -115,12 +133,17 @@ def test_a_prior_that_reads_rows_is_given_all_of_them() -> None:
     assert seen_linear(program) == Linear(frozenset(["y"]), frozenset(["y"]), prior_alone=False)
     z, batch = torch.tensor([0.4]), full_batch(federation(), torch.tensor([2]))
     fast, general = Marginal(program, seen_linear(program)), Marginal(program)
-    close(fast.value(z, fast.start(z, batch), batch)[0], general.value(z, general.start(z, batch), batch)[0])
+    close(
+        fast.value(z, fast.start(z, batch), batch)[0],
+        general.value(z, general.start(z, batch), batch)[0],
+    )
 
 
 def test_a_predictor_that_bends_out_of_sight_is_a_lost_mode() -> None:
     """What was wrongly taken to be linear is not believed: the mode is checked against the program itself."""
-    data = ClientData.from_clients({"a": {"x": torch.tensor([[20.0, 0.0], [25.0, 1.0]]), "ill": torch.ones(2)}})
+    data = ClientData.from_clients(
+        {"a": {"x": torch.tensor([[20.0, 0.0], [25.0, 1.0]]), "ill": torch.ones(2)}}
+    )
     program = hierfl.read(clamped, guides.conditional, data)
     wrong = Marginal(program, Linear(frozenset(["ill"]), frozenset(["ill"]), prior_alone=True))
     batch, z = full_batch(data, torch.tensor([0])), torch.tensor([0.7, 0.0])
@@ -149,7 +172,9 @@ def test_products_and_their_derivatives_under_nested_maps() -> None:
         return v @ m
 
     for order in (lambda f: f, grad, lambda f: grad(lambda v, m: grad(f)(v, m).cos().sum())):
-        found, known = (torch.vmap(torch.vmap(order(energy(p)), (0, None)))(v, matrix) for p in (times, plain))
+        found, known = (
+            torch.vmap(torch.vmap(order(energy(p)), (0, None)))(v, matrix) for p in (times, plain)
+        )
         close(found, known, 1e-10)
     with torch.no_grad():
         close(

@@ -53,7 +53,13 @@ def test_gradients_through_the_mode(name: str) -> None:
     program = read(MODELS[name], guides.conditional(newton_steps=12), data)
     batch = full_batch(data, torch.arange(2), seed=1)
     params = {k: v.requires_grad_() for k, v in at_random(program, by=0.2).items()}
-    gradient = dict(zip(params, torch.autograd.grad(loss(program, params, batch), list(params.values())), strict=True))
+    gradient = dict(
+        zip(
+            params,
+            torch.autograd.grad(loss(program, params, batch), list(params.values())),
+            strict=True,
+        )
+    )
     h = 1e-5
     for site, value in params.items():
         for i in range(value.numel()):
@@ -63,9 +69,15 @@ def test_gradients_through_the_mode(name: str) -> None:
             for sign in (1.0, -1.0):
                 there = value.detach().clone()
                 there.view(-1)[i] += sign * h
-                moved.append(loss(program, {**{k: v.detach() for k, v in params.items()}, site: there}, batch))
+                moved.append(
+                    loss(
+                        program, {**{k: v.detach() for k, v in params.items()}, site: there}, batch
+                    )
+                )
             numeric = float((moved[0] - moved[1]) / (2 * h))
-            assert gradient[site].reshape(-1)[i].item() == pytest.approx(numeric, rel=1e-5, abs=1e-6), (site, i)
+            assert gradient[site].reshape(-1)[i].item() == pytest.approx(
+                numeric, rel=1e-5, abs=1e-6
+            ), (site, i)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,7 +88,9 @@ def test_the_guide_stands_at_the_mode_with_its_curvature(name: str) -> None:
     with Answer(params, batch):
         trace = pyro.poutine.trace(program.guide).get_trace(batch)
     own: Any = trace.nodes["_local"]["fn"]
-    shared: dict[str, Any] = {n: trace.nodes[n]["value"] for n in ("loc", "spread") if n in trace.nodes}
+    shared: dict[str, Any] = {
+        n: trace.nodes[n]["value"] for n in ("loc", "spread") if n in trace.nodes
+    }
     site = "z" if name == "non-centred" else "slope"
 
     def joint(vector: Tensor) -> Tensor:
@@ -85,7 +99,11 @@ def test_the_guide_stands_at_the_mode_with_its_curvature(name: str) -> None:
             model = pyro.poutine.trace(program.model).get_trace(batch)
         nodes: Any = model.nodes.values()
         for node in nodes:
-            is_site = node["type"] == "sample" and (node["is_observed"] or node["name"] == site) and node["name"] not in shared
+            is_site = (
+                node["type"] == "sample"
+                and (node["is_observed"] or node["name"] == site)
+                and node["name"] not in shared
+            )
             if is_site and any(f.name == "clients" for f in node["cond_indep_stack"]):
                 there = torch.tensor(True) if node["mask"] is None else node["mask"]
                 total = total + torch.where(there, node["fn"].log_prob(node["value"]), 0.0).sum()
@@ -96,13 +114,17 @@ def test_the_guide_stands_at_the_mode_with_its_curvature(name: str) -> None:
     assert slope.abs().max() < 1e-6
     hessian: Any = torch.autograd.functional.hessian(joint, mode.detach())
     for k in range(3):
-        assert torch.allclose(own.precision_matrix[k, 0], -hessian[k, 0, :, k, 0, :], rtol=1e-5, atol=1e-7)
+        assert torch.allclose(
+            own.precision_matrix[k, 0], -hessian[k, 0, :, k, 0, :], rtol=1e-5, atol=1e-7
+        )
         assert float(hessian[k, 0, :, (k + 1) % 3, 0, :].abs().max()) == 0.0
 
 
 def test_the_bernoulli_posterior_is_close_to_numbers_by_quadrature() -> None:
     """One client, one slope, prior known: mean and sd of the Laplace approximation beside the exact ones."""
-    data = ClientData.from_clients({"a": {"x": torch.linspace(-2, 2, 40), "y": (torch.linspace(-2, 2, 40) > 0.3).double()}})
+    data = ClientData.from_clients(
+        {"a": {"x": torch.linspace(-2, 2, 40), "y": (torch.linspace(-2, 2, 40) > 0.3).double()}}
+    )
 
     def model(batch: ClientBatch) -> None:
         with batch.clients():
@@ -114,7 +136,9 @@ def test_the_bernoulli_posterior_is_close_to_numbers_by_quadrature() -> None:
     draws = fitted.draws(20_000).own["w"]
     grid = torch.linspace(-5, 10, 4001)
     x, y = data.fields["x"], data.fields["y"]
-    log = dist.Normal(0.0, 1.0).log_prob(grid) + dist.Bernoulli(logits=x * grid[:, None]).log_prob(y).sum(-1)
+    log = dist.Normal(0.0, 1.0).log_prob(grid) + dist.Bernoulli(logits=x * grid[:, None]).log_prob(
+        y
+    ).sum(-1)
     weight = torch.softmax(log, 0)
     mode = grid[log.argmax()]
     mean = (weight * grid).sum()
@@ -124,7 +148,10 @@ def test_the_bernoulli_posterior_is_close_to_numbers_by_quadrature() -> None:
     assert draws.std().item() == pytest.approx(sd.item(), rel=0.12)
 
 
-@pytest.mark.parametrize(("name", "size", "newton_steps"), [("Bernoulli", 5.0, 5), ("Bernoulli", 30.0, 15), ("Poisson", 3.0, 5)])
+@pytest.mark.parametrize(
+    ("name", "size", "newton_steps"),
+    [("Bernoulli", 5.0, 5), ("Bernoulli", 30.0, 15), ("Poisson", 3.0, 5)],
+)
 def test_separable_rows_do_not_throw_newton_out(name: str, size: float, newton_steps: int) -> None:
     """All ill, all well, or split by a plane, at large x; no counts, or many: the prior alone holds the mode."""
     x = size * torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
@@ -135,7 +162,9 @@ def test_separable_rows_do_not_throw_newton_out(name: str, size: float, newton_s
         "split": {"x": torch.cat([x, -x]), "ill": split, "visits": 50.0 * split},
     }
     guide = guides.conditional(newton_steps=newton_steps)
-    fitted = fit(hierfl.methods.fedsvi(MODELS[name], guide), ClientData.from_clients(rows), rounds=5)
+    fitted = fit(
+        hierfl.methods.fedsvi(MODELS[name], guide), ClientData.from_clients(rows), rounds=5
+    )
     assert bool(torch.tensor(fitted.history["elbo"].tolist()).isfinite().all())
     own = fitted.draws(100).own["slope"]
     assert bool(own.isfinite().all())
@@ -160,5 +189,7 @@ def test_newton_in_one_step_on_a_quadratic_and_never_downhill() -> None:
     assert torch.allclose(far, top.expand(2, 1, 2), atol=1e-6)
     assert newton_step(slope, minus, cap=0.5).norm(dim=-1).max() <= 0.5 + 1e-12
     # where the density is convex, the step is uphill all the same
-    uphill = newton_step(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[[-2.0, 0.0], [0.0, 1.0]]]]), cap=10.0)
+    uphill = newton_step(
+        torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[[-2.0, 0.0], [0.0, 1.0]]]]), cap=10.0
+    )
     assert torch.allclose(uphill, torch.tensor([[[0.5, 0.0]]]))

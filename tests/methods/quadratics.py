@@ -10,7 +10,10 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 
-H = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.5], [0.5, 1.0]], [[0.5, 0.0], [0.0, 3.0]]], dtype=torch.float64)
+H = torch.tensor(
+    [[[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.5], [0.5, 1.0]], [[0.5, 0.0], [0.0, 3.0]]],
+    dtype=torch.float64,
+)
 B = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]], dtype=torch.float64)
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 UNIFORM = torch.full((3,), 1.0 / 3.0, dtype=torch.float64)

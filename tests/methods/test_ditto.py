@@ -21,13 +21,24 @@ from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients
 from tests.programs import federation, fit, regression
 
-WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
 
 
-@pytest.mark.parametrize(("k", "published"), [(0, (0.826412, 0.123536)), (1, (0.201431, 1.472082)), (2, (-0.260382, 0.945383))])
-def test_the_personal_models_about_fedavgs_fixed_point(k: int, published: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    ("k", "published"),
+    [(0, (0.826412, 0.123536)), (1, (0.201431, 1.472082)), (2, (-0.260382, 0.945383))],
+)
+def test_the_personal_models_about_fedavgs_fixed_point(
+    k: int, published: tuple[float, float]
+) -> None:
     lam, theta = 0.5, torch.tensor([0.479235, 0.617678])
-    method = ditto(at(theta), lam=lam, optimiser=SGD(0.1), steps=5, personal_steps=250, batch_size=None)
+    method = ditto(
+        at(theta), lam=lam, optimiser=SGD(0.1), steps=5, personal_steps=250, batch_size=None
+    )
     fitted = fit(method, clients(), rounds=1)
     wanted = torch.linalg.solve(H + lam * I2, (H @ B[..., None])[..., 0] + lam * theta)
     assert torch.allclose(fitted.progress.table["theta"]["theta"], wanted, atol=1e-9)
@@ -36,10 +47,16 @@ def test_the_personal_models_about_fedavgs_fixed_point(k: int, published: tuple[
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_common_model_is_fedavgs_and_the_personal_one_without_a_pull_is_alone(way: str) -> None:
-    data, model = federation((5, 3, 7, 1, 2)), network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    data, model = (
+        federation((5, 3, 7, 1, 2)),
+        network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
+    )
     options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "unit": "epoch", "batch_size": 2}
     both = fit(ditto(model, lam=0.0, **options), data, rounds=3, **WAYS[way])
-    common, alone = fit(fedavg(model, **options), data, rounds=3), fit(individual(model, **options), data, rounds=3, **WAYS[way])
+    common, alone = (
+        fit(fedavg(model, **options), data, rounds=3),
+        fit(individual(model, **options), data, rounds=3, **WAYS[way]),
+    )
     for name, value in common.message.items():
         assert torch.allclose(both.message[name], value, atol=1e-12)
     for name, value in named_leaves(alone.progress.table).items():
@@ -48,7 +65,9 @@ def test_the_common_model_is_fedavgs_and_the_personal_one_without_a_pull_is_alon
         assert torch.equal(value, alone.program.start()[0][name]), "the server learns nothing"
     select = fit(individual(model, **options), data.select(["east"]), rounds=3).progress.table
     for name, value in named_leaves(select).items():
-        assert torch.allclose(named_leaves(alone.progress.table)[name][2], value[0], atol=1e-12), "others' rows are nothing to it"
+        assert torch.allclose(named_leaves(alone.progress.table)[name][2], value[0], atol=1e-12), (
+            "others' rows are nothing to it"
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -61,7 +80,12 @@ def test_m7_fedmap_about_a_frozen_theta_is_the_personal_step(way: str) -> None:
         data, rounds=2, **WAYS[way],
     )  # fmt: skip
     method = ditto(
-        network(line, likelihood=normal(1.0)), lam=0.7, optimiser=SGD(0.05), steps=0, personal_steps=6, batch_size=None
+        network(line, likelihood=normal(1.0)),
+        lam=0.7,
+        optimiser=SGD(0.05),
+        steps=0,
+        personal_steps=6,
+        batch_size=None,
     )
     theirs = fit(method, data, rounds=2)
     for name, value in theirs.progress.table["theta"].items():
@@ -70,18 +94,24 @@ def test_m7_fedmap_about_a_frozen_theta_is_the_personal_step(way: str) -> None:
 
 
 def test_all_pull_is_the_common_model() -> None:
-    method = ditto(at(START), lam=1e4, optimiser=SGD(1e-4), steps=3, personal_steps=40, batch_size=None)
+    method = ditto(
+        at(START), lam=1e4, optimiser=SGD(1e-4), steps=3, personal_steps=40, batch_size=None
+    )
     fitted = fit(method, clients(), rounds=1)
     assert torch.allclose(fitted.progress.table["theta"]["theta"], START.expand(3, 2), atol=2e-3)
 
 
 def test_a_new_client_takes_the_personal_steps_alone() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    fitted = fit(ditto(model, lam=math.exp(1.0), optimiser=SGD(0.1), steps=4), federation(), rounds=3)
+    fitted = fit(
+        ditto(model, lam=math.exp(1.0), optimiser=SGD(0.1), steps=4), federation(), rounds=3
+    )
     new = fitted.personalise(federation((8,), seed=4), rounds=30)
     for name, value in new.message.items():
         assert torch.equal(value, fitted.message[name])
-    assert not torch.equal(new.progress.table["theta"]["theta.weight"][0], fitted.message["theta.weight"])
+    assert not torch.equal(
+        new.progress.table["theta"]["theta.weight"][0], fitted.message["theta.weight"]
+    )
 
 
 def test_the_personal_model_stays() -> None:
@@ -90,7 +120,9 @@ def test_the_personal_model_stays() -> None:
         federation_ = federate(method, federation())
         start = begin(federation_)
         message = federation_.server.down(start.server, Clock(0, 1))
-        up, own = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(4), 0)
+        up, own = client_round(
+            federation_, federation_.client.phases, message, start.table, torch.arange(4), 0
+        )
         assert set(up) == expected
         if "theta" in up:  # FedAvg's copy, each times its rows
             mine = own["theta"]["theta.weight"] * up["theta"].weight[:, None, None]

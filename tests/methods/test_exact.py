@@ -40,7 +40,12 @@ class Points(Messenger):
         self.eps, self.used = eps, 0
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
-        if msg["done"] or msg["is_observed"] or not hasattr(msg["fn"], "rsample") or isinstance(msg["fn"], dist.Delta):
+        if (
+            msg["done"]
+            or msg["is_observed"]
+            or not hasattr(msg["fn"], "rsample")
+            or isinstance(msg["fn"], dist.Delta)
+        ):
             return
         fn = msg["fn"]
         while hasattr(fn, "base_dist"):
@@ -83,10 +88,16 @@ def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, fl
     d = 2 if case == "means" else 4
     batch = full_batch(data, torch.arange(data.num_clients))
     shared, own = program.start()
-    rows = stacked(program, {k: v.expand(data.num_clients, *v.shape).clone() for k, v in own.items()})
+    rows = stacked(
+        program, {k: v.expand(data.num_clients, *v.shape).clone() for k, v in own.items()}
+    )
     params = {k: v.clone().requires_grad_() for k, v in {**shared, **rows}.items()}
     optimiser = torch.optim.LBFGS(
-        list(params.values()), max_iter=600, line_search_fn="strong_wolfe", tolerance_change=1e-16, tolerance_grad=1e-10
+        list(params.values()),
+        max_iter=600,
+        line_search_fn="strong_wolfe",
+        tolerance_change=1e-16,
+        tolerance_grad=1e-10,
     )
 
     def closure() -> float:
@@ -100,13 +111,20 @@ def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, fl
     return program, found, batch, -expected(program, found, batch, d).item(), d
 
 
-def moments(program: Program, params: Params, batch: ClientBatch, d: int, sites: tuple[str, str]) -> tuple[Tensor, ...]:
+def moments(
+    program: Program, params: Params, batch: ClientBatch, d: int, sites: tuple[str, str]
+) -> tuple[Tensor, ...]:
     """Mean and covariance of the global site, (d), and of each client's own (C, d): linear in the noise, so exact."""
     values = []
     for eps in points(d):
         with Answer(params, batch), Points(eps):
             nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
-        values.append((nodes[sites[0]]["value"].reshape(-1), nodes[sites[1]]["value"].reshape(batch.num_clients, -1)))
+        values.append(
+            (
+                nodes[sites[0]]["value"].reshape(-1),
+                nodes[sites[1]]["value"].reshape(batch.num_clients, -1),
+            )
+        )
     g, own = torch.stack([v[0] for v in values]), torch.stack([v[1] for v in values])
     about, apart = g - g.mean(0), own - own.mean(0)
     return (
@@ -135,7 +153,9 @@ def test_the_clients_terms_of_e2() -> None:
     terms = [at_point(program, params, batch, eps) for eps in points(d)]
     own = -torch.stack([t.nll + t.local_kl for t in terms]).mean(0)
     assert own.tolist() == pytest.approx([-2.8309702, -2.2329677, -6.3626847], abs=1e-4)
-    assert -torch.stack([t.global_kl for t in terms]).mean().item() == pytest.approx(-1.0634699, abs=1e-4)
+    assert -torch.stack([t.global_kl for t in terms]).mean().item() == pytest.approx(
+        -1.0634699, abs=1e-4
+    )
 
 
 def test_mean_field_on_e2_is_too_narrow_by_as_much_as_is_known() -> None:
@@ -148,7 +168,9 @@ def test_mean_field_on_e2_is_too_narrow_by_as_much_as_is_known() -> None:
     assert own_loc[:, 0].tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-3)
 
 
-@pytest.mark.parametrize("family", [guides.mean_field, guides.structured(full=False), guides.unrolled(steps=1)])
+@pytest.mark.parametrize(
+    "family", [guides.mean_field, guides.structured(full=False), guides.unrolled(steps=1)]
+)
 def test_no_guide_is_above_the_evidence(family: Family) -> None:
     truth = exact(CASES["slopes"][1](), "slopes")
     assert optimum("slopes", family)[3] <= truth.log_evidence + 1e-9
@@ -179,8 +201,17 @@ def test_the_conditional_guide_is_exact_draw_by_draw(case: str, newton_steps: in
         elbo = -(terms.nll.sum() + terms.local_kl.sum() + terms.global_kl)
         assert elbo.item() == pytest.approx(truth.log_evidence, abs=1e-8)
     d = 2 if case == "means" else 4
-    gradient = torch.autograd.grad(expected(program, params, batch, d), list(params.values()), allow_unused=True)
-    assert max(float(g.tril(-1).abs().max() if g.dim() > 1 else g.abs().max()) for g in gradient if g is not None) < 1e-8
+    gradient = torch.autograd.grad(
+        expected(program, params, batch, d), list(params.values()), allow_unused=True
+    )
+    assert (
+        max(
+            float(g.tril(-1).abs().max() if g.dim() > 1 else g.abs().max())
+            for g in gradient
+            if g is not None
+        )
+        < 1e-8
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -206,22 +237,36 @@ def test_what_the_conditional_guide_draws_for_a_client(case: str) -> None:
         ("slopes", guides.conditional(newton_steps=0), 120, 60, 0.05),
     ],
 )
-def test_a_federated_run_reaches_the_posterior(case: str, family: Family, rounds: int, particles: int, within: float) -> None:
+def test_a_federated_run_reaches_the_posterior(
+    case: str, family: Family, rounds: int, particles: int, within: float
+) -> None:
     """Noise and all, by Adam: means within 1e-2 posterior standard deviations (more, with fewer draws), these within 3 %."""
     model, make = CASES[case]
     data, truth = make(), exact(make(), case)
-    method = hierfl.methods.fedsvi(model, family, optimiser=Adam(0.1), local_optimiser=Adam(0.1), num_particles=particles)
+    method = hierfl.methods.fedsvi(
+        model, family, optimiser=Adam(0.1), local_optimiser=Adam(0.1), num_particles=particles
+    )
     fitted = fit(method, data, rounds=rounds)
     own_params = stacked(fitted.program, fitted.progress.table.get("mean", {}))
     batch = full_batch(data, torch.arange(data.num_clients))
-    found = moments(fitted.program, {**fitted.message["params"], **own_params}, batch, 2 if case == "means" else 4, ("g", "b"))
+    found = moments(
+        fitted.program,
+        {**fitted.message["params"], **own_params},
+        batch,
+        2 if case == "means" else 4,
+        ("g", "b"),
+    )
     sd, own_sd = truth.cov.diagonal().sqrt(), truth.own_cov.diagonal(dim1=-2, dim2=-1).sqrt()
     assert ((found[0] - truth.loc) / sd).abs().max() < within
     assert ((found[2] - truth.own_loc) / own_sd).abs().max() < within
     assert (found[1].diagonal().sqrt() / sd - 1.0).abs().max() < 0.03
     assert (found[3].diagonal(dim1=-2, dim2=-1).sqrt() / own_sd - 1.0).abs().max() < 0.03
     draws = fitted.draws(20_000)
-    assert torch.allclose(draws.shared["g"].reshape(20_000, -1).mean(0), found[0], atol=5 * float(sd.max()) / 20_000**0.5)
+    assert torch.allclose(
+        draws.shared["g"].reshape(20_000, -1).mean(0),
+        found[0],
+        atol=5 * float(sd.max()) / 20_000**0.5,
+    )
     assert torch.allclose(draws.own["b"].reshape(20_000, -1, len(sd)).std(0), own_sd, rtol=0.05)
 
 

@@ -20,14 +20,21 @@ from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit
 
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
-WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
 
 
 def equal_rows() -> ClientData:
     """The quadratics, four rows a client."""
     given = clients()
     return ClientData.from_clients(
-        {k: {n: v[:1].expand(4, *v.shape[1:]) for n, v in given.select([k]).fields.items()} for k in "abc"}
+        {
+            k: {n: v[:1].expand(4, *v.shape[1:]) for n, v in given.select([k]).fields.items()}
+            for k in "abc"
+        }
     )
 
 
@@ -35,11 +42,16 @@ def net(**options: Any) -> Any:
     module = torch.nn.Linear(2, 1)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[0.3, -0.2]])), module.bias.fill_(0.1)
-    return models.bayesian_network(module, likelihood=models.likelihood.normal(1.0), **{"prior_scale": "learned", **options})
+    return models.bayesian_network(
+        module, likelihood=models.likelihood.normal(1.0), **{"prior_scale": "learned", **options}
+    )
 
 
 def own(fitted: hierfl.Fit) -> dict[str, Tensor]:
-    return {name.rsplit("'", 2)[-2]: value for name, value in named_leaves(fitted.progress.table).items()}
+    return {
+        name.rsplit("'", 2)[-2]: value
+        for name, value in named_leaves(fitted.progress.table).items()
+    }
 
 
 def test_with_a_fixed_prior_and_exact_local_solves_it_rests_at_the_gls_estimate() -> None:
@@ -56,11 +68,24 @@ def test_with_a_fixed_prior_and_exact_local_solves_it_rests_at_the_gls_estimate(
         "draws": 1,
     }
     method = fedabml(at(gls, personal=True), guides.delta, by_rows=True, **options)
-    assert torch.allclose(fit(method, clients(), rounds=1).message["theta"], gls, atol=1e-6, rtol=0.0)
-    method = fedabml(at(START, personal=True), guides.delta, by_rows=True, **{**options, "eta": 4.0, "inner_steps": 20})
-    assert torch.allclose(fit(method, clients(), rounds=12).message["theta"], gls, atol=1e-2, rtol=0.0), "rounds lead there"
-    plain = fit(fedabml(at(gls, personal=True), guides.delta, **options), clients(), rounds=1).message["theta"]
-    assert not torch.allclose(plain, gls, atol=1e-2), "a uniform mean of clients of unequal size rests elsewhere"
+    assert torch.allclose(
+        fit(method, clients(), rounds=1).message["theta"], gls, atol=1e-6, rtol=0.0
+    )
+    method = fedabml(
+        at(START, personal=True),
+        guides.delta,
+        by_rows=True,
+        **{**options, "eta": 4.0, "inner_steps": 20},
+    )
+    assert torch.allclose(
+        fit(method, clients(), rounds=12).message["theta"], gls, atol=1e-2, rtol=0.0
+    ), "rounds lead there"
+    plain = fit(
+        fedabml(at(gls, personal=True), guides.delta, **options), clients(), rounds=1
+    ).message["theta"]
+    assert not torch.allclose(plain, gls, atol=1e-2), (
+        "a uniform mean of clients of unequal size rests elsewhere"
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -68,9 +93,21 @@ def test_with_a_fixed_prior_and_exact_local_solves_it_rests_at_the_gls_estimate(
 def test_a1_with_a_point_and_a_fixed_prior_it_is_pfedme(steps: int, way: str) -> None:
     lam, lr, eta = 2.0, 0.05, 0.1
     common: dict[str, Any] = {"steps": steps, "batch_size": None}
-    theirs = fit(pfedme(at(START, personal=True), lam=lam, lr=lr, eta=eta, prox_steps=4, **common), equal_rows(), rounds=3)
+    theirs = fit(
+        pfedme(at(START, personal=True), lam=lam, lr=lr, eta=eta, prox_steps=4, **common),
+        equal_rows(),
+        rounds=3,
+    )
     method = fedabml(
-        at(START, personal=True), guides.delta, lam=4.0 * lam, lr=lr, eta=eta, inner_steps=4, unit="step", draws=1, **common
+        at(START, personal=True),
+        guides.delta,
+        lam=4.0 * lam,
+        lr=lr,
+        eta=eta,
+        inner_steps=4,
+        unit="step",
+        draws=1,
+        **common,
     )
     ours = fit(method, equal_rows(), rounds=3, **WAYS[way])
     assert torch.allclose(ours.message["theta"], theirs.message["theta"], atol=1e-10, rtol=0.0)
@@ -78,20 +115,31 @@ def test_a1_with_a_point_and_a_fixed_prior_it_is_pfedme(steps: int, way: str) ->
 
 
 def test_a2_under_equal_variances_the_kl_is_a_square_and_a_constant() -> None:
-    program = hierfl.read(net(prior_scale=0.5), guides.mean_field(init_scale=0.2), federation((5, 3)))
+    program = hierfl.read(
+        net(prior_scale=0.5), guides.mean_field(init_scale=0.2), federation((5, 3))
+    )
     g = torch.Generator().manual_seed(0)
     above, mine = program.start()
-    loc = {k: v + 0.3 * torch.randn(v.shape, generator=g) if k.endswith(".loc") else v for k, v in mine.items()}
+    loc = {
+        k: v + 0.3 * torch.randn(v.shape, generator=g) if k.endswith(".loc") else v
+        for k, v in mine.items()
+    }
     kl = program.terms({**above, **loc}, program.prototype).local_kl
     lam, rho, d = 1.0 / 0.5**2, 1.0 / 0.2**2, 3
-    square = sum((loc[f"w.{n}.loc"] - above[f"theta.{n}"]).square().sum() for n in ("weight", "bias"))
+    square = sum(
+        (loc[f"w.{n}.loc"] - above[f"theta.{n}"]).square().sum() for n in ("weight", "bias")
+    )
     constant = d / 2 * (lam / rho - 1.0 - torch.log(torch.tensor(lam / rho)))
     assert torch.allclose(kl, lam / 2 * square + constant, atol=1e-10, rtol=0.0)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("meta", "published"), [("full", (0.475296, 0.620012)), ("first", (0.493107, 0.602512))])
-def test_a3_through_its_one_step_it_is_per_fedavg(meta: Any, published: tuple[float, float], way: str) -> None:
+@pytest.mark.parametrize(
+    ("meta", "published"), [("full", (0.475296, 0.620012)), ("first", (0.493107, 0.602512))]
+)
+def test_a3_through_its_one_step_it_is_per_fedavg(
+    meta: Any, published: tuple[float, float], way: str
+) -> None:
     """MAML's fixed point, S(p J H J) with second derivatives and S(p H J) without, J = I - lr H; and one round by hand."""
     lr, eta = 0.1, 0.2
     j = I2 - lr * H
@@ -108,23 +156,40 @@ def test_a3_through_its_one_step_it_is_per_fedavg(meta: Any, published: tuple[fl
         "draws": 1,
         "by_rows": True,
     }
-    after = fit(fedabml(at(fixed, personal=True), guides.delta, meta=meta, **options), clients(), rounds=1, **WAYS[way])
+    after = fit(
+        fedabml(at(fixed, personal=True), guides.delta, meta=meta, **options),
+        clients(),
+        rounds=1,
+        **WAYS[way],
+    )
     assert torch.allclose(after.message["theta"], fixed, atol=1e-10, rtol=0.0)
-    away = fit(fedabml(at(START, personal=True), guides.delta, meta=meta, **options), clients(), rounds=1, **WAYS[way])
+    away = fit(
+        fedabml(at(START, personal=True), guides.delta, meta=meta, **options),
+        clients(),
+        rounds=1,
+        **WAYS[way],
+    )
     step = (outer @ (START - B)[..., None])[..., 0]
-    assert torch.allclose(away.message["theta"], START - eta * (P[:, None] * step).sum(0), atol=1e-10, rtol=0.0)
+    assert torch.allclose(
+        away.message["theta"], START - eta * (P[:, None] * step).sum(0), atol=1e-10, rtol=0.0
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a4_without_the_kl_the_clients_are_on_their_own(way: str) -> None:
-    data, options = federation((5, 3, 7)), dict[str, Any](lam=0.0, lr=0.05, steps=3, batch_size=2, draws=2)
+    data, options = (
+        federation((5, 3, 7)),
+        dict[str, Any](lam=0.0, lr=0.05, steps=3, batch_size=2, draws=2),
+    )
     fitted = fit(fedabml(net(), **options), data, rounds=2, seed=1, **WAYS[way])
     start = fitted.program.start()[0]
     for name, value in fitted.message.items():
         assert torch.allclose(value, start[name], atol=1e-12, rtol=0.0)
     alone = fit(fedabml(net(), **options), data.select(["south"]), rounds=2, seed=1)
     for name, value in own(alone).items():
-        assert torch.allclose(value[0], own(fitted)[name][data.names.index("south")], atol=1e-10, rtol=0.0)
+        assert torch.allclose(
+            value[0], own(fitted)[name][data.names.index("south")], atol=1e-10, rtol=0.0
+        )
 
 
 def test_under_a_fixed_prior_it_reaches_the_gaussian_posterior() -> None:
@@ -139,11 +204,15 @@ def test_under_a_fixed_prior_it_reaches_the_gaussian_posterior() -> None:
         batch_size=None,
         draws=32,
     )
-    loc, scale = (own(fit(method, clients(), rounds=1))[f"w.{part}"][:, 0, 0] for part in ("loc", "scale"))
+    loc, scale = (
+        own(fit(method, clients(), rounds=1))[f"w.{part}"][:, 0, 0] for part in ("loc", "scale")
+    )
     precision = ROWS * H + I2
     mean = torch.linalg.solve(precision, ROWS * H @ B[..., None])[..., 0]
     assert torch.allclose(loc, mean, atol=0.05)
-    assert torch.allclose(torch.nn.functional.softplus(scale), precision.diagonal(dim1=-2, dim2=-1) ** -0.5, rtol=0.08)
+    assert torch.allclose(
+        torch.nn.functional.softplus(scale), precision.diagonal(dim1=-2, dim2=-1) ** -0.5, rtol=0.08
+    )
 
 
 def test_no_round_depends_on_what_a_client_kept() -> None:
@@ -155,16 +224,27 @@ def test_no_round_depends_on_what_a_client_kept() -> None:
         assert torch.equal(after[0][name], after[1][name])
 
 
-def test_before_any_step_a_client_is_served_by_the_prior_and_each_round_of_its_own_is_a_pass() -> None:
+def test_before_any_step_a_client_is_served_by_the_prior_and_each_round_of_its_own_is_a_pass() -> (
+    None
+):
     method, data = fedabml(net(), lr=0.05, steps=2, batch_size=2, draws=2), federation((5, 3, 7, 2))
     fitted = fit(method, data, rounds=2, seed=3, cohort=1)
     new = federation((40, 60), seed=9)
     unseen = fitted.personalise(new, rounds=0)
-    prior = {k: (v if k.startswith("theta") else torch.nn.functional.softplus(v)) for k, v in fitted.message.items()}
+    prior = {
+        k: (v if k.startswith("theta") else torch.nn.functional.softplus(v))
+        for k, v in fitted.message.items()
+    }
     draws = unseen.draws(4000).own["w.weight"][:, 1, 0]
-    assert torch.allclose(draws.mean(0), prior["theta.weight"][0], atol=5 * float(prior["scale.weight"].max()) / 4000**0.5)
+    assert torch.allclose(
+        draws.mean(0),
+        prior["theta.weight"][0],
+        atol=5 * float(prior["scale.weight"].max()) / 4000**0.5,
+    )
     assert torch.allclose(draws.std(0), prior["scale.weight"][0], rtol=0.06)
-    scores = [fitted.personalise(new, rounds=e).predict(new).scores().log_score.mean() for e in (0, 1, 2)]
+    scores = [
+        fitted.personalise(new, rounds=e).predict(new).scores().log_score.mean() for e in (0, 1, 2)
+    ]
     assert scores[0] < scores[1] < scores[2]
     once, twice = fitted.personalise(new, rounds=1), fitted.personalise(new, rounds=2)
     assert not torch.equal(own(once)["w.weight.loc"], own(twice)["w.weight.loc"])
@@ -172,17 +252,35 @@ def test_before_any_step_a_client_is_served_by_the_prior_and_each_round_of_its_o
 
 
 def test_another_guide_is_named() -> None:
-    with pytest.raises(ProgramError, match=r"has no start at the prior: take the guide delta, or mean_field"):
+    with pytest.raises(
+        ProgramError, match=r"has no start at the prior: take the guide delta, or mean_field"
+    ):
         fit(fedabml(net(), guides.low_rank(rank=1)), federation(), rounds=1)
     with pytest.raises(ProgramError, match="fedabml needs local sites"):
-        fit(fedabml(models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))), federation(), rounds=1)
+        fit(
+            fedabml(
+                models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
+            ),
+            federation(),
+            rounds=1,
+        )
 
 
 def test_scales_may_be_exponentials_as_printed() -> None:
     """A client that has not moved is its prior, the mean of logarithms is what the server takes, and a step is the printed one."""
     lam, eta = 0.7, 0.05
-    options: dict[str, Any] = {"steps": 1, "unit": "step", "batch_size": None, "draws": 2, "lam": lam, "lr": 0.1, "eta": eta}
-    method = fedabml(net(scale_link="exp", scale_start=0.3), guides.mean_field(scale_link="exp"), **options)
+    options: dict[str, Any] = {
+        "steps": 1,
+        "unit": "step",
+        "batch_size": None,
+        "draws": 2,
+        "lam": lam,
+        "lr": 0.1,
+        "eta": eta,
+    }
+    method = fedabml(
+        net(scale_link="exp", scale_start=0.3), guides.mean_field(scale_link="exp"), **options
+    )
     data = federation((5, 5))
     fitted = fit(method, data, rounds=1, seed=2)
     start = fitted.program.start()[0]
@@ -194,7 +292,9 @@ def test_scales_may_be_exponentials_as_printed() -> None:
         assert float((nu - below).abs().max()) > 1e-3
         # d KL / d nu of the prior, a mean over the rows, at the posterior that is already there
         slope = lam * (1.0 - ((2.0 * nu).exp() + (loc - m).square()) / (2.0 * below).exp()) / 5.0
-        torch.testing.assert_close(fitted.message[f"scale.{name}"].view(-1), below - eta * slope.mean(0))
+        torch.testing.assert_close(
+            fitted.message[f"scale.{name}"].view(-1), below - eta * slope.mean(0)
+        )
     with pytest.raises(ValueError, match="scale_link is 'log'; it must be 'softplus' or 'exp'"):
         net(scale_link="log")
     compiled = fit(method, data, rounds=3, seed=2, compile=True)

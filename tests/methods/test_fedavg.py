@@ -46,16 +46,24 @@ def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, f
     fixed = stationary(P[:, None, None] * (I2 - powers(a, m)) @ torch.linalg.solve(a, H))
     assert fixed.tolist() == pytest.approx(published, abs=1e-6)
     method = fedavg(at(fixed), optimiser=SGD(LR), steps=m, batch_size=None, prox=prox, beta=beta)
-    assert torch.allclose(theta(fit(method, clients(), rounds=1)), fixed, atol=1e-12), "one round leaves it where it is"
+    assert torch.allclose(theta(fit(method, clients(), rounds=1)), fixed, atol=1e-12), (
+        "one round leaves it where it is"
+    )
     away = fit(
-        fedavg(at(START), optimiser=SGD(LR), steps=m, batch_size=None, prox=prox, beta=beta), clients(), rounds=max(12, 60 // m)
+        fedavg(at(START), optimiser=SGD(LR), steps=m, batch_size=None, prox=prox, beta=beta),
+        clients(),
+        rounds=max(12, 60 // m),
     )
     assert torch.allclose(theta(away), fixed, atol=0.03), "and it is where rounds lead"
 
 
 @pytest.mark.parametrize(
     ("prox", "beta", "published"),
-    [(0.0, 1.0, (1.976274, -0.475792)), (0.0, 2.0, (0.952547, 1.048415)), (1.0, 1.0, (2.158687, -0.741601))],
+    [
+        (0.0, 1.0, (1.976274, -0.475792)),
+        (0.0, 2.0, (0.952547, 1.048415)),
+        (1.0, 1.0, (2.158687, -0.741601)),
+    ],
 )
 def test_first_round(prox: float, beta: float, published: tuple[float, float]) -> None:
     method = fedavg(at(START), optimiser=SGD(LR), steps=5, batch_size=None, prox=prox, beta=beta)
@@ -63,7 +71,9 @@ def test_first_round(prox: float, beta: float, published: tuple[float, float]) -
 
 
 def test_one_full_batch_step_is_pooled_gradient_descent() -> None:
-    fitted = fit(fedavg(at(START), optimiser=SGD(LR), steps=1, batch_size=None), clients(), rounds=3)
+    fitted = fit(
+        fedavg(at(START), optimiser=SGD(LR), steps=1, batch_size=None), clients(), rounds=3
+    )
     w = START
     for _ in range(3):
         w = w - LR * (P[:, None] * (H @ (w - B)[..., None])[..., 0]).sum(0)
@@ -77,7 +87,12 @@ def test_one_client_is_a_plain_torch_loop(unit: str, steps: int, opt: str) -> No
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
     ours = {"sgd": SGD(0.05), "momentum": SGD(0.05, 0.9), "adam": Adam(0.05)}[opt]
     model = network(net, likelihood=normal(1.0))
-    fitted = fit(fedavg(model, optimiser=ours, steps=steps, unit=unit, batch_size=4), data, rounds=2, seed=3)  # type: ignore[arg-type]
+    fitted = fit(
+        fedavg(model, optimiser=ours, steps=steps, unit=unit, batch_size=4),  # type: ignore[arg-type]
+        data,
+        rounds=2,
+        seed=3,
+    )
     for round_ in range(2):
         moving = list(net.parameters())
         theirs: torch.optim.Optimizer
@@ -102,7 +117,12 @@ def test_fedprox_without_a_pull_is_fedavg_and_with_all_pull_stays() -> None:
     data = federation((5, 3, 7))
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
     plain, none, strong = (
-        fit(fedavg(model, optimiser=SGD(0.01), steps=4, batch_size=2, prox=prox), data, rounds=3, seed=2)
+        fit(
+            fedavg(model, optimiser=SGD(0.01), steps=4, batch_size=2, prox=prox),
+            data,
+            rounds=3,
+            seed=2,
+        )
         for prox in (0.0, 1e-300, 90.0)
     )
     start = plain.program.start()[0]
@@ -114,19 +134,32 @@ def test_fedprox_without_a_pull_is_fedavg_and_with_all_pull_stays() -> None:
 
 
 def test_means_are_weighted_by_rows_and_a_client_alone_is_itself() -> None:
-    twice = ClientData.from_clients({k: {n: v for n, v in clients().select([k]).fields.items()} for k in "abc"})
+    twice = ClientData.from_clients(
+        {k: {n: v for n, v in clients().select([k]).fields.items()} for k in "abc"}
+    )
     one = fit(fedavg(at(START), optimiser=SGD(LR), steps=3, batch_size=None), twice, rounds=1)
     c = powers(H, 3)
     expected = (P[:, None] * (B + (c @ (START - B)[..., None])[..., 0])).sum(0)
     assert torch.allclose(theta(one), expected, atol=1e-13)
     uniform = (UNIFORM[:, None] * (B + (c @ (START - B)[..., None])[..., 0])).sum(0)
     assert not torch.allclose(theta(one), uniform, atol=1e-2)
-    alone = fit(fedavg(at(START), optimiser=SGD(LR), steps=3, batch_size=None), twice, rounds=1, cohort=1, seed=1)
-    assert min((theta(alone) - (b + ck @ (START - b))).abs().max() for b, ck in zip(B, c, strict=True)) < 1e-13
+    alone = fit(
+        fedavg(at(START), optimiser=SGD(LR), steps=3, batch_size=None),
+        twice,
+        rounds=1,
+        cohort=1,
+        seed=1,
+    )
+    assert (
+        min((theta(alone) - (b + ck @ (START - b))).abs().max() for b, ck in zip(B, c, strict=True))
+        < 1e-13
+    )
 
 
 def test_the_loss_is_that_of_the_last_step() -> None:
-    fitted = fit(fedavg(at(START), optimiser=SGD(LR), steps=1, batch_size=None), clients(), rounds=1)
+    fitted = fit(
+        fedavg(at(START), optimiser=SGD(LR), steps=1, batch_size=None), clients(), rounds=1
+    )
     half = 0.5 * torch.einsum("ki,kij,kj->k", START - B, H, START - B)
     constant = torch.log(torch.tensor(2.0 * torch.pi)).item()
     assert fitted.history["loss"][0] == pytest.approx(float((P * half).sum()) + constant)
@@ -140,7 +173,9 @@ def test_fine_tuned_clients_go_on_from_theta_by_their_own_steps_and_training_kno
     plain = fit(fedavg(at(START), **options), clients(), rounds=2)
     tuned = fit(fedavg(at(START), fine_tune=True, **options), clients(), rounds=2, engine=engine)
     assert torch.allclose(theta(plain), theta(tuned), atol=1e-12)
-    assert float((tuned.predict(clients()).mean - plain.predict(clients()).mean).abs().max()) < 1e-12, "not tuned yet"
+    assert (
+        float((tuned.predict(clients()).mean - plain.predict(clients()).mean).abs().max()) < 1e-12
+    ), "not tuned yet"
     for rounds in (1, 2):
         own = tuned.personalise(clients(), rounds=rounds).progress.table["w"]["theta"]
         expected = B + (powers(H, 3 * rounds) @ (theta(plain) - B)[..., None])[..., 0]

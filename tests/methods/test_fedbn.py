@@ -19,12 +19,24 @@ from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD, Adam
 from tests.programs import federation, fit
 
-WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
 
 
 def net(*, normalised: bool = True) -> nn.Module:
-    layers = [nn.BatchNorm1d(2), nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False), nn.Tanh(), nn.Linear(3, 1)]
-    module = nn.Sequential(*[layer for layer in layers if normalised or not isinstance(layer, nn.BatchNorm1d)])
+    layers = [
+        nn.BatchNorm1d(2),
+        nn.Linear(2, 3),
+        nn.BatchNorm1d(3, affine=False),
+        nn.Tanh(),
+        nn.Linear(3, 1),
+    ]
+    module = nn.Sequential(
+        *[layer for layer in layers if normalised or not isinstance(layer, nn.BatchNorm1d)]
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in module.parameters():
@@ -34,17 +46,34 @@ def net(*, normalised: bool = True) -> nn.Module:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_m8_without_such_a_layer_it_is_fedavg(way: str) -> None:
-    data, options = federation((5, 3, 7, 1, 2)), {"optimiser": Adam(0.02), "steps": 2, "unit": "epoch", "batch_size": 2}
+    data, options = (
+        federation((5, 3, 7, 1, 2)),
+        {"optimiser": Adam(0.02), "steps": 2, "unit": "epoch", "batch_size": 2},
+    )
     module = net(normalised=False)
-    ours = fit(fedbn(batch_norm_network(module, likelihood=normal(1.0)), **options), data, rounds=3, cohort=4, **WAYS[way])  # type: ignore[arg-type]
-    theirs = fit(fedavg(network(module, likelihood=normal(1.0)), **options), data, rounds=3, cohort=4)  # type: ignore[arg-type]
+    ours = fit(
+        fedbn(batch_norm_network(module, likelihood=normal(1.0)), **options),  # type: ignore[arg-type]
+        data,
+        rounds=3,
+        cohort=4,
+        **WAYS[way],
+    )
+    theirs = fit(
+        fedavg(network(module, likelihood=normal(1.0)), **options),  # type: ignore[arg-type]
+        data,
+        rounds=3,
+        cohort=4,
+    )
     for name, value in theirs.message.items():
         assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0), name
 
 
 @pytest.mark.parametrize("way", ["in chunks", "sequential"])
 def test_every_engine(way: str) -> None:
-    method, data = fedbn(batch_norm_network(net(), likelihood=normal(1.0)), steps=2, batch_size=3), federation((5, 3, 7, 1, 2))
+    method, data = (
+        fedbn(batch_norm_network(net(), likelihood=normal(1.0)), steps=2, batch_size=3),
+        federation((5, 3, 7, 1, 2)),
+    )
     one, two = (fit(method, data, rounds=3, cohort=4, **WAYS[w]) for w in ("together", way))
     for a, b in ((one.message, two.message), (one.progress.table, two.progress.table)):
         for name, value in named_leaves(a).items():
@@ -54,38 +83,60 @@ def test_every_engine(way: str) -> None:
 def test_a_step_and_what_is_served_are_torchs_own_layers() -> None:
     """One client, all rows: a step in training mode; then its statistics are those of all rows, and predictions use them."""
     data, module, lr = federation((9,)), net(), 0.1
-    fitted = fit(fedbn(batch_norm_network(module, likelihood=normal(1.0)), optimiser=SGD(lr), batch_size=None), data, rounds=1)
+    fitted = fit(
+        fedbn(
+            batch_norm_network(module, likelihood=normal(1.0)), optimiser=SGD(lr), batch_size=None
+        ),
+        data,
+        rounds=1,
+    )
     x, y = data.fields["x"], data.fields["y"]
     module.train()
     loss = 0.5 * (module(x)[:, 0] - y).square().mean()
-    for weight, slope in zip(module.parameters(), torch.autograd.grad(loss, list(module.parameters())), strict=True):
+    for weight, slope in zip(
+        module.parameters(), torch.autograd.grad(loss, list(module.parameters())), strict=True
+    ):
         weight.data -= lr * slope
     for name in ("1.weight", "1.bias", "4.weight", "4.bias"):
-        assert torch.allclose(fitted.message[f"theta.{name}"], module.get_parameter(name), atol=1e-12), name
+        assert torch.allclose(
+            fitted.message[f"theta.{name}"], module.get_parameter(name), atol=1e-12
+        ), name
     own = fitted.progress.table
     assert torch.allclose(own["norm.0.weight"][0, 0, 0], module[0].weight, atol=1e-12)  # type: ignore[index]
     assert torch.allclose(own["norm.0.mean"][0, 0, 0], x.mean(0), atol=1e-12)
     assert torch.allclose(own["norm.0.var"][0, 0, 0], x.var(0, unbiased=False), atol=1e-12)
     with torch.no_grad():
-        wanted = functional_call(module, dict(module.named_parameters()), (x,))[:, 0]  # training mode: the statistics of x
+        wanted = functional_call(module, dict(module.named_parameters()), (x,))[
+            :, 0
+        ]  # training mode: the statistics of x
     assert torch.allclose(fitted.predict(data).mean, wanted, atol=1e-9)
     few = data.where(torch.arange(9) < 2)
-    assert torch.allclose(fitted.predict(few).mean, wanted[:2], atol=1e-9), "a row's prediction is its own"
+    assert torch.allclose(fitted.predict(few).mean, wanted[:2], atol=1e-9), (
+        "a row's prediction is its own"
+    )
 
 
 def test_padding_is_no_row() -> None:
-    method = fedbn(batch_norm_network(net(), likelihood=normal(1.0)), batch_size=None, optimiser=SGD(0.1))
+    method = fedbn(
+        batch_norm_network(net(), likelihood=normal(1.0)), batch_size=None, optimiser=SGD(0.1)
+    )
     data = federation((5, 9))
     together = fit(method, data, rounds=1).progress.table
-    assert torch.allclose(together["norm.0.mean"][0, 0, 0], data.fields["x"][:5].mean(0), atol=1e-12)
+    assert torch.allclose(
+        together["norm.0.mean"][0, 0, 0], data.fields["x"][:5].mean(0), atol=1e-12
+    )
 
 
 def test_the_clients_own_layers_stay_with_them() -> None:
     federation_ = federate(fedbn(batch_norm_network(net(), likelihood=normal(1.0))), federation())
     start = begin(federation_)
     message = federation_.server.down(start.server, Clock(0, 1))
-    up, kept = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(4), 0)
-    assert set(message) == {f"theta.{layer}.{part}" for layer in (1, 4) for part in ("weight", "bias")}
+    up, kept = client_round(
+        federation_, federation_.client.phases, message, start.table, torch.arange(4), 0
+    )
+    assert set(message) == {
+        f"theta.{layer}.{part}" for layer in (1, 4) for part in ("weight", "bias")
+    }
     assert not [path for path in named_leaves(up) if "norm." in path]
     statistics = {f"norm.{layer}.{part}" for layer in (0, 2) for part in ("mean", "var")}
     assert set(kept) == statistics | {"norm.0.weight", "norm.0.bias", "norm.learning"}

@@ -27,9 +27,15 @@ from hierfl.optimisers import SGD, Adam
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
 from tests.programs import ProgramError, federation, fit
 
-WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
 SERVERS = ("average", "gradient", "best")
-SQUARED = normal(math.sqrt(0.5))  # the negative log density of a row is (y - f)^2 and a constant, A.4's loss
+SQUARED = normal(
+    math.sqrt(0.5)
+)  # the negative log density of a row is (y - f)^2 and a constant, A.4's loss
 
 
 def net() -> nn.Module:
@@ -55,7 +61,10 @@ def toy(seed: int = 0) -> ClientData:
     rows = {}
     for k, n in enumerate(SIZES):
         x = k + torch.randn(n, generator=generator)
-        rows[f"client {k + 1}"] = {"x": x[:, None], "y": -x + 4.0 * k + math.sqrt(0.8) * torch.randn(n, generator=generator)}
+        rows[f"client {k + 1}"] = {
+            "x": x[:, None],
+            "y": -x + 4.0 * k + math.sqrt(0.8) * torch.randn(n, generator=generator),
+        }
     return ClientData.from_clients(rows)
 
 
@@ -77,7 +86,9 @@ def envelope(data: ClientData, gamma: Tensor, *, eps: float = 1e-4) -> Tensor:
     total = eps * gamma.square().sum()
     xs, ys = data.fields["x"].split(SIZES), data.fields["y"].split(SIZES)
     for share, w, x, y in zip(SHARES, best, xs, ys, strict=True):
-        total = total + share * ((w[0] * x[:, 0] + w[1] - y).square().mean() + (alpha * (w - mu).square()).sum() / 2.0)
+        total = total + share * (
+            (w[0] * x[:, 0] + w[1] - y).square().mean() + (alpha * (w - mu).square()).sum() / 2.0
+        )
     return total
 
 
@@ -87,14 +98,22 @@ def slope_of_envelope(data: ClientData, gamma: Tensor) -> Tensor:
 
 def gamma_of(fitted: hierfl.Fit) -> Tensor:
     gamma = fitted.message["gamma"]
-    return torch.cat([gamma[f"{part}.{name}"].flatten() for part in ("theta", "s") for name in ("weight", "bias")])
+    return torch.cat(
+        [
+            gamma[f"{part}.{name}"].flatten()
+            for part in ("theta", "s")
+            for name in ("weight", "bias")
+        ]
+    )
 
 
 def toy_method(**options: Any) -> hierfl.Method:
     line = nn.Linear(1, 1)
     with torch.no_grad():
         line.weight.fill_(0.3), line.bias.fill_(-0.2)
-    return fedmap(map_network(line, prior=LearnedVariance(), likelihood=SQUARED), newton_steps=1, **options)
+    return fedmap(
+        map_network(line, prior=LearnedVariance(), likelihood=SQUARED), newton_steps=1, **options
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -107,7 +126,9 @@ def test_a4_the_exact_server_reaches_the_minimiser_that_scipy_finds(seed: int) -
         slope = slope_of_envelope(data, gamma)
         return float(envelope(data, gamma)), torch.cat([slope[:2], slope[2:] * gamma[2:]]).numpy()
 
-    best = minimize(value_and_slope, [0.0, 0.0, 0.0, 0.0], jac=True, method="BFGS", options={"gtol": 1e-10})
+    best = minimize(
+        value_and_slope, [0.0, 0.0, 0.0, 0.0], jac=True, method="BFGS", options={"gtol": 1e-10}
+    )
     wanted = torch.as_tensor(best.x)
     wanted = torch.cat([wanted[:2], wanted[2:].exp()])
     found = gamma_of(fit(toy_method(server=LearnedVariance().best), data, rounds=30))
@@ -142,14 +163,24 @@ def test_theorem_1(omega: Any, way: str) -> None:
         own = prox(data, mu, alpha)
         losses = torch.stack(
             [
-                (w[0] * x[:, 0] + w[1] - y).square().mean() + (alpha * (w - mu).square()).sum() / 2.0
-                for w, x, y in zip(own, data.fields["x"].split(SIZES), data.fields["y"].split(SIZES), strict=True)
+                (w[0] * x[:, 0] + w[1] - y).square().mean()
+                + (alpha * (w - mu).square()).sum() / 2.0
+                for w, x, y in zip(
+                    own, data.fields["x"].split(SIZES), data.fields["y"].split(SIZES), strict=True
+                )
             ]
         )
         return (weights * losses).sum() + 1e-4 * at.square().sum()
 
-    slope = torch.stack([(value(gamma + h * e) - value(gamma - h * e)) / (2 * h) for e in torch.eye(4)])
-    fitted = fit(toy_method(server="gradient", omega=omega, server_optimiser=SGD(lr)), data, rounds=1, **WAYS[way])
+    slope = torch.stack(
+        [(value(gamma + h * e) - value(gamma - h * e)) / (2 * h) for e in torch.eye(4)]
+    )
+    fitted = fit(
+        toy_method(server="gradient", omega=omega, server_optimiser=SGD(lr)),
+        data,
+        rounds=1,
+        **WAYS[way],
+    )
     assert torch.allclose(gamma_of(fitted), gamma - lr * slope, atol=1e-7)
 
 
@@ -161,7 +192,9 @@ def test_m4_a_tight_prior_is_gradient_descent_on_the_mean_loss(way: str) -> None
     for variance in (0.1, 0.01, 0.001):
         prior = {"loc": START, "scale": torch.tensor(variance).sqrt()}
         fitted = fit(fedmap(of_quadratics(prior), newton_steps=1), clients(), rounds=1, **WAYS[way])
-        errors.append(float(((fitted.message["gamma"]["theta.v"] - START) / variance - wanted).norm()))
+        errors.append(
+            float(((fitted.message["gamma"]["theta.v"] - START) / variance - wanted).norm())
+        )
     assert errors[0] / errors[1] == pytest.approx(10, rel=0.45)
     assert errors[1] / errors[2] == pytest.approx(10, rel=0.1)
 
@@ -176,20 +209,31 @@ def of_quadratics(prior: dict[str, Tensor]) -> Any:
         with batch.clients():
             w = pyro.sample("w.v", dist.Normal(theta, prior["scale"]).to_event(1))
             with batch.data():
-                pyro.sample("y", dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1), obs=batch.y)
+                pyro.sample(
+                    "y",
+                    dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1),
+                    obs=batch.y,
+                )
 
     return model
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean_of_the_hierarchy(way: str) -> None:
+def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean_of_the_hierarchy(
+    way: str,
+) -> None:
     """sum_k (H_k^-1 + sigma^2)^-1 (gamma - b_k) = 0, H_k of the summed loss: the GLS mean with both variances known."""
     rows = torch.tensor([5.0, 3.0, 2.0])[:, None, None]
     fixed = stationary(torch.linalg.inv(torch.linalg.inv(rows * H) + 0.3 * I2))
     ends = []
     for start in (fixed, START):
         model = of_quadratics({"loc": start, "scale": torch.tensor(0.3).sqrt()})
-        fitted = fit(fedmap(model, newton_steps=1, loss="sum", omega="uniform"), clients(), rounds=8, **WAYS[way])
+        fitted = fit(
+            fedmap(model, newton_steps=1, loss="sum", omega="uniform"),
+            clients(),
+            rounds=8,
+            **WAYS[way],
+        )
         ends.append(fitted.message["gamma"]["theta.v"])
     assert torch.allclose(ends[0], fixed, atol=1e-12)
     assert (ends[1] - fixed).norm() < 0.2 * (START - fixed).norm()
@@ -201,13 +245,25 @@ def test_m5_pfedme_with_an_exact_prox(way: str) -> None:
     lam, eta = 2.0, 0.1
     model = of_quadratics({"loc": START, "scale": torch.tensor(lam) ** -0.5})
     ours = fit(
-        fedmap(model, newton_steps=1, omega="uniform", server="gradient", server_optimiser=SGD(eta)),
+        fedmap(
+            model, newton_steps=1, omega="uniform", server="gradient", server_optimiser=SGD(eta)
+        ),
         clients(),
         rounds=2,
         **WAYS[way],
     )
     theirs = fit(
-        pfedme(at(START, personal=True), lam=lam, lr=0.2, eta=eta, prox_steps=50, steps=1, batch_size=None), clients(), rounds=2
+        pfedme(
+            at(START, personal=True),
+            lam=lam,
+            lr=0.2,
+            eta=eta,
+            prox_steps=50,
+            steps=1,
+            batch_size=None,
+        ),
+        clients(),
+        rounds=2,
     )
     assert torch.allclose(ours.message["gamma"]["theta.v"], theirs.message["theta"], atol=1e-10)
     assert UNIFORM.sum() == pytest.approx(1.0)
@@ -217,14 +273,26 @@ def test_m5_pfedme_with_an_exact_prox(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("variance", [0.5, math.inf])
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
-def test_m1_m2_restarted_it_is_fedprox_and_without_a_prior_fedavg(way: str, variance: float, opt: str) -> None:
+def test_m1_m2_restarted_it_is_fedprox_and_without_a_prior_fedavg(
+    way: str, variance: float, opt: str
+) -> None:
     optimiser = SGD(0.05) if opt == "sgd" else Adam(0.02)
     data = federation((5, 3, 7, 1, 2))
-    ours = fedmap(personal(Isotropic(variance)), optimiser=optimiser, steps=2, batch_size=2, restart="global")
-    theirs = fedavg(
-        network(net(), likelihood=normal(1.0)), optimiser=optimiser, steps=2, unit="epoch", batch_size=2, prox=1.0 / variance
+    ours = fedmap(
+        personal(Isotropic(variance)), optimiser=optimiser, steps=2, batch_size=2, restart="global"
     )
-    one, two = fit(ours, data, rounds=3, cohort=4, **WAYS[way]), fit(theirs, data, rounds=3, cohort=4)
+    theirs = fedavg(
+        network(net(), likelihood=normal(1.0)),
+        optimiser=optimiser,
+        steps=2,
+        unit="epoch",
+        batch_size=2,
+        prox=1.0 / variance,
+    )
+    one, two = (
+        fit(ours, data, rounds=3, cohort=4, **WAYS[way]),
+        fit(theirs, data, rounds=3, cohort=4),
+    )
     for name, value in two.message.items():
         assert torch.allclose(one.message["gamma"][name], value, atol=1e-10, rtol=0.0), name
 
@@ -246,9 +314,14 @@ def test_m3_a_gradient_step_as_long_as_the_variance_is_the_average(way: str) -> 
     options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3}
     average = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
     steps = fit(
-        fedmap(personal(Isotropic(0.7)), server="gradient", server_optimiser=SGD(0.7), **options), data, rounds=3, **WAYS[way]
+        fedmap(personal(Isotropic(0.7)), server="gradient", server_optimiser=SGD(0.7), **options),
+        data,
+        rounds=3,
+        **WAYS[way],
     )
-    exact = fit(fedmap(personal(Isotropic(0.7)), server=Isotropic(0.7).best, **options), data, rounds=3)
+    exact = fit(
+        fedmap(personal(Isotropic(0.7)), server=Isotropic(0.7).best, **options), data, rounds=3
+    )
     for name, value in average.message["gamma"].items():
         assert torch.allclose(steps.message["gamma"][name], value, atol=1e-10)
         assert torch.allclose(exact.message["gamma"][name], value, atol=1e-10)
@@ -258,7 +331,12 @@ def test_m3_a_gradient_step_as_long_as_the_variance_is_the_average(way: str) -> 
 def test_m6_a_learned_variance_that_is_frozen_and_equal_is_isotropic(way: str) -> None:
     data = federation()
     options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3}
-    frozen = fit(fedmap(personal(LearnedVariance(c=0.7)), server_optimiser=SGD(0.0), **options), data, rounds=3, **WAYS[way])
+    frozen = fit(
+        fedmap(personal(LearnedVariance(c=0.7)), server_optimiser=SGD(0.0), **options),
+        data,
+        rounds=3,
+        **WAYS[way],
+    )
     fixed = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
     for name, value in fixed.message["gamma"].items():
         assert torch.allclose(frozen.message["gamma"][name], value, atol=1e-10)
@@ -267,17 +345,36 @@ def test_m6_a_learned_variance_that_is_frozen_and_equal_is_isotropic(way: str) -
 @pytest.mark.parametrize(
     ("prior", "server", "way"),
     [
-        *((prior, server, way) for prior in (LearnedVariance(), LearnedNormal()) for server in SERVERS for way in list(WAYS)[1:]),
+        *(
+            (prior, server, way)
+            for prior in (LearnedVariance(), LearnedNormal())
+            for server in SERVERS
+            for way in list(WAYS)[1:]
+        ),
         (InputConvex(hidden=2), "average", "sequential"),
         (InputConvex(hidden=2), "gradient", "in chunks"),
     ],
 )
 def test_every_prior_on_every_engine(prior: Any, server: str, way: str) -> None:
-    options: dict[str, Any] = {"server": prior.best if server == "best" else server, "server_optimiser": SGD(0.01)}
+    options: dict[str, Any] = {
+        "server": prior.best if server == "best" else server,
+        "server_optimiser": SGD(0.01),
+    }
     omega = "size" if isinstance(prior, LearnedNormal) else "mean-likelihood"
-    method = fedmap(personal(prior), optimiser=SGD(0.02), steps=2, batch_size=2, omega=omega, init="client", **options)  # type: ignore[arg-type]
+    method = fedmap(
+        personal(prior),
+        optimiser=SGD(0.02),
+        steps=2,
+        batch_size=2,
+        omega=omega,  # type: ignore[arg-type]
+        init="client",
+        **options,
+    )
     data = federation((5, 3, 7, 1, 2))
-    one, two = fit(method, data, rounds=3, cohort=4), fit(method, data, rounds=3, cohort=4, **WAYS[way])
+    one, two = (
+        fit(method, data, rounds=3, cohort=4),
+        fit(method, data, rounds=3, cohort=4, **WAYS[way]),
+    )
     start = one.program.start()[0]
     for name, value in one.message["gamma"].items():
         assert torch.allclose(value, two.message["gamma"][name], atol=1e-10, rtol=0.0), name
@@ -293,7 +390,9 @@ def test_the_normal_is_learned_as_the_mode_of_all_clients_together() -> None:
 
     def total(theta: Tensor, log_v: Tensor) -> Tensor:
         above = {"theta": theta, "log_v": log_v}
-        return -(weights * torch.stack([prior.given(above).log_prob(v) for v in w])).sum() + prior.hyper(above)
+        return -(
+            weights * torch.stack([prior.given(above).log_prob(v) for v in w])
+        ).sum() + prior.hyper(above)
 
     slopes = torch.func.grad(total, (0, 1))(best["theta"], best["log_v"])
     assert all(float(slope.abs().max()) < 1e-12 for slope in slopes)
@@ -303,7 +402,11 @@ def test_the_learned_penalty_is_convex() -> None:
     prior, generator = InputConvex(), torch.Generator().manual_seed(0)
     program = fit(fedmap(personal(prior), steps=1), federation(), rounds=1).message["gamma"]
     tensor = "0.weight"
-    above = {k.partition(".")[0].removeprefix("convex_"): v for k, v in program.items() if k.partition(".")[2] == tensor}
+    above = {
+        k.partition(".")[0].removeprefix("convex_"): v
+        for k, v in program.items()
+        if k.partition(".")[2] == tensor
+    }
     above = {**above, "raw": above["out"]}
     penalty = prior.given(above).penalty
 
@@ -328,19 +431,34 @@ def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
     """A client of a million rows beside one of 10, in float32."""
     torch.set_default_dtype(torch.float32)
     many = torch.arange(1_000_000).remainder(97).float() / 50.0 - 1.0
-    rows = {"large": {"x": many[:, None], "y": 3.0 * many + 20.0}, "small": {"x": many[:10, None], "y": many[:10]}}
+    rows = {
+        "large": {"x": many[:, None], "y": 3.0 * many + 20.0},
+        "small": {"x": many[:10, None], "y": many[:10]},
+    }
     line = nn.Linear(1, 1)
-    method = fedmap(map_network(line, likelihood=normal(0.5)), optimiser=SGD(0.01), steps=1, batch_size=None, omega=omega)
+    method = fedmap(
+        map_network(line, likelihood=normal(0.5)),
+        optimiser=SGD(0.01),
+        steps=1,
+        batch_size=None,
+        omega=omega,
+    )
     fitted = fit(method, ClientData.from_clients(rows), rounds=2, **WAYS[way])
     assert fitted.history["effective_clients"].between(1.0, 2.0 + 1e-5).all()
-    assert all(bool(leaf.isfinite().all()) for leaf in named_leaves(fitted.progress.server).values())
+    assert all(
+        bool(leaf.isfinite().all()) for leaf in named_leaves(fitted.progress.server).values()
+    )
     if omega == "likelihood":
-        assert fitted.history["effective_clients"].iloc[-1] == pytest.approx(1.0), "all weight on the client of fewest rows"
+        assert fitted.history["effective_clients"].iloc[-1] == pytest.approx(1.0), (
+            "all weight on the client of fewest rows"
+        )
 
 
 def test_a_client_alone_in_the_sum_is_told(recwarn: pytest.WarningsRecorder) -> None:
     line = nn.Linear(2, 1)
-    method = fedmap(map_network(line, likelihood=normal(0.05)), optimiser=SGD(1e-4), steps=1, omega="likelihood")
+    method = fedmap(
+        map_network(line, likelihood=normal(0.05)), optimiser=SGD(1e-4), steps=1, omega="likelihood"
+    )
     with pytest.warns(UserWarning, match="the others hardly count: take omega='size'"):
         fit(method, federation((50, 3)), rounds=1)
 
@@ -348,19 +466,33 @@ def test_a_client_alone_in_the_sum_is_told(recwarn: pytest.WarningsRecorder) -> 
 @pytest.mark.parametrize("omega", ["likelihood", "mean-likelihood"])
 def test_omega_is_likelihood_times_prior(omega: str, quiet: None) -> None:
     data, model = federation((5, 3, 4)), personal(Isotropic(0.5))
-    federation_ = federate(fedmap(model, optimiser=SGD(0.05), steps=1, batch_size=2, omega=omega), data)  # type: ignore[arg-type]
+    federation_ = federate(
+        fedmap(model, optimiser=SGD(0.05), steps=1, batch_size=2, omega=omega),  # type: ignore[arg-type]
+        data,
+    )
     start = begin(federation_)
     message = federation_.server.down(start.server, Clock(0, 1))
-    ups, own = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(3), 0)
+    ups, own = client_round(
+        federation_, federation_.client.phases, message, start.table, torch.arange(3), 0
+    )
     up = ups["clients"]
     assert isinstance(up, LogShare)
     counts, module = data.counts.tolist(), net()
-    for k, (x, y) in enumerate(zip(data.fields["x"].split(counts), data.fields["y"].split(counts), strict=True)):
-        weights = {name: own["w"][f"w.{name}.at"][k].reshape(p.shape) for name, p in module.named_parameters()}
+    for k, (x, y) in enumerate(
+        zip(data.fields["x"].split(counts), data.fields["y"].split(counts), strict=True)
+    ):
+        weights = {
+            name: own["w"][f"w.{name}.at"][k].reshape(p.shape)
+            for name, p in module.named_parameters()
+        }
         f = torch.func.functional_call(module, weights, (x,))[:, 0]
         log = torch.distributions.Normal(f, 1.0).log_prob(y).sum()
-        log = log - sum((w - message["gamma"][f"theta.{n}"]).square().sum() for n, w in weights.items()) / (2 * 0.5)
-        assert float(up.log_weight[k]) == pytest.approx(float(log) / (counts[k] if omega == "mean-likelihood" else 1.0), rel=1e-9)  # type: ignore[index]
+        log = log - sum(
+            (w - message["gamma"][f"theta.{n}"]).square().sum() for n, w in weights.items()
+        ) / (2 * 0.5)
+        assert float(up.log_weight[k]) == pytest.approx(  # type: ignore[index]
+            float(log) / (counts[k] if omega == "mean-likelihood" else 1.0), rel=1e-9
+        )
 
 
 def test_log_weights_add_up_and_a_constant_changes_nothing() -> None:
@@ -372,9 +504,15 @@ def test_log_weights_add_up_and_a_constant_changes_nothing() -> None:
     for total in (parts, whole, moved):
         means = means_of({"v": total})
         assert torch.allclose(means["v"], wanted, atol=1e-9)
-        assert float(means["effective_v"]) == pytest.approx(float(1.0 / log.softmax(0).square().sum()), rel=1e-9)
+        assert float(means["effective_v"]) == pytest.approx(
+            float(1.0 / log.softmax(0).square().sum()), rel=1e-9
+        )
     assert (
-        float(means_of({"v": summed(LogShare(value, torch.tensor([1400 * -0.3, 350 * -0.3] + [-1e6] * 5)))})["effective_v"])
+        float(
+            means_of(
+                {"v": summed(LogShare(value, torch.tensor([1400 * -0.3, 350 * -0.3] + [-1e6] * 5)))}
+            )["effective_v"]
+        )
         == 1.0
     )
 
@@ -386,7 +524,9 @@ def test_it_begins_at_one_client_that_fits_alone() -> None:
     first = {}
     for seed in (0, 4, 5, 6):
         fitted = fit(fedmap(personal(), init="client", **options), data, rounds=1, seed=seed)
-        alone = fit(fedmap(personal(Isotropic(math.inf)), **options), data, rounds=1, seed=seed).progress.table["w"]
+        alone = fit(
+            fedmap(personal(Isotropic(math.inf)), **options), data, rounds=1, seed=seed
+        ).progress.table["w"]
         gamma = torch.cat([v.flatten() for v in fitted.message["gamma"].values()])
         own = torch.cat([v.flatten(1) for v in alone.values()], 1)
         near = (own - gamma).abs().amax(1)
@@ -414,7 +554,9 @@ def test_what_crosses_is_the_clients_weights_in_sums_and_nothing_of_its_rows() -
         federation_ = federate(fedmap(personal(LearnedVariance()), steps=1), federation(counts))
         start = begin(federation_)
         message = federation_.server.down(start.server, Clock(0, 1))
-        up, _ = client_round(federation_, federation_.client.phases, message, start.table, torch.arange(3), 0)
+        up, _ = client_round(
+            federation_, federation_.client.phases, message, start.table, torch.arange(3), 0
+        )
         shapes.append({name: tuple(leaf.shape[1:]) for name, leaf in named_leaves(up).items()})
         assert set(up) == {"clients", "loss"}
         assert set(up["clients"].value) == {"away", "slope"}
@@ -423,12 +565,25 @@ def test_what_crosses_is_the_clients_weights_in_sums_and_nothing_of_its_rows() -
 
 def test_a_prior_for_each_layer() -> None:
     prior = {"0.": Isotropic(math.inf), "": LearnedVariance(c=0.7)}
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3, "server_optimiser": SGD(0.0)}
+    options: dict[str, Any] = {
+        "optimiser": SGD(0.05),
+        "steps": 2,
+        "batch_size": 3,
+        "server_optimiser": SGD(0.0),
+    }
     both = fit(fedmap(personal(prior), **options), federation(), rounds=1)
-    loose, tight = (fit(fedmap(personal(p), **options), federation(), rounds=1) for p in prior.values())
+    loose, tight = (
+        fit(fedmap(personal(p), **options), federation(), rounds=1) for p in prior.values()
+    )
     assert {name.partition(".")[0] for name in both.message["gamma"] if ".0." in name} == {"theta"}
-    assert {name.partition(".")[0] for name in both.message["gamma"] if ".2." in name} == {"theta", "s"}
-    assert all(not torch.equal(both.message["gamma"]["theta.0.bias"], f.message["gamma"]["theta.0.bias"]) for f in (loose, tight))
+    assert {name.partition(".")[0] for name in both.message["gamma"] if ".2." in name} == {
+        "theta",
+        "s",
+    }
+    assert all(
+        not torch.equal(both.message["gamma"]["theta.0.bias"], f.message["gamma"]["theta.0.bias"])
+        for f in (loose, tight)
+    )
     with pytest.raises(ValueError, match=r"prior: none of '1\.' begins '0\.weight'"):
         personal({"1.": Isotropic()})
 
@@ -436,7 +591,10 @@ def test_a_prior_for_each_layer() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"omega": "rows"}, "omega is 'rows'; it must be one of size, uniform, mean-likelihood, likelihood"),
+        (
+            {"omega": "rows"},
+            "omega is 'rows'; it must be one of size, uniform, mean-likelihood, likelihood",
+        ),
         ({"server": "mean"}, "server is 'mean'; it must be one of average, gradient"),
         ({"restart": "never"}, "restart is 'never'"),
         ({"loss": "total"}, "loss is 'total'"),

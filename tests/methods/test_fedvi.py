@@ -28,7 +28,11 @@ from hierfl.models.likelihood import bernoulli, categorical, normal, poisson
 from hierfl.optimisers import SGD
 from tests.programs import federation, fit, means
 
-WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
 
 
 def embedding(size: int = 6) -> nn.Module:
@@ -41,12 +45,24 @@ def embedding(size: int = 6) -> nn.Module:
 
 
 def heads(**options: Any) -> PersonalHeads:
-    settings: dict[str, Any] = {"outputs": 1, "features": 6, "local_features": 2, "likelihood": normal(1.0), **options}
+    settings: dict[str, Any] = {
+        "outputs": 1,
+        "features": 6,
+        "local_features": 2,
+        "likelihood": normal(1.0),
+        **options,
+    }
     return PersonalHeads(embedding(), **settings)
 
 
 def method(model: PersonalHeads | None = None, **options: Any) -> Method:
-    settings: dict[str, Any] = {"tau": 0.1, "batch_size": 4, "steps": 2, "hidden": 5, "optimiser": SGD(0.05)}
+    settings: dict[str, Any] = {
+        "tau": 0.1,
+        "batch_size": 4,
+        "steps": 2,
+        "hidden": 5,
+        "optimiser": SGD(0.05),
+    }
     return fedvi(model or heads(), **{**settings, "server_optimiser": SGD(1.0, 0.5), **options})
 
 
@@ -69,7 +85,9 @@ def test_new_clients_are_personalised_by_inputs_alone(fitted: hierfl.Fit) -> Non
     assert blind.log_score is None
     assert torch.equal(blind.mean, seeing.mean), "labels are there, and are not read"
     other = bare.with_fields(x=-bare.fields["x"])
-    assert not torch.allclose(fitted.personalise(other).predict(bare, draws=7).mean, blind.mean), "what it reads is the support"
+    assert not torch.allclose(fitted.personalise(other).predict(bare, draws=7).mean, blind.mean), (
+        "what it reads is the support"
+    )
 
 
 def test_the_order_of_the_support_is_nothing(fitted: hierfl.Fit) -> None:
@@ -101,20 +119,31 @@ def test_either_pooling_is_of_a_set_and_padding_is_no_row(pool: Any) -> None:
 )
 def test_any_likelihood_and_images_too(likelihood: Any, field: str, outputs: int) -> None:
     data = federation((5, 3, 7))
-    data = data.with_fields(kind=torch.arange(15) % 3, image=torch.randn(15, 1, 6, 6, generator=torch.Generator().manual_seed(1)))
+    data = data.with_fields(
+        kind=torch.arange(15) % 3,
+        image=torch.randn(15, 1, 6, 6, generator=torch.Generator().manual_seed(1)),
+    )
     pixels = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 6))
     for net, x in ((embedding(), "x"), (pixels, "image")):
-        model = PersonalHeads(net, outputs=outputs, features=6, local_features=2, likelihood=likelihood, x=x, y=field)
+        model = PersonalHeads(
+            net, outputs=outputs, features=6, local_features=2, likelihood=likelihood, x=x, y=field
+        )
         result = fit(method(model), data, rounds=2)
         assert result.predict(data.without(field), draws=3).mean.isfinite().all()
         assert {"loss", "kl"} <= set(result.history)
 
 
 def test_a_noise_scale_that_is_not_known_is_learned_as_a_point() -> None:
-    result = fit(method(heads(likelihood=normal()), optimiser=SGD(0.1)), federation((20, 30)), rounds=15)
+    result = fit(
+        method(heads(likelihood=normal()), optimiser=SGD(0.1)), federation((20, 30)), rounds=15
+    )
     at = result.draws(2).shared["noise_scale"]
     assert torch.equal(at[0], at[1]), "a point"
-    assert 0.3 < float(at[0]) != pytest.approx(float(result.program.start()[0]["noise_scale.at"].exp()))
+    assert (
+        0.3
+        < float(at[0])
+        != pytest.approx(float(result.program.start()[0]["noise_scale.at"].exp()))
+    )
     assert result.history["loss"].iloc[-1] < result.history["loss"].iloc[0]
 
 
@@ -122,7 +151,10 @@ def test_a_noise_scale_that_is_not_known_is_learned_as_a_point() -> None:
 @pytest.mark.parametrize("way", ["in chunks", "sequential"])
 def test_every_engine_and_order(way: str) -> None:
     data = federation((5, 3, 7, 1, 2))
-    one, two = fit(method(), data, rounds=3, cohort=4), fit(method(), data, rounds=3, cohort=4, **WAYS[way])
+    one, two = (
+        fit(method(), data, rounds=3, cohort=4),
+        fit(method(), data, rounds=3, cohort=4, **WAYS[way]),
+    )
     back = fit(method(), data.select(data.names[::-1]), rounds=3, cohort=4)
     start = one.program.start()[0]
     for name, value in one.message.items():
@@ -133,10 +165,18 @@ def test_every_engine_and_order(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_v1_without_the_clients_own_heads_it_is_fedavg_with_momentum_on_the_query_rows(way: str) -> None:
+def test_v1_without_the_clients_own_heads_it_is_fedavg_with_momentum_on_the_query_rows(
+    way: str,
+) -> None:
     data, lr, momentum = federation((6, 3, 7)), 0.05, 0.9
     model = heads(merge=lambda common, own: common + 0.0 * own)
-    ours = fit(method(model, tau=0.0, steps=1, server_optimiser=SGD(1.3, momentum)), data, rounds=3, seed=2, **WAYS[way])
+    ours = fit(
+        method(model, tau=0.0, steps=1, server_optimiser=SGD(1.3, momentum)),
+        data,
+        rounds=3,
+        seed=2,
+        **WAYS[way],
+    )
     net, head = embedding(), nn.Linear(4, 1)
     whole = nn.ModuleDict({"embedding": net, "head": head})
     start = ours.program.start()[0]
@@ -156,10 +196,17 @@ def test_v1_without_the_clients_own_heads_it_is_fedavg_with_momentum_on_the_quer
                 if active[k] and len(rows):
                     out = head(net(data.fields["x"][rows])[:, :4])[:, 0]
                     loss = 0.5 * (out - data.fields["y"][rows]).square().mean()
-                    for p, g in zip(whole.parameters(), torch.autograd.grad(loss, list(whole.parameters())), strict=True):
+                    for p, g in zip(
+                        whole.parameters(),
+                        torch.autograd.grad(loss, list(whole.parameters())),
+                        strict=True,
+                    ):
                         p.data -= lr * g
                     asked += len(rows)
-            moves = [m + asked * (p.detach() - b) for m, p, b in zip(moves, whole.parameters(), before, strict=True)]
+            moves = [
+                m + asked * (p.detach() - b)
+                for m, p, b in zip(moves, whole.parameters(), before, strict=True)
+            ]
             total += asked
         for i, p in enumerate(whole.parameters()):
             velocity[i] = momentum * velocity[i] - moves[i] / total
@@ -179,11 +226,17 @@ def test_v4_a_server_of_rate_1_takes_the_weighted_mean(way: str) -> None:
     federation_ = federate(method(server_optimiser=SGD(1.0)), data)
     where = begin(federation_)
     message = federation_.server.down(where.server, Clock(0, 1))
-    ups, _ = client_round(federation_, federation_.client.phases, message, where.table, torch.arange(3), 0)
+    ups, _ = client_round(
+        federation_, federation_.client.phases, message, where.table, torch.arange(3), 0
+    )
     assert set(ups) == {"move", "loss", "kl"}, "global params, and two numbers"
-    assert {k: tuple(v.shape[1:]) for k, v in ups["move"].value.items()} == {k: tuple(v.shape) for k, v in message.items()}
+    assert {k: tuple(v.shape[1:]) for k, v in ups["move"].value.items()} == {
+        k: tuple(v.shape) for k, v in message.items()
+    }
     move: Any = ups["move"]
-    assert move.weight.tolist() == [4.0, 2.0, 6.0], "two epochs of 2 (of 5 = 4 + 1), 1 (of 3) and 3 (of 7 = 4 + 3) queried rows"
+    assert move.weight.tolist() == [4.0, 2.0, 6.0], (
+        "two epochs of 2 (of 5 = 4 + 1), 1 (of 3) and 3 (of 7 = 4 + 3) queried rows"
+    )
     after = fit(method(server_optimiser=SGD(1.0)), data, rounds=1, **WAYS[way])
     for name, value in after.message.items():
         theirs = message[name] + move.value[name].sum(0) / move.weight.sum()
@@ -194,8 +247,17 @@ def test_v4_a_server_of_rate_1_takes_the_weighted_mean(way: str) -> None:
 def test_a_step_is_down_the_slope_of_sums_with_tau_and_gamma(way: str) -> None:
     data, lr = federation((6, 4)), 0.01
     model = heads(global_scale=0.8)
-    options: dict[str, Any] = {"loss": "sum", "tau": 0.7, "gamma": 0.3, "steps": 1, "batch_size": None, "optimiser": SGD(lr)}
-    fitted = fit(method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way])
+    options: dict[str, Any] = {
+        "loss": "sum",
+        "tau": 0.7,
+        "gamma": 0.3,
+        "steps": 1,
+        "batch_size": None,
+        "optimiser": SGD(lr),
+    }
+    fitted = fit(
+        method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way]
+    )
     theta, moves = fitted.program.start()[0], []
     for k in range(2):
         support, query = every_other(full_batch(data, torch.tensor([k]), seed=2, at=(0, 0, 0)))
@@ -227,19 +289,35 @@ def test_halves_are_apart_and_all_there() -> None:
 # ------------------------------------------------------------------------------------------------ the bound
 def test_the_parts_of_the_bound_in_closed_form() -> None:
     """O11: a Gaussian location of one client each; risk and KL by hand."""
-    data = ClientData.from_clients({"a": {"y": torch.randn(40, generator=torch.Generator().manual_seed(0))}})
-    result = fit(hierfl.methods.fedsvi(means, guide=guides.mean_field, average=0.0), data, rounds=30)
+    data = ClientData.from_clients(
+        {"a": {"y": torch.randn(40, generator=torch.Generator().manual_seed(0))}}
+    )
+    result = fit(
+        hierfl.methods.fedsvi(means, guide=guides.mean_field, average=0.0), data, rounds=30
+    )
     found = hierfl.pac_bayes(result, draws=4000)
     program = result.program
-    params = {**result.message["params"], **{k: v[0] for k, v in result.progress.table["params"].items()}}
-    z, b = ((float(params[f"{s}.loc"]), float(torch.nn.functional.softplus(params[f"{s}.scale"]))) for s in ("g", "b"))
-    risk = 0.5 * math.log(2 * math.pi) + 0.5 * float((data.fields["y"] - b[0]).square().mean()) + 0.5 * b[1] ** 2
+    params = {
+        **result.message["params"],
+        **{k: v[0] for k, v in result.progress.table["params"].items()},
+    }
+    z, b = (
+        (float(params[f"{s}.loc"]), float(torch.nn.functional.softplus(params[f"{s}.scale"])))
+        for s in ("g", "b")
+    )
+    risk = (
+        0.5 * math.log(2 * math.pi)
+        + 0.5 * float((data.fields["y"] - b[0]).square().mean())
+        + 0.5 * b[1] ** 2
+    )
     kl_g = math.log(2.0 / z[1]) + (z[1] ** 2 + z[0] ** 2) / 8.0 - 0.5
     kl_b = -math.log(b[1]) + (b[1] ** 2 + (b[0] - z[0]) ** 2 + z[1] ** 2) / 2.0 - 0.5
     assert found.rows == 40 and program.num_clients == 1
     assert found.empirical_risk == pytest.approx(risk, abs=0.01)
     assert found.kl == pytest.approx(kl_g + kl_b, abs=0.1)
-    assert found.bound(delta=0.1) == pytest.approx(found.empirical_risk + (found.kl + math.log(10.0)) / 40.0)
+    assert found.bound(delta=0.1) == pytest.approx(
+        found.empirical_risk + (found.kl + math.log(10.0)) / 40.0
+    )
     assert found.bound(eta=math.inf) == found.empirical_risk
 
 
@@ -252,13 +330,19 @@ def test_the_true_risk_is_below_the_bound_with_its_slack() -> None:
     eta = 2.0
     q0 = n / v + eta - eta**2 * prior  # > 0: the slack is finite
     log_moment = (
-        0.5 * math.log((n / v) / q0) + (eta * m0) ** 2 / (2 * q0) + eta * v / 2 - ((n - 1) / 2) * math.log(1 + eta * v / n)
+        0.5 * math.log((n / v) / q0)
+        + (eta * m0) ** 2 / (2 * q0)
+        + eta * v / 2
+        - ((n - 1) / 2) * math.log(1 + eta * v / n)
     )
     risk = 0.5 * math.log(2 * math.pi) + 0.5 * (y - m[:, None]).square().mean(1) + 0.5 * spread
     kl = 0.5 * (math.log(prior / spread) + (spread + m.square()) / prior - 1.0)
     true = 0.5 * math.log(2 * math.pi * (1 + spread)) + ((m0 - m).square() + v) / (2 * (1 + spread))
     bounds = torch.tensor(
-        [hierfl.PacBayes(float(r), float(k), n).bound(eta=eta, delta=delta) for r, k in zip(risk, kl, strict=True)]
+        [
+            hierfl.PacBayes(float(r), float(k), n).bound(eta=eta, delta=delta)
+            for r, k in zip(risk, kl, strict=True)
+        ]
     )
     assert float((true > bounds + log_moment / eta).double().mean()) <= delta
 

@@ -34,7 +34,9 @@ from tests.programs import Given, at_random, federation, fit, read
 def deaf(model: PersonalHeads, *, scale: float, **options: Any) -> Method:
     """FedVI whose constructor is told nothing of the rows: it learns, and gives every client the same."""
     base = method(model, **options)
-    nothing = guides.constructed(features=lambda batch: 0.0 * model.global_features(batch), scale=scale, hidden=5)
+    nothing = guides.constructed(
+        features=lambda batch: 0.0 * model.global_features(batch), scale=scale, hidden=5
+    )
     return replace(base, guide=nothing)
 
 
@@ -44,24 +46,40 @@ def test_v2_a_constructor_that_hears_nothing_is_one_net_for_all(way: str) -> Non
     data = federation((5, 7))
     result = fit(deaf(heads(prior_scale=1e-12), scale=1e-12, tau=0.0), data, rounds=3, **WAYS[way])
     theta = result.message
-    assert not torch.equal(theta["constructor.last.bias"], result.program.start()[0]["constructor.last.bias"]), "it has learned"
+    assert not torch.equal(
+        theta["constructor.last.bias"], result.program.start()[0]["constructor.last.bias"]
+    ), "it has learned"
     inside = torch.zeros(4)
     for layer in ("1", "2"):
-        inside = torch.relu(inside @ theta[f"constructor.{layer}.weight"] + theta[f"constructor.{layer}.bias"])
-    beta, _, bias = (inside @ theta["constructor.last.weight"] + theta["constructor.last.bias"]).split((2, 2, 1))
+        inside = torch.relu(
+            inside @ theta[f"constructor.{layer}.weight"] + theta[f"constructor.{layer}.bias"]
+        )
+    beta, _, bias = (
+        inside @ theta["constructor.last.weight"] + theta["constructor.last.bias"]
+    ).split((2, 2, 1))
     rows = torch.tanh(data.fields["x"] @ theta["embedding.0.weight"].T + theta["embedding.0.bias"])
-    wanted = rows[:, :4] @ theta["head.weight"][:, 0] + theta["head.bias"] + rows[:, 4:] @ beta + bias
+    wanted = (
+        rows[:, :4] @ theta["head.weight"][:, 0] + theta["head.bias"] + rows[:, 4:] @ beta + bias
+    )
     assert torch.allclose(result.predict(data, draws=2).mean, wanted, atol=1e-9)
     others = ClientData(data.fields, data.offsets, ("new 1", "new 2"), data.client_fields)
-    new = result.personalise(federation((4, 9), seed=5))  # supports of other rows than those that are asked of
-    assert torch.allclose(replace_support(new, others).predict(others, draws=2).mean, wanted, atol=1e-9)
+    new = result.personalise(
+        federation((4, 9), seed=5)
+    )  # supports of other rows than those that are asked of
+    assert torch.allclose(
+        replace_support(new, others).predict(others, draws=2).mean, wanted, atol=1e-9
+    )
 
 
 def replace_support(fitted: hierfl.Fit, like: ClientData) -> hierfl.Fit:
     """The fit whose clients are known by other names, their supports as they were."""
     data = fitted.federation.data
     return replace(
-        fitted, federation=replace(fitted.federation, data=ClientData(data.fields, data.offsets, like.names, data.client_fields))
+        fitted,
+        federation=replace(
+            fitted.federation,
+            data=ClientData(data.fields, data.offsets, like.names, data.client_fields),
+        ),
     )
 
 
@@ -69,7 +87,9 @@ def replace_support(fitted: hierfl.Fit, like: ClientData) -> hierfl.Fit:
 def test_v3_at_the_prior_the_kl_is_0_and_flat(way: str) -> None:
     """However large tau is, a step from there is that of tau = 0, and what is logged of the KL is 0."""
     model, data = heads(), federation((5, 3, 7))
-    still = guides.constructed(features=model.global_features, scale=model.prior_scale, hidden=5, gain=0.0)
+    still = guides.constructed(
+        features=model.global_features, scale=model.prior_scale, hidden=5, gain=0.0
+    )
     after = []
     for tau in (0.0, 1e6):
         base = method(model, tau=tau, steps=1, batch_size=None, server_optimiser=SGD(1.0))
@@ -102,7 +122,9 @@ def test_o9_the_kl_that_is_logged_by_hand(way: str) -> None:
     for k in range(3):
         support, _ = every_other(full_batch(data, torch.tensor([k]), seed=2, at=(0, 0, 0)))
         loc, sd = posterior(fitted.program, fitted.program.start()[0], support)
-        found.append(0.5 * ((sd.square() + loc.square()) / 0.36 - 1.0 - (sd.square() / 0.36).log()).sum())
+        found.append(
+            0.5 * ((sd.square() + loc.square()) / 0.36 - 1.0 - (sd.square() / 0.36).log()).sum()
+        )
     assert fitted.history["kl"][0] == pytest.approx(float(torch.stack(found).mean()), abs=1e-10)
 
 
@@ -110,8 +132,17 @@ def test_o9_the_kl_that_is_logged_by_hand(way: str) -> None:
 def test_v5_a_round_is_down_the_slope_of_pyros_negative_elbo(way: str) -> None:
     """Sums, tau = gamma = 1, all rows a step: the value and the gradient of Pyro's own TraceMeanField_ELBO, the same noise."""
     model, data, lr = heads(global_scale=0.8), federation((4, 4)), 0.01
-    options: dict[str, Any] = {"loss": "sum", "tau": 1.0, "gamma": 1.0, "steps": 1, "batch_size": None, "optimiser": SGD(lr)}
-    fitted = fit(method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way])
+    options: dict[str, Any] = {
+        "loss": "sum",
+        "tau": 1.0,
+        "gamma": 1.0,
+        "steps": 1,
+        "batch_size": None,
+        "optimiser": SGD(lr),
+    }
+    fitted = fit(
+        method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way]
+    )
     program, whole = fitted.program, full_batch(data, torch.arange(2), seed=2, at=(0, 0, 0))
     theta = {name: value.clone().requires_grad_() for name, value in program.start()[0].items()}
     support, query = every_other(whole)
@@ -123,7 +154,9 @@ def test_v5_a_round_is_down_the_slope_of_pyros_negative_elbo(way: str) -> None:
         nodes: Any = trace.trace.nodes
         normal_: Any = nodes["beta"]["fn"].base_dist
         with replace(b).clients():  # a batch each: Pyro counts the plates that model and guide make
-            pyro.sample("beta", _fixed(normal_.loc, normal_.scale, normal_.loc + normal_.scale * eps))
+            pyro.sample(
+                "beta", _fixed(normal_.loc, normal_.scale, normal_.loc + normal_.scale * eps)
+            )
             pyro.sample("bias", nodes["bias"]["fn"])
 
     def given(b: hierfl.ClientBatch) -> None:
@@ -136,9 +169,13 @@ def test_v5_a_round_is_down_the_slope_of_pyros_negative_elbo(way: str) -> None:
     terms = program.terms(theta, query, support=support)
     ours = (terms.nll.sum() + terms.local_kl.sum() + terms.global_kl).detach()
     assert float(ours) == pytest.approx(float(theirs.detach()), abs=1e-8)
-    for (name, value), slope in zip(theta.items(), torch.autograd.grad(theirs, list(theta.values())), strict=True):
+    for (name, value), slope in zip(
+        theta.items(), torch.autograd.grad(theirs, list(theta.values())), strict=True
+    ):
         # both clients have two queried rows, so that the mean of what they return is half the sum
-        assert torch.allclose(fitted.message[name], value.detach() - 0.5 * lr * slope, atol=1e-10, rtol=0.0), name
+        assert torch.allclose(
+            fitted.message[name], value.detach() - 0.5 * lr * slope, atol=1e-10, rtol=0.0
+        ), name
 
 
 def _fixed(loc: Tensor, scale: Tensor, value: Tensor) -> Any:
@@ -162,7 +199,14 @@ def linear() -> PersonalHeads:
     """An embedding that begins as the identity, Normal rows: given it and G the posterior of a client's own weights is Gaussian."""
     embedding = nn.Linear(4, 4, bias=False)
     nn.init.eye_(embedding.weight)
-    return PersonalHeads(embedding, outputs=1, features=4, local_features=OWN, prior_scale=SCALE, likelihood=normal(V))
+    return PersonalHeads(
+        embedding,
+        outputs=1,
+        features=4,
+        local_features=OWN,
+        prior_scale=SCALE,
+        likelihood=normal(V),
+    )
 
 
 def wide(counts: tuple[int, ...]) -> ClientData:
@@ -170,7 +214,10 @@ def wide(counts: tuple[int, ...]) -> ClientData:
     rows = {}
     for k, n in enumerate(counts):
         x = torch.randn(n, 4, generator=g)
-        rows[f"c{k}"] = {"x": x, "y": x @ torch.tensor([1.0, -0.5, 0.7 * k, 0.3]) + V * torch.randn(n, generator=g)}
+        rows[f"c{k}"] = {
+            "x": x,
+            "y": x @ torch.tensor([1.0, -0.5, 0.7 * k, 0.3]) + V * torch.randn(n, generator=g),
+        }
     return ClientData.from_clients(rows)
 
 
@@ -183,7 +230,10 @@ class AtPoint(Messenger):
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         if msg["name"] == "beta":
-            msg["value"], msg["done"] = msg["fn"].base_dist.loc + msg["fn"].base_dist.scale * self.eps, True
+            msg["value"], msg["done"] = (
+                msg["fn"].base_dist.loc + msg["fn"].base_dist.scale * self.eps,
+                True,
+            )
 
 
 def elbo(program: Program, theta: Params, data: ClientData, k: int) -> Tensor:
@@ -213,7 +263,11 @@ def best(data: ClientData, k: int) -> tuple[float, Tensor, Tensor, Program, Para
     program, theta = constructed(data)
     own = {n: v.clone().requires_grad_() for n, v in theta.items() if n.startswith("constructor")}
     optimiser = torch.optim.LBFGS(
-        list(own.values()), max_iter=400, line_search_fn="strong_wolfe", tolerance_change=1e-15, tolerance_grad=1e-10
+        list(own.values()),
+        max_iter=400,
+        line_search_fn="strong_wolfe",
+        tolerance_change=1e-15,
+        tolerance_grad=1e-10,
     )
 
     def closure() -> float:
@@ -239,7 +293,9 @@ def gaussian(theta: Params, data: ClientData, k: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("k", [0, 1])
-def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_the_widths_of_the_precision(k: int) -> None:
+def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_the_widths_of_the_precision(
+    k: int,
+) -> None:
     """m the exact mean, the intercept's mode with it; s^2 = 1 / diag(X'X / v + 1 / s0^2), the best that independent Normals can."""
     data = wide((6, 9))
     _, loc, sd, _, theta = best(data, k)
@@ -252,12 +308,22 @@ def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_the_widths_of_th
 def test_o10_amortised_it_is_never_above_that(way: str) -> None:
     """Trained on all clients together, and at random params: the gap of amortisation is not below 0."""
     data = wide((6, 9))
-    settings: dict[str, Any] = {"loss": "sum", "tau": 1.0, "steps": 20, "unit": "step", "batch_size": None}
-    trained = fit(method(linear(), **settings, optimiser=SGD(0.002), hidden=4), data, rounds=2, **WAYS[way])
+    settings: dict[str, Any] = {
+        "loss": "sum",
+        "tau": 1.0,
+        "steps": 20,
+        "unit": "step",
+        "batch_size": None,
+    }
+    trained = fit(
+        method(linear(), **settings, optimiser=SGD(0.002), hidden=4), data, rounds=2, **WAYS[way]
+    )
     for k in (0, 1):
         top = float(elbo(trained.program, best_given(trained.message, data, k), data, k))
         for seed in (None, 0, 1, 2):
-            away = {} if seed is None else _constructor(at_random(trained.program, seed=seed, by=0.3))
+            away = (
+                {} if seed is None else _constructor(at_random(trained.program, seed=seed, by=0.3))
+            )
             assert float(elbo(trained.program, {**trained.message, **away}, data, k)) < top
 
 

@@ -13,31 +13,63 @@ import hierfl
 from hierfl import models
 from hierfl.core.trees import named_leaves
 from hierfl.method import Method
-from tests.methods.test_privacy import CROSSES, METHODS, TEN_ROUNDS, THETA, Shapes, exchange, net, shapes
+from tests.methods.test_privacy import (
+    CROSSES,
+    METHODS,
+    TEN_ROUNDS,
+    THETA,
+    Shapes,
+    exchange,
+    net,
+    shapes,
+)
 from tests.programs import FAMILIES, federation
 
 
 def normed() -> Any:
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    module = torch.nn.Sequential(
+        torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+    )
     return models.batch_norm_network(module, likelihood=models.likelihood.normal(1.0))
 
 
 def embedded() -> Any:
     likelihood = models.likelihood.normal(1.0)
-    return models.PersonalHeads(torch.nn.Linear(2, 7), outputs=1, features=7, local_features=2, likelihood=likelihood)
+    return models.PersonalHeads(
+        torch.nn.Linear(2, 7), outputs=1, features=7, local_features=2, likelihood=likelihood
+    )
 
 
-BODY = {"theta.0.weight": (3, 2), "theta.0.bias": (3,), "theta.2.weight": (1, 3), "theta.2.bias": (1,)}
+BODY = {
+    "theta.0.weight": (3, 2),
+    "theta.0.bias": (3,),
+    "theta.2.weight": (1, 3),
+    "theta.2.bias": (1,),
+}
 HEADS = {
-    **{"embedding.weight": (7, 2), "embedding.bias": (7,), "head.weight": (5, 1), "head.bias": (1,)},
-    **{"constructor.1.weight": (5, 4), "constructor.1.bias": (4,), "constructor.2.weight": (4, 4), "constructor.2.bias": (4,)},
+    **{
+        "embedding.weight": (7, 2),
+        "embedding.bias": (7,),
+        "head.weight": (5, 1),
+        "head.bias": (1,),
+    },
+    **{
+        "constructor.1.weight": (5, 4),
+        "constructor.1.bias": (4,),
+        "constructor.2.weight": (4, 4),
+        "constructor.2.bias": (4,),
+    },
     **{"constructor.last.weight": (4, 5), "constructor.last.bias": (5,)},
 }
-OTHERS: dict[str, tuple[Callable[[], Method], dict[str, Shapes]]] = {  # and what each sends up, numbers apart
+OTHERS: dict[
+    str, tuple[Callable[[], Method], dict[str, Shapes]]
+] = {  # and what each sends up, numbers apart
     "ditto": (lambda: hierfl.methods.ditto(_common()), {"theta": THETA}),
     "fedbn": (lambda: hierfl.methods.fedbn(normed()), {"theta": BODY}),
     "fedmap": (
-        lambda: hierfl.methods.fedmap(models.map_network(net(), likelihood=models.likelihood.normal(1.0))),
+        lambda: hierfl.methods.fedmap(
+            models.map_network(net(), likelihood=models.likelihood.normal(1.0))
+        ),
         {"clients": THETA},
     ),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),
@@ -54,13 +86,23 @@ def test_the_others_send_weights_of_the_common_model_and_numbers(name: str) -> N
     make, expected = OTHERS[name]
     for counts in ((5, 3), (50, 30, 70)):
         _, up, _, program = exchange(make(), federation(counts))
-        numbers = {share for share, sent in up.items() if isinstance(sent.value, Tensor) and sent.value.dim() == 1}
-        assert {share: shapes(sent.value, skip=1) for share, sent in up.items() if share not in numbers} == expected
+        numbers = {
+            share
+            for share, sent in up.items()
+            if isinstance(sent.value, Tensor) and sent.value.dim() == 1
+        }
+        assert {
+            share: shapes(sent.value, skip=1) for share, sent in up.items() if share not in numbers
+        } == expected
         assert numbers <= {"loss", "kl"}
-        local = {spec.name for spec in program.params if spec.is_local} | {s.name for s in program.latents.local_block.sites}
+        local = {spec.name for spec in program.params if spec.is_local} | {
+            s.name for s in program.latents.local_block.sites
+        }
         assert not [path for path in named_leaves(up) if any(f"'{own}'" in path for own in local)]
 
 
 def test_no_method_is_left_out() -> None:
-    assert {name.split()[0] for name in (*METHODS, *TEN_ROUNDS, *OTHERS)} == set(hierfl.methods.__all__)
+    assert {name.split()[0] for name in (*METHODS, *TEN_ROUNDS, *OTHERS)} == set(
+        hierfl.methods.__all__
+    )
     assert set(CROSSES) | {"structured_flow"} == set(FAMILIES)

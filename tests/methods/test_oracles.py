@@ -33,19 +33,30 @@ from tests.methods.test_fedabml import net, own
 from tests.methods.test_fedmap import envelope, gamma_of, of_quadratics, toy, toy_method
 from tests.programs import federation, fit, read
 
-WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
 
 
 # ------------------------------------------------------------------------------------------------ O3: FedABML as EM
-CURVES = torch.tensor([[4.0, 9.0], [10.0, 3.0], [1.5, 6.0], [6.0, 2.0]], dtype=torch.float64)  # n_k H_k, diagonal
-BEST = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0], [2.0, -0.5]], dtype=torch.float64)  # the clients' own minima
+CURVES = torch.tensor(
+    [[4.0, 9.0], [10.0, 3.0], [1.5, 6.0], [6.0, 2.0]], dtype=torch.float64
+)  # n_k H_k, diagonal
+BEST = torch.tensor(
+    [[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0], [2.0, -0.5]], dtype=torch.float64
+)  # the clients' own minima
 
 
 def diagonal() -> ClientData:
     """Four clients of two rows whose summed loss is sum_j h_j (w_j - b_j)^2 / 2."""
     roots = torch.diag_embed((CURVES / 2.0).sqrt())
-    rows = {k: {"factor": r.expand(2, 2, 2), "y": (r @ b).expand(2, 2)} for k, r, b in zip("abcd", roots, BEST, strict=True)}
+    rows = {
+        k: {"factor": r.expand(2, 2, 2), "y": (r @ b).expand(2, 2)}
+        for k, r, b in zip("abcd", roots, BEST, strict=True)
+    }
     return ClientData.from_clients(rows)
 
 
@@ -55,7 +66,11 @@ def learned_prior(batch: ClientBatch) -> None:
     with batch.clients():
         w = pyro.sample("w", dist.Normal(m, s).to_event(1))
         with batch.data():
-            pyro.sample("y", dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1), obs=batch.y)
+            pyro.sample(
+                "y",
+                dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1),
+                obs=batch.y,
+            )
 
 
 def solved(base: Method) -> Method:
@@ -65,8 +80,13 @@ def solved(base: Method) -> Method:
         def solve(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             factor = batch.factor.diagonal(dim1=-2, dim2=-1)
             precision = factor.square().sum(1) + softplus(message["s"]) ** -2.0
-            loc = ((factor * batch.y).sum(1) + message["m"] * softplus(message["s"]) ** -2.0) / precision
-            phi = {"w.loc": loc.view(1, 1, 2), "w.scale": precision.rsqrt().expm1().log().view(1, 1, 2)}
+            loc = (
+                (factor * batch.y).sum(1) + message["m"] * softplus(message["s"]) ** -2.0
+            ) / precision
+            phi = {
+                "w.loc": loc.view(1, 1, 2),
+                "w.scale": precision.rsqrt().expm1().log().view(1, 1, 2),
+            }
             return {**lane, "phi": phi}
 
         return replace(base.client(program), phases=(Phase(solve),))
@@ -102,13 +122,25 @@ def test_o3_where_em_rests_the_evidence_is_flat() -> None:
     many = fit(solved(fedabml(learned_prior, server="exact")), diagonal(), rounds=150).message
     m, s = many["m"], softplus(many["s"])
     variance = 1.0 / CURVES + s.square()
-    slope = torch.stack([((BEST - m) / variance).sum(0), ((BEST - m).square() / variance.square() - 1.0 / variance).sum(0)])
+    slope = torch.stack(
+        [
+            ((BEST - m) / variance).sum(0),
+            ((BEST - m).square() / variance.square() - 1.0 / variance).sum(0),
+        ]
+    )
     assert float(slope.abs().max()) < 1e-10, "the slope of the evidence is 0 in m and in s"
 
 
 def test_by_gradient_steps_it_comes_as_near_as_its_draws_let_it() -> None:
     """The same mode by fedabml's own clients; draws are the only difference from the test above."""
-    options: dict[str, Any] = {"inner_steps": 12, "steps": 1, "unit": "step", "batch_size": None, "draws": 24, "lr": 0.2}
+    options: dict[str, Any] = {
+        "inner_steps": 12,
+        "steps": 1,
+        "unit": "step",
+        "batch_size": None,
+        "draws": 24,
+        "lr": 0.2,
+    }
     found = fit(fedabml(learned_prior, server="exact", **options), diagonal(), rounds=20).message
     m, s = torch.tensor([0.5, -0.5]), torch.tensor([0.7, 0.4])
     for _ in range(400):
@@ -117,11 +149,21 @@ def test_by_gradient_steps_it_comes_as_near_as_its_draws_let_it() -> None:
     assert torch.allclose(softplus(found["s"]), s, rtol=0.06)
 
 
-def test_the_exact_server_averages_points_under_a_known_scale_and_refuses_what_it_has_no_form_for() -> None:
-    options: dict[str, Any] = {"steps": 2, "unit": "step", "batch_size": None, "server": "exact", "lr": 0.05}
+def test_the_exact_server_averages_points_under_a_known_scale_and_refuses_what_it_has_no_form_for() -> (
+    None
+):
+    options: dict[str, Any] = {
+        "steps": 2,
+        "unit": "step",
+        "batch_size": None,
+        "server": "exact",
+        "lr": 0.05,
+    }
     fitted = fit(fedabml(at(START, personal=True), guides.delta, **options), clients(), rounds=1)
     assert torch.allclose(fitted.message["theta"], fitted.draws(1).own["w"][0].mean(0), atol=1e-12)
-    with pytest.raises(ProgramError, match=r"server='exact' needs a prior of site 'w' whose mean is a global param"):
+    with pytest.raises(
+        ProgramError, match=r"server='exact' needs a prior of site 'w' whose mean is a global param"
+    ):
         fit(fedabml(lambda batch: _scaled(batch), **options), clients(), rounds=1)
     with pytest.raises(ValueError, match="server is 'em'; it must be 'average' or 'exact'"):
         fedabml(learned_prior, server="em")  # type: ignore[arg-type]
@@ -134,7 +176,9 @@ def test_what_crosses_to_the_exact_server_is_two_moments_of_each_number_and_no_p
         federation_ = federate(fedabml(net(), server="exact", steps=1), federation(counts))
         where = begin(federation_)
         message = federation_.server.down(where.server, Clock(0, 1))
-        ups, _ = client_round(federation_, federation_.client.phases, message, where.table, torch.arange(2), 0)
+        ups, _ = client_round(
+            federation_, federation_.client.phases, message, where.table, torch.arange(2), 0
+        )
         assert set(ups) == {"moments", "loss"}
         moments: Any = ups["moments"].value
         assert {k: {n: tuple(v.shape) for n, v in part.items()} for k, part in moments.items()} == {
@@ -148,11 +192,17 @@ def _scaled(batch: ClientBatch) -> None:
     with batch.clients():
         w = pyro.sample("w", dist.Normal(m, s.exp()).to_event(1))
         with batch.data():
-            pyro.sample("y", dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1), obs=batch.y)
+            pyro.sample(
+                "y",
+                dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1),
+                obs=batch.y,
+            )
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o3_the_fixed_points_go_from_least_squares_on_all_rows_to_the_mean_of_the_clients(way: str) -> None:
+def test_o3_the_fixed_points_go_from_least_squares_on_all_rows_to_the_mean_of_the_clients(
+    way: str,
+) -> None:
     """GLS of a fixed prior sd: the paper's target is its limit at 0, and never reached."""
     pooled, alone = stationary(ROWS * H), B.mean(0)
     distances = []
@@ -173,7 +223,11 @@ def test_o3_the_fixed_points_go_from_least_squares_on_all_rows_to_the_mean_of_th
 # ------------------------------------------------------------------------------------------------ O6: FedMAP's exact steps
 def test_o6_the_exact_step_in_closed_form() -> None:
     prior, generator = LearnedVariance(c=1.3, eps=1e-3), torch.Generator().manual_seed(0)
-    mean, spread, before = torch.randn(5, generator=generator), torch.rand(5, generator=generator), torch.rand(5)
+    mean, spread, before = (
+        torch.randn(5, generator=generator),
+        torch.rand(5, generator=generator),
+        torch.rand(5),
+    )
     after = prior.best({"theta": torch.zeros(5), "s": before}, mean, spread)
     alpha = 1.0 / (before + 1.3)
     assert torch.allclose(after["theta"], mean * alpha / (alpha + 2e-3), atol=1e-14)
@@ -188,7 +242,19 @@ def test_o6_exact_steps_never_go_up(way: str) -> None:
     values = [float(envelope(data, torch.tensor([0.3, -0.2, 0.0, 0.0])))]
     for rounds in (1, 2, 3, 6, 12):
         values.append(
-            float(envelope(data, gamma_of(fit(toy_method(server=LearnedVariance().best), data, rounds=rounds, **WAYS[way]))))
+            float(
+                envelope(
+                    data,
+                    gamma_of(
+                        fit(
+                            toy_method(server=LearnedVariance().best),
+                            data,
+                            rounds=rounds,
+                            **WAYS[way],
+                        )
+                    ),
+                )
+            )
         )
     assert values == sorted(values, reverse=True)
     assert values[0] - values[1] > 1.0 and values[-2] - values[-1] < 1e-3
@@ -225,7 +291,11 @@ def square(prior: BregmanPrior, mean: Tensor) -> Any:
 
 def envelope_of(prior: BregmanPrior, s: Tensor, lam: float) -> float:
     """min_v f(v) + lam D(v, grad g(s)), by scipy, number by number."""
-    low, high = (1e-9, 1.0 - 1e-9) if prior.mean is torch.distributions.constraints.unit_interval else (-5.0, 5.0)
+    low, high = (
+        (1e-9, 1.0 - 1e-9)
+        if prior.mean is torch.distributions.constraints.unit_interval
+        else (-5.0, 5.0)
+    )
     low = 1e-9 if prior.mean is torch.distributions.constraints.positive else low
     total = 0.0
     for h, b, mu in zip(CURVE, BOTTOM, prior.mean_of(s), strict=True):
@@ -234,7 +304,9 @@ def envelope_of(prior: BregmanPrior, s: Tensor, lam: float) -> float:
             x = torch.tensor([v])
             return float(0.5 * h * (v - b) ** 2 + lam * prior.divergence(x, mu[None]))
 
-        total += minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-9}).fun
+        total += minimize_scalar(
+            loss, bounds=(low, high), method="bounded", options={"xatol": 1e-9}
+        ).fun
     return total
 
 
@@ -244,9 +316,23 @@ def test_o7_a_step_is_down_the_slope_of_the_envelope(name: str, way: str) -> Non
     """With an exact prox  s <- s - eta dF/ds,  dF/ds = lam (mu - prox): by differences of F itself."""
     prior, lam, eta, h = PRIORS[name], 4.0, 0.05, 1e-4
     s = prior.natural_of(AT)
-    slope = torch.tensor([(envelope_of(prior, s + d, lam) - envelope_of(prior, s - d, lam)) / (2 * h) for d in h * I2])
+    slope = torch.tensor(
+        [
+            (envelope_of(prior, s + d, lam) - envelope_of(prior, s - d, lam)) / (2 * h)
+            for d in h * I2
+        ]
+    )
     data = at_bottom(BOTTOM, a=2, b=3)
-    method = pfedbred(square(prior, AT), "none", lam=lam, lr=0.15, eta=eta, prox_steps=35, steps=1, batch_size=None)
+    method = pfedbred(
+        square(prior, AT),
+        "none",
+        lam=lam,
+        lr=0.15,
+        eta=eta,
+        prox_steps=35,
+        steps=1,
+        batch_size=None,
+    )
     found = fit(method, data, rounds=1, **WAYS[way]).message["mu"]
     assert torch.allclose(found, s - eta * slope, atol=2e-7)
 
@@ -254,7 +340,9 @@ def test_o7_a_step_is_down_the_slope_of_the_envelope(name: str, way: str) -> Non
 @pytest.mark.parametrize("name", PRIORS)
 def test_o7_the_prox_rests_where_the_loss_is_least(name: str) -> None:
     data = at_bottom(AT, a=2, b=2)
-    method = pfedbred(square(PRIORS[name], AT), "none", lam=4.0, lr=0.05, eta=0.1, steps=3, batch_size=None)
+    method = pfedbred(
+        square(PRIORS[name], AT), "none", lam=4.0, lr=0.05, eta=0.1, steps=3, batch_size=None
+    )
     fitted = fit(method, data, rounds=1)
     assert torch.allclose(fitted.draws(1).own["v"][0], AT.expand(2, 2), atol=1e-12)
     assert torch.allclose(fitted.message["mu"], PRIORS[name].natural_of(AT), atol=1e-12)
@@ -269,10 +357,19 @@ def kl(loc: Tensor, sd: Tensor, at: Tensor, by: Tensor) -> Tensor:
 def test_o9_the_kl_of_fedabml_and_its_slopes() -> None:
     program = read(net(), guides.mean_field(init_scale=0.2), federation((5, 3)))
     generator = torch.Generator().manual_seed(0)
-    params = {k: v + 0.3 * torch.randn(v.shape, generator=generator) for part in program.start() for k, v in part.items()}
+    params = {
+        k: v + 0.3 * torch.randn(v.shape, generator=generator)
+        for part in program.start()
+        for k, v in part.items()
+    }
     terms = program.terms(params, program.prototype)
     by_hand = sum(
-        kl(params[f"w.{n}.loc"], softplus(params[f"w.{n}.scale"]), params[f"theta.{n}"], softplus(params[f"scale.{n}"]))
+        kl(
+            params[f"w.{n}.loc"],
+            softplus(params[f"w.{n}.scale"]),
+            params[f"theta.{n}"],
+            softplus(params[f"scale.{n}"]),
+        )
         for n in ("weight", "bias")
     )
     assert torch.allclose(terms.local_kl, torch.as_tensor(by_hand), atol=1e-12, rtol=0.0)
@@ -282,17 +379,35 @@ def test_o9_the_kl_of_fedabml_and_its_slopes() -> None:
 def test_o9_the_step_of_theta_is_down_the_kl_in_closed_form(way: str) -> None:
     """d/dm = (m - m_i) / s^2,  d/dlog s = 1 - (s_i^2 + (m_i - m)^2) / s^2, a row's share of it: no draw in it."""
     data, lam, eta = federation((5, 3, 7)), 0.7, 0.3
-    method = fedabml(net(), lam=lam, lr=0.02, eta=eta, inner_steps=3, steps=1, unit="step", batch_size=None, draws=2)
+    method = fedabml(
+        net(),
+        lam=lam,
+        lr=0.02,
+        eta=eta,
+        inner_steps=3,
+        steps=1,
+        unit="step",
+        batch_size=None,
+        draws=2,
+    )
     fitted = fit(method, data, rounds=1, seed=2, **WAYS[way])
     start, phi, n = fitted.program.start()[0], own(fitted), data.counts.double().view(3, 1)
     for name in ("weight", "bias"):
         m, raw = start[f"theta.{name}"].flatten(), start[f"scale.{name}"].flatten()
-        loc, sd, s = phi[f"w.{name}.loc"].flatten(1), softplus(phi[f"w.{name}.scale"].flatten(1)), softplus(raw)
+        loc, sd, s = (
+            phi[f"w.{name}.loc"].flatten(1),
+            softplus(phi[f"w.{name}.scale"].flatten(1)),
+            softplus(raw),
+        )
         by_m = (lam / n * (m - loc) / s.square()).mean(0)
         by_log_s = (lam / n * (1.0 - (sd.square() + (loc - m).square()) / s.square())).mean(0)
         by_raw = by_log_s * torch.sigmoid(raw) / s
-        assert torch.allclose(fitted.message[f"theta.{name}"].flatten(), m - eta * by_m, atol=1e-10, rtol=0.0)
-        assert torch.allclose(fitted.message[f"scale.{name}"].flatten(), raw - eta * by_raw, atol=1e-10, rtol=0.0)
+        assert torch.allclose(
+            fitted.message[f"theta.{name}"].flatten(), m - eta * by_m, atol=1e-10, rtol=0.0
+        )
+        assert torch.allclose(
+            fitted.message[f"scale.{name}"].flatten(), raw - eta * by_raw, atol=1e-10, rtol=0.0
+        )
 
 
 # ------------------------------------------------------------------------------------------------ all methods
@@ -300,14 +415,30 @@ ALL: dict[str, Any] = {
     "fedavg": lambda: fedavg(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None),
     "fedprox": lambda: fedavg(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None, prox=0.5),
     "ditto": lambda: ditto(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None),
-    "pfedme": lambda: pfedme(at(B[0], personal=True), lam=2.0, lr=0.1, eta=0.1, steps=4, batch_size=None),
+    "pfedme": lambda: pfedme(
+        at(B[0], personal=True), lam=2.0, lr=0.1, eta=0.1, steps=4, batch_size=None
+    ),
     **{
-        f"pfedbred {s}": lambda s=s: pfedbred(at(B[0], personal=True), s, lam=2.0, eta=0.1, steps=4, batch_size=None)
+        f"pfedbred {s}": lambda s=s: pfedbred(
+            at(B[0], personal=True), s, lam=2.0, eta=0.1, steps=4, batch_size=None
+        )
         for s in ("none", "lg", "meg", "mh", "mh24", "mh-code")
     },
-    "fedabml": lambda: fedabml(at(B[0], personal=True), guides.delta, lr=0.1, steps=4, unit="step", batch_size=None, draws=1),
+    "fedabml": lambda: fedabml(
+        at(B[0], personal=True),
+        guides.delta,
+        lr=0.1,
+        steps=4,
+        unit="step",
+        batch_size=None,
+        draws=1,
+    ),
     "fedmap": lambda: fedmap(
-        of_quadratics({"loc": B[0], "scale": torch.tensor(0.6)}), optimiser=SGD(0.1), steps=4, batch_size=None, server="gradient"
+        of_quadratics({"loc": B[0], "scale": torch.tensor(0.6)}),
+        optimiser=SGD(0.1),
+        steps=4,
+        batch_size=None,
+        server="gradient",
     ),
 }
 
@@ -326,13 +457,19 @@ def test_o13_where_all_personal_models_are_the_global_one_their_score_is_that_of
     from hierfl.studies.prior_ablation import right
 
     data = federation((15, 30, 7))
-    data = data.with_fields(kind=(data.fields["x"].sum(-1) > 0.3).long() + (data.fields["x"][:, 0] > 1.0).long())
+    data = data.with_fields(
+        kind=(data.fields["x"].sum(-1) > 0.3).long() + (data.fields["x"][:, 0] > 1.0).long()
+    )
     module = torch.nn.Linear(2, 3)
-    fitted = fit(pfedbred(models.bayesian_network(module, prior_scale=1.0, y="kind"), lr=0.1, lam=1.0), data, rounds=5)
+    fitted = fit(
+        pfedbred(models.bayesian_network(module, prior_scale=1.0, y="kind"), lr=0.1, lam=1.0),
+        data,
+        rounds=5,
+    )
     same = fitted.personalise(data, rounds=0)
     out = data.fields["x"] @ fitted.message["theta.weight"].T + fitted.message["theta.bias"]
     pooled = 100.0 * float((out.argmax(-1) == data.fields["kind"]).double().mean())
     assert right(same, data) == pytest.approx(pooled, abs=1e-9)
-    assert float(same.predict(data).scores().accuracy.mean()) != pytest.approx(pooled / 100.0, abs=1e-4), (
-        "clients alike is another"
-    )
+    assert float(same.predict(data).scores().accuracy.mean()) != pytest.approx(
+        pooled / 100.0, abs=1e-4
+    ), "clients alike is another"

@@ -24,7 +24,11 @@ from tests.methods.quadratics import START, B, H, at, clients
 from tests.methods.test_fedabml import equal_rows
 from tests.programs import federation, fit
 
-WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"chunk": 2}, "sequential": {"engine": "sequential"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
 WHOLE: dict[str, Any] = {"batch_size": None}
 
 
@@ -47,23 +51,45 @@ def learned(fitted: hierfl.Fit) -> dict[str, Tensor]:
 
 def assert_alike(one: dict[str, Tensor], two: dict[str, Tensor], atol: float = 1e-10) -> None:
     for name, value in one.items():
-        assert torch.allclose(value, two[name], atol=atol, rtol=0.0), (name, (value - two[name]).abs().max())
+        assert torch.allclose(value, two[name], atol=atol, rtol=0.0), (
+            name,
+            (value - two[name]).abs().max(),
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24"])
 def test_r1_without_meta_steps_it_is_pfedme_step_for_step(strategy: Any, way: str) -> None:
-    common: dict[str, Any] = {"lam": 2.0, "lr": 0.02, "eta": 0.03, "prox_steps": 2, "steps": 3, "batch_size": 2}
+    common: dict[str, Any] = {
+        "lam": 2.0,
+        "lr": 0.02,
+        "eta": 0.03,
+        "prox_steps": 2,
+        "steps": 3,
+        "batch_size": 2,
+    }
     data, run = federation((5, 3, 1, 2)), dict[str, Any](rounds=2, seed=4, cohort=3)
     theirs = fit(pfedme(gaussian_net(), **common), data, **run)
-    ours = pfedbred(gaussian_net(), strategy, gradient_step=0.0, memory_step=0.0, prox_start="global", **common)
+    ours = pfedbred(
+        gaussian_net(), strategy, gradient_step=0.0, memory_step=0.0, prox_start="global", **common
+    )
     assert_alike(learned(fit(ours, data, **run, **WAYS[way])), learned(theirs))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_r2_one_prox_step_from_w_is_fedavg(way: str) -> None:
     lam, lr, eta = 3.0, 0.05, 0.2
-    ours = pfedbred(at(START, personal=True), "none", lam=lam, lr=lr, eta=eta, prox_steps=1, steps=4, prox_start="moved", **WHOLE)
+    ours = pfedbred(
+        at(START, personal=True),
+        "none",
+        lam=lam,
+        lr=lr,
+        eta=eta,
+        prox_steps=1,
+        steps=4,
+        prox_start="moved",
+        **WHOLE,
+    )
     theirs = fedavg(at(START), optimiser=SGD(eta * lam * lr), steps=4, **WHOLE)
     one, two = fit(ours, equal_rows(), rounds=2, **WAYS[way]), fit(theirs, equal_rows(), rounds=2)
     assert torch.allclose(one.message["theta"], two.message["theta"], atol=1e-10, rtol=0.0)
@@ -101,7 +127,15 @@ def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_is_per_fedavg(jacobian: Any,
 @pytest.mark.parametrize("way", WAYS)
 def test_r4_mh_code_without_prior_and_memory_is_per_fedavg_on_two_batches(way: str) -> None:
     a = 0.1
-    method = pfedbred(at(START, personal=True), "mh-code", lam=0.0, gradient_step=a, memory_step=0.0, steps=3, **WHOLE)
+    method = pfedbred(
+        at(START, personal=True),
+        "mh-code",
+        lam=0.0,
+        gradient_step=a,
+        memory_step=0.0,
+        steps=3,
+        **WHOLE,
+    )
     w = START.expand(3, 2)
     for _ in range(3):
         ahead = w - a * (H @ (w - B)[..., None])[..., 0]
@@ -114,10 +148,19 @@ def test_r4_mh_code_without_prior_and_memory_is_per_fedavg_on_two_batches(way: s
 @pytest.mark.parametrize("strategy", ["meg", "mh"])
 def test_r5_a_gaussian_bregman_prior_is_the_square(strategy: Any, way: str) -> None:
     """Through the mirror steps and Bregman's kernel, and through a Normal of unit scale."""
-    common: dict[str, Any] = {"lam": 2.0, "steps": 3, "batch_size": 2, "prox_steps": 2, "lr": 0.02, "eta": 0.02}
+    common: dict[str, Any] = {
+        "lam": 2.0,
+        "steps": 3,
+        "batch_size": 2,
+        "prox_steps": 2,
+        "lr": 0.02,
+        "eta": 0.02,
+    }
     data, run = federation((5, 3, 7)), dict[str, Any](rounds=2, seed=4, cohort=2)
     plain = learned(fit(pfedbred(gaussian_net(), strategy, **common), data, **run))
-    model = models.bregman_network(net(), bregman.gaussian(), likelihood=models.likelihood.normal(1.0))
+    model = models.bregman_network(
+        net(), bregman.gaussian(), likelihood=models.likelihood.normal(1.0)
+    )
     assert_alike(learned(fit(pfedbred(model, strategy, **common), data, **run, **WAYS[way])), plain)
 
 
@@ -126,7 +169,10 @@ def test_r6_over_relaxation(way: str) -> None:
     start, runs = START, {}
     for beta in (0.0, 1.0, 2.0):
         runs[beta] = fit(
-            pfedbred(at(start, personal=True), beta=beta, steps=3, **WHOLE), clients(), rounds=1, **WAYS[way]
+            pfedbred(at(start, personal=True), beta=beta, steps=3, **WHOLE),
+            clients(),
+            rounds=1,
+            **WAYS[way],
         ).message["theta"]
     assert torch.equal(runs[0.0], start)
     assert torch.allclose(runs[2.0] - start, 2.0 * (runs[1.0] - start), atol=1e-12)
@@ -173,7 +219,9 @@ def test_two_rounds_by_hand(strategy: str, way: str) -> None:
     )
     found = fit(method, clients(), rounds=rounds, **WAYS[way])
     assert torch.allclose(found.message["theta"], theta, atol=1e-10, rtol=0.0)
-    assert torch.allclose(found.draws(1).own["w"][0], torch.stack([v for v, _ in kept]), atol=1e-10, rtol=0.0)
+    assert torch.allclose(
+        found.draws(1).own["w"][0], torch.stack([v for v, _ in kept]), atol=1e-10, rtol=0.0
+    )
 
 
 def test_the_exact_jacobian_is_the_derivative_of_the_envelope() -> None:
@@ -185,7 +233,9 @@ def test_the_exact_jacobian_is_the_derivative_of_the_envelope() -> None:
         v = torch.linalg.solve(H[k] + lam * torch.eye(2), H[k] @ B[k] + lam * mu)
         return 0.5 * (v - B[k]) @ H[k] @ (v - B[k]) + lam / 2.0 * (v - mu).square().sum()
 
-    expected = torch.stack([torch.func.grad(lambda w, k=k: envelope(k, w))(START) for k in range(3)]).mean(0)
+    expected = torch.stack(
+        [torch.func.grad(lambda w, k=k: envelope(k, w))(START) for k in range(3)]
+    ).mean(0)
     found = {}
     for jacobian in ("exact", "identity"):
         method = pfedbred(
@@ -223,7 +273,11 @@ def linear_loss(prior: BregmanPrior, mean: Tensor) -> Any:
         with batch.clients():
             v = pyro.sample("v", BregmanKernel(prior, theta))
             with batch.data():
-                pyro.sample("y", dist.Delta(torch.zeros_like(batch.y), log_density=-(SLOPE * v).sum(-1)), obs=batch.y)
+                pyro.sample(
+                    "y",
+                    dist.Delta(torch.zeros_like(batch.y), log_density=-(SLOPE * v).sum(-1)),
+                    obs=batch.y,
+                )
 
     return model
 
@@ -235,7 +289,9 @@ def test_prox_of_a_linear_loss(name: str, way: str) -> None:
     lam, mean = 4.0, MEANS[name].double()
     prior: BregmanPrior = getattr(bregman, name)()
     data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
-    method = pfedbred(linear_loss(prior, mean), "none", lam=lam, lr=0.1, eta=0.05, prox_steps=50, steps=1, **WHOLE)
+    method = pfedbred(
+        linear_loss(prior, mean), "none", lam=lam, lr=0.1, eta=0.05, prox_steps=50, steps=1, **WHOLE
+    )
     fitted = fit(method, data, rounds=1, **WAYS[way])
     expected = prior.mean_of(prior.natural_of(mean) - SLOPE / lam)
     by_hand = {
@@ -254,20 +310,40 @@ def test_prox_of_a_linear_loss(name: str, way: str) -> None:
 def test_prox_under_a_g_of_ones_own_whose_numbers_interact(way: str) -> None:
     """g(s) = s' C s / 2: the same prox, where the prior of two clients is two tensors and not one of four numbers."""
     cov, mean, lam = torch.tensor([[2.0, 0.5], [0.5, 1.0]]), MEANS["gaussian"].double(), 4.0
-    prior = BregmanPrior(lambda s: 0.5 * s @ cov @ s, gradient=lambda s: cov @ s, inverse=lambda x: torch.linalg.inv(cov) @ x)
+    prior = BregmanPrior(
+        lambda s: 0.5 * s @ cov @ s,
+        gradient=lambda s: cov @ s,
+        inverse=lambda x: torch.linalg.inv(cov) @ x,
+    )
     data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
-    method = pfedbred(linear_loss(prior, mean), "mh", lam=lam, lr=0.1, eta=0.05, memory_step=0.0, prox_steps=50, steps=1, **WHOLE)
+    method = pfedbred(
+        linear_loss(prior, mean),
+        "mh",
+        lam=lam,
+        lr=0.1,
+        eta=0.05,
+        memory_step=0.0,
+        prox_steps=50,
+        steps=1,
+        **WHOLE,
+    )
     fitted = fit(method, data, rounds=1, **WAYS[way])
     mu = mean - cov @ (0.01 * SLOPE)  # a step of 0.01 in natural parameters
-    assert torch.allclose(fitted.draws(1).own["v"][0], (mu - cov @ SLOPE / lam).expand(3, 2), atol=1e-7)
-    assert torch.allclose(fitted.message["theta"], torch.linalg.inv(cov) @ mean - 0.05 * cov @ SLOPE, atol=1e-7)
+    assert torch.allclose(
+        fitted.draws(1).own["v"][0], (mu - cov @ SLOPE / lam).expand(3, 2), atol=1e-7
+    )
+    assert torch.allclose(
+        fitted.message["theta"], torch.linalg.inv(cov) @ mean - 0.05 * cov @ SLOPE, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("name", ["bernoulli", "poisson", "exponential"])
 def test_values_stay_where_they_are_defined(name: str) -> None:
     prior: BregmanPrior = getattr(bregman, name)()
     model = models.bregman_network(net(), prior, likelihood=models.likelihood.normal(1.0))
-    method = pfedbred(model, "mh", lam=2.0, lr=0.02, eta=0.3, steps=3, batch_size=2, prox_steps=2, beta=2.0)
+    method = pfedbred(
+        model, "mh", lam=2.0, lr=0.02, eta=0.3, steps=3, batch_size=2, prox_steps=2, beta=2.0
+    )
     fitted = fit(method, federation((5, 3, 7)), rounds=2)
     for value in fitted.draws(1).own.values():
         assert bool(prior.mean.check(value).all())
@@ -277,7 +353,9 @@ def test_values_stay_where_they_are_defined(name: str) -> None:
 # ------------------------------------------------------------------------------------------------ what a client keeps
 def test_fine_tuning_moves_what_is_served_and_nothing_else() -> None:
     data, common = federation((5, 3, 7)), dict[str, Any](steps=2, batch_size=2, lam=2.0)
-    plain, tuned = (fit(pfedbred(gaussian_net(), fine_tune=n, **common), data, rounds=2, seed=1) for n in (0, 1))
+    plain, tuned = (
+        fit(pfedbred(gaussian_net(), fine_tune=n, **common), data, rounds=2, seed=1) for n in (0, 1)
+    )
     assert_alike(plain.message, tuned.message, atol=0.0)
     served = tuned.draws(1).own["w.0.weight"]
     table = tuned.progress.table
@@ -294,12 +372,17 @@ def test_all_train_and_some_are_averaged() -> None:
     assert_alike(whole.progress.table["v"], some.progress.table["v"], atol=0.0)
     copies = []
     for name in data.names:
-        copies.append(fit(pfedbred(gaussian_net(), "none", **common), data.select([name]), rounds=1, seed=5).message)
+        copies.append(
+            fit(
+                pfedbred(gaussian_net(), "none", **common), data.select([name]), rounds=1, seed=5
+            ).message
+        )
     matches = []
     for drawn in range(1, 32):
         inside = [c for k, c in enumerate(copies) if drawn >> k & 1]
         matches += [drawn] * all(
-            torch.allclose(torch.stack([c[n] for c in inside]).mean(0), v, atol=1e-10) for n, v in some.message.items()
+            torch.allclose(torch.stack([c[n] for c in inside]).mean(0), v, atol=1e-10)
+            for n, v in some.message.items()
         )
     assert len(matches) == 1 and matches != [31], "the mean of one set of clients, and not of all"
     tiny = fit(pfedbred(gaussian_net(), "none", averaged=1e-9, **common), data, rounds=1, seed=5)
@@ -307,7 +390,10 @@ def test_all_train_and_some_are_averaged() -> None:
 
 
 def test_a_client_without_a_turn_is_served_the_global_model_and_a_new_one_adapts() -> None:
-    data, common = federation((20, 30)), dict[str, Any](lam=1.0, lr=0.05, steps=5, prox_steps=3, batch_size=None)
+    data, common = (
+        federation((20, 30)),
+        dict[str, Any](lam=1.0, lr=0.05, steps=5, prox_steps=3, batch_size=None),
+    )
     fitted = fit(pfedbred(gaussian_net(), "mh", **common), data, rounds=2, cohort=1)
     new = federation((40, 40), seed=5)
     unseen, adapted = fitted.personalise(new, rounds=0), fitted.personalise(new, rounds=2)
@@ -319,10 +405,14 @@ def test_a_client_without_a_turn_is_served_the_global_model_and_a_new_one_adapts
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="there is no strategy 'mega'"):
         pfedbred(gaussian_net(), "mega")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"averaged is 0\.0: the chance of a client to be in the mean is above 0"):
+    with pytest.raises(
+        ValueError, match=r"averaged is 0\.0: the chance of a client to be in the mean is above 0"
+    ):
         pfedbred(gaussian_net(), averaged=0.0)
     with pytest.raises(ValueError, match="take mh24 for an exact one"):
         pfedbred(gaussian_net(), "mh-code", jacobian="exact")
-    model = models.bayesian_network(net(), likelihood=models.likelihood.normal(1.0), prior_loc="module", prior_scale=1.0)
+    model = models.bayesian_network(
+        net(), likelihood=models.likelihood.normal(1.0), prior_loc="module", prior_scale=1.0
+    )
     with pytest.raises(ProgramError, match=r"prior's mean of site 'w\.\d\.\w+' is no global param"):
         fit(pfedbred(model), federation(), rounds=1)

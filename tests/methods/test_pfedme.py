@@ -29,13 +29,25 @@ def unfinished(k: int, alpha: float) -> Tensor:
         (35, 0.3, 20, 0.05, (0.169665, 0.898737)),
     ],
 )
-def test_fixed_point(k: int, alpha: float, steps: int, eta: float, published: tuple[float, float]) -> None:
+def test_fixed_point(
+    k: int, alpha: float, steps: int, eta: float, published: tuple[float, float]
+) -> None:
     if steps == 1:
         fixed = stationary(UNIFORM[:, None, None] * unfinished(k, alpha) @ PULL)
     else:
-        fixed = stationary(UNIFORM[:, None, None] * (I2 - torch.linalg.matrix_power(I2 - eta * LAM * PULL, steps)))
+        fixed = stationary(
+            UNIFORM[:, None, None] * (I2 - torch.linalg.matrix_power(I2 - eta * LAM * PULL, steps))
+        )
     assert fixed.tolist() == pytest.approx(published, abs=1e-6)
-    method = pfedme(at(fixed, personal=True), lam=LAM, lr=alpha, eta=eta, prox_steps=k, steps=steps, batch_size=None)
+    method = pfedme(
+        at(fixed, personal=True),
+        lam=LAM,
+        lr=alpha,
+        eta=eta,
+        prox_steps=k,
+        steps=steps,
+        batch_size=None,
+    )
     after = fit(method, clients(), rounds=1)
     assert torch.allclose(after.message["theta"], fixed, atol=1e-9)
     # what is served is each client's own prox at its last copy of theta
@@ -44,11 +56,23 @@ def test_fixed_point(k: int, alpha: float, steps: int, eta: float, published: tu
 
 def test_one_round_by_hand() -> None:
     alpha, eta, beta = 0.05, 0.1, 1.5
-    method = pfedme(at(START, personal=True), lam=LAM, lr=alpha, eta=eta, prox_steps=2, steps=2, batch_size=None, beta=beta)
+    method = pfedme(
+        at(START, personal=True),
+        lam=LAM,
+        lr=alpha,
+        eta=eta,
+        prox_steps=2,
+        steps=2,
+        batch_size=None,
+        beta=beta,
+    )
     fitted = fit(method, clients(), rounds=1)
     copies, own = [], []
     for h, b in zip(H, B, strict=True):
-        w, v = START, START  # a round's first prox starts at the global model, later ones where the last ended
+        w, v = (
+            START,
+            START,
+        )  # a round's first prox starts at the global model, later ones where the last ended
         for _ in range(2):
             for _ in range(2):
                 v = v - alpha * (h @ (v - b) + LAM * (v - w))
@@ -62,7 +86,15 @@ def test_one_round_by_hand() -> None:
 
 @pytest.mark.parametrize("lam", [0.01, 2.0, 20.0])
 def test_the_served_model_is_the_prox_of_the_global_one(lam: float) -> None:
-    method = pfedme(at(START, personal=True), lam=lam, lr=1.0 / (lam + 3.0), eta=0.0, prox_steps=60, steps=1, batch_size=None)
+    method = pfedme(
+        at(START, personal=True),
+        lam=lam,
+        lr=1.0 / (lam + 3.0),
+        eta=0.0,
+        prox_steps=60,
+        steps=1,
+        batch_size=None,
+    )
     served = fit(method, clients(), rounds=1).draws(1).own["w"][0]
     prox = torch.linalg.solve(H + lam * I2, (H @ B[..., None])[..., 0] + lam * START)
     assert torch.allclose(served, prox, atol=1e-3 if lam < 1.0 else 1e-9)
@@ -72,10 +104,20 @@ def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
     """Normal rows and prior, zeta = 1, eta = 0: q_k = Normal(m, s^2), s^-2 the diagonal of n H + I, m the posterior mean."""
     prior = torch.zeros(2)
     method = pfedbayes(
-        at(prior, personal=True), zeta=1.0, lr=0.02, eta=0.0, inner_steps=1, steps=250, batch_size=None, draws=128, init_scale=0.3
+        at(prior, personal=True),
+        zeta=1.0,
+        lr=0.02,
+        eta=0.0,
+        inner_steps=1,
+        steps=250,
+        batch_size=None,
+        draws=128,
+        init_scale=0.3,
     )
     fitted = fit(method, clients(), rounds=1)
-    table = {name.split("'")[-2]: value for name, value in named_leaves(fitted.progress.table).items()}
+    table = {
+        name.split("'")[-2]: value for name, value in named_leaves(fitted.progress.table).items()
+    }
     loc, scale = table["w.loc"][:, 0, 0], torch.nn.functional.softplus(table["w.scale"][:, 0, 0])
     rows = torch.tensor([5.0, 3.0, 2.0])[:, None, None]
     precision = rows * H + I2

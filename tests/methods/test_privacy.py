@@ -37,7 +37,9 @@ ENCODER = {
     "_encoder.last.weight": (4, 4),
     "_encoder.last.bias": (4,),
 }
-CROSSES: dict[str, Shapes] = {  # of `regression`, 4 global numbers and 2 local ones: every tensor that fedsvi sends, both ways
+CROSSES: dict[
+    str, Shapes
+] = {  # of `regression`, 4 global numbers and 2 local ones: every tensor that fedsvi sends, both ways
     "delta": {f"{site}.at": shape for site, shape in SITES.items()},
     "mean_field": {f"{site}.{p}": shape for site, shape in SITES.items() for p in ("loc", "scale")},
     "low_rank": {**LOC, "_shared.factor": (4, 2)},
@@ -53,21 +55,48 @@ def net() -> torch.nn.Module:
 
 
 def personal(**options: Any) -> Any:
-    return models.bayesian_network(net(), likelihood=models.likelihood.normal(1.0), prior_loc="learned", **options)
+    return models.bayesian_network(
+        net(), likelihood=models.likelihood.normal(1.0), prior_loc="learned", **options
+    )
 
 
-THETA = {"theta.0.weight": (3, 2), "theta.0.bias": (3,), "theta.2.weight": (1, 3), "theta.2.bias": (1,)}
+THETA = {
+    "theta.0.weight": (3, 2),
+    "theta.0.bias": (3,),
+    "theta.2.weight": (1, 3),
+    "theta.2.bias": (1,),
+}
 SCALE = {name.replace("theta", "scale"): shape for name, shape in THETA.items()}
 METHODS: dict[str, tuple[Callable[[], Method], Shapes]] = {
     "fedavg": (
-        lambda: hierfl.methods.fedavg(models.network(net(), likelihood=models.likelihood.normal(1.0)), steps=2, batch_size=2),
+        lambda: hierfl.methods.fedavg(
+            models.network(net(), likelihood=models.likelihood.normal(1.0)), steps=2, batch_size=2
+        ),
         THETA,
     ),
-    "pfedme": (lambda: hierfl.methods.pfedme(personal(prior_scale=1.0), steps=2, batch_size=2), THETA),
-    "fedabml": (lambda: hierfl.methods.fedabml(personal(prior_scale="learned"), steps=2, batch_size=2), {**THETA, **SCALE}),
-    "pfedbred": (lambda: hierfl.methods.pfedbred(personal(prior_scale=1.0), steps=2, batch_size=2), THETA),
-    "pfedbayes": (lambda: hierfl.methods.pfedbayes(personal(prior_scale="learned"), steps=2, batch_size=2), {**THETA, **SCALE}),
-    **{f"fedsvi {name}": (partial(hierfl.methods.fedsvi, regression, FAMILIES[name]), CROSSES[name]) for name in CROSSES},
+    "pfedme": (
+        lambda: hierfl.methods.pfedme(personal(prior_scale=1.0), steps=2, batch_size=2),
+        THETA,
+    ),
+    "fedabml": (
+        lambda: hierfl.methods.fedabml(personal(prior_scale="learned"), steps=2, batch_size=2),
+        {**THETA, **SCALE},
+    ),
+    "pfedbred": (
+        lambda: hierfl.methods.pfedbred(personal(prior_scale=1.0), steps=2, batch_size=2),
+        THETA,
+    ),
+    "pfedbayes": (
+        lambda: hierfl.methods.pfedbayes(personal(prior_scale="learned"), steps=2, batch_size=2),
+        {**THETA, **SCALE},
+    ),
+    **{
+        f"fedsvi {name}": (
+            partial(hierfl.methods.fedsvi, regression, FAMILIES[name]),
+            CROSSES[name],
+        )
+        for name in CROSSES
+    },
 }
 
 
@@ -83,7 +112,10 @@ def exchange(method: Method, data: ClientData) -> tuple[Any, dict[str, Any], Any
 
 def shapes(tree: Any, *, skip: int = 0) -> Shapes:
     """Shapes by the last key of each tensor's path, without the leading dimension of clients."""
-    return {name.rsplit("'", 2)[-2]: tuple(leaf.shape[skip:]) for name, leaf in named_leaves(tree).items()}
+    return {
+        name.rsplit("'", 2)[-2]: tuple(leaf.shape[skip:])
+        for name, leaf in named_leaves(tree).items()
+    }
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -93,7 +125,10 @@ def test_the_tensors_that_cross(name: str) -> None:
     svi = name.startswith("fedsvi")
     if svi:
         assert shapes(message["params"]) == expected
-        assert {k: tuple(v.shape) for k, v in message.items() if k != "params"} == {"rate": (), "late": ()}
+        assert {k: tuple(v.shape) for k, v in message.items() if k != "params"} == {
+            "rate": (),
+            "late": (),
+        }
         assert set(up) == {"gradient", "elbo"}
         assert shapes(up["gradient"].value, skip=1) == expected
         assert up["elbo"].value.shape == (4,)
@@ -102,14 +137,18 @@ def test_the_tensors_that_cross(name: str) -> None:
         assert set(up) == {"theta", "loss"}
         assert shapes(up["theta"].value, skip=1) == expected
         assert up["loss"].value.shape == (4,)
-    assert all(share.weight.shape == (4,) for share in up.values()), "and a number a share: its weight"
+    assert all(share.weight.shape == (4,) for share in up.values()), (
+        "and a number a share: its weight"
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_local_crosses(name: str) -> None:
     data = federation((5, 3, 6, 1))
     message, up, kept, program = exchange(METHODS[name][0](), data)
-    local = {spec.name for spec in program.params if spec.is_local} | {s.name for s in program.latents.local_block.sites}
+    local = {spec.name for spec in program.params if spec.is_local} | {
+        s.name for s in program.latents.local_block.sites
+    }
     paths = [*named_leaves(message), *named_leaves(up)]
     assert not [path for path in paths if any(f"'{name}'" in path for name in local)]
     own = {path.rsplit("'", 2)[-2] for path in named_leaves(kept)} - {"steps", "seen"}
@@ -131,13 +170,23 @@ def test_sizes_do_not_depend_on_rows_or_clients(name: str) -> None:
     assert shapes(down) == shapes(down_)
     assert shapes(up, skip=1) == shapes(up_, skip=1)
     sizes = {11, 13, 37, *(n for n in few.counts.tolist()), *many.counts.tolist()} - {5, 3}
-    assert not sizes & {d for shape in shapes(up, skip=1).values() for d in shape}, "no dimension is one of rows"
+    assert not sizes & {d for shape in shapes(up, skip=1).values() for d in shape}, (
+        "no dimension is one of rows"
+    )
 
 
-TEN_ROUNDS: dict[str, tuple[Callable[[], Method], Shapes, set[str]]] = {  # what comes up of 4 global numbers; what stays
-    "bfi": (lambda: hierfl.methods.bfi(regression, steps=1), {"shift": (4,), "precision": (4, 4)}, set()),
+TEN_ROUNDS: dict[
+    str, tuple[Callable[[], Method], Shapes, set[str]]
+] = {  # what comes up of 4 global numbers; what stays
+    "bfi": (
+        lambda: hierfl.methods.bfi(regression, steps=1),
+        {"shift": (4,), "precision": (4, 4)},
+        set(),
+    ),
     "fedlaplace": (
-        lambda: hierfl.methods.fedlaplace(regression, points=8, weighed=64, enough=8, corrections=1),
+        lambda: hierfl.methods.fedlaplace(
+            regression, points=8, weighed=64, enough=8, corrections=1
+        ),
         {"log_marginal": (), "gradient": (4,), "hessian": (4, 4), "lost": ()},
         {"mode", "slope", "loc"},
     ),
@@ -153,12 +202,18 @@ TEN_ROUNDS: dict[str, tuple[Callable[[], Method], Shapes, set[str]]] = {  # what
 def test_methods_of_few_rounds_send_gradients_and_hessians_in_global_sites_alone(name: str) -> None:
     """Values, slopes and curvatures in the 4 global numbers: as large for 3 rows as for 70, and none of a local site."""
     make, expected, stays = TEN_ROUNDS[name]
-    (down, up, kept, program), (down_, up_, *_) = (exchange(make(), federation(n)) for n in ((5, 3), (50, 30, 70)))
+    (down, up, kept, program), (down_, up_, *_) = (
+        exchange(make(), federation(n)) for n in ((5, 3), (50, 30, 70))
+    )
     for sent in (up, up_):
         assert {share: tuple(of.value.shape[1:]) for share, of in sent.items()} == expected
     assert {path.rsplit("'", 2)[-2] for path in named_leaves(kept)} == stays
     local = {s.name for s in program.latents.local_block.sites}
-    assert not [path for path in (*named_leaves(down), *named_leaves(up)) if any(f"'{site}'" in path for site in local)]
+    assert not [
+        path
+        for path in (*named_leaves(down), *named_leaves(up))
+        if any(f"'{site}'" in path for site in local)
+    ]
     assert shapes(down) == shapes(down_)
 
 
@@ -191,7 +246,12 @@ def test_a_round_holds_no_other_clients_rows() -> None:
     seen.clear()
     for k in range(4):
         client_round(
-            run, run.client.phases, run.server.down(start.server, Clock(0, 1)), _row(start.table, k), torch.tensor([k]), 0
+            run,
+            run.client.phases,
+            run.server.down(start.server, Clock(0, 1)),
+            _row(start.table, k),
+            torch.tensor([k]),
+            0,
         )
         assert seen
         assert {float(v) for x in seen for v in x.flatten()} == {float(k)}
@@ -219,14 +279,22 @@ def test_padding_is_the_clients_own_rows(size: int | None, unit: Any, ids: list[
         owner = chosen[:, None].expand(-1, batch.num_rows).to(torch.get_default_dtype())
         assert torch.equal(batch.fields["y"], owner)
         assert torch.equal(batch.fields["x"][..., 1], owner)
-        assert torch.equal(batch.client_fields["height"][:, 0], data.client_fields["height"][chosen])
+        assert torch.equal(
+            batch.client_fields["height"][:, 0], data.client_fields["height"][chosen]
+        )
     whole = full_batch(data, chosen)
     assert whole.rows is None or bool((whole.rows.sum(1) == data.counts[chosen]).all())
 
 
 def test_keys_of_a_batch_are_those_of_its_clients_alone() -> None:
     data = federation()
-    one = gather(data, torch.tensor([2]), torch.tensor([[8, 9]]), None, keys_of(data, torch.tensor([2]), 7, 1, 2))
+    one = gather(
+        data,
+        torch.tensor([2]),
+        torch.tensor([[8, 9]]),
+        None,
+        keys_of(data, torch.tensor([2]), 7, 1, 2),
+    )
     among = full_batch(data, torch.arange(4), seed=7, at=(1, 2))
     assert torch.equal(one.key[0], among.key[2])
     assert torch.equal(one.shared_key, among.shared_key)

@@ -25,12 +25,23 @@ MEAN = torch.tensor([0.7333333333333333, 0.5666666666666667], dtype=torch.float6
 
 def e1(*, by_row: bool = False) -> ClientData:
     """Example E1; `by_row` gives each row of A and C a client of its own."""
-    rows: dict[str, Any] = {"a": ([[1, 0], [1, 1]], [1, 2]), "b": ([[0, 2]], [1]), "c": ([[1, -1], [2, 1]], [0, 2])}
+    rows: dict[str, Any] = {
+        "a": ([[1, 0], [1, 1]], [1, 2]),
+        "b": ([[0, 2]], [1]),
+        "c": ([[1, -1], [2, 1]], [0, 2]),
+    }
     clients: dict[str, Any] = {name: {"x": x, "y": y} for name, (x, y) in rows.items()}
     if by_row:
-        clients = {f"{n}{i}": {"x": [c["x"][i]], "y": [c["y"][i]]} for n, c in clients.items() for i in range(len(c["y"]))}
+        clients = {
+            f"{n}{i}": {"x": [c["x"][i]], "y": [c["y"][i]]}
+            for n, c in clients.items()
+            for i in range(len(c["y"]))
+        }
     return ClientData.from_clients(
-        {n: {k: torch.tensor(v, dtype=torch.float64) for k, v in c.items()} for n, c in clients.items()}
+        {
+            n: {k: torch.tensor(v, dtype=torch.float64) for k, v in c.items()}
+            for n, c in clients.items()
+        }
     )
 
 
@@ -55,7 +66,11 @@ def close(a: Tensor, b: Any, atol: float = 1e-8) -> None:
 
 def in_turn(clients: int) -> int:
     """A seed with which cohorts of one come in the order of the clients."""
-    return next(s for s in range(10_000) if all(int(noise.cohort(s, r, clients, 1)) == r for r in range(clients)))
+    return next(
+        s
+        for s in range(10_000)
+        if all(int(noise.cohort(s, r, clients, 1)) == r for r in range(clients))
+    )
 
 
 @pytest.mark.parametrize("by_row", [False, True])
@@ -66,7 +81,9 @@ def test_one_round_without_damping_is_exact(by_row: bool) -> None:
 
 
 def test_a_sequential_pass_is_exact() -> None:
-    loc, precision = gaussian(fit(pvi(line, damping=1.0), e1(), rounds=3, cohort=1, seed=in_turn(3)))
+    loc, precision = gaussian(
+        fit(pvi(line, damping=1.0), e1(), rounds=3, cohort=1, seed=in_turn(3))
+    )
     close(loc, MEAN)
     close(precision, PRECISION)
 
@@ -81,11 +98,20 @@ def test_damped_rounds_approach_it_geometrically() -> None:
 def test_diagonal_factors_reach_the_mean_field_answer() -> None:
     method = pvi(line, factors="diagonal", damping=1.0)
     close(gaussian(fit(method, e1(), rounds=1))[0], (0.741176, 0.576471), 1e-6)
-    close(gaussian(fit(method, e1(), rounds=3, cohort=1, seed=in_turn(3)))[0], (0.730159, 0.558730), 1e-6)
+    close(
+        gaussian(fit(method, e1(), rounds=3, cohort=1, seed=in_turn(3)))[0],
+        (0.730159, 0.558730),
+        1e-6,
+    )
 
 
-@pytest.mark.parametrize(("damping", "cohort", "rounds"), [(1.0, None, 25), (0.5, None, 25), (1 / 3, None, 45), (1.0, 1, 60)])
-def test_diagonal_factors_rest_there_whatever_the_schedule(damping: float, cohort: int | None, rounds: int) -> None:
+@pytest.mark.parametrize(
+    ("damping", "cohort", "rounds"),
+    [(1.0, None, 25), (0.5, None, 25), (1 / 3, None, 45), (1.0, 1, 60)],
+)
+def test_diagonal_factors_rest_there_whatever_the_schedule(
+    damping: float, cohort: int | None, rounds: int
+) -> None:
     method = pvi(line, factors="diagonal", damping=damping, points=2, steps=1)
     loc, precision = gaussian(fit(method, e1(), rounds=rounds, cohort=cohort))
     close(loc, MEAN, 1e-5)
@@ -95,10 +121,16 @@ def test_diagonal_factors_rest_there_whatever_the_schedule(damping: float, cohor
 @pytest.mark.parametrize("damping", [None, 0.7])
 def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
     for rounds in (1, 3):
-        fitted = fit(pvi(logistic, damping=damping, points=4, steps=2), federation(), rounds=rounds, seed=2)
+        fitted = fit(
+            pvi(logistic, damping=damping, points=4, steps=2), federation(), rounds=rounds, seed=2
+        )
         state, factors = fitted.progress.server, fitted.progress.table["factor"]
         for name in ("shift", "precision"):
-            close(state["q"][name] - state["prior"][name] - factors[name].sum(0), torch.zeros(()), 1e-10)
+            close(
+                state["q"][name] - state["prior"][name] - factors[name].sum(0),
+                torch.zeros(()),
+                1e-10,
+            )
 
 
 def test_the_fixed_point_is_that_of_the_pooled_problem() -> None:
@@ -120,7 +152,9 @@ def test_hierarchies_are_exact_after_one_visit(engine: Any) -> None:
     close(loc, [1.8461538461538463])
     close(precision, [[1 / 0.46153846153846156]])
     marginal = Marginal(fitted.program)
-    for k, (mean, variance) in enumerate(((1.615385, 0.384615), (0.923077, 0.615385), (3.461538, 0.278846))):
+    for k, (mean, variance) in enumerate(
+        ((1.615385, 0.384615), (0.923077, 0.615385), (3.461538, 0.278846))
+    ):
         batch = full_batch(three(), torch.tensor([k]))
         _, inner = marginal.expand(loc, marginal.start(loc, batch), batch, 5)
         close(inner.mode[0], mean, 1e-6)
@@ -158,7 +192,8 @@ def test_bfi_is_exact_where_all_is_gaussian(by_row: bool) -> None:
 def test_bfi_is_close_where_it_is_not() -> None:
     data = federation((40, 30, 50))
     (loc, precision), (q, its) = (
-        gaussian(fit(m, data, rounds=12)) for m in (bfi(logistic, steps=8), fedlaplace(logistic, corrections=0, points=8))
+        gaussian(fit(m, data, rounds=12))
+        for m in (bfi(logistic, steps=8), fedlaplace(logistic, corrections=0, points=8))
     )
     close((loc - q) * its.diagonal().sqrt(), torch.zeros(()), 0.6)
     close(precision / its, torch.ones(()), 0.5)

@@ -77,12 +77,16 @@ def test_the_marginal_is_exact_where_rows_are_gaussian() -> None:
 @pytest.mark.parametrize("name", ["means", "slopes"])
 def test_one_newton_step_is_exact(name: str, engine: Any) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
-    fitted = fit(fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=4, engine=engine)
+    fitted = fit(
+        fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=4, engine=engine
+    )
     known, (loc, precision) = exact(data, name), gaussian(fitted)
     close(loc, known.loc)
     close(precision, torch.linalg.inv(known.cov))
     with pytest.warns(UserWarning, match="rounds ended while climbing"):
-        after_one = fit(fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=1, engine=engine)
+        after_one = fit(
+            fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=1, engine=engine
+        )
     close(after_one.progress.server["loc"], known.loc)
     close(after_one.progress.server["precision"], torch.linalg.inv(known.cov))
 
@@ -90,7 +94,10 @@ def test_one_newton_step_is_exact(name: str, engine: Any) -> None:
 def test_engines_agree() -> None:
     """Clients one by one, and two at once of like numbers of rows; the weights too."""
     data = federation((5, 3, 7))
-    one, other = (fit(fedlaplace(regression, **SMALL), data, rounds=8, **way) for way in ({"chunk": 2}, {"engine": "sequential"}))
+    one, other = (
+        fit(fedlaplace(regression, **SMALL), data, rounds=8, **way)
+        for way in ({"chunk": 2}, {"engine": "sequential"})
+    )
     for name, value in named_leaves(one.progress.server).items():
         close(value.double(), named_leaves(other.progress.server)[name].double(), 1e-7)
     assert "effective" in one.history
@@ -105,7 +112,9 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
         left.rmdir()
     again = fit(method, data, rounds=12, checkpoint=tmp_path / "a", resume=True)
     for name, value in named_leaves(whole.progress.server).items():
-        assert torch.equal(value.nan_to_num(), named_leaves(again.progress.server)[name].nan_to_num()), name
+        assert torch.equal(
+            value.nan_to_num(), named_leaves(again.progress.server)[name].nan_to_num()
+        ), name
     loaded = hierfl.load(tmp_path / "a", method=method, data=data)
     assert torch.equal(loaded.draws(20).shared["loc"], again.draws(20).shared["loc"])
 
@@ -137,7 +146,9 @@ def test_history_posterior_and_new_clients() -> None:
     data = federation((12, 9, 15, 8, 11))
     fitted = fit(fedlaplace(regression, **SMALL), data.select([0, 1, 2, 3]), rounds=12)
     history = fitted.history
-    assert history["stage"].iloc[-1] == 3 and history["k_hat"].notna().iloc[-1] and len(history) < 12
+    assert (
+        history["stage"].iloc[-1] == 3 and history["k_hat"].notna().iloc[-1] and len(history) < 12
+    )
     assert (history[["bytes_up", "bytes_down"]] > 0).all().all()
     assert fitted.posterior(20)["posterior"]["slope"].shape == (1, 20, 4, 2)
     new = fitted.personalise(data.select([4]))
@@ -208,7 +219,9 @@ def test_options_it_refuses() -> None:
 
 
 def test_what_is_bad_is_said() -> None:
-    server = fit(fedlaplace(means, **{**SMALL, "corrections": 1}), three(), rounds=12).federation.server
+    server = fit(
+        fedlaplace(means, **{**SMALL, "corrections": 1}), three(), rounds=12
+    ).federation.server
     state = {**server.state, "stage": torch.tensor(2)}
     ups = {"log_marginals": torch.linspace(0.0, 400.0, 128), "lost": torch.zeros(())}
     with pytest.warns(UserWarning, match="k-hat is .* Do not trust"):

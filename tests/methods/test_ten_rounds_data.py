@@ -24,8 +24,13 @@ from hierfl.methods import fedlaplace
 from tests.methods.test_pvi import close, gaussian
 from tests.programs import fit
 
-slow = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set")]
-needs_files = pytest.mark.skipif(not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no reference posterior")
+slow = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set"),
+]
+needs_files = pytest.mark.skipif(
+    not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no reference posterior"
+)
 
 
 def at_length(test: Callable[[], None]) -> Callable[[], None]:
@@ -42,7 +47,10 @@ def of_global_sites(fitted: hierfl.Fit, truth: Mapping[str, Summary]) -> Errors:
         points = params["_shared.points"]
     else:
         loc, precision = gaussian(fitted)
-        points = loc + normal_points(4096, len(loc)) @ torch.linalg.cholesky(torch.linalg.inv(precision)).T
+        points = (
+            loc
+            + normal_points(4096, len(loc)) @ torch.linalg.cholesky(torch.linalg.inv(precision)).T
+        )
     with pyro.validation_enabled(False):
         draws = torch.vmap(lambda z: block.unflatten(z)[0])(points)
     return compare(draws, {site.name: truth[site.name] for site in block.sites})
@@ -69,7 +77,11 @@ def test_eight_schools_in_nine_rounds() -> None:
 
 def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
     """With a quarter of the points."""
-    fitted = fit(fedlaplace(RADON.ways["conditional"].model, points=16, weighed=1024, enough=500), RADON.data(), rounds=12)
+    fitted = fit(
+        fedlaplace(RADON.ways["conditional"].model, points=16, weighed=1024, enough=500),
+        RADON.data(),
+        rounds=12,
+    )
     errors, (k_hat, effective) = of_global_sites(fitted, truth_of(RADON)), weights(fitted)
     assert errors.of("mean").max() < 0.06 and np.abs(errors.of("sd") - 1.0).max() < 0.06, errors
     assert k_hat < 0.5 and effective >= 500
@@ -99,7 +111,10 @@ def test_hospitals_in_twelve_rounds_on_either_engine() -> None:
 def test_the_mode_of_the_hospitals_on_either_engine() -> None:
     method = fedlaplace(HOSPITALS.sampled, corrections=0, points=8)
     with pytest.warns(UserWarning, match="rounds ended while"):
-        one, other = (fit(method, HOSPITALS.data(), rounds=3, engine=engine) for engine in ("vectorised", "sequential"))
+        one, other = (
+            fit(method, HOSPITALS.data(), rounds=3, engine=engine)
+            for engine in ("vectorised", "sequential")
+        )
     close(one.progress.server["loc"], other.progress.server["loc"], 1e-8)
     close(one.progress.server["precision"], other.progress.server["precision"], 1e-6)
 
@@ -123,7 +138,9 @@ STARTS = [pytest.param(seed, marks=() if seed == 4 else slow) for seed in range(
 
 @pytest.mark.parametrize("seed", STARTS)
 def test_radon_arrives_from_a_bad_start(seed: int) -> None:
-    method = fedlaplace(CENTRED.sampled, start=bad_start(CENTRED, seed), points=16, weighed=1024, enough=400)
+    method = fedlaplace(
+        CENTRED.sampled, start=bad_start(CENTRED, seed), points=16, weighed=1024, enough=400
+    )
     errors = of_global_sites(fit(method, CENTRED.data(), rounds=30), truth_of(CENTRED))
     assert errors.of("mean").max() < 0.1 and np.abs(errors.of("sd") - 1.0).max() < 0.1, errors
 
@@ -132,11 +149,17 @@ def test_radon_arrives_from_a_bad_start(seed: int) -> None:
 @pytest.mark.parametrize("seed", STARTS)
 def test_the_hospitals_arrive_from_a_bad_start(seed: int) -> None:
     """At q, which weights would make the posterior, and is about 0.2 sd from it as it is."""
-    method = fedlaplace(HOSPITALS.sampled, start=bad_start(HOSPITALS, seed), corrections=0, points=16)
+    method = fedlaplace(
+        HOSPITALS.sampled, start=bad_start(HOSPITALS, seed), corrections=0, points=16
+    )
     errors = of_global_sites(fit(method, HOSPITALS.data(), rounds=30), truth_of(HOSPITALS))
     assert errors.of("mean").max() < 0.3, errors
 
 
 def test_rounds_that_do_not_suffice_are_said() -> None:
     with pytest.warns(UserWarning, match="the rounds ended while climbing"):
-        fit(fedlaplace(CENTRED.sampled, start=bad_start(CENTRED, 4), corrections=0), CENTRED.data(), rounds=3)
+        fit(
+            fedlaplace(CENTRED.sampled, start=bad_start(CENTRED, 4), corrections=0),
+            CENTRED.data(),
+            rounds=3,
+        )

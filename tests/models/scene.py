@@ -66,8 +66,14 @@ def values_at_random(program: Program, clients: int = 3, seed: int = 0) -> Value
 def params_at_random(program: Program, seed: int = 0) -> Params:
     """Unconstrained values of the model's own params."""
     g = torch.Generator().manual_seed(seed)
-    own = [spec for spec in program.params if spec.name.startswith(("theta.", "scale.")) and not spec.name.endswith(".at")]
-    return {spec.name: spec.start + 0.3 * torch.randn(spec.start.shape, generator=g) for spec in own}
+    own = [
+        spec
+        for spec in program.params
+        if spec.name.startswith(("theta.", "scale.")) and not spec.name.endswith(".at")
+    ]
+    return {
+        spec.name: spec.start + 0.3 * torch.randn(spec.start.shape, generator=g) for spec in own
+    }
 
 
 def of_client(program: Program, values: Values, k: int) -> Values:
@@ -78,17 +84,27 @@ def of_client(program: Program, values: Values, k: int) -> Values:
 
 def numbers(values: Values, k: int, local: set[str]) -> Arrays:
     """The same in plain shapes, as NumPy arrays."""
-    return {name: (value[k, 0] if name in local else value).detach().numpy() for name, value in values.items()}
+    return {
+        name: (value[k, 0] if name in local else value).detach().numpy()
+        for name, value in values.items()
+    }
 
 
-def densities(program: Program, values: Values, batch: ClientBatch, params: Params | None = None) -> tuple[Tensor, Tensor]:
+def densities(
+    program: Program, values: Values, batch: ClientBatch, params: Params | None = None
+) -> tuple[Tensor, Tensor]:
     return log_joint(program.model, values, batch, params or {})
 
 
-def check_every_engine(program: Program, data: ClientData, values: Values, params: Params | None = None) -> Tensor:
+def check_every_engine(
+    program: Program, data: ClientData, values: Values, params: Params | None = None
+) -> Tensor:
     """Pooled, one by one and under vmap, each client's density is the same; (C,)."""
     pooled, shared = densities(program, values, everyone(data), params)
-    each = [densities(program, of_client(program, values, k), alone(data, k), params) for k in range(data.num_clients)]
+    each = [
+        densities(program, of_client(program, values, k), alone(data, k), params)
+        for k in range(data.num_clients)
+    ]
     torch.testing.assert_close(torch.cat([own for own, _ in each]), pooled)
     for _, again in each:
         torch.testing.assert_close(again, shared)

@@ -21,7 +21,14 @@ from hierfl.models.likelihood import bernoulli, normal, poisson
 from hierfl.program.program import Program, untouched_store
 from hierfl.program.read import read
 from tests.models import scene
-from tests.models.scene import check_every_engine, densities, everyone, params_at_random, rows_of, values_at_random
+from tests.models.scene import (
+    check_every_engine,
+    densities,
+    everyone,
+    params_at_random,
+    rows_of,
+    values_at_random,
+)
 
 
 def mlp(outputs: int = 3) -> nn.Module:
@@ -33,11 +40,17 @@ def mlp(outputs: int = 3) -> nn.Module:
 def names(program: Program) -> tuple[set[str], set[str], set[str]]:
     """Local sites, global sites, and the model's own params."""
     local = {site.name for site in program.latents.local_block.sites}
-    return local, {site.name for site in program.latents.global_block.sites}, set(params_at_random(program))
+    return (
+        local,
+        {site.name for site in program.latents.global_block.sites},
+        set(params_at_random(program)),
+    )
 
 
 EVERY = {"0.weight", "0.bias", "2.weight", "2.bias"}
-STANDARD = functools.partial(dist.Normal, 0.0, 1.0)  # made in the test, whose dtype is not that of import
+STANDARD = functools.partial(
+    dist.Normal, 0.0, 1.0
+)  # made in the test, whose dtype is not that of import
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "all local": dict,
     "not centred": lambda: {"centred": False},
@@ -45,14 +58,20 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "all global": lambda: {"local": "none", "global_prior": STANDARD()},
     "local head": lambda: {"local": ["2."], "global_prior": STANDARD(), "prior_loc": STANDARD()},
     "learned scale": lambda: {"local": "bias$", "prior_scale": "learned"},
-    "scale with a prior": lambda: {"prior_loc": "zero", "prior_scale": dist.HalfNormal(1.0), "centred": False},
+    "scale with a prior": lambda: {
+        "prior_loc": "zero",
+        "prior_scale": dist.HalfNormal(1.0),
+        "centred": False,
+    },
     "fixed prior": lambda: {"prior_loc": "module", "prior_scale": 2.0},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_engine_agrees(kind: str, data: ClientData) -> None:
-    program = read(models.bayesian_network(mlp(), y="kind", **KINDS[kind]()), guides.mean_field, data)
+    program = read(
+        models.bayesian_network(mlp(), y="kind", **KINDS[kind]()), guides.mean_field, data
+    )
     assert program.labels["kind"] == "kind"
     own = check_every_engine(program, data, values_at_random(program), params_at_random(program))
     assert own.isfinite().all()
@@ -71,7 +90,9 @@ def test_every_engine_agrees(kind: str, data: ClientData) -> None:
 )
 def test_local_and_global(options: dict[str, Any], local: set[str], data: ClientData) -> None:
     def found(**more: Any) -> tuple[set[str], set[str], set[str]]:
-        return names(read(models.bayesian_network(mlp(), y="kind", **options, **more), guides.delta, data))
+        return names(
+            read(models.bayesian_network(mlp(), y="kind", **options, **more), guides.delta, data)
+        )
 
     own, theta = {f"w.{name}" for name in local}, {f"theta.{name}" for name in EVERY}
     above = {f"theta.{name}" for name in EVERY - local}
@@ -79,12 +100,22 @@ def test_local_and_global(options: dict[str, Any], local: set[str], data: Client
     assert found() == (own, set(), theta)
     assert found(prior_loc="zero", prior_scale="learned") == (own, set(), above | scale)
     assert found(prior_scale=dist.HalfNormal(1.0)) == (own, scale, theta)
-    assert found(prior_loc=dist.Normal(0.0, 1.0), global_prior=dist.Normal(0.0, 1.0)) == (own, theta, set())
-    assert found(prior_loc="module", centred=False) == ({f"{name}_offset" for name in own}, set(), above)
+    assert found(prior_loc=dist.Normal(0.0, 1.0), global_prior=dist.Normal(0.0, 1.0)) == (
+        own,
+        theta,
+        set(),
+    )
+    assert found(prior_loc="module", centred=False) == (
+        {f"{name}_offset" for name in own},
+        set(),
+        above,
+    )
 
 
 def test_density_by_hand(data: ClientData) -> None:
-    model = models.bayesian_network(nn.Linear(2, 3), y="kind", local=["weight"], prior_scale="learned", scale_start=0.4)
+    model = models.bayesian_network(
+        nn.Linear(2, 3), y="kind", local=["weight"], prior_scale="learned", scale_start=0.4
+    )
     program = read(model, guides.mean_field, data)
     start, _ = program.start()
     values, params = values_at_random(program), params_at_random(program)
@@ -94,18 +125,33 @@ def test_density_by_hand(data: ClientData) -> None:
     for k in range(3):
         rows, w = rows_of(data, k), values["w.weight"][k, 0].numpy()
         logits = rows["x"] @ w.T + params["theta.bias"].numpy()
-        likelihood = (logits[np.arange(len(logits)), rows["kind"]] - logsumexp(logits, axis=1)).sum()
-        assert own[k].item() == pytest.approx(likelihood + scene.normal(w, params["theta.weight"].numpy(), scale))
-    torch.testing.assert_close(nn.functional.softplus(start["scale.weight"]), torch.full((3, 2), 0.4))
+        likelihood = (
+            logits[np.arange(len(logits)), rows["kind"]] - logsumexp(logits, axis=1)
+        ).sum()
+        assert own[k].item() == pytest.approx(
+            likelihood + scene.normal(w, params["theta.weight"].numpy(), scale)
+        )
+    torch.testing.assert_close(
+        nn.functional.softplus(start["scale.weight"]), torch.full((3, 2), 0.4)
+    )
 
 
 def test_global_sites_by_hand(data: ClientData) -> None:
-    options: dict[str, Any] = {"local": ["2."], "prior_loc": dist.Normal(0.0, 2.0), "prior_scale": dist.HalfNormal(0.5)}
-    program = read(models.bayesian_network(mlp(), y="kind", global_prior=dist.Normal(0.0, 3.0), **options), guides.delta, data)
+    options: dict[str, Any] = {
+        "local": ["2."],
+        "prior_loc": dist.Normal(0.0, 2.0),
+        "prior_scale": dist.HalfNormal(0.5),
+    }
+    program = read(
+        models.bayesian_network(mlp(), y="kind", global_prior=dist.Normal(0.0, 3.0), **options),
+        guides.delta,
+        data,
+    )
     values = values_at_random(program)
     v = scene.numbers(values, 0, set())
     by_hand = sum(
-        scene.normal(v[f"theta.0.{p}"], 0.0, 3.0) + scene.normal(v[f"theta.2.{p}"], 0.0, 2.0) for p in ("weight", "bias")
+        scene.normal(v[f"theta.0.{p}"], 0.0, 3.0) + scene.normal(v[f"theta.2.{p}"], 0.0, 2.0)
+        for p in ("weight", "bias")
     )
     by_hand += sum(scene.half_normal(v[f"scale.2.{p}"], 0.5) for p in ("weight", "bias"))
     assert values["scale.2.weight"].shape == ()
@@ -114,12 +160,21 @@ def test_global_sites_by_hand(data: ClientData) -> None:
 
 def test_both_coordinates_are_one_density(data: ClientData) -> None:
     centred, offset = (
-        read(models.bayesian_network(mlp(), y="kind", prior_scale=0.3, centred=c), guides.delta, data) for c in (True, False)
+        read(
+            models.bayesian_network(mlp(), y="kind", prior_scale=0.3, centred=c), guides.delta, data
+        )
+        for c in (True, False)
     )
     values, params = values_at_random(centred), params_at_random(centred)
-    moved = {f"{name}_offset": (w - params[name.replace("w.", "theta.")]) / 0.3 for name, w in values.items()}
+    moved = {
+        f"{name}_offset": (w - params[name.replace("w.", "theta.")]) / 0.3
+        for name, w in values.items()
+    }
     weights = sum(w[0].numel() for w in values.values())
-    in_w, in_z = densities(centred, values, everyone(data), params)[0], densities(offset, moved, everyone(data), params)[0]
+    in_w, in_z = (
+        densities(centred, values, everyone(data), params)[0],
+        densities(offset, moved, everyone(data), params)[0],
+    )
     torch.testing.assert_close(in_z - weights * np.log(0.3), in_w)
 
 
@@ -139,15 +194,23 @@ def test_a_network_is_what_fedavg_averages(data: ClientData) -> None:
         output = functional_call(net, weights, (torch.as_tensor(rows["x"]),))
         return nn.functional.cross_entropy(output, torch.as_tensor(rows["kind"]), reduction="sum")
 
-    torch.testing.assert_close(torch.func.grad_and_value(loss)(start), torch.func.grad_and_value(plain)(start))
+    torch.testing.assert_close(
+        torch.func.grad_and_value(loss)(start), torch.func.grad_and_value(plain)(start)
+    )
 
 
 def test_pictures_and_gradients_for_all_clients_at_once(data: ClientData) -> None:
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
-    program = read(models.bayesian_network(net, x="picture", y="kind", local=["4."]), guides.mean_field, data)
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
+    )
+    program = read(
+        models.bayesian_network(net, x="picture", y="kind", local=["4."]), guides.mean_field, data
+    )
     values, params = values_at_random(program), params_at_random(program)
     own = check_every_engine(program, data, values, params)
-    gradient = torch.func.grad(lambda p: densities(program, values, everyone(data), p)[0].sum())(params)
+    gradient = torch.func.grad(lambda p: densities(program, values, everyone(data), p)[0].sum())(
+        params
+    )
     assert own.isfinite().all()
     assert all(bool((g != 0).any()) for g in gradient.values())
 
@@ -158,10 +221,17 @@ def test_starts(data: ClientData) -> None:
     learned = read(models.bayesian_network(net, y="kind"), guides.delta, data)
     torch.testing.assert_close(learned.start()[0]["theta.0.weight"], weight)
     torch.testing.assert_close(learned.start()[1]["w.0.weight.at"], weight[None, None])
-    for centred, name, expected in ((True, "w.0.weight", weight), (False, "w.0.weight_offset", weight / 0.5)):
-        model = models.bayesian_network(net, y="kind", prior_loc="zero", prior_scale=0.5, centred=centred)
+    for centred, name, expected in (
+        (True, "w.0.weight", weight),
+        (False, "w.0.weight_offset", weight / 0.5),
+    ):
+        model = models.bayesian_network(
+            net, y="kind", prior_loc="zero", prior_scale=0.5, centred=centred
+        )
         with untouched_store():
-            site: dict[str, Any] = dict(pyro.poutine.trace(model).get_trace(everyone(data)).nodes[name])
+            site: dict[str, Any] = dict(
+                pyro.poutine.trace(model).get_trace(everyone(data)).nodes[name]
+            )
         torch.testing.assert_close(site["infer"]["start"], expected)
 
 
@@ -192,9 +262,16 @@ def test_frozen_and_tied_parameters(data: ClientData) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "likelihood"), [("ill", bernoulli()), ("visits", poisson()), ("y", normal()), ("y", normal(0.5))]
+    ("label", "likelihood"),
+    [("ill", bernoulli()), ("visits", poisson()), ("y", normal()), ("y", normal(0.5))],
 )
 def test_likelihoods_of_one_output(label: str, likelihood: Any, data: ClientData) -> None:
     for net in (mlp(1), nn.Sequential(mlp(1), nn.Flatten(0))):
-        program = read(models.bayesian_network(net, likelihood=likelihood(), y=label), guides.mean_field, data)
-        assert check_every_engine(program, data, values_at_random(program), params_at_random(program)).isfinite().all()
+        program = read(
+            models.bayesian_network(net, likelihood=likelihood(), y=label), guides.mean_field, data
+        )
+        assert (
+            check_every_engine(program, data, values_at_random(program), params_at_random(program))
+            .isfinite()
+            .all()
+        )

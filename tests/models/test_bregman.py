@@ -33,12 +33,24 @@ def together(s: Tensor) -> Tensor:
 
 PRIORS: dict[str, tuple[BregmanPrior, Tensor, Tensor]] = {  # with two points where means may be
     "gaussian": (gaussian(), torch.tensor([0.3, -1.2]), torch.tensor([1.0, 0.4])),
-    "gaussian of a precision": (gaussian(torch.tensor([4.0, 0.5])), torch.tensor([0.3, -1.2]), torch.tensor([1.0, 0.4])),
+    "gaussian of a precision": (
+        gaussian(torch.tensor([4.0, 0.5])),
+        torch.tensor([0.3, -1.2]),
+        torch.tensor([1.0, 0.4]),
+    ),
     "bernoulli": (bernoulli(), torch.tensor([0.2, 0.7]), torch.tensor([0.5, 0.9])),
     "poisson": (poisson(), torch.tensor([0.2, 3.0]), torch.tensor([1.5, 0.9])),
     "exponential": (exponential(), torch.tensor([0.2, 3.0]), torch.tensor([1.5, 0.9])),
-    "correlated, one's own": (BregmanPrior(together), torch.tensor([0.3, -1.2]), torch.tensor([1.0, 0.4])),
-    "cosh, one's own": (BregmanPrior(torch.cosh), torch.tensor([0.3, -1.2]), torch.tensor([1.0, 0.4])),
+    "correlated, one's own": (
+        BregmanPrior(together),
+        torch.tensor([0.3, -1.2]),
+        torch.tensor([1.0, 0.4]),
+    ),
+    "cosh, one's own": (
+        BregmanPrior(torch.cosh),
+        torch.tensor([0.3, -1.2]),
+        torch.tensor([1.0, 0.4]),
+    ),
 }
 CLOSED = {
     "gaussian": lambda x, m: 0.5 * (x - m).square(),
@@ -60,12 +72,18 @@ def test_identities(name: str) -> None:
     s, u = prior.natural_of(mean), prior.natural_of(x)
     assert torch.allclose(prior.mean_of(s), mean, atol=1e-10)
     dual = prior.g(s).sum() - prior.g(u).sum() - (prior.mean_of(u) * (s - u)).sum()
-    assert torch.allclose(prior.divergence(x, mean), dual, atol=1e-10), "D_{g*}(x, mu) = D_g(s, grad g*(x))"
+    assert torch.allclose(prior.divergence(x, mean), dual, atol=1e-10), (
+        "D_{g*}(x, mu) = D_g(s, grad g*(x))"
+    )
     assert prior.divergence(x, mean) > 0.0
     assert abs(prior.divergence(mean, mean)) < 1e-12
     assert torch.allclose(prior.conjugate_of(x), (x * u).sum() - prior.g(u).sum(), atol=1e-10)
     y = 0.4 * x + 0.6 * mean
-    three = prior.divergence(x, y) + prior.divergence(y, mean) + ((prior.natural_of(y) - s) * (x - y)).sum()
+    three = (
+        prior.divergence(x, y)
+        + prior.divergence(y, mean)
+        + ((prior.natural_of(y) - s) * (x - y)).sum()
+    )
     assert torch.allclose(prior.divergence(x, mean), three, atol=1e-10), "three points"
 
 
@@ -80,7 +98,9 @@ def test_closed_forms_are_those_of_g(name: str) -> None:
     assert torch.allclose(prior.conjugate_of(x), bare.conjugate_of(x), atol=1e-10)
     jacobian = torch.func.jacrev(prior.mean_of)(s)
     assert torch.allclose(prior.hessian(s), jacobian, atol=1e-10)
-    assert torch.allclose(torch.func.jacrev(bare.natural_of)(x), torch.linalg.inv(jacobian), atol=1e-8)
+    assert torch.allclose(
+        torch.func.jacrev(bare.natural_of)(x), torch.linalg.inv(jacobian), atol=1e-8
+    )
     if prior.separable(s):
         assert torch.allclose(prior.curvature(s), jacobian.diagonal(), atol=1e-12)
 
@@ -89,12 +109,17 @@ def test_closed_forms_are_those_of_g(name: str) -> None:
 def test_divergences_in_closed_form(name: str) -> None:
     prior, x, mean = points(name)
     assert torch.allclose(prior.terms(x, mean), CLOSED[name](x, mean), atol=1e-12)
-    samples = prior.mean_of(prior.natural_of(mean) + 0.1 * torch.randn(200, 2, generator=torch.Generator().manual_seed(0)))
+    samples = prior.mean_of(
+        prior.natural_of(mean)
+        + 0.1 * torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    )
 
     def total(at: Tensor) -> Tensor:
         return torch.vmap(lambda v: prior.divergence(v, at))(samples).sum()
 
-    assert torch.allclose(torch.func.grad(total)(samples.mean(0)), torch.zeros(2), atol=1e-8), "argmin_m E D(X, m) = E X"
+    assert torch.allclose(torch.func.grad(total)(samples.mean(0)), torch.zeros(2), atol=1e-8), (
+        "argmin_m E D(X, m) = E X"
+    )
 
 
 def test_the_kernel_of_the_exponential_is_a_gamma_of_mode_mu() -> None:
@@ -107,14 +132,18 @@ def test_the_kernel_of_the_exponential_is_a_gamma_of_mode_mu() -> None:
 
     whole = quad(density, 0.0, 40.0)[0]
     for x in (0.1, 0.8, 2.5):
-        assert density(x) / whole == pytest.approx(gamma(lam + 1.0, scale=mean / lam).pdf(x), rel=1e-7)
+        assert density(x) / whole == pytest.approx(
+            gamma(lam + 1.0, scale=mean / lam).pdf(x), rel=1e-7
+        )
 
 
 def test_values_without_their_constraint_are_natural_parameters() -> None:
     for name in ("bernoulli", "exponential", "cosh, one's own"):
         prior, x, _ = points(name)
         transform = biject_to(Means(prior))
-        assert torch.allclose(transform.inv(x), prior.natural_of(x)) and torch.allclose(transform(transform.inv(x)), x)
+        assert torch.allclose(transform.inv(x), prior.natural_of(x)) and torch.allclose(
+            transform(transform.inv(x)), x
+        )
         slope = torch.func.jacrev(transform)(prior.natural_of(x)).diagonal()
         assert torch.allclose(transform.log_abs_det_jacobian(prior.natural_of(x), x), slope.log())
     assert Means(bernoulli()).check(torch.tensor([0.5, 1.5])).tolist() == [True, False]
@@ -122,25 +151,41 @@ def test_values_without_their_constraint_are_natural_parameters() -> None:
 
 def test_a_step_out_of_the_domain_is_halved_towards_its_bound() -> None:
     before = torch.tensor([-1.0, -1.0])
-    assert keep_inside(exponential().natural, torch.tensor([-0.3, 0.2]), before).tolist() == [-0.3, -0.5]
-    assert keep_inside(gaussian().natural, torch.tensor([-0.3, 0.2]), before).tolist() == [-0.3, 0.2]
+    assert keep_inside(exponential().natural, torch.tensor([-0.3, 0.2]), before).tolist() == [
+        -0.3,
+        -0.5,
+    ]
+    assert keep_inside(gaussian().natural, torch.tensor([-0.3, 0.2]), before).tolist() == [
+        -0.3,
+        0.2,
+    ]
 
 
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "exponential"])
-def test_a_network_starts_at_the_modules_weights_and_has_the_divergence_for_its_kl(name: str) -> None:
+def test_a_network_starts_at_the_modules_weights_and_has_the_divergence_for_its_kl(
+    name: str,
+) -> None:
     module = nn.Linear(2, 1)
     prior = PRIORS[name][0]
     model = models.bregman_network(module, prior, likelihood=models.likelihood.normal(1.0))
     program = hierfl.read(model, guides.delta, federation((5, 3)))
     theta, mine = program.start()
-    plain = hierfl.read(models.network(module, likelihood=models.likelihood.normal(1.0)), guides.delta, federation((5, 3)))
+    plain = hierfl.read(
+        models.network(module, likelihood=models.likelihood.normal(1.0)),
+        guides.delta,
+        federation((5, 3)),
+    )
     batch = program.prototype
-    assert torch.allclose(program.terms({**theta, **mine}, batch).nll, plain.terms(plain.start()[0], batch).nll)
+    assert torch.allclose(
+        program.terms({**theta, **mine}, batch).nll, plain.terms(plain.start()[0], batch).nll
+    )
     assert float(program.terms({**theta, **mine}, batch).local_kl) == pytest.approx(0.0, abs=1e-12)
     away = {k: 0.9 * v for k, v in mine.items()}
     x = torch.cat([prior.mean_of(v.flatten()) for v in away.values()])
     mean = torch.cat([prior.mean_of(v.flatten()) for v in theta.values()])
-    assert torch.allclose(program.terms({**theta, **away}, batch).local_kl, prior.divergence(x, mean), atol=1e-12)
+    assert torch.allclose(
+        program.terms({**theta, **away}, batch).local_kl, prior.divergence(x, mean), atol=1e-12
+    )
 
 
 def test_refusals() -> None:

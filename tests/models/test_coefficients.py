@@ -16,7 +16,16 @@ from hierfl.data.clients import ClientData
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
 from hierfl.program.recipes import describe, recipe_of, remake
-from tests.models.scene import alone, check_every_engine, densities, everyone, half_normal, normal, numbers, values_at_random
+from tests.models.scene import (
+    alone,
+    check_every_engine,
+    densities,
+    everyone,
+    half_normal,
+    normal,
+    numbers,
+    values_at_random,
+)
 
 REGRESSIONS: list[tuple[str, dict[str, Any]]] = [
     ("linear", {}),
@@ -39,7 +48,9 @@ SHAPES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", SHAPES, ids=str)
 @pytest.mark.parametrize(("name", "own"), REGRESSIONS, ids=str)
-def test_every_engine_agrees(name: str, own: dict[str, Any], options: dict[str, Any], data: ClientData) -> None:
+def test_every_engine_agrees(
+    name: str, own: dict[str, Any], options: dict[str, Any], data: ClientData
+) -> None:
     program = read(getattr(models, name)(**{**own, **options}), guides.mean_field, data)
     label = own.get("y", "y")
     assert program.labels[label] == label
@@ -69,7 +80,9 @@ def test_both_coordinates_are_one_density(name: str, own: dict[str, Any], data: 
 
 def test_default_priors_and_the_recorded_value(data: ClientData) -> None:
     program = read(models.logistic(y="ill"), guides.delta, data)
-    assert [(site.name, site.is_local, tuple(site.start.shape)) for site in program.latents.sites] == [
+    assert [
+        (site.name, site.is_local, tuple(site.start.shape)) for site in program.latents.sites
+    ] == [
         ("slope_loc", False, (2,)),
         ("slope_scale", False, (2,)),
         ("intercept_loc", False, ()),
@@ -79,14 +92,19 @@ def test_default_priors_and_the_recorded_value(data: ClientData) -> None:
     ]
     values = values_at_random(program)
     v = numbers(values, 0, set())
-    by_hand = sum(normal(v[f"{w}_loc"], 0.0, 2.5) + half_normal(v[f"{w}_scale"]) for w in ("slope", "intercept"))
+    by_hand = sum(
+        normal(v[f"{w}_loc"], 0.0, 2.5) + half_normal(v[f"{w}_scale"])
+        for w in ("slope", "intercept")
+    )
     assert densities(program, values, everyone(data))[1].item() == pytest.approx(by_hand)
     with pyro.poutine.trace() as seen, pyro.poutine.condition(data=values):
         program.model(everyone(data))
     slope = seen.trace.nodes["slope"]["value"]
     assert slope is not None
     assert slope.shape == (3, 1, 2)
-    torch.testing.assert_close(slope, values["slope_loc"] + values["slope_scale"] * values["slope_offset"])
+    torch.testing.assert_close(
+        slope, values["slope_loc"] + values["slope_scale"] * values["slope_offset"]
+    )
 
 
 def test_priors_as_arguments(data: ClientData) -> None:
@@ -126,7 +144,9 @@ def test_correlated_prior_and_known_numbers(data: ClientData) -> None:
     rows, v = data.select([1]).fields, numbers(values, 1, {"slope", "intercept"})
     x, y = rows["x"].numpy(), rows["y"].numpy()
     by_hand = normal(y, v["intercept"] + x @ v["slope"], 1.0) + normal(v["intercept"], 0.0, 1.5)
-    assert own[1].item() == pytest.approx(by_hand + normal(v["slope"], v["slope_loc"], np.array([0.5, 2.0])))
+    assert own[1].item() == pytest.approx(
+        by_hand + normal(v["slope"], v["slope_loc"], np.array([0.5, 2.0]))
+    )
 
 
 def test_features_of_a_client_and_whole_numbers(data: ClientData) -> None:
@@ -168,7 +188,9 @@ def test_a_guide_written_by_hand(data: ClientData) -> None:
 
 def test_gradients_reach_every_coefficient(data: ClientData) -> None:
     program = read(models.poisson(y="visits"), guides.delta, data)
-    values = {name: value.detach().requires_grad_() for name, value in values_at_random(program).items()}
+    values = {
+        name: value.detach().requires_grad_() for name, value in values_at_random(program).items()
+    }
     own, above = densities(program, values, everyone(data))
     for gradient in torch.autograd.grad(own.sum() + above, list(values.values())):
         assert gradient.isfinite().all()
@@ -182,16 +204,24 @@ def test_made_again_from_its_recipe(data: ClientData) -> None:
         again = remake(describe(model))
         first, second = (read(m, guides.delta, data) for m in (model, again))
         values = values_at_random(first)
-        torch.testing.assert_close(densities(first, values, everyone(data)), densities(second, values, everyone(data)))
+        torch.testing.assert_close(
+            densities(first, values, everyone(data)), densities(second, values, everyone(data))
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"slopes": "random"}, "slopes is 'random'; it must be one of 'varying', 'global'"),
-        ({"intercept": "fixed"}, "intercept is 'fixed'; it must be one of 'varying', 'global', None"),
+        (
+            {"intercept": "fixed"},
+            "intercept is 'fixed'; it must be one of 'varying', 'global', None",
+        ),
         ({"x": None, "intercept": None}, "a regression on nothing"),
-        ({"prior_scale": dist.Normal(0.0, 1.0)}, r"prior_scale is Normal\(.*, not all > 0: give a HalfNormal"),
+        (
+            {"prior_scale": dist.Normal(0.0, 1.0)},
+            r"prior_scale is Normal\(.*, not all > 0: give a HalfNormal",
+        ),
         ({"intercept_scale": 0.0}, "intercept_scale is 0.0, not all > 0"),
     ],
 )
@@ -206,16 +236,27 @@ def test_an_unknown_option_is_refused() -> None:
 
 
 def test_torch_distributions_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"HalfNormal is torch's own: take pyro\.distributions\.HalfNormal"):
+    with pytest.raises(
+        TypeError, match=r"HalfNormal is torch's own: take pyro\.distributions\.HalfNormal"
+    ):
         models.logistic(prior_scale=torch.distributions.HalfNormal(1.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prior_loc": dist.Normal(torch.zeros(3), 1.0)}, r"prior of 'slope_loc' has shape \(3,\): .* or of shape \(2,\)"),
-        ({"prior_loc": dist.Normal(torch.zeros(2), 1.0)}, r"prior of 'intercept_loc' has shape \(2,\): .* or of shape \(\)"),
-        ({"x": "picture"}, r"field 'picture' has shape \(1, 4, 4\) a row: a regression needs rows of numbers"),
+        (
+            {"prior_loc": dist.Normal(torch.zeros(3), 1.0)},
+            r"prior of 'slope_loc' has shape \(3,\): .* or of shape \(2,\)",
+        ),
+        (
+            {"prior_loc": dist.Normal(torch.zeros(2), 1.0)},
+            r"prior of 'intercept_loc' has shape \(2,\): .* or of shape \(\)",
+        ),
+        (
+            {"x": "picture"},
+            r"field 'picture' has shape \(1, 4, 4\) a row: a regression needs rows of numbers",
+        ),
         ({"y": "x"}, r"field 'x' has shape \(2,\) a row, its likelihood \(Bernoulli\) \(\)"),
         ({"x": "nothing"}, "the data have no field 'nothing'; they have"),
     ],

@@ -12,7 +12,14 @@ from hierfl import guides, models
 from hierfl.data.clients import ClientData
 from hierfl.program.read import read
 from hierfl.program.sites import Model
-from tests.models.scene import Arrays, check_every_engine, normal, numbers, rows_of, values_at_random
+from tests.models.scene import (
+    Arrays,
+    check_every_engine,
+    normal,
+    numbers,
+    rows_of,
+    values_at_random,
+)
 
 
 def by_hand(name: str, rows: Arrays, v: Arrays) -> float:
@@ -23,7 +30,9 @@ def by_hand(name: str, rows: Arrays, v: Arrays) -> float:
         likelihood = (eta[np.arange(len(eta)), rows["kind"]] - logsumexp(eta, axis=1)).sum()
     else:
         likelihood = poisson.logpmf(rows["visits"], rows["years"] * np.exp(eta)).sum()
-    return float(likelihood) + sum(normal(v[w], v[f"{w}_loc"], v[f"{w}_scale"]) for w in ("intercept", "slope"))
+    return float(likelihood) + sum(
+        normal(v[w], v[f"{w}_loc"], v[f"{w}_scale"]) for w in ("intercept", "slope")
+    )
 
 
 MODELS: dict[str, Model] = {
@@ -39,16 +48,23 @@ def test_density_by_hand(name: str, data: ClientData) -> None:
     values = values_at_random(program)
     own = check_every_engine(program, data, values)
     for k in range(3):
-        assert own[k].item() == pytest.approx(by_hand(name, rows_of(data, k), numbers(values, k, {"intercept", "slope"})))
+        assert own[k].item() == pytest.approx(
+            by_hand(name, rows_of(data, k), numbers(values, k, {"intercept", "slope"}))
+        )
 
 
 def test_softmax_treats_no_class_unlike_another(data: ClientData) -> None:
     program = read(models.softmax(3, y="kind", centred=True), guides.delta, data)
-    assert {s.name: tuple(s.event_shape) for s in program.latents.local_block.sites} == {"intercept": (3,), "slope": (2, 3)}
+    assert {s.name: tuple(s.event_shape) for s in program.latents.local_block.sites} == {
+        "intercept": (3,),
+        "slope": (2, 3),
+    }
     values, turn = values_at_random(program), torch.tensor([1, 2, 0])
     renamed = data.with_fields(kind=turn.argsort()[data.fields["kind"]])
     permuted = {name: value[..., turn] for name, value in values.items()}
-    torch.testing.assert_close(check_every_engine(program, data, values), check_every_engine(program, renamed, permuted))
+    torch.testing.assert_close(
+        check_every_engine(program, data, values), check_every_engine(program, renamed, permuted)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64])
@@ -56,14 +72,20 @@ def test_logistic_takes_labels_of_any_dtype(dtype: torch.dtype, data: ClientData
     program = read(MODELS["logistic"], guides.delta, data)
     values = values_at_random(program)
     other = data.with_fields(ill=data.fields["ill"].to(dtype))
-    torch.testing.assert_close(check_every_engine(program, other, values), check_every_engine(program, data, values))
+    torch.testing.assert_close(
+        check_every_engine(program, other, values), check_every_engine(program, data, values)
+    )
 
 
 def test_labels_out_of_range_are_refused(data: ClientData) -> None:
-    with pytest.raises(ValueError, match=r"field 'kind' of client '.*' has the value 2, outside the support"):
+    with pytest.raises(
+        ValueError, match=r"field 'kind' of client '.*' has the value 2, outside the support"
+    ):
         read(models.softmax(2, y="kind"), guides.delta, data)
 
 
 def test_one_class_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_classes is 1: a softmax chooses among two classes or more"):
+    with pytest.raises(
+        ValueError, match="num_classes is 1: a softmax chooses among two classes or more"
+    ):
         models.softmax(1)

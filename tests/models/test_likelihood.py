@@ -14,25 +14,44 @@ from hierfl.models.likelihood import Likelihood, bernoulli, categorical, normal,
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
 from hierfl.program.recipes import describe, remake
-from tests.models.scene import check_every_engine, densities, everyone, half_normal, values_at_random
+from tests.models.scene import (
+    check_every_engine,
+    densities,
+    everyone,
+    half_normal,
+    values_at_random,
+)
 
 OUTPUT = torch.tensor([[[0.3], [-1.2]]])
 
 
 def test_each_by_hand() -> None:
     y = torch.tensor([[1.0, 0.0]])
-    expected = torch.log(torch.stack([torch.sigmoid(OUTPUT[0, 0, 0]), torch.sigmoid(-OUTPUT[0, 1, 0])]))[None]
+    expected = torch.log(
+        torch.stack([torch.sigmoid(OUTPUT[0, 0, 0]), torch.sigmoid(-OUTPUT[0, 1, 0])])
+    )[None]
     torch.testing.assert_close(bernoulli()()(OUTPUT).log_prob(y), expected)
     rate = OUTPUT[..., 0].exp()
     torch.testing.assert_close(poisson()()(OUTPUT).log_prob(y), y * rate.log() - rate)
-    torch.testing.assert_close(normal(2.0)()(OUTPUT).log_prob(y), torch.distributions.Normal(OUTPUT[..., 0], 2.0).log_prob(y))
+    torch.testing.assert_close(
+        normal(2.0)()(OUTPUT).log_prob(y),
+        torch.distributions.Normal(OUTPUT[..., 0], 2.0).log_prob(y),
+    )
     two = torch.cat([torch.zeros_like(OUTPUT), OUTPUT], -1)
-    torch.testing.assert_close(categorical()()(two).log_prob(y.long()), bernoulli()()(OUTPUT).log_prob(y))
+    torch.testing.assert_close(
+        categorical()()(two).log_prob(y.long()), bernoulli()()(OUTPUT).log_prob(y)
+    )
 
 
 def test_noise_scale_is_a_global_site(data: ClientData) -> None:
-    program = read(models.network(nn.Linear(2, 1), likelihood=normal(dist.HalfNormal(2.0))), guides.mean_field, data)
-    assert [(site.name, site.is_local) for site in program.latents.sites] == [("noise_scale", False)]
+    program = read(
+        models.network(nn.Linear(2, 1), likelihood=normal(dist.HalfNormal(2.0))),
+        guides.mean_field,
+        data,
+    )
+    assert [(site.name, site.is_local) for site in program.latents.sites] == [
+        ("noise_scale", False)
+    ]
     values, params = values_at_random(program), program.start()[0]
     own = densities(program, values, everyone(data), params)[1]
     assert own.item() == pytest.approx(half_normal(values["noise_scale"].numpy(), 2.0))
@@ -44,7 +63,12 @@ def test_a_plain_function(data: ClientData) -> None:
         return fn
 
     program = read(models.bayesian_network(nn.Linear(2, 2), likelihood=laplace), guides.delta, data)
-    check_every_engine(program, data, values_at_random(program), {k: v for k, v in program.start()[0].items() if "theta" in k})
+    check_every_engine(
+        program,
+        data,
+        values_at_random(program),
+        {k: v for k, v in program.start()[0].items() if "theta" in k},
+    )
 
 
 def test_a_function_with_global_numbers(data: ClientData) -> None:
@@ -58,7 +82,9 @@ def test_a_function_with_global_numbers(data: ClientData) -> None:
 
 
 def test_labels_of_several_numbers(data: ClientData) -> None:
-    model = models.network(nn.Linear(2, 2), likelihood=lambda output: dist.Normal(output, 1.0).to_event(1), y="x")
+    model = models.network(
+        nn.Linear(2, 2), likelihood=lambda output: dist.Normal(output, 1.0).to_event(1), y="x"
+    )
     assert read(model, guides.delta, data).labels == {"x": "x"}
 
 
@@ -70,9 +96,15 @@ def test_labels_of_several_numbers(data: ClientData) -> None:
         (1, normal(1.0), "x", r"field 'x' has shape \(2,\) a row, its likelihood \(Normal\) \(\)"),
     ],
 )
-def test_refused(outputs: int, likelihood: Likelihood, label: str, message: str, data: ClientData) -> None:
+def test_refused(
+    outputs: int, likelihood: Likelihood, label: str, message: str, data: ClientData
+) -> None:
     with pytest.raises(ProgramError, match=message):
-        read(models.network(nn.Linear(2, outputs), likelihood=likelihood, y=label), guides.delta, data)
+        read(
+            models.network(nn.Linear(2, outputs), likelihood=likelihood, y=label),
+            guides.delta,
+            data,
+        )
 
 
 def test_a_scale_must_be_positive() -> None:

@@ -29,7 +29,9 @@ def mlp(*sizes: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
-        return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))[: 2 * len(layers) - 1]
+        return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))[
+            : 2 * len(layers) - 1
+        ]
 
 
 @pytest.fixture
@@ -41,18 +43,27 @@ def data() -> ClientData:
 
 
 def program(data: ClientData, net: nn.Module, *, local: bool, **options: Any) -> Program:
-    return read(models.bayesian_network(net, local_reparameterisation=local, **options), guides.mean_field, data)
+    return read(
+        models.bayesian_network(net, local_reparameterisation=local, **options),
+        guides.mean_field,
+        data,
+    )
 
 
 def nll(program: Program, params: Any, data: ClientData, draws: int) -> Tensor:
     """(draws,): of client 1's rows."""
     batch = full_batch(data, torch.tensor([1]), seed=5)
-    return torch.vmap(lambda d: program.terms(params, batch.redrawn(d)).nll.sum())(torch.arange(draws, dtype=torch.int32))
+    return torch.vmap(lambda d: program.terms(params, batch.redrawn(d)).nll.sum())(
+        torch.arange(draws, dtype=torch.int32)
+    )
 
 
 def params_of(program: Program) -> Any:
     shared, own = program.start()
-    return {**shared, **{name: v + (0.3 if name.endswith("loc") else 0.0) for name, v in own.items()}}
+    return {
+        **shared,
+        **{name: v + (0.3 if name.endswith("loc") else 0.0) for name, v in own.items()},
+    }
 
 
 def test_the_likelihood_and_its_slope_have_the_same_mean(data: ClientData) -> None:
@@ -77,18 +88,27 @@ def test_the_likelihood_and_its_slope_have_the_same_mean(data: ClientData) -> No
     (one, error_1, noise_1), (two, error_2, noise_2) = found
     apart = (one - two).abs() / (error_1.square() + error_2.square()).sqrt().clamp(min=1e-12)
     assert float(apart.max()) < 5.0
-    assert float(noise_2[1:].square().sum() / noise_1[1:].square().sum()) < 0.9, "the slope is less noisy"
+    assert float(noise_2[1:].square().sum() / noise_1[1:].square().sum()) < 0.9, (
+        "the slope is less noisy"
+    )
 
 
 def test_a_linear_layer_gives_the_expectation_in_closed_form(data: ClientData) -> None:
     """E (z - x w - b)^2 / 2 s^2 = ((z - x m - m_b)^2 + x^2 v + v_b) / 2 s^2 for Normal weights."""
     p = program(data, mlp(3, 1), local=True, likelihood=normal(0.5), y="z")
     params, batch = params_of(p), full_batch(data, torch.tensor([1]))
-    scale = {name: float(torch.nn.functional.softplus(v).mean()) for name, v in params.items() if name.endswith("scale")}
+    scale = {
+        name: float(torch.nn.functional.softplus(v).mean())
+        for name, v in params.items()
+        if name.endswith("scale")
+    }
     x, z = batch.x[0], batch.z[0]
     middle = x @ params["w.0.weight.loc"].flatten() + params["w.0.bias.loc"].flatten()
     variance = x.square().sum(1) * scale["w.0.weight.scale"] ** 2 + scale["w.0.bias.scale"] ** 2
-    wanted = (((z - middle).square() + variance) / (2 * 0.5**2) + torch.tensor(0.5 * (2 * torch.pi) ** 0.5).log()).sum()
+    wanted = (
+        ((z - middle).square() + variance) / (2 * 0.5**2)
+        + torch.tensor(0.5 * (2 * torch.pi) ** 0.5).log()
+    ).sum()
     values = nll(p, params, data, DRAWS)
     assert abs(float(values.mean() - wanted)) < 5.0 * float(values.std()) / DRAWS**0.5
 
@@ -103,11 +123,18 @@ def test_slopes_are_finite_where_no_input_is_lit(data: ClientData) -> None:
 @pytest.mark.parametrize("engine", ["sequential", "pooled", "compiled"])
 def test_every_engine_draws_the_same(engine: str, data: ClientData) -> None:
     method = hierfl.methods.fedsvi(
-        models.bayesian_network(mlp(3, 4, 2), local_reparameterisation=True), guides.mean_field, num_particles=2
+        models.bayesian_network(mlp(3, 4, 2), local_reparameterisation=True),
+        guides.mean_field,
+        num_particles=2,
     )
     how: Any = {"compile": True} if engine == "compiled" else {"engine": engine}
-    one, other = (hierfl.fit(method, data, rounds=2, seed=3, **of).progress for of in ({"compile": False}, how))
-    for a, b in zip(tree_leaves((one.server, one.table)), tree_leaves((other.server, other.table)), strict=True):
+    one, other = (
+        hierfl.fit(method, data, rounds=2, seed=3, **of).progress
+        for of in ({"compile": False}, how)
+    )
+    for a, b in zip(
+        tree_leaves((one.server, one.table)), tree_leaves((other.server, other.table)), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
@@ -118,18 +145,31 @@ def test_no_weight_is_drawn_where_outputs_are(data: ClientData) -> None:
         p = program(data, mlp(3, 50, 2), local=local)
         params, batch = params_of(p), full_batch(data, torch.tensor([1]))
         with pyro.validation_enabled(False):
-            traced = make_fx(partial(lambda p, batch, params: p.terms(params, batch).nll, p, batch))(params)
+            traced = make_fx(
+                partial(lambda p, batch, params: p.terms(params, batch).nll, p, batch)
+            )(params)
         traced.graph.eliminate_dead_code()
-        counts.append(sum(n.meta["val"].numel() for n in traced.graph.nodes if n.target is torch.ops.aten.cos.default))
+        counts.append(
+            sum(
+                n.meta["val"].numel()
+                for n in traced.graph.nodes
+                if n.target is torch.ops.aten.cos.default
+            )
+        )
     assert counts[0] == (3 * 50 + 50 + 100 + 2) / 2
     assert counts[1] == (10 * 50 + 10 * 2) / 2
 
 
 def test_other_guides_draw_weights_as_ever(data: ClientData) -> None:
     for guide in (guides.delta, guides.low_rank):
-        one, two = (read(models.bayesian_network(mlp(3, 2), local_reparameterisation=on), guide, data) for on in (False, True))
+        one, two = (
+            read(models.bayesian_network(mlp(3, 2), local_reparameterisation=on), guide, data)
+            for on in (False, True)
+        )
         params = params_of(one)
-        torch.testing.assert_close(nll(one, params, data, 3), nll(two, params, data, 3), rtol=0.0, atol=0.0)
+        torch.testing.assert_close(
+            nll(one, params, data, 3), nll(two, params, data, 3), rtol=0.0, atol=0.0
+        )
 
 
 def test_weights_that_are_not_centred_are_refused() -> None:

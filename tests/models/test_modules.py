@@ -17,8 +17,14 @@ NAMES = ["0.weight", "0.bias"]
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), r"'1' \(BatchNorm1d\) normalises by statistics of other rows"),
-        (nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)).eval(), "use nn.GroupNorm or nn.LayerNorm"),
+        (
+            nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)),
+            r"'1' \(BatchNorm1d\) normalises by statistics of other rows",
+        ),
+        (
+            nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)).eval(),
+            "use nn.GroupNorm or nn.LayerNorm",
+        ),
         (nn.BatchNorm1d(4, track_running_stats=False), "^BatchNorm1d normalises"),
         (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), "InstanceNorm2d normalises"),
         (
@@ -46,7 +52,9 @@ def test_refused(module: nn.Module, message: str) -> None:
         nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4)),
         nn.TransformerEncoderLayer(4, 2).eval(),
     ],
-    ids=lambda module: type(module[-1]).__name__ if isinstance(module, nn.Sequential) else type(module).__name__,
+    ids=lambda module: (
+        type(module[-1]).__name__ if isinstance(module, nn.Sequential) else type(module).__name__
+    ),
 )
 def test_accepted(module: nn.Module) -> None:
     assert callable(models.network(module))
@@ -55,7 +63,10 @@ def test_accepted(module: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("local", "message"),
     [
-        ("head", "local: the pattern 'head' matches none of the module's parameters: 0.weight, 0.bias"),
+        (
+            "head",
+            "local: the pattern 'head' matches none of the module's parameters: 0.weight, 0.bias",
+        ),
         (["0.", "1."], "local: the prefix '1.' matches none"),
         (lambda name: False, "local: the predicate matches none"),
     ],
@@ -68,8 +79,14 @@ def test_a_choice_that_matches_nothing(local: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prior_loc": "mean"}, "prior_loc is 'mean'; it must be 'zero', 'module', 'learned', a number or a distribution"),
-        ({"prior_scale": "free"}, "prior_scale is 'free'; it must be 'learned', a number or a distribution"),
+        (
+            {"prior_loc": "mean"},
+            "prior_loc is 'mean'; it must be 'zero', 'module', 'learned', a number or a distribution",
+        ),
+        (
+            {"prior_scale": "free"},
+            "prior_scale is 'free'; it must be 'learned', a number or a distribution",
+        ),
         ({"prior_scale": -0.1}, "prior_scale is -0.1, not all > 0"),
         ({"scale_start": 0.0}, "scale_start is 0.0, not all > 0"),
     ],
@@ -84,7 +101,9 @@ def test_each_client_has_its_own_weights() -> None:
     weight = torch.randn(4, 1, 3, 2, generator=torch.Generator().manual_seed(1))
     bias = torch.randn(3, generator=torch.Generator().manual_seed(2))
     expected = torch.einsum("cbd,ckd->cbk", x, weight[:, 0]) + bias
-    torch.testing.assert_close(apply(frozen_copy(net), {"weight": weight}, {"bias": bias}, x), expected)
+    torch.testing.assert_close(
+        apply(frozen_copy(net), {"weight": weight}, {"bias": bias}, x), expected
+    )
     for k in range(4):
         one = apply(net, {"weight": weight[k : k + 1]}, {"bias": bias}, x[k : k + 1])
         torch.testing.assert_close(one, expected[k : k + 1])

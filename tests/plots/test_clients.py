@@ -39,16 +39,32 @@ def xy(line: Line2D) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_forest_has_the_client_with_most_rows_on_top() -> None:
-    ax = plots.client_forest(axes(), draws(), NAMES, rows=ROWS, alone=np.array([9.0, 8.0, 7.0, 6.0]), expected=draws() * 2)
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["south (50)", "east (20)", "north (5)", "west (1)"]
+    ax = plots.client_forest(
+        axes(),
+        draws(),
+        NAMES,
+        rows=ROWS,
+        alone=np.array([9.0, 8.0, 7.0, 6.0]),
+        expected=draws() * 2,
+    )
+    assert [t.get_text() for t in ax.get_yticklabels()] == [
+        "south (50)",
+        "east (20)",
+        "north (5)",
+        "west (1)",
+    ]
     assert ax.get_ylim()[0] > ax.get_ylim()[1]
-    np.testing.assert_allclose(points(ax, "posterior"), np.stack([[1.0, 2.0, 0.0, 3.0], range(4)], 1), atol=0.06)
+    np.testing.assert_allclose(
+        points(ax, "posterior"), np.stack([[1.0, 2.0, 0.0, 3.0], range(4)], 1), atol=0.06
+    )
     np.testing.assert_allclose(points(ax, "its own rows alone")[:, 0], [8.0, 7.0, 9.0, 6.0])
     (band,) = [c for c in ax.containers if c.get_label() == "expected of a client"]
     np.testing.assert_allclose([b.get_width() for b in band], 4 * 1.645, rtol=0.08)
     lines = [c.get_segments() for c in ax.collections if isinstance(c, LineCollection)]
     widths = sorted(float(np.mean([s[1, 0] - s[0, 0] for s in segments])) for segments in lines)
-    np.testing.assert_allclose(widths, [0.0, 2 * 0.674, 2 * 1.645], atol=0.06)  # the middles of the band; 50 %; 90 %
+    np.testing.assert_allclose(
+        widths, [0.0, 2 * 0.674, 2 * 1.645], atol=0.06
+    )  # the middles of the band; 50 %; 90 %
 
 
 def test_a_forest_of_many_clients_names_none() -> None:
@@ -62,9 +78,13 @@ def test_a_forest_of_many_clients_names_none() -> None:
 def test_shrinkage_leads_from_the_diagonal_to_the_estimate() -> None:
     alone, together = np.array([0.0, 2.0, 10.0]), np.array([1.0, 2.0, 6.0])
     ax = plots.shrinkage(axes(), alone, together, rows=[1, 2, 3], centre=3.0)
-    np.testing.assert_allclose(points(ax, "a client, sized by rows"), np.stack([alone, together], 1))
+    np.testing.assert_allclose(
+        points(ax, "a client, sized by rows"), np.stack([alone, together], 1)
+    )
     (lines,) = [c for c in ax.collections if isinstance(c, LineCollection)]
-    np.testing.assert_allclose([s[:, 1] for s in lines.get_segments()], np.stack([alone, together], 1))
+    np.testing.assert_allclose(
+        [s[:, 1] for s in lines.get_segments()], np.stack([alone, together], 1)
+    )
     assert ax.get_xlim() == ax.get_ylim() and ax.get_xlim()[0] < 0.0 and ax.get_xlim()[1] > 10.0
     with pytest.raises(ValueError, match=r"both must be \(N,\)"):
         plots.shrinkage(axes(), alone, together[:2])
@@ -80,7 +100,9 @@ def test_densities_of_few_clients_are_named_and_each_is_one() -> None:
     np.testing.assert_allclose(peaks, [0.0, 1.0, 2.0, 3.0], atol=0.35)
     point = plots.prior_and_clients(axes(), draws().ravel(), np.zeros((9, 1)), ["a point"])
     assert xy(point.lines[1])[1].max() == 0.0
-    many = plots.prior_and_clients(axes(), draws().ravel(), np.tile(draws(50), (1, 3)), [f"c{i}" for i in range(12)])
+    many = plots.prior_and_clients(
+        axes(), draws().ravel(), np.tile(draws(50), (1, 3)), [f"c{i}" for i in range(12)]
+    )
     assert many.get_legend_handles_labels()[1] == ["expected of a client", "a client"]
 
 
@@ -88,7 +110,9 @@ def test_a_map_keeps_distances_of_a_plane() -> None:
     g = np.random.default_rng(0)
     flat = g.standard_normal((30, 2))
     flat = (flat - flat.mean(0)) / flat.std(0)
-    ax = plots.client_map(axes(), np.concatenate([flat, np.full((30, 1), 7.0)], 1), [f"c{i}" for i in range(30)])
+    ax = plots.client_map(
+        axes(), np.concatenate([flat, np.full((30, 1), 7.0)], 1), [f"c{i}" for i in range(30)]
+    )
     (cloud,) = [c for c in ax.collections if isinstance(c, PathCollection)]
     at = np.asarray(cloud.get_offsets())
     distances = [np.linalg.norm(v[:, None] - v[None], axis=-1) for v in (at, flat)]
@@ -98,7 +122,9 @@ def test_a_map_keeps_distances_of_a_plane() -> None:
     ax = plots.client_map(axes(), noisy, [f"c{i}" for i in range(30)], unit=np.ones(3))
     (cloud,) = [c for c in ax.collections if isinstance(c, PathCollection)]
     at = np.asarray(cloud.get_offsets())
-    np.testing.assert_allclose(np.linalg.norm(at[:, None] - at[None], axis=-1), distances[1], atol=0.01)
+    np.testing.assert_allclose(
+        np.linalg.norm(at[:, None] - at[None], axis=-1), distances[1], atol=0.01
+    )
     with pytest.raises(ValueError, match="three clients or more that differ"):
         plots.client_map(axes(), np.ones((5, 2)), list("abcde"))
 
@@ -145,8 +171,12 @@ def test_rates_outside_their_interval_have_another_mark(count: int) -> None:
     table["covered"] = (table.low <= table.observed) & (table.observed <= table.high)
     ax = plots.rates(axes(), table)
     axis = 0 if count == 4 else 1
-    np.testing.assert_allclose(np.sort(points(ax, "observed")[:, axis]), table.observed[table.covered])
-    np.testing.assert_allclose(np.sort(points(ax, "observed, outside")[:, axis]), table.observed[~table.covered])
+    np.testing.assert_allclose(
+        np.sort(points(ax, "observed")[:, axis]), table.observed[table.covered]
+    )
+    np.testing.assert_allclose(
+        np.sort(points(ax, "observed, outside")[:, axis]), table.observed[~table.covered]
+    )
     if count == 4:
         assert ax.get_yticklabels()[0].get_text() == "c0 (1)"
 
@@ -176,7 +206,9 @@ DRAWN: list[Callable[[Axes], Axes]] = [
 
 
 @pytest.mark.parametrize("draw", DRAWN)
-def test_every_function_draws_on_the_axes_it_is_given_and_returns_them(draw: Callable[[Axes], Axes]) -> None:
+def test_every_function_draws_on_the_axes_it_is_given_and_returns_them(
+    draw: Callable[[Axes], Axes],
+) -> None:
     ax = axes()
     assert draw(ax) is ax and ax.has_data()
     figure = ax.figure

@@ -21,7 +21,9 @@ def axes() -> Axes:
 def draws(size: int = 4000) -> tuple[xr.DataArray, xr.DataArray]:
     noise = np.random.default_rng(1).standard_normal((1, size, 2, 3))
     means = np.array([[0.0, 1.0, 2.0], [-1.0, 0.0, 5.0]])
-    local = xr.DataArray(means + noise, dims=["chain", "draw", "client", "x"], coords={"client": CLIENTS, "x": NAMES})
+    local = xr.DataArray(
+        means + noise, dims=["chain", "draw", "client", "x"], coords={"client": CLIENTS, "x": NAMES}
+    )
     return local, (2.0 * local.isel(client=0, drop=True))
 
 
@@ -35,16 +37,25 @@ def test_forest_shows_medians_and_intervals_of_every_client_and_the_prior() -> N
     np.testing.assert_allclose(points.get_xdata(), [-1.0, 0.0, 5.0], atol=0.06)
     bars = dict(zip(names, handles, strict=True))["south"][2][0].get_segments()
     half = norm.ppf(0.9)
-    np.testing.assert_allclose([b[:, 0] for b in bars], [[m - half, m + half] for m in (-1.0, 0.0, 5.0)], atol=0.12)
+    np.testing.assert_allclose(
+        [b[:, 0] for b in bars], [[m - half, m + half] for m in (-1.0, 0.0, 5.0)], atol=0.12
+    )
     bands = [(p.get_x(), p.get_x() + p.get_width()) for p in ax.patches if isinstance(p, Rectangle)]
-    np.testing.assert_allclose(bands, [[2 * m - 2 * half, 2 * m + 2 * half] for m in (0.0, 1.0, 2.0)], atol=0.24)
+    np.testing.assert_allclose(
+        bands, [[2 * m - 2 * half, 2 * m + 2 * half] for m in (0.0, 1.0, 2.0)], atol=0.24
+    )
     assert ax.get_ylim()[0] > ax.get_ylim()[1], "the first name stands at the top"
 
 
 def test_no_two_clients_of_a_coefficient_overlap() -> None:
     local, prior = draws(50)
     ax = plots.forest(axes(), local, prior)
-    heights = {float(y) for line in ax.lines for y in np.atleast_1d(line.get_ydata()) if np.size(line.get_xdata()) == 3}
+    heights = {
+        float(y)
+        for line in ax.lines
+        for y in np.atleast_1d(line.get_ydata())
+        if np.size(line.get_xdata()) == 3
+    }
     assert len(heights) == 6
     assert min(np.diff(sorted(heights))) > 0.2
 
@@ -77,7 +88,9 @@ def test_rows_that_do_not_match_are_refused(p: list[float], y: list[int]) -> Non
 
 def test_reliability_draws_each_name() -> None:
     source = np.random.default_rng(3)
-    rows = {name: (source.uniform(size=40), source.integers(0, 2, size=40)) for name in ("one", "two")}
+    rows = {
+        name: (source.uniform(size=40), source.integers(0, 2, size=40)) for name in ("one", "two")
+    }
     ax = plots.reliability(axes(), rows, bins=4)
     assert ax.get_legend_handles_labels()[1] == ["one", "two"]
     assert ax.get_aspect() == 1.0

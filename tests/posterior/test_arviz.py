@@ -32,7 +32,9 @@ ROOT = Path(__file__).parents[2]
 
 def named(data: ClientData) -> ClientData:
     """The same with names for the columns of x."""
-    return ClientData(data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")})
+    return ClientData(
+        data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +46,22 @@ def ill() -> Fit:
 # ------------------------------------------------------------------ the groups
 def test_attributes_say_what_was_run(ill: Fit) -> None:
     attrs = ill.posterior(5, seed=3)["posterior"].attrs
-    assert (attrs["method"], attrs["seed"], attrs["draws_seed"], attrs["rounds"]) == ("fedsvi", 7, 3, 3)
+    assert (attrs["method"], attrs["seed"], attrs["draws_seed"], attrs["rounds"]) == (
+        "fedsvi",
+        7,
+        3,
+        3,
+    )
     assert (attrs["clients"], attrs["rows"]) == (4, 16)
     assert attrs["bytes_up"] == ill.history["bytes_up"].sum() > 0
-    assert attrs["torch_version"] == torch.__version__ and attrs["pyro-ppl_version"] == pyro.__version__
-    assert attrs["arviz_version"] == az.__version__ and attrs["inference_library_version"] == hierfl.__version__
+    assert (
+        attrs["torch_version"] == torch.__version__
+        and attrs["pyro-ppl_version"] == pyro.__version__
+    )
+    assert (
+        attrs["arviz_version"] == az.__version__
+        and attrs["inference_library_version"] == hierfl.__version__
+    )
 
 
 def test_log_likelihoods_are_those_of_the_draws(ill: Fit) -> None:
@@ -71,7 +84,9 @@ def test_log_likelihoods_are_those_of_the_draws(ill: Fit) -> None:
 
 def test_engines_agree_on_the_groups() -> None:
     data = federation()
-    one, other = (fit(fedsvi(regression), data, rounds=2, engine=e) for e in ("vectorised", "sequential"))
+    one, other = (
+        fit(fedsvi(regression), data, rounds=2, engine=e) for e in ("vectorised", "sequential")
+    )
     for group in ("posterior", "log_likelihood"):
         first, second = (f.posterior(5, log_likelihood=True)[group] for f in (one, other))
         assert all(np.allclose(first[name], second[name], atol=1e-10) for name in first.data_vars)
@@ -103,7 +118,9 @@ def test_prior_draws_have_the_priors_moments(ill: Fit) -> None:
     loc, slope = found["prior"]["loc"].values[0], found["prior"]["slope"].values[0]
     assert np.abs(loc.std(0) - 1.0).max() < 0.05
     within = slope - loc[:, None]
-    assert np.abs(within.std(0) - 0.7).max() < 0.05, "a client's own, given the same draw of the global sites"
+    assert np.abs(within.std(0) - 0.7).max() < 0.05, (
+        "a client's own, given the same draw of the global sites"
+    )
     assert np.abs(np.corrcoef(within[:, 0, 0], within[:, 1, 0])[0, 1]) < 0.05
     assert found["prior_predictive"]["ill"].values.mean() == pytest.approx(0.5, abs=0.05)
 
@@ -127,7 +144,10 @@ def test_counts_values_of_clients_and_priors_that_torch_draws() -> None:
     assert np.allclose(found["posterior"]["log_rate"], np.log(found["posterior"]["rate"]))
     own = found["posterior"]["own"].values[0]
     height = found["observed_data"]["height"].values
-    assert np.allclose(found["log_likelihood"]["height"].values[0], -0.5 * (height - own) ** 2 - 0.5 * np.log(2 * np.pi))
+    assert np.allclose(
+        found["log_likelihood"]["height"].values[0],
+        -0.5 * (height - own) ** 2 - 0.5 * np.log(2 * np.pi),
+    )
     assert found["observed_data"]["visits"].shape == (16,)
     drawn: Any = fitted.posterior_predictive(50)
     assert (drawn["posterior_predictive"]["visits"].values % 1 == 0).all()
@@ -145,7 +165,9 @@ def heavy(batch: ClientBatch) -> None:
 
 def test_labels_that_no_mapped_sampler_draws() -> None:
     fitted = fit(fedsvi(heavy), federation(), rounds=2)
-    drawn, again = (fitted.posterior_predictive(40)["posterior_predictive"]["y"].values for _ in range(2))
+    drawn, again = (
+        fitted.posterior_predictive(40)["posterior_predictive"]["y"].values for _ in range(2)
+    )
     assert np.array_equal(drawn, again) and len(np.unique(drawn)) == drawn.size
     north = fitted.posterior(40)["posterior"]["own"].values[0, :, 0]
     assert np.abs(np.median(drawn[0, :, :5] - north[:, None])) < 0.05
@@ -169,7 +191,9 @@ def test_a_large_network_is_summarised_by_layer(net: Fit) -> None:
     assert set(short.data_vars) == {"w_mean", "w_sd", "w_rms", "w_largest"}
     assert short["w_sd"].dims == ("chain", "draw", "client", "w_layer")
     assert short["w_layer"].values.tolist() == ["0", "2"]
-    first = np.concatenate([whole[f"w.0.{part}"].values.reshape(1, 7, 4, -1) for part in ("weight", "bias")], -1)
+    first = np.concatenate(
+        [whole[f"w.0.{part}"].values.reshape(1, 7, 4, -1) for part in ("weight", "bias")], -1
+    )
     for name, wanted in {
         "mean": first.mean(-1),
         "sd": first.std(-1),
@@ -199,7 +223,9 @@ def test_refusals(ill: Fit) -> None:
         ill.posterior_predictive(3, rows=named(federation((2, 2, 2, 2, 2))))
     with pytest.raises(ValueError, match="site 'client' has the name of a dimension"):
         posterior.arviz_of({"posterior": {"client": np.zeros(3)}}, {}, {"client": ["a"]})
-    with pytest.raises(ValueError, match=r"'w' of posterior has shape \(1, 3, 2\), and dimensions chain, draw"):
+    with pytest.raises(
+        ValueError, match=r"'w' of posterior has shape \(1, 3, 2\), and dimensions chain, draw"
+    ):
         posterior.arviz_of({"posterior": {"w": np.zeros((3, 2))}}, {}, {})
 
 
@@ -243,12 +269,24 @@ def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
     found = groups.drawn_groups(ill, 200, seed=0, sites=None, expand=1000)
     found.rows("log_likelihood", groups.log_likelihoods(ill, ill.draws(200)), ill.federation.data)
     found.rows("observed_data", groups.observed(ill, ill.federation.data), ill.federation.data)
-    arrays = {f"{group}/{name}": value for group, part in found.arrays.items() for name, value in part.items()}
+    arrays = {
+        f"{group}/{name}": value
+        for group, part in found.arrays.items()
+        for name, value in part.items()
+    }
     np.savez(tmp_path / "arrays.npz", **arrays)
     coords = {name: list(values) for name, values in found.coords.items()}
     names = {"dims": found.dims, "coords": coords, "attributes": groups.attributes(ill, 0)}
     (tmp_path / "names.json").write_text(json.dumps(names))
-    command = [python, "-W", "ignore", "-c", SCRIPT, str(ROOT / "hierfl" / "posterior" / "arviz_io.py"), str(tmp_path)]
+    command = [
+        python,
+        "-W",
+        "ignore",
+        "-c",
+        SCRIPT,
+        str(ROOT / "hierfl" / "posterior" / "arviz_io.py"),
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     there = json.loads(done.stdout.splitlines()[-1])
@@ -256,7 +294,11 @@ def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
     one, other = (posterior.elpd_of(likelihood * factor) for factor in (1.0, 1.1))
     table = posterior.compared({"one": one, "other": other})
     assert there["columns"] == list(table.columns) and there["first"] == table.index[0]
-    assert there["elpd"] == pytest.approx(one.elpd, abs=1e-6) and there["p"] == pytest.approx(one.p, abs=1e-6)
+    assert there["elpd"] == pytest.approx(one.elpd, abs=1e-6) and there["p"] == pytest.approx(
+        one.p, abs=1e-6
+    )
     assert np.allclose(there["each"], one.each, atol=1e-6)
     back: Any = az.from_netcdf(str(tmp_path / "posterior.nc"))  # type: ignore[no-untyped-call]
-    assert back["posterior"]["slope"].dims == ("chain", "draw", "client", "x"), "what 1.x writes, 0.x reads"
+    assert back["posterior"]["slope"].dims == ("chain", "draw", "client", "x"), (
+        "what 1.x writes, 0.x reads"
+    )

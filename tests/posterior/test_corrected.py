@@ -35,22 +35,42 @@ def scale_params(prefix: str, tril: Tensor) -> dict[str, Tensor]:
     return {f"{prefix}.scale": transform_to(positive).inv(scale), f"{prefix}.lower": lower}
 
 
-def planted(*, shift: float = 0.0, wide: float = 1.0, own: dict[str, float] | None = None, engine: Any = "vectorised") -> Fit:
+def planted(
+    *,
+    shift: float = 0.0,
+    wide: float = 1.0,
+    own: dict[str, float] | None = None,
+    engine: Any = "vectorised",
+) -> Fit:
     """The exact posterior of `slopes` as a structured guide, its global mean off by `shift` sd, scales times `wide`, own `own`."""
     data = federation()
     known = exact(data, "slopes")
     tril = torch.linalg.cholesky(known.cov)
     fitted = fit(fedsvi(slopes, guides.structured), data, rounds=1, engine=engine)
     factors = torch.tensor([(own or {}).get(name, 1.0) for name in data.names])
-    shared = normal_params(known.loc + shift * tril.diagonal(), torch.linalg.inv(known.cov * wide**2))
+    shared = normal_params(
+        known.loc + shift * tril.diagonal(), torch.linalg.inv(known.cov * wide**2)
+    )
     given = torch.linalg.cholesky(known.given_cov) * factors[:, None, None]
     # the slope is along (z - loc) / scale of the guide, whose centre has moved
     slope, scale = known.given_slope, tril.diagonal() * wide
     loc = known.own_loc + (slope @ (shift * tril.diagonal()))
-    local = {"_local.loc": loc[:, None, None], "_local.slope": (slope * scale)[:, None, None], **scale_params("_local", given)}
-    table = {name: local[name].reshape(value.shape) for name, value in fitted.progress.table["mean"].items()}
+    local = {
+        "_local.loc": loc[:, None, None],
+        "_local.slope": (slope * scale)[:, None, None],
+        **scale_params("_local", given),
+    }
+    table = {
+        name: local[name].reshape(value.shape)
+        for name, value in fitted.progress.table["mean"].items()
+    }
     server = {**fitted.progress.server, "mean": shared}
-    return replace(fitted, progress=replace(fitted.progress, server=server, table={**fitted.progress.table, "mean": table}))
+    return replace(
+        fitted,
+        progress=replace(
+            fitted.progress, server=server, table={**fitted.progress.table, "mean": table}
+        ),
+    )
 
 
 # ------------------------------------------------------------------ exact guides
@@ -61,7 +81,9 @@ def test_weights_are_equal_where_the_guide_is_exact(name: str) -> None:
     found = corrected(fitted, 200, proposals=200)
     assert found.log_evidence == pytest.approx(exact(data, name).log_evidence, abs=1e-8)
     assert found.k_hat == 0.0 and found.effective == pytest.approx(200.0)
-    assert (found.k_hat_clients == 0.0).all() and list(found.k_hat_clients.index) == list(data.names)
+    assert (found.k_hat_clients == 0.0).all() and list(found.k_hat_clients.index) == list(
+        data.names
+    )
 
 
 @pytest.mark.parametrize("inner", [1, 5])
@@ -92,19 +114,33 @@ def test_draws_of_a_guide_that_is_off_become_the_posteriors(inner: int) -> None:
 
 def test_k_hat_is_high_where_the_guide_is_planted_bad() -> None:
     """A normal of s standard deviations of the right one has weights of tail 1 - s^2."""
-    with pytest.warns(UserWarning, match=r"k-hat is \d\.\d\d, above 0.7: the guide misses a part of the posterior"):
+    with pytest.warns(
+        UserWarning, match=r"k-hat is \d\.\d\d, above 0.7: the guide misses a part of the posterior"
+    ):
         found = corrected(planted(wide=0.1, shift=0.5), 500, proposals=4000, inner=1, rounds=1)
     assert found.k_hat == found.k_hat_guide > 0.7 and found.rounds == 1
-    assert (found.k_hat_clients == 0.0).all(), "given the global sites, all clients are exact: it is the global guide that is bad"
+    assert (found.k_hat_clients == 0.0).all(), (
+        "given the global sites, all clients are exact: it is the global guide that is bad"
+    )
 
 
 def test_more_rounds_mend_a_global_guide_that_is_bad() -> None:
     """At points of a t that is fitted to what the weights say: the posterior, from a tenth of its spread."""
     known = exact(federation(), "slopes")
     found = corrected(planted(wide=0.1, shift=0.5), 1000, proposals=4000, inner=2)
-    assert found.k_hat < 0.7 < found.k_hat_guide and 1 < found.rounds <= 3 and found.proposals == 4000 * found.rounds
-    assert found.effective > 500 and found.log_evidence == pytest.approx(known.log_evidence, abs=0.05)
-    close((found.draws.shared["g"].mean(0) - known.loc) / known.cov.diagonal().sqrt(), torch.zeros(2), 0.1)
+    assert (
+        found.k_hat < 0.7 < found.k_hat_guide
+        and 1 < found.rounds <= 3
+        and found.proposals == 4000 * found.rounds
+    )
+    assert found.effective > 500 and found.log_evidence == pytest.approx(
+        known.log_evidence, abs=0.05
+    )
+    close(
+        (found.draws.shared["g"].mean(0) - known.loc) / known.cov.diagonal().sqrt(),
+        torch.zeros(2),
+        0.1,
+    )
     close(found.draws.shared["g"].std(0) / known.cov.diagonal().sqrt(), torch.ones(2), 0.1)
 
 
@@ -118,7 +154,9 @@ def test_a_guide_that_fails_farther_out_is_taken_as_it_is(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(psis, "weigh", only_its_own)
     fitted = planted(wide=0.5)
-    with pytest.warns(UserWarning, match=r"farther out than it draws the guide fails \(not curved\)"):
+    with pytest.warns(
+        UserWarning, match=r"farther out than it draws the guide fails \(not curved\)"
+    ):
         found = corrected(fitted, 2000, proposals=1000)
     assert found.rounds == 1 and found.k_hat == found.k_hat_guide
 
@@ -131,7 +169,9 @@ def test_k_hat_of_a_client_says_which_client_is_bad() -> None:
 
 def test_inner_draws_mend_a_client_that_is_off() -> None:
     fitted = planted(own={name: 1.6 for name in federation().names})
-    few, many = (posterior_weights(weigh(fitted, 2000, inner=inner).total).effective for inner in (1, 16))
+    few, many = (
+        posterior_weights(weigh(fitted, 2000, inner=inner).total).effective for inner in (1, 16)
+    )
     assert many > 2.0 * few
 
 
@@ -155,19 +195,34 @@ def fit_of(fitted: Fit, name: str) -> Fit:
 def test_a_networks_weights_are_those_of_its_draws() -> None:
     """Where an ELBO takes the mean over a dense layer's weights at once, a weight must not: it is of one draw."""
     data = federation().with_fields(y=federation().fields["visits"].long() % 2)
-    model = hierfl.models.bayesian_network(torch.nn.Linear(2, 2), prior_loc=0.0, prior_scale=0.5, local_reparameterisation=True)
+    model = hierfl.models.bayesian_network(
+        torch.nn.Linear(2, 2), prior_loc=0.0, prior_scale=0.5, local_reparameterisation=True
+    )
     fitted = fit(fedsvi(model, guides.mean_field), data, rounds=3)
     found = weigh(fitted, 60, inner=1)
-    wanted = torch.stack([part.sum(1) for part in log_likelihoods(fitted, found.draws)["y"].split(data.counts.tolist(), 1)], 1)
+    wanted = torch.stack(
+        [
+            part.sum(1)
+            for part in log_likelihoods(fitted, found.draws)["y"].split(data.counts.tolist(), 1)
+        ],
+        1,
+    )
     for site, w in found.draws.own.items():
         own = fitted.progress.table["mean"]
-        loc, scale = own[f"{site}.loc"].reshape(w[0].shape), transform_to(positive)(own[f"{site}.scale"]).reshape(w[0].shape)
-        wanted = wanted + (dist.Normal(0.0, 0.5).log_prob(w) - dist.Normal(loc, scale).log_prob(w)).flatten(2).sum(-1)
+        loc, scale = (
+            own[f"{site}.loc"].reshape(w[0].shape),
+            transform_to(positive)(own[f"{site}.scale"]).reshape(w[0].shape),
+        )
+        wanted = wanted + (
+            dist.Normal(0.0, 0.5).log_prob(w) - dist.Normal(loc, scale).log_prob(w)
+        ).flatten(2).sum(-1)
     close(found.log_own, wanted)
 
 
 def test_engines_agree() -> None:
-    one, other = (planted(shift=0.3, wide=1.2, engine=engine) for engine in ("vectorised", "sequential"))
+    one, other = (
+        planted(shift=0.3, wide=1.2, engine=engine) for engine in ("vectorised", "sequential")
+    )
     a, b = (corrected(f, 50, proposals=120, inner=3) for f in (one, other))
     assert a.k_hat == pytest.approx(b.k_hat, abs=1e-9)
     close(a.draws.own["b"], b.draws.own["b"])
@@ -186,7 +241,9 @@ SPREAD: dict[str, Any] = {
 def test_every_guide_with_a_density_gives_the_same_evidence(family: str) -> None:
     data, pace = federation(), hierfl.optimisers.Adam(0.02 if family == "flow" else 0.1)
     fitted = fit(
-        fedsvi(logistic, SPREAD[family], optimiser=pace, local_optimiser=pace), data, rounds=10 if family == "flow" else 60
+        fedsvi(logistic, SPREAD[family], optimiser=pace, local_optimiser=pace),
+        data,
+        rounds=10 if family == "flow" else 60,
     )
     found = weigh(fitted, 2000, inner=4)
     assert float(found.total.logsumexp(0)) - np.log(2000) == pytest.approx(evidence(), abs=0.15)
@@ -197,7 +254,9 @@ def evidence() -> float:
     data, g = federation(), torch.Generator().manual_seed(0)
     loc = torch.randn(20_000, 1, 2, generator=g)
     total = torch.zeros(len(loc))
-    for x, y in zip(*(data.fields[name].split(data.counts.tolist()) for name in ("x", "ill")), strict=True):
+    for x, y in zip(
+        *(data.fields[name].split(data.counts.tolist()) for name in ("x", "ill")), strict=True
+    ):
         logits = (loc + 0.7 * torch.randn(len(loc), 20, 2, generator=g)) @ x.T
         total += dist.Bernoulli(logits=logits).log_prob(y).sum(-1).logsumexp(1) - np.log(20)
     return float(total.logsumexp(0)) - np.log(len(loc))
@@ -237,7 +296,11 @@ def test_single_precision_gives_the_same_evidence() -> None:
 def test_a_corrected_posterior_says_so_in_arviz() -> None:
     found: Any = planted(shift=0.4).posterior(100, correct="psis", log_likelihood=True)
     attrs = found["posterior"].attrs
-    assert "resampled" in attrs["approximation"] and attrs["k_hat"] < 0.7 and attrs["proposals"] == 4000
+    assert (
+        "resampled" in attrs["approximation"]
+        and attrs["k_hat"] < 0.7
+        and attrs["proposals"] == 4000
+    )
     assert attrs["k_hat_clients"].shape == (4,) and attrs["bytes_up_psis"] == 8 * 4 * 4000
     assert found["posterior"]["b"].dims[:3] == ("chain", "draw", "client")
     assert found["log_likelihood"]["y"].shape == (1, 100, 16)
@@ -254,7 +317,9 @@ def beside_a_point(batch: ClientBatch) -> None:
 def test_refusals() -> None:
     data = federation()
     point = fit(fedsvi(regression, guides.delta), data, rounds=1)
-    with pytest.raises(ValueError, match="the guide of 'fedsvi' places site 'loc' at points, which have no density"):
+    with pytest.raises(
+        ValueError, match="the guide of 'fedsvi' places site 'loc' at points, which have no density"
+    ):
         corrected(point, 100)
     with pytest.raises(ValueError, match="places site 'spread' at points"):
         corrected(fit(fedsvi(regression, beside_a_point), data, rounds=1), 100)
@@ -262,7 +327,10 @@ def test_refusals() -> None:
         corrected(fit(fedlaplace(means, weighed=64, corrections=1), three(), rounds=6), 100)
     wide = hierfl.models.bayesian_network(torch.nn.Linear(2, 700))
     classes = data.with_fields(y=data.fields["visits"].long())
-    with pytest.raises(ValueError, match=r"has 2100 numbers to weigh \(1400 of them in site 'w.weight'\), and the limit is 2000"):
+    with pytest.raises(
+        ValueError,
+        match=r"has 2100 numbers to weigh \(1400 of them in site 'w.weight'\), and the limit is 2000",
+    ):
         corrected(fit(fedsvi(wide, guides.mean_field), classes, rounds=1), 100)
     fitted = fit(fedsvi(logistic), data, rounds=1)
     with pytest.raises(ValueError, match="proposals \\(20\\) 100 or more"):

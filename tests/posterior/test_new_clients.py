@@ -26,7 +26,9 @@ def gaussian(batch: ClientBatch) -> None:
 
 def rows(names: list[str], n: int = 4, *, shift: float = 0.0) -> ClientData:
     x = torch.linspace(-1.0, 1.0, n)
-    return ClientData.from_clients({name: {"x": x, "y": x + i + shift} for i, name in enumerate(names)})
+    return ClientData.from_clients(
+        {name: {"x": x, "y": x + i + shift} for i, name in enumerate(names)}
+    )
 
 
 @pytest.fixture
@@ -42,17 +44,26 @@ def test_moments_are_those_of_the_prior_given_the_global_draws(fitted: Fit) -> N
     new = rows(["new"], shift=50.0)
     found = predict_from_prior(fitted, new, draws=draws)
     spread = (shared["loc"].var() + shared["scale"].square().mean() + 0.25).sqrt()
-    torch.testing.assert_close(found.mean, shared["loc"].mean() + new.fields["x"], atol=4 * float(spread) / draws**0.5, rtol=0.0)
+    torch.testing.assert_close(
+        found.mean,
+        shared["loc"].mean() + new.fields["x"],
+        atol=4 * float(spread) / draws**0.5,
+        rtol=0.0,
+    )
     assert found.sd is not None
     torch.testing.assert_close(found.sd, spread.expand(4), atol=0.0, rtol=0.06)
 
 
-def test_what_is_expected_of_a_client_has_the_prior_s_moments_and_knows_no_row_of_its(fitted: Fit) -> None:
+def test_what_is_expected_of_a_client_has_the_prior_s_moments_and_knows_no_row_of_its(
+    fitted: Fit,
+) -> None:
     draws = 4000
     found, shared = expected_of_clients(fitted, draws=draws)["w"], fitted.draws(draws).shared
     assert found.shape == (draws, 3)
     spread = (shared["loc"].var() + shared["scale"].square().mean()).sqrt()
-    torch.testing.assert_close(found.mean(0), shared["loc"].mean().expand(3), atol=4 * float(spread) / draws**0.5, rtol=0.0)
+    torch.testing.assert_close(
+        found.mean(0), shared["loc"].mean().expand(3), atol=4 * float(spread) / draws**0.5, rtol=0.0
+    )
     torch.testing.assert_close(found.std(0), spread.expand(3), atol=0.0, rtol=0.08)
     assert float(found[:, :2].T.corrcoef()[0, 1].abs()) < 0.9  # drawn apart, given the same globals
 
@@ -62,12 +73,19 @@ def test_log_score_is_of_the_mean_density(fitted: Fit) -> None:
     new, shared = rows(["new"]), fitted.draws(20_000).shared
     found = predict_from_prior(fitted, new, draws=20_000).log_score
     exact = dist.Normal(shared["loc"], (shared["scale"] ** 2 + 0.25).sqrt())
-    known = torch.stack([exact.log_prob(y - x).exp().mean().log() for x, y in zip(new.fields["x"], new.fields["y"], strict=True)])
+    known = torch.stack(
+        [
+            exact.log_prob(y - x).exp().mean().log()
+            for x, y in zip(new.fields["x"], new.fields["y"], strict=True)
+        ]
+    )
     assert found is not None
     torch.testing.assert_close(found, known, atol=0.05, rtol=0.0)
 
 
-def test_labels_names_and_other_newcomers_change_nothing(fitted: Fit, global_generator_untouched: None) -> None:
+def test_labels_names_and_other_newcomers_change_nothing(
+    fitted: Fit, global_generator_untouched: None
+) -> None:
     new = rows(["new", "b", "other"])
     all_three = predict_from_prior(fitted, new, draws=30)
     unlabelled = predict_from_prior(fitted, new.without("y"), draws=30)
@@ -95,17 +113,23 @@ def test_ragged_newcomers_keep_their_rows_apart(fitted: Fit) -> None:
 
 
 def test_a_point_estimate_leaves_the_spread_of_clients() -> None:
-    method = methods.fedsvi(gaussian, guides.mean_field, optimiser=Adam(0.1), local_optimiser=Adam(0.1))
+    method = methods.fedsvi(
+        gaussian, guides.mean_field, optimiser=Adam(0.1), local_optimiser=Adam(0.1)
+    )
     point = fit(method, rows(["a", "b", "c"]), rounds=5, compile=False)
     assert predict_from_prior(point, rows(["new"]), draws=200).scores().loc["new", "rmse"] > 0.0
 
 
 def test_fields_that_the_model_needs_are_asked_for(fitted: Fit) -> None:
-    with pytest.raises(ValueError, match="the rows have no field 'x', which the model or its guide reads"):
+    with pytest.raises(
+        ValueError, match="the rows have no field 'x', which the model or its guide reads"
+    ):
         predict_from_prior(fitted, rows(["new"]).without("x"))
 
 
-def test_a_prior_that_torch_draws_itself_is_drawn_one_client_at_a_time(global_generator_untouched: None) -> None:
+def test_a_prior_that_torch_draws_itself_is_drawn_one_client_at_a_time(
+    global_generator_untouched: None,
+) -> None:
     def model(batch: ClientBatch) -> None:
         rate = pyro.sample("rate", dist.LogNormal(0.0, 0.1))
         with batch.clients():
@@ -117,6 +141,8 @@ def test_a_prior_that_torch_draws_itself_is_drawn_one_client_at_a_time(global_ge
     new = rows(["new", "other"], n=2)
     predicted = predict_from_prior(found, new, draws=400)
     expected = 4.0 / found.draws(400).shared["rate"].mean()
-    torch.testing.assert_close(predicted.mean - new.fields["x"], expected.expand(4), atol=0.4, rtol=0.0)
+    torch.testing.assert_close(
+        predicted.mean - new.fields["x"], expected.expand(4), atol=0.4, rtol=0.0
+    )
     assert not torch.equal(predicted.mean[:2], predicted.mean[2:])
     assert torch.equal(predict_from_prior(found, new, draws=400).mean, predicted.mean)

@@ -59,7 +59,9 @@ def test_two_fits_of_one_model_do_not_touch_each_other() -> None:
     second = fit(method, two, rounds=3)
     same(alone.progress.server, first.progress.server)
     same(alone.progress.table, first.progress.table)
-    assert not torch.equal(first.message["params"]["_shared.loc"], second.message["params"]["_shared.loc"])
+    assert not torch.equal(
+        first.message["params"]["_shared.loc"], second.message["params"]["_shared.loc"]
+    )
     program = read(logistic, FAMILIES["structured"], one)
     before = program.start()
     fit(method, two, rounds=2)
@@ -72,7 +74,11 @@ def constrained(batch: ClientBatch) -> None:
     share = pyro.param("share", torch.tensor(0.25), constraint=constraints.unit_interval)
     noise = pyro.param("noise", lambda: torch.rand(()) + 1.0, constraint=constraints.positive)
     with batch.clients():
-        own = pyro.param("own", lambda: torch.full((2, batch.num_clients, 1, 3), 0.5), constraint=constraints.interval(0.0, 2.0))
+        own = pyro.param(
+            "own",
+            lambda: torch.full((2, batch.num_clients, 1, 3), 0.5),
+            constraint=constraints.interval(0.0, 2.0),
+        )
         with batch.data():
             loc = own.sum((0, -1)) + base.sum() + share + batch.x[..., 0]
             pyro.sample("y", dist.Normal(loc, noise), obs=batch.y)
@@ -88,7 +94,10 @@ def test_params_are_read_with_their_owner_shape_and_constraint() -> None:
     assert {name for name, spec in specs.items() if spec.is_local} == {"own"}
     assert specs["own"].start.shape == (2, 1, 1, 3) and specs["own"].axis == -3
     shared, own = program.start()
-    back = {name: transform_to(specs[name].constraint)(value) for name, value in {**shared, **own}.items()}
+    back = {
+        name: transform_to(specs[name].constraint)(value)
+        for name, value in {**shared, **own}.items()
+    }
     assert torch.allclose(back["base"], torch.tensor([0.2, 0.3, 0.5]))
     assert back["share"].item() == pytest.approx(0.25)
     assert 1.0 < back["noise"].item() < 2.0
@@ -97,14 +106,22 @@ def test_params_are_read_with_their_owner_shape_and_constraint() -> None:
 
 def test_a_params_random_start_depends_on_the_seed_alone() -> None:
     data = federation((5, 3, 2))
-    starts = [read(constrained, no_guide, data, seed=s).start()[0]["noise"].item() for s in (0, 0, 1, -1)]
+    starts = [
+        read(constrained, no_guide, data, seed=s).start()[0]["noise"].item() for s in (0, 0, 1, -1)
+    ]
     assert starts[0] == starts[1]
     assert len(set(starts)) == 3
 
 
 def test_params_stay_in_their_constraint_and_are_learned() -> None:
     data = federation((5, 3, 2))
-    method = hierfl.methods.fedsvi(constrained, no_guide, optimiser=hierfl.optimisers.Adam(0.3), average=0.0, schedule="constant")
+    method = hierfl.methods.fedsvi(
+        constrained,
+        no_guide,
+        optimiser=hierfl.optimisers.Adam(0.3),
+        average=0.0,
+        schedule="constant",
+    )
     fitted = fit(method, data, rounds=30)
     assert fitted.history["elbo"].iloc[-1] > fitted.history["elbo"].iloc[0] + 1.0
     own: Tensor = fitted.progress.table["params"]["own"]
@@ -143,7 +160,8 @@ def factor_of_a_local_param(batch: ClientBatch) -> None:
 @pytest.mark.parametrize("model", [summed_up, centred_on_rows, factor_of_a_local_param])
 def test_what_is_global_is_made_of_nothing_local_however_it_is_summed_up(model: Any) -> None:
     with pytest.raises(
-        ProgramError, match="'leak' stands outside the clients plate in the model, but is made of what stands inside"
+        ProgramError,
+        match="'leak' stands outside the clients plate in the model, but is made of what stands inside",
     ):
         read(model, FAMILIES["mean_field"], federation())
 
@@ -156,7 +174,8 @@ def test_nor_is_a_guides_global_site() -> None:
         pyro.sample("loc", dist.Normal(slope.mean((0, 1)), 0.1).to_event(1))
 
     with pytest.raises(
-        ProgramError, match="'loc' stands outside the clients plate in the guide, but is made of what stands inside"
+        ProgramError,
+        match="'loc' stands outside the clients plate in the guide, but is made of what stands inside",
     ):
         read(logistic, backwards, federation())
 

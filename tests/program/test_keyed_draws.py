@@ -35,7 +35,9 @@ LAWS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "Weibull": (dist.Weibull(2.0, 1.5), stats.weibull_min(1.5, scale=2.0).cdf),
     "Pareto": (dist.Pareto(2.0, 3.0), stats.pareto(3.0, scale=2.0).cdf),
     "transformed": (
-        dist.TransformedDistribution(dist.Normal(0.0, 1.0), [AffineTransform(1.0, 0.5), ExpTransform()]),
+        dist.TransformedDistribution(
+            dist.Normal(0.0, 1.0), [AffineTransform(1.0, 0.5), ExpTransform()]
+        ),
         stats.lognorm(0.5, scale=2.718281828459045).cdf,
     ),
     "masked": (dist.Normal(1.0, 2.0).mask(False), stats.norm(1.0, 2.0).cdf),
@@ -67,7 +69,10 @@ VECTORS: dict[str, Callable[[], tuple[Any, Tensor]]] = {
         dist.LowRankMultivariateNormal(LOC, FACTOR, torch.tensor([0.1, 0.2, 0.3])),
         FACTOR @ FACTOR.T + torch.diag(torch.tensor([0.1, 0.2, 0.3])),
     ),
-    "Independent": lambda: (dist.Normal(LOC, torch.tensor([1.0, 2.0, 3.0])).to_event(1), torch.diag(LOC.new([1.0, 4.0, 9.0]))),
+    "Independent": lambda: (
+        dist.Normal(LOC, torch.tensor([1.0, 2.0, 3.0])).to_event(1),
+        torch.diag(LOC.new([1.0, 4.0, 9.0])),
+    ),
 }
 
 
@@ -75,7 +80,9 @@ VECTORS: dict[str, Callable[[], tuple[Any, Tensor]]] = {
 def test_law_of_vectors(name: str) -> None:
     fn, covariance = VECTORS[name]()
     value = draw(fn.expand([SIZE]), Noise(KEY, axis=0))
-    white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), (value - LOC).T, upper=False)
+    white = torch.linalg.solve_triangular(
+        torch.linalg.cholesky(covariance), (value - LOC).T, upper=False
+    )
     assert torch.allclose(torch.cov(white), torch.eye(3), atol=4.5 * (2.0 / SIZE) ** 0.5)
     for coordinate in white:
         assert stats.kstest(coordinate.numpy(), "norm").pvalue > 1e-3
@@ -89,10 +96,13 @@ STACKED: dict[str, Made] = {
     "Uniform": lambda c: dist.Uniform(torch.zeros(3, c, 1), 1.0),
     "Laplace": lambda c: dist.Laplace(torch.zeros(3, c, 1, 2, 2), 1.0).to_event(2),
     "MultivariateNormal": lambda c: dist.MultivariateNormal(torch.zeros(3, c, 1, 5), torch.eye(5)),
-    "LowRank": lambda c: dist.LowRankMultivariateNormal(torch.zeros(3, c, 1, 5), torch.ones(5, 2), torch.ones(5)),
+    "LowRank": lambda c: dist.LowRankMultivariateNormal(
+        torch.zeros(3, c, 1, 5), torch.ones(5, 2), torch.ones(5)
+    ),
     "masked": lambda c: dist.Normal(0.0, 1.0).expand([3, c, 1]).mask(torch.ones(c, 1).bool()),
     "to a simplex": lambda c: dist.TransformedDistribution(
-        dist.Normal(torch.zeros(3, c, 1, 4), 1.0).to_event(1), [torch.distributions.StickBreakingTransform()]
+        dist.Normal(torch.zeros(3, c, 1, 4), 1.0).to_event(1),
+        [torch.distributions.StickBreakingTransform()],
     ),
 }
 
@@ -109,7 +119,9 @@ def test_a_client_draws_the_same_alone_and_among_others(name: str) -> None:
 
 
 def test_delta_has_no_noise() -> None:
-    assert torch.equal(draw(dist.Delta(torch.tensor([1.0, 2.0])), Noise(KEY, 0)), torch.tensor([1.0, 2.0]))
+    assert torch.equal(
+        draw(dist.Delta(torch.tensor([1.0, 2.0])), Noise(KEY, 0)), torch.tensor([1.0, 2.0])
+    )
 
 
 def test_gradients_pass_through_a_draw() -> None:
@@ -169,7 +181,9 @@ def rates(batch: ClientBatch) -> None:
 
 def rates_guide(batch: ClientBatch) -> None:
     positive = dist.constraints.positive
-    pyro.sample("spread", dist.Gamma(pyro.param("shape", torch.tensor(2.0), constraint=positive), 1.0))
+    pyro.sample(
+        "spread", dist.Gamma(pyro.param("shape", torch.tensor(2.0), constraint=positive), 1.0)
+    )
     with batch.clients():
         own = pyro.param("own", torch.full((batch.num_clients, 1), 2.0), constraint=positive)
         pyro.sample("rate", dist.Gamma(own, 1.0))
@@ -185,7 +199,9 @@ def test_a_guide_without_keyed_draws_runs_one_client_at_a_time() -> None:
         turned = fit(method, data.select(["east", "north", "south"]), rounds=4, seed=2)
         other = fit(method, data, rounds=4, seed=3)
     assert runs[0].history["elbo"].tolist() == runs[1].history["elbo"].tolist()
-    assert turned.history["elbo"].tolist() == pytest.approx(runs[0].history["elbo"].tolist(), abs=1e-10)
+    assert turned.history["elbo"].tolist() == pytest.approx(
+        runs[0].history["elbo"].tolist(), abs=1e-10
+    )
     draws = [run.draws(20, seed=1) for run in runs]
     assert torch.equal(draws[0].own["rate"], draws[1].own["rate"])
     assert draws[0].own["rate"].shape == (20, 3)
@@ -202,5 +218,8 @@ def test_a_guide_without_reparameterised_draws_is_refused() -> None:
     def guide(batch: ClientBatch) -> None:
         pyro.sample("at", dist.VonMises(0.0, 1.0))
 
-    with pytest.raises(ProgramError, match="site 'at' of the guide is drawn from VonMises, which has no reparameterised draw"):
+    with pytest.raises(
+        ProgramError,
+        match="site 'at' of the guide is drawn from VonMises, which has no reparameterised draw",
+    ):
         read(angle, guide, federation())

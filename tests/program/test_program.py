@@ -27,14 +27,27 @@ def batch_of(data: ClientData, size: int | None, ids: Tensor) -> ClientBatch:
     """All rows of some clients, or the mini-batch that a first step would take, whoever else is in the batch."""
     if size is None:
         return full_batch(data, ids, seed=3)
-    index, inside, _ = row_plan(data, ids, Phase(lambda lane, message, b: lane, batch_size=size), seed=3, at=(0,))
-    return gather(data, ids, index[0], None if bool(inside.all()) else inside[0], keys_of(data, ids, 3, 0), is_mini_batch=True)
+    index, inside, _ = row_plan(
+        data, ids, Phase(lambda lane, message, b: lane, batch_size=size), seed=3, at=(0,)
+    )
+    return gather(
+        data,
+        ids,
+        index[0],
+        None if bool(inside.all()) else inside[0],
+        keys_of(data, ids, 3, 0),
+        is_mini_batch=True,
+    )
 
 
 def pooled_params(program: Program, params: Params, clients: int) -> Params:
     """One client's local params for all clients, each moved a little by its own place."""
     local = {spec.name for spec in program.params if spec.is_local}
-    rows = {k: torch.stack([v + 0.1 * c for c in range(clients)]) for k, v in params.items() if k in local}
+    rows = {
+        k: torch.stack([v + 0.1 * c for c in range(clients)])
+        for k, v in params.items()
+        if k in local
+    }
     return {**{k: v for k, v in params.items() if k not in local}, **stacked(program, rows)}
 
 
@@ -51,7 +64,8 @@ def drawn(program: Program, params: Params, batch: ClientBatch) -> Any:
 # ------------------------------------------------------------------ the ELBO
 @pytest.mark.usefixtures("global_generator_untouched")
 @pytest.mark.parametrize(
-    ("family", "size"), [(f, b) for f in FAMILIES for b in (None, 1, 2, 4, 100) if b is None or f != "conditional"]
+    ("family", "size"),
+    [(f, b) for f in FAMILIES for b in (None, 1, 2, 4, 100) if b is None or f != "conditional"],
 )
 def test_elbo_is_pyros_and_the_sum_of_the_clients(family: str, size: int | None) -> None:
     data = federation()
@@ -61,11 +75,20 @@ def test_elbo_is_pyros_and_the_sum_of_the_clients(family: str, size: int | None)
     batch = batch_of(data, size, everyone)
     terms = program.terms(params, batch)
     whole = terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
-    values = {n: s["value"] for n, s in drawn(program, params, batch).nodes.items() if s["type"] == "sample"}
+    values = {
+        n: s["value"]
+        for n, s in drawn(program, params, batch).nodes.items()
+        if s["type"] == "sample"
+    }
     pyros: Any = TraceMeanField_ELBO() if family == "mean_field" else Trace_ELBO()
     with Given(params, values):
-        assert pyros.loss(program.model, program.guide, batch) == pytest.approx(whole.item(), rel=1e-10)
-    alone = [program.terms(params_of(program, start, k), batch_of(data, size, everyone[k : k + 1])) for k in range(4)]
+        assert pyros.loss(program.model, program.guide, batch) == pytest.approx(
+            whole.item(), rel=1e-10
+        )
+    alone = [
+        program.terms(params_of(program, start, k), batch_of(data, size, everyone[k : k + 1]))
+        for k in range(4)
+    ]
     parts = torch.stack([t.loss(program.share)[0] for t in alone])
     assert parts.sum().item() == pytest.approx(whole.item(), rel=1e-10)
     assert torch.allclose(torch.stack([t.nll[0] for t in alone]), terms.nll, rtol=1e-10)
@@ -79,7 +102,13 @@ def test_elbo_by_plain_loops(counts: tuple[int, ...], size: int) -> None:
     data = federation(counts)
     program = read(regression, guides.mean_field, data)
     params, n = at_random(program), len(counts)
-    index, inside, _ = row_plan(data, torch.arange(n), Phase(lambda lane, message, b: lane, batch_size=size), seed=3, at=(0,))
+    index, inside, _ = row_plan(
+        data,
+        torch.arange(n),
+        Phase(lambda lane, message, b: lane, batch_size=size),
+        seed=3,
+        at=(0,),
+    )
     terms = program.terms(pooled_params(program, params, n), batch_of(data, size, torch.arange(n)))
     for k in range(n):
         mine = params_of(program, params, k)
@@ -87,9 +116,13 @@ def test_elbo_by_plain_loops(counts: tuple[int, ...], size: int) -> None:
         value = {name: trace.nodes[name]["value"] for name in ("loc", "spread", "lift", "slope")}
         rows = index[0, k][inside[0, k]]
         x, y = data.fields["x"][rows], data.fields["y"][rows]
-        nll = -dist.Normal(x @ value["slope"].flatten(), 1.0).log_prob(y).sum() * (counts[k] / len(rows))
+        nll = -dist.Normal(x @ value["slope"].flatten(), 1.0).log_prob(y).sum() * (
+            counts[k] / len(rows)
+        )
         assert terms.nll[k].item() == pytest.approx(nll.item(), rel=1e-12)
-        prior = dist.Normal(value["loc"] + value["lift"] * data.client_fields["height"][k], value["spread"])
+        prior = dist.Normal(
+            value["loc"] + value["lift"] * data.client_fields["height"][k], value["spread"]
+        )
         scale = torch.nn.functional.softplus(mine["slope.scale"])
         kl = kl_divergence(dist.Normal(mine["slope.loc"], scale), prior).sum()
         assert terms.local_kl[k].item() == pytest.approx(kl.item(), rel=1e-12)
@@ -99,15 +132,21 @@ def test_gradient_is_pyros() -> None:
     data = federation()
     program = read(regression, guides.mean_field, data)
     batch = full_batch(data, torch.arange(4), seed=3)
-    params = {k: v.requires_grad_() for k, v in pooled_params(program, at_random(program), 4).items()}
+    params = {
+        k: v.requires_grad_() for k, v in pooled_params(program, at_random(program), 4).items()
+    }
     terms = program.terms(params, batch)
-    ours = torch.autograd.grad(terms.nll.sum() + terms.local_kl.sum() + terms.global_kl, list(params.values()))
+    ours = torch.autograd.grad(
+        terms.nll.sum() + terms.local_kl.sum() + terms.global_kl, list(params.values())
+    )
 
     def guide(batch: ClientBatch) -> None:
         with Answer(params, batch):
             program.guide(batch)
 
-    pyros = torch.autograd.grad(TraceMeanField_ELBO().differentiable_loss(regression, guide, batch), list(params.values()))
+    pyros = torch.autograd.grad(
+        TraceMeanField_ELBO().differentiable_loss(regression, guide, batch), list(params.values())
+    )
     for a, b in zip(ours, pyros, strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
@@ -134,12 +173,18 @@ def test_factors_and_data_that_are_nobodys_rows_count_once(family: str) -> None:
     params, batch = pooled_params(program, start, 4), full_batch(data, torch.arange(4), seed=3)
     terms = program.terms(params, batch)
     whole = terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
-    values = {n: s["value"] for n, s in drawn(program, params, batch).nodes.items() if s["type"] == "sample"}
+    values = {
+        n: s["value"]
+        for n, s in drawn(program, params, batch).nodes.items()
+        if s["type"] == "sample"
+    }
     pyros: Any = TraceMeanField_ELBO() if family == "mean_field" else Trace_ELBO()
     with Given(params, values):
         assert pyros.loss(factored, program.guide, batch) == pytest.approx(whole.item(), rel=1e-10)
     parts = [
-        program.terms(params_of(program, start, k), full_batch(data, torch.tensor([k]), seed=3)).loss(program.share)
+        program.terms(
+            params_of(program, start, k), full_batch(data, torch.tensor([k]), seed=3)
+        ).loss(program.share)
         for k in range(4)
     ]
     assert torch.cat(parts).sum().item() == pytest.approx(whole.item(), rel=1e-10)
@@ -173,15 +218,22 @@ def chained(of_first: float, scale: float, slope: float, step: float, *, swap: b
 
 @pytest.mark.parametrize(
     ("guide", "closed", "q"),
-    [(forwards, {"a", "c"}, chained(0.3, 0.7, 1.5, 0.6)), (backwards, {"a"}, chained(0.5, 1.1, 0.4, 0.3, swap=True))],
+    [
+        (forwards, {"a", "c"}, chained(0.3, 0.7, 1.5, 0.6)),
+        (backwards, {"a"}, chained(0.5, 1.1, 0.4, 0.3, swap=True)),
+    ],
 )
-def test_closed_form_only_where_the_order_of_draws_allows_it(guide: Any, closed: set[str], q: Any) -> None:
+def test_closed_form_only_where_the_order_of_draws_allows_it(
+    guide: Any, closed: set[str], q: Any
+) -> None:
     """`backwards` draws c before its parent a: KL(q(c) || p(c | a)) at a's draw has another mean than log q - log p."""
     data = federation((3, 2))
     program = read(chain, guide, data)
     assert program.closed == closed
     batch = full_batch(data, torch.tensor([0]))
-    draws = torch.vmap(lambda d: program.terms({}, batch.redrawn(d)).global_kl)(torch.arange(40_000, dtype=torch.int32))
+    draws = torch.vmap(lambda d: program.terms({}, batch.redrawn(d)).global_kl)(
+        torch.arange(40_000, dtype=torch.int32)
+    )
     exact = kl_divergence(q, chained(0.0, 1.0, 2.0, 0.5)).item()
     error = (draws.std() / len(draws) ** 0.5).item()
     assert error < 0.05
@@ -203,10 +255,15 @@ def test_closed_form_has_no_noise() -> None:
     program = read(wide, guide, data)
     assert program.closed == {"a"}, "Exponential and LogNormal have no closed form"
     batch = full_batch(data, torch.tensor([0]))
-    kl = torch.vmap(lambda d: program.terms({}, batch.redrawn(d)).global_kl)(torch.arange(4000, dtype=torch.int32))
+    kl = torch.vmap(lambda d: program.terms({}, batch.redrawn(d)).global_kl)(
+        torch.arange(4000, dtype=torch.int32)
+    )
     a = kl_divergence(dist.Normal(0.3, 0.7), dist.Normal(0.0, 1.0)).item()
     # E log q - log p of b: minus the LogNormal's entropy, plus its mean exp(s^2 / 2)
-    b = -(0.5 * torch.log(torch.tensor(2.0 * torch.pi * torch.e * 0.25))).item() + torch.tensor(0.125).exp().item()
+    b = (
+        -(0.5 * torch.log(torch.tensor(2.0 * torch.pi * torch.e * 0.25))).item()
+        + torch.tensor(0.125).exp().item()
+    )
     assert kl.mean().item() == pytest.approx(a + b, abs=4.0 * (kl.std() / 4000**0.5).item())
     assert kl.std() > 0.1
 
@@ -219,7 +276,10 @@ def test_the_divergence_of_two_normals_is_torchs_with_its_slopes() -> None:
         return kl(dist.Normal(at[0], at[1]).to_event(2), dist.Normal(at[2], at[3]).to_event(2))
 
     torch.testing.assert_close(found(divergence, *at), found(kl_divergence, *at))
-    slopes = [torch.func.grad(lambda *v, kl=kl: found(kl, *v).sum(), (0, 1, 2, 3))(*at) for kl in (divergence, kl_divergence)]
+    slopes = [
+        torch.func.grad(lambda *v, kl=kl: found(kl, *v).sum(), (0, 1, 2, 3))(*at)
+        for kl in (divergence, kl_divergence)
+    ]
     torch.testing.assert_close(*slopes)
 
 

@@ -45,7 +45,9 @@ def guide(*, g: Fn | None = None, w: Fn | None = None, extra: Fn | None = None) 
         if extra:
             extra(batch)
         with batch.clients():
-            (w or (lambda batch: pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))))(batch)
+            (w or (lambda batch: pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))))(
+                batch
+            )
 
     return built
 
@@ -56,7 +58,10 @@ def nothing(batch: ClientBatch) -> None:
 
 def test_what_is_right_is_read() -> None:
     program = read(model(), guide(), federation())
-    assert [(site.name, site.is_local) for site in program.latents.sites] == [("g", False), ("w", True)]
+    assert [(site.name, site.is_local) for site in program.latents.sites] == [
+        ("g", False),
+        ("w", True),
+    ]
     assert program.labels == {"y": "y"}
 
 
@@ -130,12 +135,27 @@ def once_each(batch: ClientBatch) -> None:
 
 
 WRONG_MODELS: dict[str, tuple[Fn, str]] = {
-    "likelihood outside all plates": (no_plates, r"'y' .*outside the clients plate.*batch\.clients\(\)"),
-    "data plate without the clients plate": (no_clients, r"'y' is in the data plate but not in the clients plate"),
+    "likelihood outside all plates": (
+        no_plates,
+        r"'y' .*outside the clients plate.*batch\.clients\(\)",
+    ),
+    "data plate without the clients plate": (
+        no_clients,
+        r"'y' is in the data plate but not in the clients plate",
+    ),
     "nothing observed": (no_labels, r"observes no field inside the clients plate.*obs=batch\.y"),
-    "local site read outside its plate": (read_outside, r"'leak' stands outside the clients plate.*reads a local site"),
-    "missing to_event, global": (model(outside=no_event), r"'v' has batch shape \(2,\).*\(none\).*\.to_event\(1\)"),
-    "missing to_event, local": (model(inside=no_event), r"'v' has batch shape \(\d, 2\)|'v' .*\.to_event\(1\)"),
+    "local site read outside its plate": (
+        read_outside,
+        r"'leak' stands outside the clients plate.*reads a local site",
+    ),
+    "missing to_event, global": (
+        model(outside=no_event),
+        r"'v' has batch shape \(2,\).*\(none\).*\.to_event\(1\)",
+    ),
+    "missing to_event, local": (
+        model(inside=no_event),
+        r"'v' has batch shape \(\d, 2\)|'v' .*\.to_event\(1\)",
+    ),
     "a latent number a row": (
         model(rows=lambda batch: pyro.sample("z", dist.Normal(0.0, 1.0))),
         r"'z' is latent in the data plate, one value a row",
@@ -150,10 +170,22 @@ WRONG_MODELS: dict[str, tuple[Fn, str]] = {
     ),
     "a plate in the clients' place": (model(inside=own_plate), r"'v'.*dim -3 and below"),
     "two sites of one name": (model(outside=twice), r"(?s)model fails .*'g'"),
-    "a field that is not there": (absent_field, r"no field 'age'; they have height, ill, visits, x, y"),
-    "widths that do not fit": (wrong_width, r"(?s)the model fails .*size of tensor.*'x': \(\d, 5, 2\)"),
-    "zero density at the start": (impossible, r"log-density of the log-likelihood is -?inf where the guide starts"),
-    "zero density of a factor": (model(inside=minus_infinity), r"log-density of the local sites is -?inf where the guide starts"),
+    "a field that is not there": (
+        absent_field,
+        r"no field 'age'; they have height, ill, visits, x, y",
+    ),
+    "widths that do not fit": (
+        wrong_width,
+        r"(?s)the model fails .*size of tensor.*'x': \(\d, 5, 2\)",
+    ),
+    "zero density at the start": (
+        impossible,
+        r"log-density of the log-likelihood is -?inf where the guide starts",
+    ),
+    "zero density of a factor": (
+        model(inside=minus_infinity),
+        r"log-density of the local sites is -?inf where the guide starts",
+    ),
     "zero density of a global factor": (
         model(outside=lambda batch: pyro.factor("f", torch.tensor(-torch.inf))),
         r"log-density of the global sites is -?inf where the guide starts",
@@ -162,7 +194,10 @@ WRONG_MODELS: dict[str, tuple[Fn, str]] = {
         model(inside=shared_in_plate),
         r"'shared' is inside the clients plate.*\(num_clients, 1",
     ),
-    "param of clients outside the plate": (model(outside=own_outside), r"'own' is outside the clients plate.*must not depend"),
+    "param of clients outside the plate": (
+        model(outside=own_outside),
+        r"'own' is outside the clients plate.*must not depend",
+    ),
 }
 
 
@@ -175,7 +210,8 @@ def test_models_that_cannot_be_run(what: str) -> None:
 
 def test_a_param_is_local_or_global_not_both() -> None:
     with pytest.raises(
-        ProgramError, match="param 'p' is declared both inside and outside the clients plate: give them two names"
+        ProgramError,
+        match="param 'p' is declared both inside and outside the clients plate: give them two names",
     ):
         read(
             model(inside=once_each),
@@ -201,8 +237,14 @@ WRONG_GUIDES: dict[str, tuple[Fn, str]] = {
         guide(extra=lambda batch: pyro.sample("z", dist.Normal(0.0, 1.0))),
         r"site 'z' is in the guide but not in the model: rename it, or mark it infer=\{'is_auxiliary': True\}",
     ),
-    "another event shape": (guide(w=narrow), r"site 'w' has shape \(1, 1, 1\) in the guide, \(1, 1, 2\) in the model"),
-    "another side of the plate": (guide(g=inside), r"site 'g' .*(shape|inside the clients plate in the guide)"),
+    "another event shape": (
+        guide(w=narrow),
+        r"site 'w' has shape \(1, 1, 1\) in the guide, \(1, 1, 2\) in the model",
+    ),
+    "another side of the plate": (
+        guide(g=inside),
+        r"site 'g' .*(shape|inside the clients plate in the guide)",
+    ),
     "no event": (
         guide(w=lambda batch: pyro.sample("w", dist.Normal(torch.zeros(2), 1.0))),
         r"'w' has batch shape.*\.to_event\(1\)",

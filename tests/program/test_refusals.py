@@ -34,14 +34,23 @@ def changed(field: str, row: int, value: float) -> ClientData:
 
 # ------------------------------------------------------------------ data
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize(("field", "row", "client"), [("x", 6, "south"), ("y", 15, "west"), ("x", 0, "north")])
-def test_nan_is_refused_by_field_and_client(field: str, row: int, client: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"field '{field}' has NaN or infinity in 1 rows, .* of client '{client}': fill it"):
+@pytest.mark.parametrize(
+    ("field", "row", "client"), [("x", 6, "south"), ("y", 15, "west"), ("x", 0, "north")]
+)
+def test_nan_is_refused_by_field_and_client(
+    field: str, row: int, client: str, value: float
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match=f"field '{field}' has NaN or infinity in 1 rows, .* of client '{client}': fill it",
+    ):
         fit(hierfl.methods.fedsvi(regression), changed(field, row, value), rounds=1)
 
 
 def test_nan_in_a_field_of_clients() -> None:
-    data = ClientData.from_clients({"a": {"y": [1.0, 2.0]}, "b": {"y": [1.0]}}, client_fields={"height": [1.0, float("nan")]})
+    data = ClientData.from_clients(
+        {"a": {"y": [1.0, 2.0]}, "b": {"y": [1.0]}}, client_fields={"height": [1.0, float("nan")]}
+    )
     with pytest.raises(ValueError, match=r"field 'height' has NaN or infinity in 1 .*client 'b'"):
         read(means_by_height, guides.delta, data)
 
@@ -67,11 +76,26 @@ def trials(batch: ClientBatch) -> None:
 
 
 LABELS: dict[str, tuple[Model, str, float, str]] = {
-    "Bernoulli": (logistic, "ill", 2.0, r"'ill' of client 'south' has the value 2, outside .*'ill' \(Bernoulli\)"),
+    "Bernoulli": (
+        logistic,
+        "ill",
+        2.0,
+        r"'ill' of client 'south' has the value 2, outside .*'ill' \(Bernoulli\)",
+    ),
     "Bernoulli, a half": (logistic, "ill", 0.5, r"'ill' of client 'south' has the value 0\.5"),
-    "Categorical": (classes, "ill", 3.0, r"'ill' of client 'south' has the value 3, outside .*'ill' \(Categorical\)"),
+    "Categorical": (
+        classes,
+        "ill",
+        3.0,
+        r"'ill' of client 'south' has the value 3, outside .*'ill' \(Categorical\)",
+    ),
     "Categorical, negative": (classes, "ill", -1.0, r"'ill' of client 'south' has the value -1"),
-    "Poisson": (counts, "visits", -1.0, r"'visits' of client 'south' has the value -1, outside .*'visits' \(Poisson\)"),
+    "Poisson": (
+        counts,
+        "visits",
+        -1.0,
+        r"'visits' of client 'south' has the value -1, outside .*'visits' \(Poisson\)",
+    ),
 }
 
 
@@ -90,9 +114,14 @@ def test_labels_out_of_the_range_of_their_trials_are_refused() -> None:
 def test_integer_labels_of_a_bernoulli_site(data: ClientData) -> None:
     """torch's Bernoulli takes floats alone: the message must say so, and where."""
     with pytest.raises(
-        ProgramError, match=r"site 'ill' \(Bernoulli\) cannot score field 'ill', of dtype int64 .*with_fields\(ill="
+        ProgramError,
+        match=r"site 'ill' \(Bernoulli\) cannot score field 'ill', of dtype int64 .*with_fields\(ill=",
     ):
-        fit(hierfl.methods.fedsvi(logistic), data.with_fields(ill=data.fields["ill"].long()), rounds=1)
+        fit(
+            hierfl.methods.fedsvi(logistic),
+            data.with_fields(ill=data.fields["ill"].long()),
+            rounds=1,
+        )
 
 
 def test_a_client_without_rows_and_two_of_one_name() -> None:
@@ -105,13 +134,18 @@ def test_a_client_without_rows_and_two_of_one_name() -> None:
 @pytest.mark.parametrize("name", ["counts", "rows", "key", "data", "clients", "fields", "num_rows"])
 def test_a_field_named_as_a_part_of_every_batch(name: str, data: ClientData) -> None:
     """batch.counts is how many rows a client has: a model that means the field of that name would read another thing."""
-    with pytest.raises(ValueError, match=f"a field cannot be named '{name}': batch.{name} is a part of every batch"):
+    with pytest.raises(
+        ValueError, match=f"a field cannot be named '{name}': batch.{name} is a part of every batch"
+    ):
         read(regression, guides.delta, data.with_fields(**{name: data.fields["visits"]}))
 
 
 # ------------------------------------------------------------------ arguments of fit
 ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
-    "cohort larger than the federation": ({"cohort": 5}, "a cohort of 5 cannot be drawn from 4 clients"),
+    "cohort larger than the federation": (
+        {"cohort": 5},
+        "a cohort of 5 cannot be drawn from 4 clients",
+    ),
     "no cohort": ({"cohort": 0}, "a cohort of 0 cannot be drawn from 4 clients"),
     "negative cohort": ({"cohort": -1}, "a cohort of -1 cannot be drawn"),
     "share above 1": ({"cohort": 1.5}, r"cohort is 1\.5: a share .* lies in \(0, 1\]"),
@@ -134,12 +168,25 @@ def test_arguments_of_fit(what: str, data: ClientData) -> None:
 
 def test_held_out_rows_need_labels(data: ClientData) -> None:
     with pytest.raises(ValueError, match="held_out has no labels"):
-        fit(hierfl.methods.fedsvi(regression), data, rounds=1, held_out=data.without("y"), score_every=1)
+        fit(
+            hierfl.methods.fedsvi(regression),
+            data,
+            rounds=1,
+            held_out=data.without("y"),
+            score_every=1,
+        )
 
 
-@pytest.mark.parametrize(("cohort", "size"), [(None, 4), (1, 1), (4, 4), (1.0, 4), (0.5, 2), (0.01, 1)])
+@pytest.mark.parametrize(
+    ("cohort", "size"), [(None, 4), (1, 1), (4, 4), (1.0, 4), (0.5, 2), (0.01, 1)]
+)
 def test_cohorts_that_can_be_drawn(cohort: float | None, size: int, data: ClientData) -> None:
-    assert fit(hierfl.methods.fedsvi(apart, guides.delta), data, rounds=1, cohort=cohort).history["clients"][0] == size
+    assert (
+        fit(hierfl.methods.fedsvi(apart, guides.delta), data, rounds=1, cohort=cohort).history[
+            "clients"
+        ][0]
+        == size
+    )
 
 
 def apart(batch: ClientBatch) -> None:
@@ -150,16 +197,31 @@ def apart(batch: ClientBatch) -> None:
 
 
 METHODS: dict[str, tuple[Callable[[], Any], str]] = {
-    "fedavg with sites": (lambda: hierfl.methods.fedavg(regression), "fedavg fits global params alone"),
-    "pfedme without learned params": (lambda: hierfl.methods.pfedme(apart), "local sites, and a learned prior"),
+    "fedavg with sites": (
+        lambda: hierfl.methods.fedavg(regression),
+        "fedavg fits global params alone",
+    ),
+    "pfedme without learned params": (
+        lambda: hierfl.methods.pfedme(apart),
+        "local sites, and a learned prior",
+    ),
     "conditional on mini-batches": (
         lambda: hierfl.methods.fedsvi(regression, guides.conditional, batch_size=2),
         "reads every row of a client at each step",
     ),
-    "a share of all rounds": (lambda: hierfl.methods.fedsvi(regression, average=1.0), r"average is 1\.0"),
+    "a share of all rounds": (
+        lambda: hierfl.methods.fedsvi(regression, average=1.0),
+        r"average is 1\.0",
+    ),
     "no steps": (lambda: hierfl.methods.fedsvi(regression, global_steps=0), r"global_steps \(0\)"),
-    "no particles": (lambda: hierfl.methods.fedsvi(regression, num_particles=0), r"num_particles \(0\)"),
-    "no rows a batch": (lambda: hierfl.methods.fedsvi(regression, batch_size=0), "batch_size is 0: it must be 1 or more"),
+    "no particles": (
+        lambda: hierfl.methods.fedsvi(regression, num_particles=0),
+        r"num_particles \(0\)",
+    ),
+    "no rows a batch": (
+        lambda: hierfl.methods.fedsvi(regression, batch_size=0),
+        "batch_size is 0: it must be 1 or more",
+    ),
     "no rank": (lambda: hierfl.methods.fedsvi(regression, guides.low_rank(rank=0)), "rank is 0"),
 }
 
@@ -180,29 +242,46 @@ def gamma_model(batch: ClientBatch) -> None:
 
 def gamma_guide(batch: ClientBatch) -> None:
     with batch.clients():
-        rate = pyro.param("rate", torch.ones(batch.num_clients, 1), constraint=dist.constraints.positive)
+        rate = pyro.param(
+            "rate", torch.ones(batch.num_clients, 1), constraint=dist.constraints.positive
+        )
         pyro.sample("w", dist.Gamma(2.0, rate))
 
 
 @pytest.mark.filterwarnings("ignore:site 'w' is drawn from Gamma")
 def test_a_guide_that_draws_one_client_at_a_time_has_no_pooled_run(data: ClientData) -> None:
-    with pytest.raises(ValueError, match=r"engine='pooled' draws for all clients at once.*engine='sequential'"):
+    with pytest.raises(
+        ValueError, match=r"engine='pooled' draws for all clients at once.*engine='sequential'"
+    ):
         fit(hierfl.methods.fedsvi(gamma_model, gamma_guide), data, rounds=1, engine="pooled")
 
 
 def test_methods_without_a_pooled_form(data: ClientData) -> None:
-    model = hierfl.models.network(torch.nn.Linear(2, 1), likelihood=hierfl.models.likelihood.normal(1.0))
-    with pytest.raises(ValueError, match="method 'fedavg' has no pooled form: use engine='vectorised'"):
+    model = hierfl.models.network(
+        torch.nn.Linear(2, 1), likelihood=hierfl.models.likelihood.normal(1.0)
+    )
+    with pytest.raises(
+        ValueError, match="method 'fedavg' has no pooled form: use engine='vectorised'"
+    ):
         fit(hierfl.methods.fedavg(model), data, rounds=1, engine="pooled")
     with pytest.raises(ValueError, match="the pooled engine takes one joint step a round"):
         fit(hierfl.methods.fedsvi(regression, local_steps=1), data, rounds=1, engine="pooled")
 
 
 def test_what_is_not_finite_is_traced_to_its_client_and_round() -> None:
-    model = hierfl.models.network(torch.nn.Linear(2, 1), y="y", likelihood=hierfl.models.likelihood.normal(1.0))
+    model = hierfl.models.network(
+        torch.nn.Linear(2, 1), y="y", likelihood=hierfl.models.likelihood.normal(1.0)
+    )
     wild = changed("y", 6, 1e200)
-    with pytest.raises(hierfl.ClientError, match=r"round \d+: .*client 'south' sends is not finite .*1 of 4 clients\): lower"):
-        fit(hierfl.methods.fedavg(model, optimiser=hierfl.optimisers.SGD(1e3), steps=5), wild, rounds=3)
+    with pytest.raises(
+        hierfl.ClientError,
+        match=r"round \d+: .*client 'south' sends is not finite .*1 of 4 clients\): lower",
+    ):
+        fit(
+            hierfl.methods.fedavg(model, optimiser=hierfl.optimisers.SGD(1e3), steps=5),
+            wild,
+            rounds=3,
+        )
 
 
 # ------------------------------------------------------------------ rows to predict, new clients
@@ -212,18 +291,32 @@ def fitted(data: ClientData) -> hierfl.Fit:
 
 
 def newcomer() -> ClientData:
-    return ClientData.from_clients({"new": {"x": torch.zeros(2, 2), "y": torch.zeros(2)}}, client_fields={"height": [0.0]})
+    return ClientData.from_clients(
+        {"new": {"x": torch.zeros(2, 2), "y": torch.zeros(2)}}, client_fields={"height": [0.0]}
+    )
 
 
 ROWS: dict[str, tuple[Callable[[ClientData], ClientData], type[Exception], str]] = {
-    "unknown client": (lambda d: newcomer(), KeyError, r"client 'new' was not fitted: infer it first, fit\.personalise"),
-    "missing field": (lambda d: d.without("x"), ValueError, "the rows have no field 'x', which the model or its guide reads"),
+    "unknown client": (
+        lambda d: newcomer(),
+        KeyError,
+        r"client 'new' was not fitted: infer it first, fit\.personalise",
+    ),
+    "missing field": (
+        lambda d: d.without("x"),
+        ValueError,
+        "the rows have no field 'x', which the model or its guide reads",
+    ),
     "wrong shape": (
         lambda d: d.with_fields(x=torch.zeros(16, 3)),
         ValueError,
         r"a row of 'x' has shape \(3,\); it was \(2,\) when fitted",
     ),
-    "NaN": (lambda d: changed("x", 6, float("nan")), ValueError, "field 'x' has NaN or infinity in 1 rows, .* client 'south'"),
+    "NaN": (
+        lambda d: changed("x", 6, float("nan")),
+        ValueError,
+        "field 'x' has NaN or infinity in 1 rows, .* client 'south'",
+    ),
 }
 
 
@@ -236,14 +329,20 @@ def test_rows_that_cannot_be_predicted(what: str, fitted: hierfl.Fit, data: Clie
 
 def test_rows_that_cannot_be_learned_from(fitted: hierfl.Fit) -> None:
     new = newcomer()
-    for rows in (new.without("x"), new.with_fields(x=torch.full((2, 2), float("nan"))), new.with_fields(x=torch.zeros(2, 1))):
+    for rows in (
+        new.without("x"),
+        new.with_fields(x=torch.full((2, 2), float("nan"))),
+        new.with_fields(x=torch.zeros(2, 1)),
+    ):
         with pytest.raises(ValueError, match="'x'"):
             fitted.personalise(rows)
 
 
 @pytest.mark.parametrize("family", ["structured", "conditional", "unrolled", "amortised"])
 def test_new_clients_need_the_labels_that_their_guide_reads(family: str, data: ClientData) -> None:
-    fitted = fit(hierfl.methods.fedsvi(regression, FAMILIES[family]), data.without("ill", "visits"), rounds=1)
+    fitted = fit(
+        hierfl.methods.fedsvi(regression, FAMILIES[family]), data.without("ill", "visits"), rounds=1
+    )
     with pytest.raises(ValueError, match=r"'y'"):
         fitted.personalise(newcomer().without("y"), rounds=1)
 

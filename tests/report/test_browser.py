@@ -21,8 +21,12 @@ from tests.programs import fit, logistic
 from tests.report.test_report import fitted
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = os.environ.get("HIERFL_CHROMIUM") or next((found for found in map(shutil.which, NAMES) if found), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is on the path: the page cannot be laid out")
+BROWSER = os.environ.get("HIERFL_CHROMIUM") or next(
+    (found for found in map(shutil.which, NAMES) if found), None
+)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no Chromium or Chrome is on the path: the page cannot be laid out"
+)
 WIDE, NARROW = 1280, 360
 
 # What a person would see, measured in the page itself: overflow, pictures, contrast, and what the keyboard reaches, in its order.
@@ -62,16 +66,39 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     f, test = fitted("binary")
     alone = fit(fedsvi(logistic), f.federation.data, rounds=1)
     path = tmp_path_factory.mktemp("browser") / "report.html"
-    f.report(path, held_out=test, foreign=test.with_fields(x=6.0 * test.fields["x"]).without("ill"), alone=alone, draws=60)
+    f.report(
+        path,
+        held_out=test,
+        foreign=test.with_fields(x=6.0 * test.fields["x"]).without("ill"),
+        alone=alone,
+        draws=60,
+    )
     return path
 
 
 def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """One run of the browser, with a profile of its own and no network."""
     assert BROWSER is not None
-    fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={page.parent / 'profile'}"]
-    fixed += ["--proxy-server=127.0.0.1:9", "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage"]
-    return subprocess.run([BROWSER, *fixed, *options, page.as_uri()], capture_output=True, text=True, timeout=240, check=False)
+    fixed = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={page.parent / 'profile'}",
+    ]
+    fixed += [
+        "--proxy-server=127.0.0.1:9",
+        "--no-first-run",
+        "--disable-extensions",
+        "--disable-dev-shm-usage",
+    ]
+    return subprocess.run(
+        [BROWSER, *fixed, *options, page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 @cache
@@ -83,7 +110,13 @@ def laid_out(page: Path, width: int, dark: bool) -> dict[str, Any]:
         text = f'<!DOCTYPE html><html><body><iframe {frame} srcdoc="{html.escape(text)}"></iframe></body></html>'
     probe.write_text(text, encoding="utf-8")
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    done = browse(probe, "--dump-dom", "--virtual-time-budget=4000", f"--window-size={max(width, 500)},900", scheme)
+    done = browse(
+        probe,
+        "--dump-dom",
+        "--virtual-time-budget=4000",
+        f"--window-size={max(width, 500)},900",
+        scheme,
+    )
     found = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]
     measured: dict[str, Any] = json.loads(html.unescape(found[1]))
@@ -95,7 +128,9 @@ def test_it_fits_every_width_and_all_pictures_show(page: Path, width: int) -> No
     found = laid_out(page, width, False)
     assert found["inner"] == width and found["wide"] <= width
     assert found["images"] >= 8 and found["broken"] == found["stretched"] == 0
-    assert found["small"] > (0.95 if width > 1000 else 0.6)  # of the size at which a figure's letters are 12 pixels high
+    assert found["small"] > (
+        0.95 if width > 1000 else 0.6
+    )  # of the size at which a figure's letters are 12 pixels high
     assert found["fetched"] == []
 
 

@@ -71,7 +71,11 @@ def labelled(counts: tuple[int, ...] = (60, 50, 40, 30), *, seed: int = 1) -> Cl
 def fitted(kind: str) -> tuple[Fit, ClientData]:
     if kind == "binary":
         train, test = labelled((120, 100, 80, 60)).split(0.5, seed=0)
-        return fit(fedsvi(logistic, guides.structured, optimiser=Adam(0.05), local_optimiser=Adam(0.05)), train, rounds=120), test
+        return fit(
+            fedsvi(logistic, guides.structured, optimiser=Adam(0.05), local_optimiser=Adam(0.05)),
+            train,
+            rounds=120,
+        ), test
     data = federation()
     data = data.with_fields(kind=(data.fields["visits"].long() % 3))
     return fit(fedsvi({"numeric": regression, "classes": kinds}[kind]), data, rounds=3), data
@@ -85,7 +89,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Page]:
     alone = fit(fedsvi(logistic, guides.conditional(newton_steps=2)), f.federation.data, rounds=1)
     far = test.with_fields(x=6.0 * test.fields["x"]).without("ill")
     path = tmp_path_factory.mktemp("report") / "report.html"
-    report = f.report(path, held_out=test, foreign=far, alone=alone, title="Four <clients> & a page", draws=100)
+    report = f.report(
+        path, held_out=test, foreign=far, alone=alone, title="Four <clients> & a page", draws=100
+    )
     return report, Page(path.read_text(encoding="utf-8"))
 
 
@@ -96,7 +102,17 @@ def test_every_part_is_there_once_and_can_be_reached(written: tuple[Report, Page
     assert max(ids.values()) == 1
     links = [a["href"] for a in page.all("a")]
     assert links[0] == "#main" and {link[1:] for link in links} <= set(ids)
-    parts = {"summary", "run", "convergence", "global", "clients", "shrinkage", "predictions", "foreign", "checks"}
+    parts = {
+        "summary",
+        "run",
+        "convergence",
+        "global",
+        "clients",
+        "shrinkage",
+        "predictions",
+        "foreign",
+        "checks",
+    }
     assert parts <= set(ids) and {f"#{part}" for part in parts} <= set(links)
     assert len(page.all("h1")) == len(page.all("main")) == len(page.all("nav")) == 1
     assert "Four <clients> & a page" in page.text
@@ -105,7 +121,9 @@ def test_every_part_is_there_once_and_can_be_reached(written: tuple[Report, Page
 def test_it_needs_no_network_and_runs_nothing(written: tuple[Report, Page]) -> None:
     report, page = written
     text = report.path.read_text(encoding="utf-8")
-    assert not page.all("script", "iframe", "object") and "@import" not in text and "url(" not in text
+    assert (
+        not page.all("script", "iframe", "object") and "@import" not in text and "url(" not in text
+    )
     for _, attributes in page.elements:
         for name, value in attributes.items():
             assert not name.startswith("on")
@@ -119,19 +137,33 @@ def test_pictures_have_words_and_tables_have_heads(written: tuple[Report, Page])
     images = page.all("img")
     assert len(images) >= 8 and all(len(i["alt"]) > 20 and int(i["width"]) > 100 for i in images)
     assert len(page.all("figcaption")) == len(images)
-    assert all("scope" in th for th in page.all("th")) and len(page.all("caption")) == len(page.all("table")) - 1
+    assert (
+        all("scope" in th for th in page.all("th"))
+        and len(page.all("caption")) == len(page.all("table")) - 1
+    )
     scrolling = [a for tag, a in page.elements if a.get("class") == "scroll"]
-    assert scrolling and all(a["tabindex"] == "0" and a["aria-label"] and a["role"] == "region" for a in scrolling)
+    assert scrolling and all(
+        a["tabindex"] == "0" and a["aria-label"] and a["role"] == "region" for a in scrolling
+    )
 
 
 def test_its_numbers_are_those_of_the_fit(written: tuple[Report, Page]) -> None:
     f, test = fitted("binary")
     page, draws = written[1], f.draws(100)
     loc = draws.shared["loc"]
-    assert f"loc[0] {number(float(loc[:, 0].mean()))} {number(float(loc[:, 0].std(correction=0)))}" in page.text
+    assert (
+        f"loc[0] {number(float(loc[:, 0].mean()))} {number(float(loc[:, 0].std(correction=0)))}"
+        in page.text
+    )
     scores = f.predict(test, draws=100).scores()
-    assert f"north {int(scores['rows']['north'])} {number(float(scores['log_score']['north']))}" in page.text
-    assert f"{len(f.history)} rounds" in page.text and f"{f.federation.data.num_rows} training rows" in page.text
+    assert (
+        f"north {int(scores['rows']['north'])} {number(float(scores['log_score']['north']))}"
+        in page.text
+    )
+    assert (
+        f"{len(f.history)} rounds" in page.text
+        and f"{f.federation.data.num_rows} training rows" in page.text
+    )
 
 
 def test_the_same_fit_gives_the_same_page_but_for_the_date(tmp_path: Path) -> None:
@@ -139,7 +171,9 @@ def test_the_same_fit_gives_the_same_page_but_for_the_date(tmp_path: Path) -> No
     texts = []
     for name in ("one.html", "two.html"):
         f.report(tmp_path / name, held_out=test, draws=60)
-        texts.append(re.sub(r"<footer>.*</footer>", "", (tmp_path / name).read_text(encoding="utf-8")))
+        texts.append(
+            re.sub(r"<footer>.*</footer>", "", (tmp_path / name).read_text(encoding="utf-8"))
+        )
     assert texts[0] == texts[1]
 
 
@@ -157,10 +191,14 @@ def on_a_line(model: Callable[..., Any]) -> Any:
 
 
 OTHERS: dict[str, Callable[[ClientData], Fit]] = {
-    "a prior that is a penalty": lambda d: fit(methods.fedmap(on_a_line(map_network), omega="mean-likelihood"), d, rounds=1),
+    "a prior that is a penalty": lambda d: fit(
+        methods.fedmap(on_a_line(map_network), omega="mean-likelihood"), d, rounds=1
+    ),
     "no latent site": lambda d: fit(methods.ditto(on_a_line(network)), d, rounds=1),
     "the pooled engine": lambda d: fit(fedsvi(regression), d, rounds=2, engine="pooled"),
-    "clients that joined": lambda d: fit(fedsvi(regression), federation((9, 9)), rounds=2).personalise(d, rounds=2),
+    "clients that joined": lambda d: fit(
+        fedsvi(regression), federation((9, 9)), rounds=2
+    ).personalise(d, rounds=2),
     "one client": lambda d: fit(fedsvi(regression), d.select([0]), rounds=2),
     "counts": lambda d: fit(fedsvi(poisson(y="visits")), d, rounds=2),
 }
@@ -170,16 +208,25 @@ OTHERS: dict[str, Callable[[ClientData], Fit]] = {
 def test_every_kind_of_fit_is_reported(name: str, tmp_path: Path) -> None:
     data = federation((12, 9, 21))
     f = OTHERS[name](data)
-    report = f.report(tmp_path / "r.html", held_out=data.select(f.clients), foreign=data.select(f.clients), draws=60)
+    report = f.report(
+        tmp_path / "r.html",
+        held_out=data.select(f.clients),
+        foreign=data.select(f.clients),
+        draws=60,
+    )
     page = Page(report.path.read_text(encoding="utf-8"))
     assert not page.open and f.method.name in page.text and len(report.checks) >= 8
 
 
-def test_a_network_too_large_to_draw_is_reported_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_too_large_to_draw_is_reported_without_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hierfl.report.measurements.NUMBERS", 100)
     report = fitted("binary")[0].report(tmp_path / "r.html", draws=60)
     page = Page(report.path.read_text(encoding="utf-8"))
-    assert "too many to draw and hold here" in page.text and not any(a.get("id") == "clients" for _, a in page.elements)
+    assert "too many to draw and hold here" in page.text and not any(
+        a.get("id") == "clients" for _, a in page.elements
+    )
 
 
 def test_what_has_no_page_is_refused(tmp_path: Path) -> None:
@@ -189,20 +236,29 @@ def test_what_has_no_page_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="none is the same"):
         f.report(tmp_path / "r.html", alone=fitted("classes")[0], draws=60)
     with pytest.raises(KeyError, match="was not fitted"):
-        f.report(tmp_path / "r.html", held_out=replace(test, names=("north", "south", "east", "nobody")))
+        f.report(
+            tmp_path / "r.html", held_out=replace(test, names=("north", "south", "east", "nobody"))
+        )
 
 
 def test_a_sound_fit_is_warned_of_nothing(tmp_path: Path) -> None:
     f, test = fitted("binary")
     report = f.report(tmp_path / "r.html", held_out=test, draws=100)
-    assert report.warnings == [] and "No warnings." in Page(report.path.read_text(encoding="utf-8")).text
+    assert (
+        report.warnings == []
+        and "No warnings." in Page(report.path.read_text(encoding="utf-8")).text
+    )
     assert sum(check.verdict == "good" for check in report.checks) >= 8
 
 
-def test_every_warning_stands_at_the_top_and_among_the_answers(written: tuple[Report, Page]) -> None:
+def test_every_warning_stands_at_the_top_and_among_the_answers(
+    written: tuple[Report, Page],
+) -> None:
     """A logistic regression is the surer of rows the further out they lie: the page says so."""
     report, page = written
-    assert len(report.warnings) == 1 and "as sure of foreign rows as of its own" in report.warnings[0]
+    assert (
+        len(report.warnings) == 1 and "as sure of foreign rows as of its own" in report.warnings[0]
+    )
     assert page.text.count(report.warnings[0]) == 2 and "1 warning of " in page.text
 
 

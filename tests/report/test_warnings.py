@@ -29,16 +29,28 @@ def warned(found: list[Check]) -> set[str]:
 
 
 def measured(f: Fit, **given: Any) -> Measured:
-    options: dict[str, Any] = {"held_out": None, "foreign": None, "alone": None, "site": None, "draws": 60, "seed": 0}
+    options: dict[str, Any] = {
+        "held_out": None,
+        "foreign": None,
+        "alone": None,
+        "site": None,
+        "draws": 60,
+        "seed": 0,
+    }
     return measure(f, **{**options, **given})
 
 
 def test_training_rows_and_few_rows_are_told() -> None:
-    f = fit(fedsvi(logistic, guides.conditional(newton_steps=2)), federation((30, 4, 25, 3)), rounds=5)
+    f = fit(
+        fedsvi(logistic, guides.conditional(newton_steps=2)), federation((30, 4, 25, 3)), rounds=5
+    )
     found = checks(measured(f))
     told = {check.question: check.answer for check in found if check.verdict == "warning"}
     assert "training rows" in told["Are predictions scored on rows that the fit has not seen?"]
-    assert "2 of 4 clients have fewer than 20 rows (south: 4 and west: 3)" in told["Has every client rows enough?"]
+    assert (
+        "2 of 4 clients have fewer than 20 rows (south: 4 and west: 3)"
+        in told["Has every client rows enough?"]
+    )
 
 
 def test_points_are_told() -> None:
@@ -47,9 +59,15 @@ def test_points_are_told() -> None:
     net = torch.nn.Linear(2, 1)
     model = network(net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0))
     learned = fit(methods.fedavg(model), federation((30, 30, 30)), rounds=2)
-    told = [c.answer for c in checks(measured(learned)) if c.question == "Does every number have an uncertainty?"]
+    told = [
+        c.answer
+        for c in checks(measured(learned))
+        if c.question == "Does every number have an uncertainty?"
+    ]
     assert told[0].startswith("No: theta.weight and theta.bias are point estimates")
-    kept = bayesian_network(net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0), prior_loc=dist.Normal(0.0, 1.0))
+    kept = bayesian_network(
+        net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0), prior_loc=dist.Normal(0.0, 1.0)
+    )
     whole = fit(fedsvi(kept), federation((30, 30, 30)), rounds=2)
     assert "Does every number have an uncertainty?" not in warned(checks(measured(whole)))
 
@@ -58,8 +76,13 @@ def test_a_mean_field_guide_is_told_only_where_there_are_scales() -> None:
     question = "May the scales above the clients depend on the clients?"
     data = federation((30, 30, 30))
     for family, bad in ((guides.mean_field, True), (guides.structured, False)):
-        assert (question in warned(checks(measured(fit(fedsvi(regression, family), data, rounds=2))))) == bad
-    asked = {c.question for c in checks(measured(fit(fedsvi(logistic, guides.mean_field), data, rounds=2)))}
+        assert (
+            question in warned(checks(measured(fit(fedsvi(regression, family), data, rounds=2))))
+        ) == bad
+    asked = {
+        c.question
+        for c in checks(measured(fit(fedsvi(logistic, guides.mean_field), data, rounds=2)))
+    }
     assert question not in asked
 
 
@@ -99,7 +122,9 @@ def test_intervals_of_numbers_that_do_not_cover_are_told() -> None:
     g = torch.Generator().manual_seed(0)
     n, question = 300, "Do intervals of single rows cover?"
     for said, bad in ((1.0, False), (0.5, True), (2.5, True)):
-        data = ClientData.from_arrays(np.arange(n) % 3, y=torch.randn(n, generator=g), said=torch.full((n,), said))
+        data = ClientData.from_arrays(
+            np.arange(n) % 3, y=torch.randn(n, generator=g), said=torch.full((n,), said)
+        )
         f = fit(fedsvi(narrow, guides.conditional(newton_steps=1)), data, rounds=1)
         told = [c for c in checks(measured(f, draws=200)) if c.question == question]
         assert (told[0].verdict == "warning") == bad, told
@@ -134,21 +159,30 @@ def test_clients_whose_rows_tell_little_are_told() -> None:
     means = f.draws(300).own["a"].mean(0).numpy()
     exact = 0.5 * (1.0 / (1.0 + precision) - 1.0 + np.log1p(precision) + means**2)
     np.testing.assert_allclose(found.told["nats"], exact, atol=0.25)
-    told = [c.answer for c in checks(found) if c.question == "Do clients' own rows say much about them?"]
+    told = [
+        c.answer for c in checks(found) if c.question == "Do clients' own rows say much about them?"
+    ]
     assert told[0].startswith("1 of 3 clients (1) tell less than 0.1 nats")
 
 
 def test_a_client_that_stands_elsewhere_is_not_silent_though_its_spread_is_that_of_all() -> None:
     """As under a few steps of a mean-field guide, which move means and leave spreads."""
     data = ClientData.from_arrays(
-        np.arange(75) % 3, names=["north", "south", "east"], y=torch.zeros(75), sd=torch.full((75,), 1e3)
+        np.arange(75) % 3,
+        names=["north", "south", "east"],
+        y=torch.zeros(75),
+        sd=torch.full((75,), 1e3),
     )
-    found = measured(fit(fedsvi(vague, guides.conditional(newton_steps=1)), data, rounds=1), draws=300)
+    found = measured(
+        fit(fedsvi(vague, guides.conditional(newton_steps=1)), data, rounds=1), draws=300
+    )
     assert found.told is not None and found.draws is not None
     assert (found.told["nats"] < 0.1).all() and (found.told["narrower"] < 0.2).all()
     own = {"a": found.draws.own["a"] + torch.tensor([0.0, 2.0, 0.0])}
     moved = replace(found, draws=replace(found.draws, own=own))
-    told = [c.answer for c in checks(moved) if c.question == "Do clients' own rows say much about them?"]
+    told = [
+        c.answer for c in checks(moved) if c.question == "Do clients' own rows say much about them?"
+    ]
     assert told[0].startswith("2 of 3 clients (north and east)")
 
 
@@ -156,14 +190,23 @@ def test_a_client_that_stands_elsewhere_is_not_silent_though_its_spread_is_that_
     ("column", "values", "question"),
     [
         ("clients", [1, 0, 0, 1, 0, 0], "Was every client asked often enough?"),
-        ("held_out_log_score", [-1.0, -0.5, -0.4, -0.42, -0.5, -0.6], "Did the held-out score go on rising?"),
+        (
+            "held_out_log_score",
+            [-1.0, -0.5, -0.4, -0.42, -0.5, -0.6],
+            "Did the held-out score go on rising?",
+        ),
         ("effective_clients", [3.0, 2.0, 1.4, 1.1, 1.0, 1.0], "Do all clients count?"),
     ],
 )
 def test_what_the_history_shows_is_told(column: str, values: list[float], question: str) -> None:
     f, test = fitted("binary")
-    base = [{"round": r, "clients": 4, "held_out_log_score": -1.0 / (r + 1), "effective_clients": 3.5} for r in range(6)]
+    base = [
+        {"round": r, "clients": 4, "held_out_log_score": -1.0 / (r + 1), "effective_clients": 3.5}
+        for r in range(6)
+    ]
     good = replace(f, progress=replace(f.progress, history=tuple(base)))
     assert question not in warned(checks(measured(good, held_out=test)))
     history = tuple({**record, column: value} for record, value in zip(base, values, strict=True))
-    assert question in warned(checks(measured(replace(f, progress=replace(f.progress, history=history)), held_out=test)))
+    assert question in warned(
+        checks(measured(replace(f, progress=replace(f.progress, history=history)), held_out=test))
+    )

@@ -24,7 +24,9 @@ from tests.programs import federation, fit, regression
 def personal() -> Any:
     torch.manual_seed(0)
     net = torch.nn.Linear(2, 1)
-    return models.bayesian_network(net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0)
+    return models.bayesian_network(
+        net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
+    )
 
 
 METHODS: dict[str, Callable[[], Method]] = {
@@ -48,7 +50,10 @@ def seeded() -> None:
 
 
 def same(one: Fit, two: Fit) -> None:
-    for a, b in ((one.progress.server, two.progress.server), (one.progress.table, two.progress.table)):
+    for a, b in (
+        (one.progress.server, two.progress.server),
+        (one.progress.table, two.progress.table),
+    ):
         left, right = named_leaves(a), named_leaves(b)
         assert left.keys() == right.keys()
         for name, value in left.items():
@@ -62,15 +67,21 @@ def same(one: Fit, two: Fit) -> None:
 # ------------------------------------------------------------------ round trips and resuming
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_a_resumed_run_is_the_run_that_was_not_cut(name: str, cohort: int | None, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_run_that_was_not_cut(
+    name: str, cohort: int | None, tmp_path: Path
+) -> None:
     method, data = METHODS[name](), federation((5, 3, 7, 1, 2))
     whole = fit(method, data, rounds=7, seed=3, cohort=cohort)
     cut = run_until(4, method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, every=2)
     assert cut == 4
-    resumed = fit(method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, every=2, resume=True)
+    resumed = fit(
+        method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, every=2, resume=True
+    )
     same(whole, resumed)
     assert [p.name for p in state.checkpoints(tmp_path)] == ["round-00000006", "round-00000007"]
-    same(whole, fit(method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, resume=True))
+    same(
+        whole, fit(method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, resume=True)
+    )
 
 
 def run_until(last: int, method: Method, data: hierfl.ClientData, **options: Any) -> int:
@@ -91,7 +102,9 @@ def run_until(last: int, method: Method, data: hierfl.ClientData, **options: Any
 
         return hierfl.Server(made.state, update, made.down, made.final)
 
-    cut = hierfl.Method(method.name, method.model, method.guide, method.client, dying, method.pooled)
+    cut = hierfl.Method(
+        method.name, method.model, method.guide, method.client, dying, method.pooled
+    )
     object.__setattr__(cut, "__recipe__", method.__recipe__)  # type: ignore[attr-defined]
     with pytest.raises(Cut):
         fit(cut, data, **options)
@@ -134,9 +147,14 @@ def test_global_and_local_are_apart(tmp_path: Path) -> None:
     """The shared file holds no param of the plate, nothing with a row a client, and the same bytes however many there are."""
     sizes = []
     for n in (2, 5):
-        fitted = fit(METHODS["structured"](), federation((4,) * n), rounds=1, checkpoint=tmp_path / str(n))
+        fitted = fit(
+            METHODS["structured"](), federation((4,) * n), rounds=1, checkpoint=tmp_path / str(n)
+        )
         newest = state.checkpoints(tmp_path / str(n))[-1]
-        shared, local = load_file(newest / "global.safetensors"), load_file(newest / "local.safetensors")
+        shared, local = (
+            load_file(newest / "global.safetensors"),
+            load_file(newest / "local.safetensors"),
+        )
         names = {spec.name for spec in fitted.program.params if spec.is_local}
         assert names
         assert not [key for key in shared if any(name in key for name in names)]
@@ -144,7 +162,9 @@ def test_global_and_local_are_apart(tmp_path: Path) -> None:
         assert all(value.shape[0] == n for value in local.values())
         sizes.append({key: value.shape for key, value in shared.items()})
         record = json.loads((newest / "state.json").read_text())
-        assert not any(isinstance(v, list | dict) for row in record["history"] for v in row.values())
+        assert not any(
+            isinstance(v, list | dict) for row in record["history"] for v in row.values()
+        )
     assert sizes[0] == sizes[1]
 
 
@@ -164,17 +184,33 @@ def later(content: bytes) -> bytes:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "truncated": ("global.safetensors", lambda b: b[: len(b) // 2], "global.safetensors is truncated or changed"),
+    "truncated": (
+        "global.safetensors",
+        lambda b: b[: len(b) // 2],
+        "global.safetensors is truncated or changed",
+    ),
     "empty": ("local.safetensors", lambda b: b"", "local.safetensors is truncated or changed"),
     "a bit": ("global.safetensors", flipped, "global.safetensors is truncated or changed"),
     "a bit of a row": ("local.safetensors", flipped, "local.safetensors is truncated or changed"),
     "truncated record": ("state.json", lambda b: b[:40], r"state\.json cannot be read"),
     "no JSON": ("state.json", lambda b: b"\x80\x04K\x01.", r"state\.json cannot be read"),
-    "foreign JSON": ("state.json", lambda b: b'{"format": "other"}', r"state\.json is not of a hierfl run"),
+    "foreign JSON": (
+        "state.json",
+        lambda b: b'{"format": "other"}',
+        r"state\.json is not of a hierfl run",
+    ),
     "a list": ("state.json", lambda b: b"[1, 2]", r"state\.json is not of a hierfl run"),
-    "a record without hashes": ("state.json", lambda b: b'{"format": "hierfl-run", "version": 1}', "state.json"),
+    "a record without hashes": (
+        "state.json",
+        lambda b: b'{"format": "hierfl-run", "version": 1}',
+        "state.json",
+    ),
     "another round": ("state.json", later, "state.json"),
-    "another version": ("state.json", lambda b: b.replace(b'"version": 1', b'"version": 9'), "format 9; this hierfl reads 1"),
+    "another version": (
+        "state.json",
+        lambda b: b.replace(b'"version": 1', b'"version": 9'),
+        "format 9; this hierfl reads 1",
+    ),
 }
 
 
@@ -185,7 +221,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(what: str, tmp_p
     whole = fit(method, data, rounds=6)
     run_until(4, method, data, rounds=6, checkpoint=tmp_path, every=2)
     path = damaged(tmp_path, file, change)
-    with pytest.warns(UserWarning, match=f"passed over damaged checkpoints.*round-00000004: .*{message}"):
+    with pytest.warns(
+        UserWarning, match=f"passed over damaged checkpoints.*round-00000004: .*{message}"
+    ):
         same(whole, fit(method, data, rounds=6, checkpoint=tmp_path, resume=True))
     assert path.exists()
 
@@ -195,7 +233,10 @@ def test_a_missing_file_is_passed_over_too_and_none_left_is_an_error(tmp_path: P
     run_until(4, method, data, rounds=6, checkpoint=tmp_path, every=2)
     for checkpoint in state.checkpoints(tmp_path):
         (checkpoint / "local.safetensors").unlink()
-    with pytest.raises(hierfl.CheckpointError, match=r"no whole checkpoint in .*local.safetensors is missing.*start anew"):
+    with pytest.raises(
+        hierfl.CheckpointError,
+        match=r"no whole checkpoint in .*local.safetensors is missing.*start anew",
+    ):
         fit(method, data, rounds=6, checkpoint=tmp_path, resume=True)
 
 
@@ -214,12 +255,22 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 1}, r"differs in seed \(seed: 0 there, 1 here\)"),
     "rounds": ({"rounds": 9}, r"differs in rounds \(rounds: 4 there, 9 here\)"),
     "cohort": ({"cohort": 2}, r"differs in cohort \(cohort: 4 there, 2 here\)"),
-    "method": ({"method": lambda: hierfl.methods.fedsvi(regression, batch_size=3, local_steps=1)}, "differs in method"),
-    "optimiser": (
-        {"method": lambda: hierfl.methods.fedsvi(regression, batch_size=2, local_steps=1, optimiser=Adam(0.5))},
+    "method": (
+        {"method": lambda: hierfl.methods.fedsvi(regression, batch_size=3, local_steps=1)},
         "differs in method",
     ),
-    "clients": ({"data": lambda: federation().select(["south", "north", "west", "east"])}, "differs in clients"),
+    "optimiser": (
+        {
+            "method": lambda: hierfl.methods.fedsvi(
+                regression, batch_size=2, local_steps=1, optimiser=Adam(0.5)
+            )
+        },
+        "differs in method",
+    ),
+    "clients": (
+        {"data": lambda: federation().select(["south", "north", "west", "east"])},
+        "differs in clients",
+    ),
     "rows": ({"data": lambda: federation((4, 4, 7, 1))}, "differs in rows"),
     "fields": ({"data": lambda: federation().without("ill")}, "differs in fields"),
     "values": ({"data": lambda: federation(seed=1)}, "differs in rows"),
@@ -232,7 +283,9 @@ def test_a_checkpoint_of_another_run_is_refused(what: str, tmp_path: Path) -> No
     run_until(2, METHODS["structured"](), federation(), rounds=4, checkpoint=tmp_path, every=1)
     made = {k: v() if callable(v) else v for k, v in options.items()}
     method, data = made.pop("method", METHODS["structured"]()), made.pop("data", federation())
-    with pytest.raises(hierfl.CheckpointError, match=f"is of another run: it {message}.*name another folder"):
+    with pytest.raises(
+        hierfl.CheckpointError, match=f"is of another run: it {message}.*name another folder"
+    ):
         fit(method, data, checkpoint=tmp_path, resume=True, **{"rounds": 4, **made})
 
 
@@ -242,4 +295,6 @@ def test_a_new_run_in_the_folder_of_an_old_one_is_refused(tmp_path: Path) -> Non
     old = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2)
     with pytest.raises(ValueError, match="holds a run already: go on with it by resume=True"):
         fit(METHODS["conditional"](), data, rounds=3, checkpoint=tmp_path, every=1)
-    same(old, fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2, resume=True))
+    same(
+        old, fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2, resume=True)
+    )

@@ -32,7 +32,9 @@ def test_history_has_a_row_a_round() -> None:
     message = sum(leaf.nbytes for leaf in named_leaves(fitted.message).values())
     assert set(table["bytes_down"]) == {3 * message}
     up = sum(leaf.nbytes for leaf in named_leaves(fitted.message["params"]).values())
-    assert set(table["bytes_up"]) == {3 * (up + 8 + 2 * 8)}, "a gradient, the elbo, and a weight each"
+    assert set(table["bytes_up"]) == {3 * (up + 8 + 2 * 8)}, (
+        "a gradient, the elbo, and a weight each"
+    )
     assert (table["seconds"] > 0).all()
     assert "held_out_log_score" not in table
 
@@ -41,9 +43,14 @@ def test_history_has_a_row_a_round() -> None:
 def test_the_logged_elbo_is_that_of_the_pooled_program(cohort: int | None) -> None:
     """Of a cohort it is an estimate: the mean over all cohorts is the ELBO of all."""
     data = federation()
-    runs = [fit(fedsvi(regression, guides.delta), data, rounds=1, cohort=cohort, seed=s) for s in range(40)]
+    runs = [
+        fit(fedsvi(regression, guides.delta), data, rounds=1, cohort=cohort, seed=s)
+        for s in range(40)
+    ]
     found = {round(run.history["elbo"][0], 9) for run in runs}
-    whole = fit(fedsvi(regression, guides.delta), data, rounds=1, engine="pooled").history["elbo"][0]
+    whole = fit(fedsvi(regression, guides.delta), data, rounds=1, engine="pooled").history["elbo"][
+        0
+    ]
     assert len(found) == (1 if cohort is None else 6)
     assert np.mean(list(found)) == pytest.approx(whole, rel=1e-8)
 
@@ -66,15 +73,26 @@ def test_held_out_scores_are_of_the_model_as_it_stands(score_every: int) -> None
 
 def test_early_stopping_waits_for_patience_and_keeps_the_last() -> None:
     train, test = federation((12, 9, 10)).split(0.6, seed=0)
-    wild = fedsvi(regression, optimiser=Adam(0.8), local_optimiser=Adam(0.8), schedule="constant", average=0.0)
+    wild = fedsvi(
+        regression, optimiser=Adam(0.8), local_optimiser=Adam(0.8), schedule="constant", average=0.0
+    )
     stopped = fit(wild, train, rounds=100, held_out=test, score_every=2, patience=3)
     scores = stopped.history["held_out_log_score"].dropna().tolist()
     assert stopped.progress.round < 100
     assert len(scores) >= 4
     assert max(scores) == scores[-4] and all(s <= scores[-4] for s in scores[-3:])
     same = fit(wild, train, rounds=100, held_out=test, score_every=2, patience=50)
-    assert same.history["elbo"].tolist()[: stopped.progress.round] == stopped.history["elbo"].tolist()
-    kind = fit(fedsvi(regression, optimiser=Adam(0.02)), train, rounds=20, held_out=test, score_every=1, patience=20)
+    assert (
+        same.history["elbo"].tolist()[: stopped.progress.round] == stopped.history["elbo"].tolist()
+    )
+    kind = fit(
+        fedsvi(regression, optimiser=Adam(0.02)),
+        train,
+        rounds=20,
+        held_out=test,
+        score_every=1,
+        patience=20,
+    )
     assert kind.progress.round == 20
 
 
@@ -116,7 +134,9 @@ def tilted(batch: ClientBatch) -> None:
 def test_step_sizes_over_the_rounds(schedule: Any) -> None:
     method = fedsvi(tilted, lambda batch: None, optimiser=SGD(0.01), schedule=schedule)
     steps = torch.stack([torch.zeros(()), *path(method, 6)[:-1]]).diff()
-    rates = [0.5 * (1 + math.cos(math.pi * r / 6)) if schedule == "cosine" else 1.0 for r in range(6)]
+    rates = [
+        0.5 * (1 + math.cos(math.pi * r / 6)) if schedule == "cosine" else 1.0 for r in range(6)
+    ]
     assert torch.allclose(steps, 0.04 * torch.tensor(rates), atol=1e-14)
 
 
@@ -125,13 +145,20 @@ def kinds(batch: ClientBatch) -> None:
     with batch.clients():
         w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
         with batch.data():
-            pyro.sample("kind", dist.Categorical(logits=torch.einsum("...d,...kd->...k", batch.x, w)), obs=batch.kind)
+            pyro.sample(
+                "kind",
+                dist.Categorical(logits=torch.einsum("...d,...kd->...k", batch.x, w)),
+                obs=batch.kind,
+            )
 
 
 def test_predictions_are_means_over_draws() -> None:
     data = federation()
     data = data.with_fields(kind=(data.fields["visits"].long() % 3))
-    rows, asked = data.select(["east", "north"]), data.select(["east", "north"]).without("ill", "kind")
+    rows, asked = (
+        data.select(["east", "north"]),
+        data.select(["east", "north"]).without("ill", "kind"),
+    )
     owner = torch.tensor([2, 0])[rows.row_client]
     x = rows.fields["x"]
 
@@ -154,7 +181,11 @@ def test_predictions_are_means_over_draws() -> None:
     found = classes.predict(rows, draws=30, seed=4)
     assert (found.kind, found.sd) == ("categorical", None)
     assert torch.allclose(found.mean, p.mean(0), atol=1e-12)
-    assert torch.allclose(found.log_score.exp(), p.mean(0)[torch.arange(len(x)), rows.fields["kind"]], atol=1e-12)  # type: ignore[union-attr]
+    assert torch.allclose(
+        found.log_score.exp(),  # type: ignore[union-attr]
+        p.mean(0)[torch.arange(len(x)), rows.fields["kind"]],
+        atol=1e-12,
+    )
 
     numeric = fit(fedsvi(regression), data, rounds=2)
     loc = (numeric.draws(30, seed=4).own["slope"][:, owner] * x).sum(-1)
@@ -191,17 +222,24 @@ def test_one_clients_prediction_does_not_depend_on_who_else_is_asked_or_how_many
 # ------------------------------------------------------------------ the posterior
 def test_draws_depend_on_the_seed_alone_and_their_start_is_the_same() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
-    one, again, other, longer = (fitted.draws(n, seed=s) for n, s in ((20, 1), (20, 1), (20, 2), (50, 1)))
+    one, again, other, longer = (
+        fitted.draws(n, seed=s) for n, s in ((20, 1), (20, 1), (20, 2), (50, 1))
+    )
     assert torch.equal(one.own["slope"], again.own["slope"])
     assert not torch.equal(one.own["slope"], other.own["slope"])
     assert torch.allclose(longer.own["slope"][:20], one.own["slope"], atol=1e-12)
-    assert not torch.equal(one.shared["loc"], fit(fedsvi(regression), federation(), rounds=3).draws(20, seed=1).shared["loc"])
+    assert not torch.equal(
+        one.shared["loc"],
+        fit(fedsvi(regression), federation(), rounds=3).draws(20, seed=1).shared["loc"],
+    )
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_dims_and_coords_of_the_posterior() -> None:
     data = federation()
-    named = ClientData(data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")})
+    named = ClientData(
+        data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
+    )
     idata: Any = fit(fedsvi(models.linear()), named, rounds=2).posterior(draws=5, seed=3)
     posterior = idata.posterior
     assert posterior["slope_loc"].dims == ("chain", "draw", "x")
@@ -224,7 +262,9 @@ def squares(batch: ClientBatch) -> None:
 def test_a_matrix_of_features_by_features_has_two_dims() -> None:
     """The correlations of varying slopes, (D, D): one name for both dimensions is no dataset."""
     data = federation()
-    named = ClientData(data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")})
+    named = ClientData(
+        data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
+    )
     posterior: Any = fit(fedsvi(squares), named, rounds=1).posterior(draws=3).posterior  # type: ignore[attr-defined]
     assert posterior["lower"].shape == (1, 3, 2, 2)
     assert len(set(posterior["lower"].dims)) == 4
@@ -258,7 +298,9 @@ def test_a_label_changed_in_the_model_is_scored_as_it_is_observed() -> None:
     torch.testing.assert_close(unknown.mean, found.mean)
     assert unknown.log_score is None
     again = fitted.predict(data.with_fields(twice=2.0 * data.fields["y"]), draws=1).scores()
-    assert again["rmse"].iloc[0] == pytest.approx(float((found.mean - found.label)[:5].square().mean().sqrt()))
+    assert again["rmse"].iloc[0] == pytest.approx(
+        float((found.mean - found.label)[:5].square().mean().sqrt())
+    )
 
 
 def two_labels(batch: ClientBatch) -> None:
@@ -272,7 +314,9 @@ def two_labels(batch: ClientBatch) -> None:
 def test_of_two_observed_sites_one_is_named_and_both_are_scored_when_held_out() -> None:
     data = federation()
     fitted = fit(fedsvi(two_labels, guides.delta), data, rounds=1, held_out=data, score_every=1)
-    with pytest.raises(ValueError, match="observes a row are 'y', 'ill': say which to predict, site="):
+    with pytest.raises(
+        ValueError, match="observes a row are 'y', 'ill': say which to predict, site="
+    ):
         fitted.predict(data)
     with pytest.raises(KeyError, match="no site 'z' a row; those it does are 'y', 'ill'"):
         fitted.predict(data, site="z")
@@ -288,5 +332,8 @@ def test_a_label_made_of_two_fields_is_refused_by_name() -> None:
             with batch.data():
                 pyro.sample("rest", dist.Normal(w, 1.0), obs=batch.y - batch.x[..., 0])
 
-    with pytest.raises(ValueError, match=r"site 'rest' observes what is made of the fields x, y: .*data\.with_fields\(rest="):
+    with pytest.raises(
+        ValueError,
+        match=r"site 'rest' observes what is made of the fields x, y: .*data\.with_fields\(rest=",
+    ):
         fit(fedsvi(model, guides.delta), federation(), rounds=1)

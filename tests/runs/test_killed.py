@@ -56,9 +56,18 @@ os.waitpid(child(folder + "/killed"), 0)
 
 def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     """Six times, a checkpoint every round: the last to run ends with the bytes of the run that was left alone."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+    }
     told = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], check=True, timeout=300, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        check=True,
+        timeout=300,
+        env=environment,
+        capture_output=True,
+        text=True,
     ).stdout
     reached = [int(n) for n in told.strip("[]\n").split(",")]
     assert reached == sorted(reached), "no round that was written is lost"
@@ -68,8 +77,12 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     for part in ("global.safetensors", "local.safetensors"):
         assert (newest[0] / part).read_bytes() == (newest[1] / part).read_bytes()
     records = [state.read_record(path) for path in newest]
-    assert [[row["elbo"] for row in r["history"]] for r in records] == [[row["elbo"] for row in records[0]["history"]]] * 2
-    assert not list((tmp_path / "killed").glob(".draft-*")), "what the killed left behind is cleared"
+    assert [[row["elbo"] for row in r["history"]] for r in records] == [
+        [row["elbo"] for row in records[0]["history"]]
+    ] * 2
+    assert not list((tmp_path / "killed").glob(".draft-*")), (
+        "what the killed left behind is cleared"
+    )
 
 
 def test_a_killed_write_is_never_seen(tmp_path: Path) -> None:

@@ -27,11 +27,19 @@ def newcomers() -> ClientData:
 @pytest.mark.parametrize("family", ["mean_field", "structured", "low_rank", "delta"])
 def test_own_steps_by_hand(family: str) -> None:
     """torch's Adam on each new client's part of the loss, its noise by its name, its steps falling on a cosine."""
-    fitted = fit(fedsvi(regression, FAMILIES[family], local_optimiser=Adam(0.05), average=0.0), federation(), rounds=3, seed=2)
+    fitted = fit(
+        fedsvi(regression, FAMILIES[family], local_optimiser=Adam(0.05), average=0.0),
+        federation(),
+        rounds=3,
+        seed=2,
+    )
     rounds = 6
     new = fitted.personalise(newcomers(), rounds=rounds)
     for k in range(2):
-        own = {name: v.clone().requires_grad_() for name, v in fitted.federation.client.own["params"].items()}
+        own = {
+            name: v.clone().requires_grad_()
+            for name, v in fitted.federation.client.own["params"].items()
+        }
         optimiser = torch.optim.Adam(list(own.values()), 0.05)
         for r in range(rounds):
             optimiser.param_groups[0]["lr"] = 0.05 * 0.5 * (1.0 + math.cos(math.pi * r / rounds))
@@ -51,11 +59,16 @@ def test_the_global_params_and_the_fitted_clients_stay(family: str) -> None:
     kept = {name: leaf.clone() for name, leaf in before.items()}
     new = fitted.personalise(newcomers(), rounds=3)
     assert all(torch.equal(leaf, kept[name]) for name, leaf in before.items())
-    assert all(torch.equal(a, named_leaves(new.message)[n]) for n, a in named_leaves(fitted.message).items())
+    assert all(
+        torch.equal(a, named_leaves(new.message)[n])
+        for n, a in named_leaves(fitted.message).items()
+    )
     assert new.clients == ("new", "newer")
     draws = new.draws(4)
     assert draws.own["slope"].shape == (4, 2, 2)
-    assert torch.equal(draws.shared["loc"], fitted.draws(4).shared["loc"]), "what all clients share is drawn alike"
+    assert torch.equal(draws.shared["loc"], fitted.draws(4).shared["loc"]), (
+        "what all clients share is drawn alike"
+    )
     assert new.predict(newcomers(), draws=4).mean.shape == (8,)
 
 
@@ -94,13 +107,21 @@ def test_the_conditional_guide_needs_no_step_and_is_exact(case: str) -> None:
     draws = inferred.draws(40_000).own["b"].reshape(40_000, -1)
     error = cov.diagonal().sqrt() / 200.0
     assert bool(((draws.mean(0) - mean).abs() < 4.5 * error).all())
-    assert torch.allclose(torch.atleast_2d(torch.cov(draws.T)), cov, atol=0.03 * float(cov.diagonal().max()))
+    assert torch.allclose(
+        torch.atleast_2d(torch.cov(draws.T)), cov, atol=0.03 * float(cov.diagonal().max())
+    )
 
 
 def test_amortised_without_labels_takes_no_step() -> None:
     guide = guides.amortised(fields=("x",), hidden=8)
-    fitted = fit(fedsvi(regression, guide, optimiser=Adam(0.02)), federation((8, 9, 10, 4)), rounds=20)
-    unlabelled = newcomers().without("y", "ill", "visits").with_fields(ill=torch.zeros(8), visits=torch.zeros(8))
+    fitted = fit(
+        fedsvi(regression, guide, optimiser=Adam(0.02)), federation((8, 9, 10, 4)), rounds=20
+    )
+    unlabelled = (
+        newcomers()
+        .without("y", "ill", "visits")
+        .with_fields(ill=torch.zeros(8), visits=torch.zeros(8))
+    )
     there = fitted.personalise(newcomers(), rounds=50)
     blind = fitted.personalise(unlabelled, rounds=50)
     assert named_leaves(blind.progress.table) == {}
@@ -112,25 +133,37 @@ def test_amortised_without_labels_takes_no_step() -> None:
 
 def test_local_steps_bring_a_newcomer_to_where_it_would_have_been() -> None:
     """Global params fixed at what E2 has, the client left out and then inferred has the posterior that its own rows give."""
-    method = fedsvi(means, guides.structured, optimiser=Adam(0.1), local_optimiser=Adam(0.1), num_particles=64)
+    method = fedsvi(
+        means, guides.structured, optimiser=Adam(0.1), local_optimiser=Adam(0.1), num_particles=64
+    )
     fitted = fit(method, three().select(["a", "b"]), rounds=10)
     new = fitted.personalise(three().select(["c"]), rounds=150)
     params = fitted.message["params"]
     var = torch.nn.functional.softplus(params["_shared.scale"]).square().item()
     draws: Tensor = new.draws(20_000).own["b"][:, 0]
-    assert draws.mean().item() == pytest.approx((12.0 + params["_shared.loc"].item()) / 4.0, abs=0.06)
+    assert draws.mean().item() == pytest.approx(
+        (12.0 + params["_shared.loc"].item()) / 4.0, abs=0.06
+    )
     assert draws.var().item() == pytest.approx(0.25 + var / 16.0, rel=0.05)
 
 
 def test_methods_that_serve_a_prox_adapt_by_it() -> None:
     net = torch.nn.Linear(2, 1)
-    model: Any = models.bayesian_network(net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0)
-    fitted = fit(pfedme(model, lam=1.0, lr=0.05, eta=0.0, prox_steps=60, steps=1, batch_size=None), federation(), rounds=2)
+    model: Any = models.bayesian_network(
+        net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
+    )
+    fitted = fit(
+        pfedme(model, lam=1.0, lr=0.05, eta=0.0, prox_steps=60, steps=1, batch_size=None),
+        federation(),
+        rounds=2,
+    )
     new = fitted.personalise(newcomers(), rounds=1)
     theta = {name: value for name, value in fitted.message.items()}
     x = torch.cat([newcomers().fields["x"][:6], torch.ones(6, 1)], 1)
     middle = torch.cat([theta["theta.weight"].flatten(), theta["theta.bias"]])
-    prox = torch.linalg.solve(x.T @ x / 6 + torch.eye(3), x.T @ newcomers().fields["y"][:6] / 6 + middle)
+    prox = torch.linalg.solve(
+        x.T @ x / 6 + torch.eye(3), x.T @ newcomers().fields["y"][:6] / 6 + middle
+    )
     draws = new.draws(1).own
     served = torch.cat([draws["w.weight"][0, 0].flatten(), draws["w.bias"][0, 0].flatten()])
     assert torch.allclose(served, prox, atol=1e-2)
@@ -139,7 +172,10 @@ def test_methods_that_serve_a_prox_adapt_by_it() -> None:
 def test_rounds_of_sgd_keep_their_own_schedule() -> None:
     """A personalised fit is a fit: it can be asked, saved, and personalised again from the same start."""
     fitted = fit(fedsvi(regression, local_optimiser=SGD(0.01)), federation(), rounds=2)
-    once, twice = fitted.personalise(newcomers(), rounds=3), fitted.personalise(newcomers(), rounds=3)
+    once, twice = (
+        fitted.personalise(newcomers(), rounds=3),
+        fitted.personalise(newcomers(), rounds=3),
+    )
     again = once.personalise(newcomers(), rounds=3)
     for name, leaf in named_leaves(once.progress.table).items():
         assert torch.equal(leaf, named_leaves(twice.progress.table)[name])

@@ -24,7 +24,10 @@ from tests.programs import FAMILIES, federation, fit, regression
 
 
 def same(one: Fit, two: Fit) -> None:
-    for a, b in ((one.progress.server, two.progress.server), (one.progress.table, two.progress.table)):
+    for a, b in (
+        (one.progress.server, two.progress.server),
+        (one.progress.table, two.progress.table),
+    ):
         left, right = named_leaves(a), named_leaves(b)
         assert left.keys() == right.keys()
         assert all(torch.equal(value, right[name]) for name, value in left.items())
@@ -45,7 +48,9 @@ def test_a_fit_comes_back_whole(family: str, tmp_path: Path) -> None:
         assert torch.equal(back.federation.data.fields[name], value)
     ours, theirs = fitted.draws(5, seed=2), back.draws(5, seed=2)
     assert all(torch.equal(ours.own[k], theirs.own[k]) for k in ours.own)
-    assert torch.equal(fitted.predict(federation(), draws=4).mean, back.predict(federation(), draws=4).mean)
+    assert torch.equal(
+        fitted.predict(federation(), draws=4).mean, back.predict(federation(), draws=4).mean
+    )
 
 
 @pytest.mark.parametrize("given", ["rows saved", "rows handed in", "all handed in"])
@@ -64,13 +69,18 @@ def test_rows_that_were_not_saved_must_be_handed_in(tmp_path: Path) -> None:
     fitted.save(tmp_path)
     fitted.save(tmp_path, with_data=False)
     assert not list(tmp_path.glob("*rows*"))
-    with pytest.raises(FileNotFoundError, match=r"saved without the clients' rows: hand them in, load\(\.\.\., data="):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"saved without the clients' rows: hand them in, load\(\.\.\., data=",
+    ):
         hierfl.load(tmp_path)
 
 
 def test_a_run_s_checkpoint_can_be_loaded_and_names_and_features_come_back(tmp_path: Path) -> None:
     data = federation()
-    named = hierfl.ClientData(data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")})
+    named = hierfl.ClientData(
+        data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
+    )
     fitted = fit(fedsvi(regression), named, rounds=3, checkpoint=tmp_path)
     same(fitted, hierfl.load(tmp_path, data=named))
     fitted.save(tmp_path / "whole")
@@ -81,7 +91,9 @@ def test_a_run_s_checkpoint_can_be_loaded_and_names_and_features_come_back(tmp_p
 
 def test_new_clients_come_back_too(tmp_path: Path) -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
-    new = fitted.personalise(hierfl.ClientData(**_renamed(federation((4, 2), seed=8), "n")), rounds=3)
+    new = fitted.personalise(
+        hierfl.ClientData(**_renamed(federation((4, 2), seed=8), "n")), rounds=3
+    )
     new.save(tmp_path)
     back = hierfl.load(tmp_path)
     same(new, back)
@@ -90,7 +102,12 @@ def test_new_clients_come_back_too(tmp_path: Path) -> None:
 
 def _renamed(data: hierfl.ClientData, prefix: str) -> dict[str, Any]:
     names = tuple(prefix + name for name in data.names)
-    return {"fields": data.fields, "offsets": data.offsets, "names": names, "client_fields": data.client_fields}
+    return {
+        "fields": data.fields,
+        "offsets": data.offsets,
+        "names": names,
+        "client_fields": data.client_fields,
+    }
 
 
 def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
@@ -114,13 +131,17 @@ OTHER_DATA: dict[str, Callable[[], hierfl.ClientData]] = {
 def test_rows_of_others_are_refused(what: str, tmp_path: Path) -> None:
     """A row of the table belongs to a client by its place: other clients in that place would get another's posterior."""
     fit(fedsvi(regression), federation(), rounds=1).save(tmp_path, with_data=False)
-    with pytest.raises(hierfl.CheckpointError, match=r"of another run: it differs in (clients|rows)"):
+    with pytest.raises(
+        hierfl.CheckpointError, match=r"of another run: it differs in (clients|rows)"
+    ):
         hierfl.load(tmp_path, data=OTHER_DATA[what]())
 
 
 def test_another_method_is_refused(tmp_path: Path) -> None:
     fit(fedsvi(regression), federation(), rounds=1).save(tmp_path)
-    with pytest.raises(hierfl.CheckpointError, match=r"(lacks|is of another run|not float|differs)"):
+    with pytest.raises(
+        hierfl.CheckpointError, match=r"(lacks|is of another run|not float|differs)"
+    ):
         hierfl.load(tmp_path, method=fedsvi(regression, guides.mean_field))
 
 
@@ -131,7 +152,10 @@ def test_what_is_no_run(tmp_path: Path) -> None:
         hierfl.load(tmp_path / "nowhere")
     (tmp_path / "round-00000001").mkdir()
     (tmp_path / "round-00000001" / "state.json").write_text("{}")
-    with pytest.raises(hierfl.CheckpointError, match=r"no checkpoint can be read: round-00000001: .*not of a hierfl run"):
+    with pytest.raises(
+        hierfl.CheckpointError,
+        match=r"no checkpoint can be read: round-00000001: .*not of a hierfl run",
+    ):
         hierfl.load(tmp_path)
 
 
@@ -146,7 +170,9 @@ def test_damaged_rows_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_damaged_fit_falls_back_to_the_one_before(tmp_path: Path) -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=4, checkpoint=tmp_path, every=2)
     (tmp_path / "round-00000004" / "global.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match="passed over damaged .*round-00000004: global.safetensors is truncated"):
+    with pytest.warns(
+        UserWarning, match="passed over damaged .*round-00000004: global.safetensors is truncated"
+    ):
         back = hierfl.load(tmp_path, data=federation())
     assert back.progress.round == 2
     assert back.history["elbo"].tolist() == fitted.history["elbo"].tolist()[:2]
@@ -162,8 +188,12 @@ def scaled(scale: float) -> Any:
 
 
 REMADE: dict[str, Callable[[], Any]] = {
-    "hierfl's": lambda: fedsvi(models.logistic(), guides.structured(full=True), optimiser=SGD(0.1, momentum=0.5)),
-    "shared posterior": lambda: fedsvi(models.linear(), guides.conditional(shared=guides.diagonal_normal, newton_steps=0)),
+    "hierfl's": lambda: fedsvi(
+        models.logistic(), guides.structured(full=True), optimiser=SGD(0.1, momentum=0.5)
+    ),
+    "shared posterior": lambda: fedsvi(
+        models.linear(), guides.conditional(shared=guides.diagonal_normal, newton_steps=0)
+    ),
     "torch's optimiser": lambda: fedsvi(
         regression, optimiser=TorchOptimiser(torch.optim.NAdam, {"lr": 0.01, "betas": (0.8, 0.9)})
     ),
@@ -195,7 +225,9 @@ UNMADE: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("what", UNMADE)
 def test_what_cannot_be_made_again_must_be_handed_in(what: str) -> None:
     record = describe(fedsvi(UNMADE[what]()))
-    with pytest.raises(CannotRemake, match=r"is not stored in a file; hand the method in: load\(\.\.\., method="):
+    with pytest.raises(
+        CannotRemake, match=r"is not stored in a file; hand the method in: load\(\.\.\., method="
+    ):
         remake(record)
 
 
@@ -203,7 +235,10 @@ def test_nothing_is_imported_that_a_file_names(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     sys.path.insert(0, str(tmp_path))
     try:
-        with pytest.raises(CannotRemake, match="'model' of module 'evil' is not imported: import it, or hand the method in"):
+        with pytest.raises(
+            CannotRemake,
+            match="'model' of module 'evil' is not imported: import it, or hand the method in",
+        ):
             remake({"named": "evil:model"})
     finally:
         sys.path.remove(str(tmp_path))
@@ -226,5 +261,7 @@ def test_a_model_of_a_script_is_not_found_from_another(tmp_path: Path) -> None:
         f"assert hierfl.load({str(tmp_path / 'run')!r}).clients == ('a',)\n"
     )
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
-    with pytest.raises(CannotRemake, match=r"'my_model'.*hand the method in: load\(\.\.\., method="):
+    with pytest.raises(
+        CannotRemake, match=r"'my_model'.*hand the method in: load\(\.\.\., method="
+    ):
         hierfl.load(tmp_path / "run")

@@ -34,7 +34,9 @@ def test_clients_are_as_many_and_as_skewed_as_published(skew: Skew) -> None:
         ones = torch.cat([part.fields["y"] for part in own]).mean()
         assert float(ones) == pytest.approx(0.15 if skew == "label" and k >= 5 else 0.5)
         x = own[0].fields["x"]
-        assert torch.allclose(x.mean(0), torch.zeros(30), atol=1e-10) and torch.allclose(x.std(0, unbiased=False), torch.ones(30))
+        assert torch.allclose(x.mean(0), torch.zeros(30), atol=1e-10) and torch.allclose(
+            x.std(0, unbiased=False), torch.ones(30)
+        )
     again = synthetic_clients(skew, seed=1, rows=400)[0].fields["x"]
     assert torch.equal(again, train.fields["x"])
     assert not torch.equal(synthetic_clients(skew, seed=2, rows=400)[0].fields["x"], again)
@@ -44,7 +46,10 @@ def test_the_classes_are_a_blob_and_a_shell_in_four_dimensions() -> None:
     x = _rows(np.repeat([0.0, 1.0], 20_000), np.random.Generator(np.random.Philox(0)))
     blob, shell = np.linalg.norm(x[:20_000, :4], axis=1), np.linalg.norm(x[20_000:, :4], axis=1)
     assert (blob**2).mean() == pytest.approx(8.0, rel=0.03)
-    assert (shell.mean(), shell.var()) == (pytest.approx(8.0, rel=0.01), pytest.approx(2.0, rel=0.05))
+    assert (shell.mean(), shell.var()) == (
+        pytest.approx(8.0, rel=0.01),
+        pytest.approx(2.0, rel=0.05),
+    )
     assert x[:, 4:].var() == pytest.approx(9.0, rel=0.02)
     with pytest.raises(ValueError, match="skew is 'rows'"):
         synthetic_clients("rows", seed=0)  # type: ignore[arg-type]
@@ -56,7 +61,11 @@ def test_balanced_accuracy_of_the_majority_class_is_a_half() -> None:
     with torch.no_grad():
         module.get_parameter("4.weight").zero_()
         module.get_parameter("4.bias").fill_(-1.0)
-    fitted = fit(fedavg(network(module, likelihood=bernoulli()), optimiser=SGD(0.0), steps=1), train, rounds=1)
+    fitted = fit(
+        fedavg(network(module, likelihood=bernoulli()), optimiser=SGD(0.0), steps=1),
+        train,
+        rounds=1,
+    )
     assert set(fedmap_synthetic.balanced_accuracy(fitted, test).values()) == {50.0}
     assert float(fitted.predict(test).scores()["accuracy"].iloc[-1]) > 0.7
 
@@ -71,7 +80,13 @@ def test_every_method_of_the_synthetic_study_runs(name: str) -> None:
 
 def test_the_table_is_of_means_over_clients_then_seeds() -> None:
     rows = [
-        {"skew": skew, "method": m, "seed": s, "client": c, "balanced_accuracy": 50.0 + i + 2.0 * s + c}
+        {
+            "skew": skew,
+            "method": m,
+            "seed": s,
+            "client": c,
+            "balanced_accuracy": 50.0 + i + 2.0 * s + c,
+        }
         for skew in fedmap_synthetic.SKEWS
         for i, m in enumerate(fedmap_synthetic.METHODS)
         for s in range(2)
@@ -81,7 +96,10 @@ def test_the_table_is_of_means_over_clients_then_seeds() -> None:
     assert table.loc["Individual", "label"] == "51.5 ± 1.4 (76.6)"
     assert table.loc["FedMAP, by layer", "quantity"] == "56.5 ± 1.4"
     lines = fedmap_synthetic.reading(pd.DataFrame(rows))
-    assert lines[0] == "feature skew: FedMAP is +1.00 points from the best of the others, FedBN, above it in 2 of 2 seeds."
+    assert (
+        lines[0]
+        == "feature skew: FedMAP is +1.00 points from the best of the others, FedBN, above it in 2 of 2 seeds."
+    )
 
 
 # ------------------------------------------------------------------------------------------------ lines

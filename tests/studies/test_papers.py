@@ -50,37 +50,48 @@ def test_power_law_has_the_papers_classes_and_ragged_sizes() -> None:
     sizes = np.array([len(h) for h in train])
     assert sizes.min() >= 22 and sizes.max() > 5 * np.median(sizes)
     for u, (here, held) in enumerate(zip(train, test, strict=True)):
-        assert set(y[np.concatenate([here, held])].tolist()) == {(u + j) % 10 for j in range(3)}, "and no label is another's"
+        assert set(y[np.concatenate([here, held])].tolist()) == {(u + j) % 10 for j in range(3)}, (
+            "and no label is another's"
+        )
         assert len(here) == int(0.75 * (len(here) + len(held)))
 
 
 def test_pixels_are_scaled_by_training_rows_alone() -> None:
     y = labels(40)
-    x = torch.randn(400, 6, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 7.0) + 3.0
+    x = (
+        torch.randn(400, 6, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 7.0)
+        + 3.0
+    )
     rows = images.equal_classes(y, clients=10, classes=2, train=10, test=5, seed=0)
     for scaling in ("pixel", "one"):
         train, _, scale = images.deal(Labelled(x, y, ()), *rows, scaling=scaling)
         values = train.fields["x"]
-        assert float(values.mean()) == pytest.approx(0.0, abs=1e-6) and float(values.std(correction=0)) == pytest.approx(
-            1.0, abs=1e-6
-        )
+        assert float(values.mean()) == pytest.approx(0.0, abs=1e-6) and float(
+            values.std(correction=0)
+        ) == pytest.approx(1.0, abs=1e-6)
         assert (float(scale.sd.std()) > 0.1) == (scaling == "pixel")
     some, _, scale = images.deal(Labelled(x, y, ()), *rows, scaling="pixel", scaled_by=3)
-    assert torch.allclose(some.select(some.names[:3]).fields["x"].mean(0), torch.zeros(6), atol=1e-6)
+    assert torch.allclose(
+        some.select(some.names[:3]).fields["x"].mean(0), torch.zeros(6), atol=1e-6
+    )
     assert some.fields["x"].mean(0).abs().max() > 1e-3
 
 
 def test_a_start_is_a_function_of_its_seed() -> None:
     before = torch.get_rng_state()
     a, b, c = (images.started(partial(images.dnn, 4, 3), s)[0].weight for s in (1, 1, 2))  # type: ignore[index]
-    assert torch.equal(a, b) and not torch.equal(a, c) and torch.equal(before, torch.get_rng_state())
+    assert (
+        torch.equal(a, b) and not torch.equal(a, c) and torch.equal(before, torch.get_rng_state())
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the toy
 def test_fedabml_is_nearer_to_the_pooled_mean_than_fedavg_in_every_round_but_the_first() -> None:
     """Over five seeds; and FedAvg ends where oracle O4 has its fixed point."""
     toy = replace(toy_fedabml.Toy(), rounds=10)
-    away = {m: np.array([distances(m, seed, toy) for seed in range(5)]) for m in toy_fedabml.METHODS}
+    away = {
+        m: np.array([distances(m, seed, toy) for seed in range(5)]) for m in toy_fedabml.METHODS
+    }
     assert (away["FedABML"].mean(0) < away["FedAvg"].mean(0))[1:].all()
     assert away["FedABML"].mean(0)[-1] < 0.6 * away["FedAvg"].mean(0)[-1]
     for seed in range(5):
@@ -127,7 +138,9 @@ def test_new_clients_have_no_part_in_the_scaling() -> None:
 
 # ------------------------------------------------------------------------------------------------ whole studies
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out")
+@pytest.mark.skipif(
+    not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out"
+)
 @pytest.mark.parametrize("name", studies.names())
 def test_every_study_runs_quickly_and_again_from_what_is_kept(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
@@ -150,5 +163,10 @@ def test_every_study_runs_quickly_and_again_from_what_is_kept(name: str, tmp_pat
 def test_after_the_last_round_of_the_ablation_every_client_has_a_model_of_its_own() -> None:
     data = federation((6, 4, 5))
     model = bayesian_network(torch.nn.Linear(2, 1), likelihood=normal(1.0), prior_scale=1.0)
-    last = prior_ablation.with_everyone(fit(pfedbred(model, steps=2, batch_size=2), data, rounds=1, cohort=1))
-    assert last.progress.table["seen"].tolist() == [1.0] * 3 and last.progress.round == last.rounds == 2
+    last = prior_ablation.with_everyone(
+        fit(pfedbred(model, steps=2, batch_size=2), data, rounds=1, cohort=1)
+    )
+    assert (
+        last.progress.table["seen"].tolist() == [1.0] * 3
+        and last.progress.round == last.rounds == 2
+    )

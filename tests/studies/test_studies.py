@@ -28,11 +28,20 @@ def a_study(worked: list[int]) -> Callable[..., Found]:
             worked.append(seed)
             return {"accuracy": 90.0 + seed}
 
-        found = [kept(out, f"sgd-{s}", {"seed": s, "quick": quick}, lambda s=s: work(s), say) for s in (0, 1)]  # type: ignore[misc]
+        found = [
+            kept(out, f"sgd-{s}", {"seed": s, "quick": quick}, lambda s=s: work(s), say)  # type: ignore[misc]
+            for s in (0, 1)
+        ]
         scores = pd.DataFrame([{"method": "sgd", "seed": s, **n} for s, n in enumerate(found)])
         path = out / "scores.csv"
         scores.to_csv(path, index=False)
-        return Found("accuracy, %", scores.groupby("method")[["accuracy"]].mean(), scores, ["it rose"], {path: "every score"})
+        return Found(
+            "accuracy, %",
+            scores.groupby("method")[["accuracy"]].mean(),
+            scores,
+            ["it rose"],
+            {path: "every score"},
+        )
 
     return run
 
@@ -42,21 +51,29 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seeds: list[int] = []
     monkeypatch.setitem(studies.STUDIES, "climb", ("climb",))
     module = types.SimpleNamespace(run=a_study(seeds))
-    monkeypatch.setattr(studies, "import_module", lambda name: {"hierfl.studies.climb": module}[name])
+    monkeypatch.setattr(
+        studies, "import_module", lambda name: {"hierfl.studies.climb": module}[name]
+    )
     return seeds
 
 
-def test_it_prints_a_table_and_the_files_and_ends_with_json(worked: list[int], tmp_path: Path) -> None:
+def test_it_prints_a_table_and_the_files_and_ends_with_json(
+    worked: list[int], tmp_path: Path
+) -> None:
     result = command("climb", "--quick", "--json", "--out", str(tmp_path / "made" / "here"))
     assert result.exit_code == 0, result.output
     assert "90.50" in result.stdout and "it rose" in result.stdout and "scores.csv" in result.stdout
     told = json.loads(result.stdout.splitlines()[-1])
     assert (told["study"], told["quick"]) == ("climb", True)
-    assert told["parts"][0]["scores"] == [{"method": "sgd", "seed": s, "accuracy": 90.0 + s} for s in (0, 1)]
+    assert told["parts"][0]["scores"] == [
+        {"method": "sgd", "seed": s, "accuracy": 90.0 + s} for s in (0, 1)
+    ]
     assert told["parts"][0]["table"] == [{"method": "sgd", "accuracy": 90.5}]
 
 
-def test_finished_runs_are_not_run_again_and_other_settings_are_other_runs(worked: list[int], tmp_path: Path) -> None:
+def test_finished_runs_are_not_run_again_and_other_settings_are_other_runs(
+    worked: list[int], tmp_path: Path
+) -> None:
     for arguments, expected in (((), [0, 1]), ((), [0, 1]), (("--quick",), [0, 1, 0, 1])):
         assert command("climb", "--out", str(tmp_path), *arguments).exit_code == 0
         assert worked == expected
@@ -73,13 +90,17 @@ def test_a_run_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         kept(tmp_path, "x", {}, fails)
-    assert kept(tmp_path, "x", {}, lambda: {"a": 0.1}) == {"a": 0.1} == kept(tmp_path, "x", {}, fails)
+    assert (
+        kept(tmp_path, "x", {}, lambda: {"a": 0.1}) == {"a": 0.1} == kept(tmp_path, "x", {}, fails)
+    )
 
 
 def test_an_unknown_name_lists_the_studies(worked: list[int], tmp_path: Path) -> None:
     result = command("clim", "--out", str(tmp_path))
     assert result.exit_code == 2
-    assert "there is no study 'clim'" in " ".join(result.output.split()) and "climb" in result.output
+    assert (
+        "there is no study 'clim'" in " ".join(result.output.split()) and "climb" in result.output
+    )
     with pytest.raises(KeyError, match="climb"):
         next(studies.run("clim", tmp_path))
 
