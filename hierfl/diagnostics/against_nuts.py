@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -14,15 +14,14 @@ from pyro import poutine
 from torch.distributions import transform_to
 
 from hierfl.posterior.corrected import corrected
+from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.nuts import Reference, nuts
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Answer, ProgramError, in_clients, untouched_store
 from hierfl.program.sites import Model
 
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
-
 R_HAT = 1.05  # above it NUTS has not settled itself
-FEWEST = 50  # draws that a standard deviation is taken of
+LEAST_DRAWS = 50  # draws that a standard deviation is taken of
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +53,7 @@ class AgainstNuts:
 
 
 def against_nuts(
-    fit: Fit,
+    fit: Snapshot,
     *,
     draws: int = 500,
     warmup: int = 500,
@@ -78,9 +77,9 @@ def against_nuts(
         ValueError: fewer than 50 draws, or a reference of other sites.
         ProgramError: the model has params inside the clients plate, which no pooled program without a guide can hold.
     """
-    if draws < FEWEST or chains < 1:
+    if draws < LEAST_DRAWS or chains < 1:
         raise ValueError(
-            f"draws is {draws} and chains {chains}: standard deviations take {FEWEST} draws or more, of a chain or more"
+            f"draws is {draws} and chains {chains}: standard deviations take {LEAST_DRAWS} draws or more, of a chain or more"
         )
     federation = fit.federation
     if reference is None:
@@ -97,7 +96,9 @@ def against_nuts(
             )
     count = max(2000, draws * chains)
     found = (
-        fit.draws(count, seed=seed) if correct is None else corrected(fit, count, seed=seed).draws
+        posterior_draws(fit, draws=count, seed=seed)
+        if correct is None
+        else corrected(fit, count, seed=seed).draws
     )
     parts = []
     for site in fit.program.latents.sites:
@@ -140,7 +141,7 @@ def against_nuts(
     return AgainstNuts(table, entries, reference)
 
 
-def _held(fit: Fit) -> Model:
+def _held(fit: Snapshot) -> Model:
     """The model with the params that it learns where the fit has them."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)

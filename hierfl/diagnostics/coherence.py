@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pandas as pd
-import pyro
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from hierfl.core import noise
-from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.engine.client_store import taken
-from hierfl.engine.over_clients import one_slot, over_clients, slots_of
+from hierfl.data.batch import ClientBatch
 from hierfl.method import over_draws
+from hierfl.posterior.client_loop import each_client
 from hierfl.posterior.prediction import Prediction
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params
-
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,7 @@ def coherence(vectors: Tensor) -> Coherence:
     return Coherence(-math.expm1(log), -log, len(vectors))
 
 
-def client_slopes(fit: Fit, *, draws: int = 20, seed: int = 0) -> Tensor:
+def client_slopes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
     """What each client asks of the global params: d (NLL_i + KL_i) / d (global params), (N, P).
 
     At a client's own optimum this is the gradient of its envelope, min over w_i of all that it minimises: for a delta guide under
@@ -81,40 +74,26 @@ def client_slopes(fit: Fit, *, draws: int = 20, seed: int = 0) -> Tensor:
     Raises:
         ValueError: there is no global param.
     """
-    federation, message = fit.federation, fit.message
-    program, data = federation.program, federation.data
+    program = fit.program
     shared = list(program.start()[0])
     if not shared:
         raise ValueError(
             "the program has no global param: clients have nothing to ask of one another"
         )
-    found = []
-    for ids in torch.arange(data.num_clients).split(min(federation.slots, 64)):
-        batch = full_batch(data, ids, seed=seed, at=(noise.word("client_slopes"),))
-        rows, common = slots_of(batch)
 
-        def of_client(
-            own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common
-        ) -> Tensor:
-            params, one = federation.client.params(message, own), one_slot(row, common, batch)
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tensor:
+        def objective(above: Params) -> Tensor:
+            def once(batch: ClientBatch) -> Tensor:
+                terms = program.terms({**params, **above}, batch)
+                return (terms.nll + terms.local_kl).sum()
 
-            def objective(above: Params) -> Tensor:
-                def once(b: ClientBatch) -> Tensor:
-                    terms = program.terms({**params, **above}, b)
-                    return (terms.nll + terms.local_kl).sum()
+            return over_draws(once, own, draws, keyed=program.keyed)
 
-                return over_draws(once, one, draws, keyed=program.keyed)
+        slopes = grad(objective)({name: params[name] for name in shared})
+        return torch.cat([slopes[name].flatten() for name in shared])
 
-            slopes = grad(objective)({name: params[name] for name in shared})
-            return torch.cat([slopes[name].flatten() for name in shared])
-
-        with pyro.validation_enabled(False):
-            found.append(
-                over_clients(of_client, federation.at_once)(
-                    taken(fit.progress.table, ids), rows, count=len(ids)
-                )
-            )
-    return torch.cat(found).detach()
+    chunks = each_client(fit, one, seed=seed, salt="client_slopes")
+    return torch.cat([chunk.found for chunk in chunks]).detach()
 
 
 def loss_deviations(prediction: Prediction) -> pd.DataFrame:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import pyro
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 
-from hierfl.core import noise
-from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.engine.client_store import taken
-from hierfl.engine.over_clients import one_slot, over_clients, slots_of
-from hierfl.posterior.draws import SLOTS
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.posterior.client_loop import at_each_draw, each_client
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params
 
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
-
-FEWEST = 40  # rounds that a trend is read off: 20 in the half that is looked at
+LEAST_ROUNDS = 40  # rounds that a trend is read off: 20 in the half that is looked at
 SHARE = 0.01  # of the mean, that matters in a loss of unknown units, or that noise may hide of any
 NATS = 1.0  # a rise of the ELBO that still matters, whatever its noise: as much as a factor e in the evidence
 FAR = 3.0  # standard errors
@@ -54,7 +46,7 @@ class Convergence:
     gradient: pd.DataFrame
 
 
-def convergence(fit: Fit, *, draws: int = 64, seed: int = 0) -> Convergence:
+def convergence(fit: Snapshot, *, draws: int = 64, seed: int = 0) -> Convergence:
     """Judge a run by its history and, for an ELBO, by independent estimates of the gradient at its end.
 
     Args:
@@ -70,9 +62,9 @@ def convergence(fit: Fit, *, draws: int = 64, seed: int = 0) -> Convergence:
             f"draws is {draws}: the noise of a gradient takes 2 or more, or 0 for none of it"
         )
     history = fit.history
-    if len(history) < FEWEST:
+    if len(history) < LEAST_ROUNDS:
         raise ValueError(
-            f"the run has {len(history)} rounds: no trend is read off fewer than {FEWEST}"
+            f"the run has {len(history)} rounds: no trend is read off fewer than {LEAST_ROUNDS}"
         )
     name = next((column for column in ("elbo", "loss") if column in history), None)
     if name is None:
@@ -152,47 +144,30 @@ def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
     )
 
 
-def _gradient(fit: Fit, draws: int, seed: int) -> pd.DataFrame:
+def _gradient(fit: Snapshot, draws: int, seed: int) -> pd.DataFrame:
     """By global param: the size of the mean gradient over draws against the standard error of the mean, all clients summed."""
-    federation, message = fit.federation, fit.message
-    program, client, data = federation.program, federation.client, federation.data
+    program = fit.program
     names = [spec.name for spec in program.params if not spec.is_local]
-    total: Params | None = None
-    for ids in torch.arange(data.num_clients).split(min(federation.slots, SLOTS)):
-        batch = full_batch(data, ids, seed=seed, at=(noise.word("convergence"),))
-        rows, common = slots_of(batch)
 
-        def of_client(
-            own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common
-        ) -> Tree:
-            params, one = client.params(message, own), one_slot(row, common, batch)
-            rest = {name: value for name, value in params.items() if name not in names}
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+        rest = {name: value for name, value in params.items() if name not in names}
 
-            def slope(d: Tensor) -> Params:
-                def loss(shared: Params) -> Tensor:
-                    return (
-                        program.terms({**rest, **shared}, one.redrawn(d)).loss(program.share).sum()
-                    )
+        def slope(d: Tensor) -> Params:
+            def loss(shared: Params) -> Tensor:
+                terms = program.terms({**rest, **shared}, own.redrawn(d))
+                return terms.loss(program.share).sum()
 
-                found: Params = grad(loss)({name: params[name] for name in names})
-                return found
+            found: Params = grad(loss)({name: params[name] for name in names})
+            return found
 
-            index = torch.arange(draws, dtype=torch.int32)
-            if program.keyed:
-                mapped: Tree = torch.vmap(slope)(index)
-                return mapped
-            return tree_map(lambda *v: torch.stack(v), *[slope(d) for d in index])
+        return at_each_draw(slope, draws, program)
 
-        with pyro.validation_enabled(False):
-            found = over_clients(of_client, federation.at_once)(
-                taken(fit.progress.table, ids), rows, count=len(ids)
-            )
-        part = {name: value.detach().sum(0) for name, value in found.items()}
-        total = (
-            part if total is None else {name: total[name] + value for name, value in part.items()}
-        )
+    total: Params = {}
+    for chunk in each_client(fit, one, seed=seed, salt="convergence"):
+        part = {name: value.detach().sum(0) for name, value in chunk.found.items()}
+        total = {name: total[name] + v for name, v in part.items()} if total else part
     rows_of = {}
-    for name, value in (total or {}).items():
+    for name, value in total.items():
         flat = value.reshape(draws, -1).double()
         size = float(flat.mean(0).norm())
         error = float((flat.var(0).sum() / draws).sqrt())

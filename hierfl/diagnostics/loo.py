@@ -17,20 +17,19 @@ import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
 from hierfl.core.importance_sampling import chosen
-from hierfl.posterior.arviz_groups import log_likelihoods, observed
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
-from hierfl.posterior.corrected import FEWEST, K_HAT, ROUNDS, corrected, in_rounds
+from hierfl.posterior.corrected import K_HAT, LEAST_PROPOSALS, ROUNDS, corrected, in_rounds
+from hierfl.posterior.draws import posterior_draws
+from hierfl.posterior.rows import log_likelihoods, observed
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.weights import INNER, check_labelled, weigh
-
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
 
 By = Literal["row", "client"]
 
@@ -64,7 +63,7 @@ class Loo:
 
 
 def loo(
-    fit: Fit,
+    fit: Snapshot,
     by: By = "row",
     *,
     site: str | None = None,
@@ -89,9 +88,9 @@ def loo(
             density.
         KeyError: the model observes no such site.
     """
-    if draws < FEWEST:
+    if draws < LEAST_PROPOSALS:
         raise ValueError(
-            f"draws is {draws}: a tail is fitted to the largest weights, which takes {FEWEST} draws or more"
+            f"draws is {draws}: a tail is fitted to the largest weights, which takes {LEAST_PROPOSALS} draws or more"
         )
     if by not in ("row", "client"):
         raise ValueError(f"by is {by!r}: 'row' or 'client'")
@@ -126,15 +125,17 @@ def loo(
     return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))
 
 
-def _of_rows(fit: Fit, site: str | None, draws: int, correct: str | None, seed: int) -> Tensor:
+def _of_rows(fit: Snapshot, site: str | None, draws: int, correct: str | None, seed: int) -> Tensor:
     site = fit.program.observed_site(site)
     drawn = (
-        fit.draws(draws, seed=seed) if correct is None else corrected(fit, draws, seed=seed).draws
+        posterior_draws(fit, draws=draws, seed=seed)
+        if correct is None
+        else corrected(fit, draws, seed=seed).draws
     )
     return log_likelihoods(fit, drawn)[site]
 
 
-def _of_clients(fit: Fit, draws: int, inner: int, correct: str | None, seed: int) -> Tensor:
+def _of_clients(fit: Snapshot, draws: int, inner: int, correct: str | None, seed: int) -> Tensor:
     """Log p(y_k | z) at draws of z, (S, N)."""
     if correct is None:
         return weigh(fit, draws, inner=inner, seed=seed, shared=False).log_own
@@ -144,7 +145,7 @@ def _of_clients(fit: Fit, draws: int, inner: int, correct: str | None, seed: int
     return found.log_own[chosen(weights.log, draws)]
 
 
-def _hash(fit: Fit) -> str:
+def _hash(fit: Snapshot) -> str:
     labels = observed(fit, fit.federation.data)
     found = hashlib.sha256(repr(fit.clients).encode())
     for site in sorted(labels):
@@ -153,7 +154,7 @@ def _hash(fit: Fit) -> str:
 
 
 def compare(
-    fits: Mapping[str, Fit | Loo], by: By = "row", *, draws: int = 2000, seed: int = 0
+    fits: Mapping[str, Snapshot | Loo], by: By = "row", *, draws: int = 2000, seed: int = 0
 ) -> pd.DataFrame:
     """Fits of the same data side by side by leave-one-out, the best first: `az.compare`.
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import pyro
 import torch
+from torch import Tensor
 
-from hierfl.core import noise
-from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.engine.over_clients import one_slot, over_clients, slots_of
+from hierfl.data.batch import ClientBatch
 from hierfl.method import over_draws
-
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
+from hierfl.posterior.client_loop import each_client
+from hierfl.posterior.snapshot import Snapshot
+from hierfl.program.program import Params
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class PacBayes:
         return self.empirical_risk + (self.kl - math.log(delta)) / eta
 
 
-def pac_bayes(fit: Fit, *, draws: int = 20, seed: int = 0) -> PacBayes:
+def pac_bayes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> PacBayes:
     """The parts of the bound of a fit, on the rows that it was fitted to: a client sends two numbers.
 
     Args:
@@ -61,30 +57,17 @@ def pac_bayes(fit: Fit, *, draws: int = 20, seed: int = 0) -> PacBayes:
         draws: of the posterior, a mean over which each part is.
         seed: of the draws.
     """
-    federation, message = fit.federation, fit.message
-    program, data = federation.program, federation.data
+    program, rows = fit.program, fit.federation.data.num_rows
     nll, kl, shared = 0.0, 0.0, 0.0
-    for ids in torch.arange(data.num_clients).split(min(federation.slots, 64)):
-        batch = full_batch(data, ids, seed=seed, at=(noise.word("pac_bayes"),))
-        rows, common = slots_of(batch)
 
-        def of_client(
-            own: Tree, row: Tree, batch: ClientBatch = batch, common: Tree = common
-        ) -> Tree:
-            params, one = federation.client.params(message, own), one_slot(row, common, batch)
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tensor:
+        def terms_at(batch: ClientBatch) -> Tensor:
+            terms = program.terms(params, batch)
+            return torch.stack([terms.nll.sum(), terms.local_kl.sum(), terms.global_kl])
 
-            def parts(b: ClientBatch) -> torch.Tensor:
-                terms = program.terms(params, b)
-                return torch.stack([terms.nll.sum(), terms.local_kl.sum(), terms.global_kl])
+        return over_draws(terms_at, own, draws, keyed=program.keyed)
 
-            return over_draws(parts, one, draws, keyed=program.keyed)
-
-        own = tree_map(lambda v, ids=ids: v[ids], fit.progress.table)
-        with pyro.validation_enabled(False), torch.no_grad():
-            found = over_clients(of_client, federation.at_once)(own, rows, count=len(ids))
-        nll, kl, shared = (
-            nll + float(found[:, 0].sum()),
-            kl + float(found[:, 1].sum()),
-            float(found[0, 2]),
-        )
-    return PacBayes(nll / data.num_rows, kl + shared, data.num_rows)
+    for chunk in each_client(fit, one, seed=seed, salt="pac_bayes"):
+        nll, kl = nll + float(chunk.found[:, 0].sum()), kl + float(chunk.found[:, 1].sum())
+        shared = float(chunk.found[0, 2])  # the same for every client
+    return PacBayes(nll / rows, kl + shared, rows)

@@ -8,25 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyro
-import torch
 from torch import Tensor
 
-from hierfl.core import noise
-from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.engine.client_store import taken
+from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_io import arviz_of
-from hierfl.posterior.draws import AT_ONCE, Draws, at_draws, labelled, latent, posterior_draws
+from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.layer_summaries import STATISTICS, Network, split, summaries
-from hierfl.program.program import Params
-from hierfl.program.sites import Values
-
-if TYPE_CHECKING:
-    from hierfl.data.clients import ClientData
-    from hierfl.runs.result import Fit
+from hierfl.posterior.snapshot import Snapshot
 
 EXPAND = 1000  # numbers of a client's network, or of the global one, that are still written out
 ROW, CLIENT = "row", "client"
@@ -43,7 +33,7 @@ class Groups:
         coords: dimension -> labels, as `hierfl.posterior.arviz_io.arviz_of` takes them.
     """
 
-    fit: Fit
+    fit: Snapshot
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
     dims: dict[str, list[str]] = field(default_factory=dict)
     coords: dict[str, Any] = field(default_factory=dict)
@@ -107,7 +97,7 @@ def _feature_dim(features: Any, size: int) -> str | None:
     return of_size[0] if len(of_size) == 1 else None
 
 
-def attributes(fit: Fit, seed: int) -> dict[str, Any]:
+def attributes(fit: Snapshot, seed: int) -> dict[str, Any]:
     """What was run: numbers and words, as netCDF can keep them."""
     history = fit.progress.history
     return {
@@ -126,24 +116,23 @@ def attributes(fit: Fit, seed: int) -> dict[str, Any]:
 
 
 def drawn_groups(
-    fit: Fit, draws: int, *, seed: int, sites: Collection[str] | None, expand: int
+    fit: Snapshot, draws: int, *, seed: int, sites: Collection[str] | None, expand: int
 ) -> Groups:
     """Draws of the guide: what is small, or was asked for by name, written out; other networks by layer.
 
     Raises:
         KeyError: a site was asked for that there is not.
     """
-    where = (fit.federation, fit.message, fit.progress.table)
-    keep, large = split(posterior_draws(*where, draws=1, seed=seed), sites, expand)
+    keep, large = split(posterior_draws(fit, draws=1, seed=seed), sites, expand)
     groups = Groups(fit)
-    groups.sites("posterior", posterior_draws(*where, draws=draws, seed=seed, keep=keep))
+    groups.sites("posterior", posterior_draws(fit, draws=draws, seed=seed, keep=keep))
     if large:
         groups.layers("posterior", summaries(fit, large, draws, seed), large)
     return groups
 
 
 def given_groups(
-    fit: Fit, group: str, draws: Draws, *, sites: Collection[str] | None, expand: int
+    fit: Snapshot, group: str, draws: Draws, *, sites: Collection[str] | None, expand: int
 ) -> Groups:
     """The same of draws that were made already."""
     keep, large = split(draws, sites, expand)
@@ -159,92 +148,3 @@ def given_groups(
         group, {name: net.summary(both, 1 + net.is_local) for name, net in large.items()}, large
     )
     return groups
-
-
-# ------------------------------------------------------------------------------------------------ rows
-def observed(fit: Fit, data: ClientData) -> dict[str, Tensor]:
-    """What is observed, by site: (n, *event) of rows, (N, *event) of clients; sites without labels left out."""
-    fields = {**data.fields, **data.client_fields}
-    return {site: fields[label] for site, label in fit.program.labels.items() if label in fields}
-
-
-def log_likelihoods(fit: Fit, draws: Draws) -> dict[str, Tensor]:
-    """Log density of each row's label (S, n), or each client's (S, N), by observed site, at draws of the latent ones.
-
-    Raises:
-        ValueError: the clients have no labels.
-    """
-    program, data = fit.program, fit.federation.data
-    missing = set(program.labels) - set(observed(fit, data))
-    if missing:
-        raise ValueError(
-            f"the clients' rows have no labels for site '{min(missing)}': there is no likelihood"
-        )
-
-    def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
-        found = program.observed(values, batch, params)
-        return {site: _a_row(fn.log_prob(value)) for site, (fn, value) in found.items()}
-
-    parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
-    for batch, found in at_draws(fit.federation, fit.message, fit.progress.table, draws, one):
-        for site, value in found.items():  # (C, S, 1, B), or (C, S, 1, 1) of clients
-            inside = (
-                batch.mask()
-                if site in program.sites_of_rows
-                else torch.ones(batch.num_clients, 1, dtype=torch.bool)
-            )
-            parts[site].append(value[:, :, 0].movedim(1, -1)[inside].T)
-    return {site: torch.cat(found, 1) for site, found in parts.items()}
-
-
-def _a_row(log_prob: Tensor) -> Tensor:
-    """(..., 1, B) -> (1, B): other plates are of the row."""
-    return log_prob.flatten(0, -3).sum(0) if log_prob.dim() > 2 else log_prob
-
-
-def sampled(
-    fit: Fit, draws: Draws, rows: ClientData, seed: int, *, count: int = 1
-) -> dict[str, Tensor]:
-    """A label of each row (S, n, *event), or client, drawn given each draw of the latent sites; `count` where there are none.
-
-    By torch's own samplers, seeded by the client's key: of one client after another, so that none depends on the others.
-    """
-    program, client, data = fit.program, fit.federation.client, fit.federation.data
-    shared, own = latent(program, draws)
-    count = next((len(value) for value in {**draws.shared, **draws.own}.values()), count)
-    parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
-    for k in range(data.num_clients):
-        batch = labelled(
-            full_batch(rows, torch.tensor([k]), seed=seed, at=(noise.word("predictive"),)), program
-        )
-        params = client.params(
-            fit.message, tree_map(lambda v: v[0], taken(fit.progress.table, torch.tensor([k])))
-        )
-        values = {
-            "index": torch.arange(count),
-            **shared,
-            **{name: value[k] for name, value in own.items()},
-        }
-
-        def one(v: Values, batch: ClientBatch = batch, params: Params = params) -> Values:
-            latents = {name: value for name, value in v.items() if name != "index"}
-            return {
-                site: fn.sample()
-                for site, (fn, _) in program.observed(latents, batch, params).items()
-            }
-
-        with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False), torch.no_grad():
-            first, second = batch.key[0].tolist()
-            torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
-            try:
-                found = torch.vmap(one, randomness="different", chunk_size=AT_ONCE)(values)
-            except (
-                RuntimeError
-            ):  # torch has no mapped sampler for a few (Student's t, Beta): one draw after another
-                found = tree_map(
-                    lambda *v: torch.stack(v),
-                    *[one({n: v[s] for n, v in values.items()}) for s in range(count)],
-                )
-        for site, value in found.items():  # (S, 1, B, *event)
-            parts[site].append(value.squeeze(1))
-    return {site: torch.cat(found, 1) for site, found in parts.items()}

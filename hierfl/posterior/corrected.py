@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -28,8 +27,10 @@ from torch import Tensor
 from hierfl.core.importance_sampling import Split, Weights, chosen, smoothed
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.draws import Draws, each_client
+from hierfl.posterior.client_loop import each_draw
+from hierfl.posterior.draws import Draws
 from hierfl.posterior.proposals import log_density, points_of, refitted
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.weights import (
     INNER,
     Weighed,
@@ -41,14 +42,11 @@ from hierfl.posterior.weights import (
 )
 from hierfl.program.program import Params
 
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
-
 ROUNDS, ENOUGH = 3, 1000  # rounds at most, and effective draws that make another needless
 K_HAT = (
     0.7  # above it no number of draws that anyone has is enough: Vehtari et al. 2024, section 3.2.4
 )
-FEWEST = 100  # proposals: their largest weights are fitted a tail, of 20 here
+LEAST_PROPOSALS = 100  # proposals: their largest weights are fitted a tail, of 20 here
 POINTS, AT_POINT = 10, 400  # points z, and draws there, that judge a client's own guide
 EQUAL = 1e-6  # log weights that differ by less are equal but for rounding: they have no tail to be fitted
 
@@ -79,7 +77,7 @@ class Corrected:
 
 
 def corrected(
-    fit: Fit,
+    fit: Snapshot,
     draws: int = 1000,
     *,
     proposals: int | None = None,
@@ -101,9 +99,9 @@ def corrected(
         ValueError: a guide without a density, clients without labels, fewer than 100 proposals or no draws.
     """
     count = max(2 * draws, 4000) if proposals is None else proposals
-    if min(draws, inner, rounds) < 1 or count < FEWEST:
+    if min(draws, inner, rounds) < 1 or count < LEAST_PROPOSALS:
         raise ValueError(
-            f"draws ({draws}), inner ({inner}) and rounds ({rounds}) must be 1 or more, proposals ({count}) {FEWEST} or more"
+            f"draws ({draws}), inner ({inner}) and rounds ({rounds}) must be 1 or more, proposals ({count}) {LEAST_PROPOSALS} or more"
         )
     found, weights, log_ratio, guide = in_rounds(
         fit, count, inner=inner, rounds=rounds, enough=draws, seed=seed
@@ -137,7 +135,7 @@ def corrected(
 
 
 def in_rounds(
-    fit: Fit, count: int, *, inner: int, rounds: int, enough: int, seed: int
+    fit: Snapshot, count: int, *, inner: int, rounds: int, enough: int, seed: int
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
     """All that was drawn in some rounds, its weights, the log weights before smoothing, and the weights of the guide's own draws.
 
@@ -150,13 +148,13 @@ def in_rounds(
     fits = 0 < 2 * found.at.shape[1] < count  # a covariance is fitted to them
     while fits and len(proposals) + 1 < rounds and weights.effective < min(enough, ENOUGH):
         proposals.append(refitted(found.at, weights, proposals[-1] if proposals else None))
-        points, apart = (
+        points, salt = (
             points_of(proposals[-1], count, seed=seed + len(proposals)),
             f"psis {len(proposals)}",
         )
         try:
             found = joined(
-                found, weigh(fit, count, inner=4 * inner, seed=seed, points=points, apart=apart)
+                found, weigh(fit, count, inner=4 * inner, seed=seed, points=points, salt=salt)
             )
         except (RuntimeError, ValueError) as error:
             warnings.warn(
@@ -173,13 +171,15 @@ def in_rounds(
 
 
 def posterior_weights(total: Tensor) -> Weights:
-    """Smoothed weights of draws whose log weights (S,) are given, all alike where only rounding tells them apart."""
+    """Smoothed weights of draws whose log weights (S,) are given, all alike where only rounding tells them salt."""
     if equal(total):
         return Weights(torch.full_like(total, -math.log(len(total))), 0.0, float(len(total)))
     return smoothed(total)
 
 
-def own_k_hat(fit: Fit, *, points: int = POINTS, draws: int = AT_POINT, seed: int = 0) -> pd.Series:
+def own_k_hat(
+    fit: Snapshot, *, points: int = POINTS, draws: int = AT_POINT, seed: int = 0
+) -> pd.Series:
     """k-hat of each client's own sites given the global ones, a mean over `points` draws of those: one number a client.
 
     Args:
@@ -200,10 +200,10 @@ def own_k_hat(fit: Fit, *, points: int = POINTS, draws: int = AT_POINT, seed: in
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
         return {"log": over_own(fit.program, params, own, draws)[2]}
 
-    found = each_client(
-        fit.federation, fit.message, fit.progress.table, one, draws=points, seed=seed, width=draws
-    )
-    each = [np.mean([tail_of(at) for at in client]) for _, tree in found for client in tree["log"]]
+    chunks = each_draw(fit, one, draws=points, seed=seed, width=draws)
+    each = [
+        np.mean([tail_of(at) for at in client]) for chunk in chunks for client in chunk.found["log"]
+    ]
     return pd.Series(each, index=index, name="k_hat")
 
 
@@ -213,6 +213,6 @@ def tail_of(log_ratios: Tensor) -> float:
 
 
 def equal(log_ratios: Tensor) -> bool:
-    """Whether only rounding tells log weights apart: they are sums of many terms about as large as themselves."""
+    """Whether only rounding tells log weights salt: they are sums of many terms about as large as themselves."""
     rounding = 64.0 * torch.finfo(log_ratios.dtype).eps * float(log_ratios.abs().max())
     return float(log_ratios.max() - log_ratios.min()) < max(EQUAL, rounding)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.draws import Draws, each_client
+from hierfl.posterior.client_loop import each_draw
+from hierfl.posterior.draws import Draws
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
 
@@ -104,7 +105,9 @@ def _named(sites: Collection[str], known: Collection[str]) -> set[str]:
     return set(sites)
 
 
-def summaries(fit: Any, large: Mapping[str, Network], draws: int, seed: int) -> dict[str, Tensor]:
+def summaries(
+    fit: Snapshot, large: Mapping[str, Network], draws: int, seed: int
+) -> dict[str, Tensor]:
     """Summaries of networks, made where a draw is: the numbers themselves are never gathered."""
     program = fit.program
 
@@ -113,11 +116,6 @@ def summaries(fit: Any, large: Mapping[str, Network], draws: int, seed: int) -> 
         values = {**values, **program.derive(values, params, asked)}
         return {name: net.summary(values, 0) for name, net in large.items()}
 
-    parts = [
-        tree
-        for _, tree in each_client(
-            fit.federation, fit.message, fit.progress.table, one, draws=draws, seed=seed
-        )
-    ]
+    parts = [chunk.found for chunk in each_draw(fit, one, draws=draws, seed=seed)]
     whole = {name: torch.cat([part[name] for part in parts]).movedim(0, 1) for name in large}
     return {name: value if large[name].is_local else value[:, 0] for name, value in whole.items()}

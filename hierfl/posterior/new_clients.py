@@ -1,37 +1,31 @@
-"""Clients without any data: their local sites are drawn from the prior, given draws of the global ones."""
+"""Clients without any training rows: their local sites are drawn from the prior, given draws of the global sites."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
-import pyro
 import torch
 from pyro import poutine
-from torch import Tensor
 
-from hierfl.core import noise
-from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
-from hierfl.engine.over_clients import one_slot, over_clients, slots_of
-from hierfl.posterior.draws import AT_ONCE, SLOTS, labelled, posterior_draws
-from hierfl.posterior.prediction import Prediction, averaged, gathered, kind_of, moments
-from hierfl.program.keyed_draws import NoKeyedDraw
+from hierfl.posterior.client_loop import Chunk, each_draw
+from hierfl.posterior.draws import joined_local, keyed_or_in_turn, local_plates, posterior_draws
+from hierfl.posterior.prediction import Prediction, predicted
+from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows
 from hierfl.program.program import Answer, Params
 from hierfl.program.sites import Values
 
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
+OfNewClient = Callable[[Params, Values, ClientBatch], Tree]
 
 
 def predict_from_prior(
-    fit: Fit, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
+    fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
 ) -> Prediction:
-    """What a fit says of clients of which it has seen nothing, no label and no row.
+    """Predict the rows of clients of which nothing was seen, neither labels nor rows.
 
         p(y | x) = E_{z ~ q(z)} E_{w ~ p(w | z)} p(y | x, w, z),    z the global sites, w those of the new client
 
@@ -40,117 +34,73 @@ def predict_from_prior(
 
     Args:
         fit: of other clients.
-        rows: of the new clients, labelled (then they are scored) or not. A name may be that of a client that was fitted: what is
-            known of it is not used.
-        site: the observed site to predict; None: the model's, if it has one alone.
+        rows: of the new clients; if they have labels, these are scored. A name may be that of a fitted client: nothing
+            known of that client is used.
+        site: the observed site to predict; None: the model's only one.
         draws: S.
         seed: of the draws.
 
     Raises:
-        ValueError: a field is missing, or holds NaN; or the model observes several sites, and none is chosen.
+        ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
         KeyError: the model observes no such site.
     """
-    fit.check_rows(rows, fit.program.reads.model)
-    program = fit.program
-    site = program.observed_site(site)
-    known = program.labels[site] in rows.fields
-    kinds: set[str] = set()
+    check_rows(fit, rows, fit.program.reads.model)
+    site = fit.program.observed_site(site)
 
-    def score(params: Params, shared: Values, asked: ClientBatch) -> Tree:
-        fn, value = program.observed(shared, asked, params)[site]
-        kinds.add(kind_of(fn))
-        return moments(fn, value if known else None)
+    def run(one: OfNewClient) -> list[Chunk]:
+        return _each_new_client(fit, rows, one, draws=draws, seed=seed)
 
-    found = _each_newcomer(fit, rows, score, draws=draws, seed=seed)
-    parts = [
-        {name: averaged(name, value)[batch.mask()] for name, value in values.items()}
-        for batch, values in found
-    ]
-    return gathered(rows, site, parts, kinds.pop())
+    return predicted(fit.program, rows, site, run)
 
 
-def expected_of_clients(fit: Fit, *, draws: int = 200, seed: int = 0) -> Values:
-    """What the global level alone expects of each client that was fitted: draws of its own sites, (S, N, *shape).
+def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Values:
+    """Draw the local sites of every fitted client from the global level alone: site -> (S, N, *shape).
 
-    From p(w_k | z), z drawn from the posterior of the global sites; client k's rows are heard only by way of z. Beside `fit.draws`,
-    they show what its rows have said.
+    From p(w_k | z), z drawn from the posterior of the global sites: client k's rows count only through z. Beside `fit.draws`, they
+    show what the client's own rows add.
 
     Args:
-        fit: its own clients are asked of, with their fields (a county's uranium).
+        fit: its own clients, with their client fields (a county's uranium).
         draws: S.
         seed: of the draws.
     """
     program = fit.program
-    inner = {
-        site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local
-    }
-    inner |= {name: plates for name, plates in program.derived.items() if plates is not None}
+    local = local_plates(program)
 
     def own_sites(params: Params, shared: Values, asked: ClientBatch) -> Tree:
         with Answer(params, asked):
-            nodes = (
-                poutine.trace(poutine.condition(program.model, data=shared)).get_trace(asked).nodes
-            )
-        return {name: nodes[name]["value"] for name in inner}
+            model = poutine.condition(program.model, data=shared)
+            nodes = poutine.trace(model).get_trace(asked).nodes
+        return {name: nodes[name]["value"] for name in local}
 
-    parts = [
-        values
-        for _, values in _each_newcomer(fit, fit.federation.data, own_sites, draws=draws, seed=seed)
-    ]
-    own = {}
-    for name, plates in inner.items():
-        value = torch.cat([part[name] for part in parts])  # (N, S, *plates, 1, 1, *event)
-        own[name] = value.squeeze(2 + plates).squeeze(2 + plates).movedim(0, 1)
-    return own
+    chunks = _each_new_client(fit, fit.federation.data, own_sites, draws=draws, seed=seed)
+    return joined_local(program, [chunk.found for chunk in chunks])
 
 
-Score = Callable[[Params, Values, ClientBatch], Tree]
+def _each_new_client(
+    fit: Snapshot, rows: ClientData, one: OfNewClient, *, draws: int, seed: int
+) -> list[Chunk]:
+    """Evaluate `one(params, global draw, rows)` for every client and draw: chunks of trees (C, S, ...)."""
+    shared = _global_draws(fit, draws, seed)
 
+    def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+        d = torch.as_tensor(asked.words[-1]).long()[None]
+        return one(params, {name: v.index_select(0, d)[0] for name, v in shared.items()}, asked)
 
-def _each_newcomer(
-    fit: Fit, rows: ClientData, score: Score, *, draws: int, seed: int
-) -> Iterator[tuple[ClientBatch, Tree]]:
-    """`score(params, global draw, rows asked of)` for every draw and client: chunks of (batch of C, trees (C, S, ...))."""
-    shared, message, client = _global_draws(fit, draws, seed), fit.message, fit.federation.client
-    index = torch.arange(draws, dtype=torch.int32)
-    for ids in torch.arange(rows.num_clients).split(min(fit.federation.slots, SLOTS)):
-        batch = labelled(
-            full_batch(rows, ids, seed=seed, at=(noise.word("newcomer"),)), fit.program
+    def run(snapshot: Snapshot) -> Iterator[Chunk]:
+        return each_draw(
+            snapshot, at_draw, draws=draws, seed=seed, rows=rows, new=True, salt="newcomer"
         )
-        own, common = slots_of(batch)
 
-        def of_client(
-            lane: Tree, keyed: bool, batch: ClientBatch = batch, common: Tree = common
-        ) -> Tree:
-            one, params = one_slot(lane, common, batch), client.params(message, client.own)
-
-            def of_draw(d: Tensor, of_d: Values) -> Tree:
-                return score(params, of_d, one.redrawn(d))
-
-            if keyed:
-                return torch.vmap(of_draw, chunk_size=max(1, AT_ONCE // len(batch.counts)))(
-                    index, shared
-                )
-            each = [
-                of_draw(index[d], {name: value[d] for name, value in shared.items()})
-                for d in range(draws)
-            ]
-            return tree_map(lambda *v: torch.stack(v), *each)
-
-        with pyro.validation_enabled(False), torch.no_grad():
-            try:
-                values = over_clients(partial(of_client, keyed=True), fit.federation.at_once)(
-                    own, count=len(ids)
-                )
-            except (
-                NoKeyedDraw
-            ):  # a Gamma, say: drawn by torch itself, one client and one draw at a time
-                values = over_clients(partial(of_client, keyed=False), False)(own, count=len(ids))
-        yield batch, values
+    return keyed_or_in_turn(fit, run)
 
 
-def _global_draws(fit: Fit, draws: int, seed: int) -> Values:
-    """Draws of the global sites, (S, *shape): they are the same whichever client is asked, so one is."""
-    first = replace(fit.federation, data=fit.federation.data.select([0]))
-    table = taken(fit.progress.table, torch.tensor([0]))
-    return posterior_draws(first, fit.message, table, draws=draws, seed=seed).shared
+def _global_draws(fit: Snapshot, draws: int, seed: int) -> Values:
+    """Draws of the global sites, (S, *shape). They do not depend on the client, so one client is asked."""
+    first = Restricted(
+        fit.method,
+        replace(fit.federation, data=fit.federation.data.select([0])),
+        replace(fit.progress, table=taken(fit.progress.table, torch.tensor([0]))),
+        fit.message,
+    )
+    return posterior_draws(first, draws=draws, seed=seed).shared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.posterior.client_loop import Chunk, each_draw
+from hierfl.posterior.draws import Draws, at_draws
+from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Values
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,17 +126,92 @@ def averaged(name: str, value: Tensor) -> Tensor:
     return value.logsumexp(1) - math.log(value.shape[1]) if name == "log_prob" else value.mean(1)
 
 
-def gathered(rows: ClientData, site: str, parts: Sequence[Tree], kind: str) -> Prediction:
-    """The averages of chunks of clients, as the prediction of all rows."""
-    flat = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+def predict(
+    fit: Snapshot,
+    rows: ClientData,
+    *,
+    site: str | None = None,
+    draws: int = 200,
+    seed: int = 0,
+) -> Prediction:
+    """Predict each row by its own client's posterior; labels may be absent.
+
+    Args:
+        fit: a run at some round.
+        rows: of clients that were fitted, matched by name.
+        site: the observed site to predict; None: the model's only one.
+        draws: S, of the posterior to average over; 1 is enough for point estimates.
+        seed: of the draws.
+
+    Raises:
+        KeyError: a client that was not fitted, or a site that is not observed.
+        ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
+    """
+    site, program = fit.program.observed_site(site), fit.program
+    few = restricted(fit, rows)
+
+    def run(one: AtLatents) -> Iterator[Chunk]:
+        def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+            return one(params, program.draw(params, own), asked)
+
+        return each_draw(few, at_draw, draws=draws, seed=seed, rows=rows)
+
+    return predicted(program, rows, site, run)
+
+
+def predict_at(fit: Snapshot, draws: Draws, rows: ClientData, *, site: str) -> Prediction:
+    """Predict rows at draws of every latent site that are given: the guide is not run.
+
+    Args:
+        fit: of the clients of the draws, and of no others.
+        draws: S.
+        rows: of the same clients in the same order.
+        site: the observed site.
+    """
+    return predicted(fit.program, rows, site, lambda one: at_draws(fit, draws, one, rows=rows))
+
+
+AtLatents = Callable[[Params, Values, ClientBatch], Tree]
+
+
+def predicted(
+    program: Program,
+    rows: ClientData,
+    site: str,
+    run: Callable[[AtLatents], Iterable[Chunk]],
+) -> Prediction:
+    """Average what a site's distribution says of each row, over latent sites that `run` supplies.
+
+    Args:
+        program: the checked program.
+        rows: to be predicted.
+        site: the observed site.
+        run: evaluates `(params, latent sites, rows) -> tree` for every client and draw.
+    """
+    known = program.labels[site] in rows.fields
+    kinds: set[str] = set()
+
+    def score(params: Params, values: Values, asked: ClientBatch) -> Tree:
+        fn, value = program.observed(values, asked, params)[site]
+        kinds.add(kind_of(fn))
+        return moments(fn, value if known else None)
+
+    flat: dict[str, list[Tensor]] = {}
+    for chunk in run(score):
+        for name, value in chunk.found.items():
+            flat.setdefault(name, []).append(averaged(name, value)[chunk.asked.mask()])
+    return _prediction(rows, site, {name: torch.cat(v) for name, v in flat.items()}, kinds.pop())
+
+
+def _prediction(rows: ClientData, site: str, flat: Mapping[str, Tensor], kind: str) -> Prediction:
     sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
     return Prediction(
-        rows,
-        site,
-        flat.get("label"),
-        flat["mean"],
-        sd,
-        flat.get("log_prob"),
-        flat.get("noise"),
-        kind,
+        data=rows,
+        site=site,
+        label=flat.get("label"),
+        mean=flat["mean"],
+        sd=sd,
+        log_score=flat.get("log_prob"),
+        noise=flat.get("noise"),
+        kind=kind,
     )

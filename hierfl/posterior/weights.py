@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pyro
 import torch
@@ -14,13 +13,12 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.draws import Draws, each_client, together
+from hierfl.posterior.client_loop import each_draw
+from hierfl.posterior.draws import Draws, joined_draws
 from hierfl.posterior.proposals import Coordinates
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Answer, Params, Program, in_clients, samples
 from hierfl.program.sites import Values
-
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
 
 INNER = 8  # draws of own sites a draw of z
 LIMIT = 2000  # numbers of a client, or global ones: weights of more come down to one draw, whatever the guide
@@ -69,14 +67,14 @@ def joined(one: Weighed, other: Weighed) -> Weighed:
 
 
 def weigh(
-    fit: Fit,
+    fit: Snapshot,
     count: int,
     *,
     inner: int = INNER,
     seed: int = 0,
     shared: bool = True,
     points: Tensor | None = None,
-    apart: str = "posterior",
+    salt: str = "posterior",
 ) -> Weighed:
     """Draws of the guide with their weights.
 
@@ -87,7 +85,7 @@ def weigh(
         seed: of the draws.
         shared: whether weights of the global sites are wanted too, so that their guide must have a density.
         points: (S, K) coordinates that the guide's Gaussian global sites are to have; None: the guide draws them.
-        apart: a word that makes these draws other than those with another.
+        salt: decorrelates these draws from those for other purposes.
 
     Raises:
         ValueError: a guide without a density, or clients without labels.
@@ -115,15 +113,10 @@ def weigh(
             **shared_parts,
         }
 
-    where, width = (
-        (fit.federation, fit.message, fit.progress.table),
-        times * (1 + program.latents.local_block.size // 16),
-    )
-    chunks = [
-        tree
-        for _, tree in each_client(*where, one, draws=count, seed=seed, width=width, apart=apart)
-    ]
-    drawn = together(program, [chunk["values"] for chunk in chunks])
+    width = times * (1 + program.latents.local_block.size // 16)
+    found = each_draw(fit, one, draws=count, seed=seed, width=width, salt=salt)
+    chunks = [chunk.found for chunk in found]
+    drawn = joined_draws(program, [chunk["values"] for chunk in chunks])
     _check_varies(fit, drawn, shared=shared)
     of_z = (
         chunks[0][name][0] for name in ("shared", "at", "log_q")
@@ -173,7 +166,7 @@ def over_own(
     return values, first, second, third, fourth
 
 
-def check_labelled(fit: Fit) -> None:
+def check_labelled(fit: Snapshot) -> None:
     """Refuse clients without labels."""
     data = fit.federation.data
     missing = [
@@ -187,7 +180,7 @@ def check_labelled(fit: Fit) -> None:
         )
 
 
-def check_density(fit: Fit, *, shared: bool) -> None:
+def check_density(fit: Snapshot, *, shared: bool) -> None:
     """Refuse guides that place points, whose draws have no density, so no weights; and networks, whose weights say nothing."""
     program = fit.program
     for block, asked in (
@@ -216,7 +209,7 @@ def check_density(fit: Fit, *, shared: bool) -> None:
             raise ValueError(_no_density(fit, site.name))
 
 
-def _check_varies(fit: Fit, drawn: Draws, *, shared: bool) -> None:
+def _check_varies(fit: Snapshot, drawn: Draws, *, shared: bool) -> None:
     """A point beside sites that are spread has no density either."""
     for site in fit.program.latents.sites:
         values = (drawn.own if site.is_local else drawn.shared)[site.name]
@@ -224,7 +217,7 @@ def _check_varies(fit: Fit, drawn: Draws, *, shared: bool) -> None:
             raise ValueError(_no_density(fit, site.name))
 
 
-def _no_density(fit: Fit, site: str) -> str:
+def _no_density(fit: Snapshot, site: str) -> str:
     if fit.method.name == "fedlaplace":
         return "fedlaplace has weighed its draws already, and the points that are left have no density: see k_hat in fit.history"
     return (

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -24,17 +23,15 @@ from hierfl.diagnostics import (
     corrected,
     out_of_distribution,
 )
-from hierfl.posterior.arviz_groups import sampled
-from hierfl.posterior.draws import Draws, predict_at
+from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.new_clients import expected_of_clients
-from hierfl.posterior.prediction import Prediction
-
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
+from hierfl.posterior.prediction import Prediction, predict, predict_at
+from hierfl.posterior.rows import replicate, sampled
+from hierfl.posterior.snapshot import Snapshot, restricted
 
 Floats = NDArray[np.float64]
 NUMBERS = 20_000_000  # numbers of draws that are held at once: 160 MB
-FEWEST = 50  # draws: with fewer, nothing is said of the posterior
+LEAST_DRAWS = 50  # draws: with fewer, nothing is said of the posterior
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +76,7 @@ class Measured:
         run: whether the run has arrived; or why that cannot be told.
     """
 
-    fit: Fit
+    fit: Snapshot
     draws: Draws | None
     expected: Mapping[str, Tensor] | None
     alone: Mapping[str, Tensor]
@@ -209,11 +206,11 @@ class Measured:
 
 
 def measure(
-    fit: Fit,
+    fit: Snapshot,
     *,
     held_out: ClientData | None,
     foreign: ClientData | None,
-    alone: Fit | None,
+    alone: Snapshot | None,
     site: str | None,
     draws: int,
     seed: int,
@@ -226,37 +223,35 @@ def measure(
     latents, clients = fit.program.latents, fit.federation.data.num_clients
     size = latents.global_block.size + clients * latents.local_block.size
     few = min(draws, NUMBERS // max(size, 1))
-    drawn = fit.draws(few, seed=seed) if few >= FEWEST else None
+    drawn = posterior_draws(fit, draws=few, seed=seed) if few >= LEAST_DRAWS else None
     expected = _expected(fit, few, seed) if drawn is not None and drawn.own else None
     prediction, replicates = None, None
     rows = fit.federation.data if held_out is None else held_out
 
-    def predict(rows: ClientData) -> Prediction:
+    def predicted(rows: ClientData) -> Prediction:
         if drawn is None or not size:
-            return fit.predict(rows, site=site, draws=draws, seed=seed)
-        few = fit._of_rows(rows)
+            return predict(fit, rows, site=site, draws=draws, seed=seed)
+        few = restricted(fit, rows)
         name = fit.program.observed_site(site)
-        return predict_at(
-            few.federation, fit.message, few.progress.table, _of(drawn, few, fit), rows, site=name
-        )
+        return predict_at(few, _of(drawn, few, fit), rows, site=name)
 
     if fit.program.sites_of_rows:
-        prediction = predict(rows)
+        prediction = predicted(rows)
         if prediction.label is None and held_out is not None:
             raise ValueError(
                 f"the held-out rows have no labels for site '{prediction.site}': nothing to score"
             )
         if prediction.label is not None and prediction.kind != "categorical":
             if drawn is None or not size:
-                replicates = fit.replicate(rows, site=site, draws=draws, seed=seed)
+                replicates = replicate(fit, rows, site=site, draws=draws, seed=seed)
             else:
-                few_clients = fit._of_rows(rows)
+                few_clients = restricted(fit, rows)
                 replicates = sampled(few_clients, _of(drawn, few_clients, fit), rows, seed)[
                     prediction.site
                 ]
     strange = None
     if foreign is not None and prediction is not None:
-        strange = out_of_distribution(prediction, predict(foreign))
+        strange = out_of_distribution(prediction, predicted(foreign))
     lone = {} if alone is None else _alone(fit, alone, seed)
     prediction = None if prediction is None or prediction.label is None else prediction
     weighed = (
@@ -278,20 +273,20 @@ def measure(
     )
 
 
-def _of(draws: Draws, few: Fit, fit: Fit) -> Draws:
+def _of(draws: Draws, few: Snapshot, fit: Snapshot) -> Draws:
     """Draws of some of a fit's clients."""
     ids = fit.federation.data.index(few.clients)
     return Draws(draws.shared, {name: value[:, ids] for name, value in draws.own.items()})
 
 
-def _expected(fit: Fit, draws: int, seed: int) -> Mapping[str, Tensor] | None:
+def _expected(fit: Snapshot, draws: int, seed: int) -> Mapping[str, Tensor] | None:
     try:
         return expected_of_clients(fit, draws=draws, seed=seed)
     except NotImplementedError:
         return None  # a prior that is a penalty, FedMAP's, is no distribution to draw from
 
 
-def _weigh(fit: Fit, draws: int, seed: int) -> Corrected | str:
+def _weigh(fit: Snapshot, draws: int, seed: int) -> Corrected | str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the page warns in its own words
         try:
@@ -300,14 +295,14 @@ def _weigh(fit: Fit, draws: int, seed: int) -> Corrected | str:
             return str(error)
 
 
-def _judge(fit: Fit, seed: int) -> Convergence | str:
+def _judge(fit: Snapshot, seed: int) -> Convergence | str:
     try:
         return convergence(fit, draws=16, seed=seed)
     except ValueError as error:
         return str(error)
 
 
-def _alone(fit: Fit, alone: Fit, seed: int) -> dict[str, Tensor]:
+def _alone(fit: Snapshot, alone: Snapshot, seed: int) -> dict[str, Tensor]:
     """Means of the clients' own sites in a fit that borrows nothing.
 
     Raises:
@@ -315,7 +310,10 @@ def _alone(fit: Fit, alone: Fit, seed: int) -> dict[str, Tensor]:
         ValueError: it has none of the sites.
     """
     place = alone.federation.data.index(fit.clients)
-    found = {name: value.mean(0)[place] for name, value in alone.draws(200, seed=seed).own.items()}
+    found = {
+        name: value.mean(0)[place]
+        for name, value in posterior_draws(alone, draws=200, seed=seed).own.items()
+    }
     known = {site.name for site in fit.program.latents.local_block.sites} | set(fit.program.derived)
     if not known & set(found):
         raise ValueError(

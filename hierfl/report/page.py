@@ -7,18 +7,15 @@ from datetime import datetime
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
 
 from hierfl.data.clients import ClientData
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.report.blocks import Check, Section
 from hierfl.report.checks import checks
 from hierfl.report.measurements import measure
 from hierfl.report.sections import sections
-
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +37,12 @@ class Report:
 
 
 def write(
-    fit: Fit,
+    fit: Snapshot,
     path: str | Path,
     *,
     held_out: ClientData | None = None,
     foreign: ClientData | None = None,
-    alone: Fit | None = None,
+    alone: Snapshot | None = None,
     site: str | None = None,
     title: str | None = None,
     draws: int = 400,

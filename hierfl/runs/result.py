@@ -1,4 +1,4 @@
-"""What `fit` returns: posterior, predictions, new clients, and all of it on disk."""
+"""`Fit`, what `fit` returns: the posterior, predictions, new clients, a report, and all of it on disk."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
-import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, nbytes, tree_leaves
-from hierfl.data.batch import full_batch
+from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics import AgainstNuts, against_nuts, corrected
-from hierfl.engine.client_store import subset
+from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
 from hierfl.engine.federation import Federation, about
-from hierfl.engine.rounds import Progress, adapt
+from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
-from hierfl.posterior import arviz_groups as groups
-from hierfl.posterior.arviz_groups import EXPAND, sampled
-from hierfl.posterior.draws import Draws, posterior_draws, predict, prior_draws
-from hierfl.posterior.prediction import Prediction
-from hierfl.program.check_data import check_finite, check_labels
+from hierfl.posterior.arviz_data import posterior_data, predictive_data, prior_data
+from hierfl.posterior.arviz_groups import EXPAND
+from hierfl.posterior.draws import Draws, posterior_draws
+from hierfl.posterior.prediction import Prediction, predict
+from hierfl.posterior.rows import replicate
 from hierfl.program.program import Program
 from hierfl.runs import saved
+from hierfl.runs.personalise import personalised
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -39,9 +37,9 @@ class Fit:
 
     Args:
         method: what was fitted.
-        federation: the clients, their data and the checked program.
-        progress: the server's state, a row of own state a client, and the history.
-        rounds: how many were planned.
+        federation: the clients, their rows and the checked program.
+        progress: the server's state, the client states, the history and the rounds done.
+        rounds: how many rounds were planned.
     """
 
     method: Method
@@ -56,7 +54,7 @@ class Fit:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """The clients' names."""
+        """The clients' names, in the order of the data."""
         return self.federation.data.names
 
     @property
@@ -66,16 +64,13 @@ class Fit:
 
     @property
     def message(self) -> Tree:
-        """What the server would send last: all that posterior and predictions know of other clients."""
-        return self.federation.server.last(
-            self.progress.server, Clock(self.progress.round, max(self.rounds, 1))
-        )
+        """The server's last message: all that draws and predictions know of other clients."""
+        clock = Clock(self.progress.round, max(self.rounds, 1))
+        return self.federation.server.last(self.progress.server, clock)
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
-        """Draws of the latent sites as tensors: shared (S, *shape), own (S, N, *shape)."""
-        return posterior_draws(
-            self.federation, self.message, self.progress.table, draws=draws, seed=seed
-        )
+        """Draw the latent sites as tensors: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
+        return posterior_draws(self, draws=draws, seed=seed)
 
     def posterior(
         self,
@@ -87,88 +82,52 @@ class Fit:
         correct: Literal["psis"] | None = None,
         log_likelihood: bool = False,
     ) -> InferenceData:
-        """Draws of the latent sites in ArviZ: InferenceData, or DataTree with ArviZ 1.
+        """Draw the latent sites as an ArviZ InferenceData, or a DataTree with ArviZ 1.
 
-        Local sites have a `client` dimension and the clients' names, features theirs. A network of more than `expand` numbers is
-        not written out but summarised by layer: `<network>_mean`, `_sd`, `_rms` and `_largest` with a dimension
-        `<network>_layer`. Attributes say what was run.
+        Local sites have a dimension `client` with the clients' names, and features have theirs. A network of more than
+        `expand` numbers is summarised by layer, as `<network>_mean`, `_sd`, `_rms` and `_largest` with a dimension
+        `<network>_layer`. Attributes record what was run.
 
         Args:
             draws: S.
             seed: of the draws.
-            sites: only these, written out however large they are.
-            expand: numbers that a network may have, a client's or the global one, to be written out.
-            correct: "psis": the guide's draws are weighed and resampled until they are the posterior's, by one round more in
-                which each client returns a number a draw (`hierfl.diagnostics.corrected`); None: they are the guide's.
-            log_likelihood: also the groups `log_likelihood`, at each row, and `observed_data`: what az.loo and az.waic ask for.
+            sites: return only these, written out however large they are.
+            expand: the largest network, in numbers of one client or of the global level, that is still written out.
+            correct: "psis": weigh the guide's draws and resample them until they are the posterior's, in one to three
+                more rounds in which each client returns one number a draw (`hierfl.diagnostics.corrected`); None: the
+                guide's own draws.
+            log_likelihood: add the groups `log_likelihood`, by row, and `observed_data`, which az.loo and az.waic need.
 
         Raises:
-            KeyError: a site was asked for that there is not.
-            ValueError: draws below 1; weights of a guide without a density; likelihoods of rows without labels.
+            KeyError: a site in `sites` does not exist.
+            ValueError: `draws` is below 1; `correct` is given and the guide has no density; `log_likelihood` is given
+                and the rows have no labels.
         """
-        if draws < 1:
-            raise ValueError(f"draws is {draws}: it must be 1 or more")
-        if correct not in (None, "psis"):
-            raise ValueError(f"correct is {correct!r}: 'psis', or None")
-        about_draws: dict[str, Any] = {
-            "approximation": "draws of a fitted guide, not of a Markov chain: r_hat and ess do not judge them"
-        }
-        if correct is None:
-            found = groups.drawn_groups(self, draws, seed=seed, sites=sites, expand=expand)
-            latents = self.draws(draws, seed=seed) if log_likelihood else None
-        else:
-            weighed = corrected(self, draws, seed=seed)
-            latents = weighed.draws
-            found = groups.given_groups(self, "posterior", latents, sites=sites, expand=expand)
-            about_draws = {
-                "approximation": "draws of a fitted guide, resampled by Pareto-smoothed weights, some several times",
-                "k_hat": weighed.k_hat,
-                "k_hat_guide": weighed.k_hat_guide,
-                "k_hat_clients": weighed.k_hat_clients.to_numpy(),
-                "effective_draws": weighed.effective,
-                "proposals": weighed.proposals,
-                "bytes_up_psis": weighed.proposals
-                * len(self.clients)
-                * torch.get_default_dtype().itemsize,
-                "log_evidence": weighed.log_evidence,
-            }
-        if log_likelihood and latents is not None:
-            found.rows(
-                "log_likelihood", groups.log_likelihoods(self, latents), self.federation.data
-            )
-            found.rows(
-                "observed_data", groups.observed(self, self.federation.data), self.federation.data
-            )
-        return found.arviz({**groups.attributes(self, seed), **about_draws})
+        return posterior_data(
+            self,
+            draws,
+            seed=seed,
+            sites=sites,
+            expand=expand,
+            correct=correct,
+            log_likelihood=log_likelihood,
+        )
 
     def posterior_predictive(
         self, draws: int = 500, *, rows: ClientData | None = None, seed: int = 0
     ) -> InferenceData:
-        """Labels drawn from the posterior predictive distribution, in ArviZ: groups `posterior_predictive` and `observed_data`.
+        """Draw labels from the posterior predictive distribution: ArviZ groups `posterior_predictive` and `observed_data`.
 
         Args:
-            draws: S, one label of each row a draw of the latent sites.
-            rows: of clients that were fitted, by name; None: the rows they were fitted to.
+            draws: S; one label of each row for each draw of the latent sites.
+            rows: of clients that were fitted, matched by name; None: the rows they were fitted to.
             seed: of the draws.
 
         Raises:
-            KeyError: a client that was not fitted.
-            ValueError: a field is missing, or holds NaN; draws below 1.
+            KeyError: a client was not fitted.
+            ValueError: a field is missing or holds NaN; `draws` is below 1.
         """
-        if draws < 1:
-            raise ValueError(f"draws is {draws}: it must be 1 or more")
-        asked = self.federation.data if rows is None else rows
-        few = self._of_rows(asked)
-        found = groups.Groups(few)
-        found.rows(
-            "posterior_predictive",
-            groups.sampled(few, few.draws(draws, seed=seed), asked, seed),
-            asked,
-        )
-        known = groups.observed(few, asked)
-        if known:
-            found.rows("observed_data", known, asked)
-        return found.arviz(groups.attributes(self, seed))
+        return predictive_data(self, draws, rows=rows, seed=seed)
 
     def prior(
         self,
@@ -179,141 +138,92 @@ class Fit:
         expand: int = EXPAND,
         predictive: bool = False,
     ) -> InferenceData:
-        """Draws of the latent sites from the model's own prior, params that it learns where they are, in ArviZ: group `prior`.
+        """Draw the latent sites from the model's prior, learned params at their fitted values: ArviZ group `prior`.
 
         Args:
             draws: S.
             seed: of the draws.
-            sites: only these, written out however large they are.
-            expand: as `posterior`'s.
-            predictive: also a label of each row, the groups `prior_predictive` and `observed_data`.
+            sites: return only these, written out however large they are.
+            expand: as in `posterior`.
+            predictive: add a label of each row: groups `prior_predictive` and `observed_data`.
 
         Raises:
-            KeyError: a site was asked for that there is not.
-            ValueError: draws below 1.
+            KeyError: a site in `sites` does not exist.
+            ValueError: `draws` is below 1.
         """
-        if draws < 1:
-            raise ValueError(f"draws is {draws}: it must be 1 or more")
-        drawn = prior_draws(
-            self.federation, self.message, self.progress.table, draws=draws, seed=seed
-        )
-        found = groups.given_groups(self, "prior", drawn, sites=sites, expand=expand)
-        if predictive:
-            data = self.federation.data
-            found.rows("prior_predictive", groups.sampled(self, drawn, data, seed), data)
-            found.rows("observed_data", groups.observed(self, data), data)
-        return found.arviz(groups.attributes(self, seed))
+        return prior_data(self, draws, seed=seed, sites=sites, expand=expand, predictive=predictive)
 
     def predict(
         self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
     ) -> Prediction:
-        """The posterior predictive distribution of each row, by its own client's posterior; labels may be absent.
+        """Predict each row by its own client's posterior; labels may be absent.
 
         Args:
             rows: of clients that were fitted, matched by name.
-            site: the observed site to predict; None: the model's, if it has one alone.
-            draws: of the posterior to average over; 1 for point estimates.
+            site: the observed site to predict; None: the model's only one.
+            draws: S, of the posterior to average over; 1 is enough for point estimates.
             seed: of the draws.
 
         Raises:
-            KeyError: a client that was not fitted (`personalise` it first), or no such site.
-            ValueError: a field is missing, or holds NaN; or the model observes several sites, and none is chosen.
+            KeyError: a client was not fitted (`personalise` it first), or the site is not observed.
+            ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
         """
-        site = self.program.observed_site(site)
-        few = self._of_rows(rows)
-        return predict(
-            few.federation,
-            self.message,
-            few.progress.table,
-            rows,
-            site=site,
-            draws=draws,
-            seed=seed,
-        )
+        return predict(self, rows, site=site, draws=draws, seed=seed)
 
     def replicate(
         self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
     ) -> Tensor:
-        """Labels that the posterior would have these rows show, (S, n): a draw's rows go together, as all of one client's do.
+        """Draw labels of some rows from the posterior predictive distribution, (S, n).
+
+        The labels of one draw share its latent sites, so they are dependent as those of one client's rows are.
 
         Args:
             rows: of clients that were fitted, matched by name.
             site: as in `predict`.
-            draws: S, of the posterior; one label a row of each.
+            draws: S; one label of each row for each.
             seed: of the draws.
 
         Raises:
             KeyError, ValueError: as `predict`.
         """
-        site = self.program.observed_site(site)
-        few = self._of_rows(rows)
-        return sampled(few, few.draws(draws, seed=seed), rows, seed, count=draws)[site]
-
-    def _of_rows(self, rows: ClientData) -> Fit:
-        """The fit of those clients that some rows are of, in the order of the rows.
-
-        Raises:
-            KeyError: a client that was not fitted.
-            ValueError: the rows lack a field, or hold NaN.
-        """
-        unknown = [name for name in rows.names if name not in set(self.clients)]
-        if unknown:
-            raise KeyError(
-                f"client '{unknown[0]}' was not fitted: infer it first, fit.personalise(its data).predict(...)"
-            )
-        self.check_rows(rows, self.program.reads.model)
-        ids = self.federation.data.index(rows.names)
-        few = replace(self.federation, data=self.federation.data.select(ids))
-        return replace(
-            self,
-            federation=few,
-            progress=replace(self.progress, table=subset(self.progress.table, ids)),
-        )
+        return replicate(self, rows, site=site, draws=draws, seed=seed)
 
     def personalise(self, data: ClientData, *, rounds: int = 200) -> Fit:
-        """Infer the local sites of clients never seen, global params fixed: a Fit of those clients.
+        """Infer the local sites of new clients, global params fixed; return a Fit of those clients.
 
         Args:
-            data: the new clients' rows; without labels where the guide needs none.
-            rounds: rounds of the client's own steps; none are taken where the guide keeps nothing local.
+            data: the new clients' rows; unlabelled where the guide needs no labels.
+            rounds: rounds of the clients' own steps; none are taken where the method keeps no client state.
 
         Raises:
-            ValueError: a field is missing, or holds NaN, or labels that the guide reads are missing.
+            ValueError: a field is missing or holds NaN, or labels that the guide reads are missing.
         """
-        self.check_rows(data, self.program.reads.model | self.program.reads.guide)
-        federation = replace(self.federation, data=data)
-        self._check_labels_given(federation)
-        table = adapt(federation, self.progress.server, rounds)
-        return replace(self, federation=federation, progress=replace(self.progress, table=table))
+        federation, progress = personalised(self, data, rounds)
+        return replace(self, federation=federation, progress=progress)
 
     def check(self, against: Literal["nuts"] = "nuts", **options: Any) -> AgainstNuts:
-        """How far the posterior is from NUTS on all rows together, of the same program: `hierfl.diagnostics.against_nuts`.
+        """Compare the posterior with NUTS on all rows together: `hierfl.diagnostics.against_nuts`.
 
         Args:
             against: "nuts".
             **options: `draws`, `warmup`, `chains`, `seed`, `correct`, `reference`, as there.
 
         Raises:
-            ValueError: another word for `against`, or as there.
+            ValueError: `against` is not "nuts"; or as there.
         """
         if against != "nuts":
-            raise ValueError(f"against is {against!r}: only 'nuts' there is")
+            raise ValueError(f"against is {against!r}: it must be 'nuts'")
         return against_nuts(self, **options)
 
     def save(self, folder: str | Path, *, with_data: bool = True) -> None:
-        """Write everything to a folder: what is global, and apart from it, under `local`, what is the clients' own.
+        """Write the fit to a folder: global state in `global.safetensors`, client states in `local.safetensors`.
 
         Args:
-            folder: made if it is not there.
-            with_data: the clients' rows too, so that `hierfl.load(folder)` alone makes the fit anew.
+            folder: made if it does not exist.
+            with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the fit.
         """
-        saved.write(
-            folder,
-            self.progress,
-            about(self.method, self.federation, self.rounds),
-            self.federation,
-            with_data=with_data,
-        )
+        who = about(self.method, self.federation, self.rounds)
+        saved.write(folder, self.progress, who, self.federation, with_data=with_data)
 
     def report(
         self,
@@ -327,16 +237,17 @@ class Fit:
         draws: int = 400,
         seed: int = 0,
     ) -> Report:
-        """Write one page of HTML, which needs no network: what was run, posteriors, calibration, and warnings in plain words.
+        """Write one HTML page, self-contained: what was run, posteriors, calibration, and warnings in plain words.
 
         Args:
             path: of the file.
-            held_out: labelled rows of clients that were fitted, kept from the fit, to score; None: the training rows, with a warning.
-            foreign: rows that are none of the clients' kind, under their names: are predictions of them less sure?
-            alone: a fit of the same own sites in which clients borrow nothing: estimates are shown beside its.
+            held_out: labelled rows of fitted clients that were kept from the fit, to score; None: the training rows are
+                scored, with a warning.
+            foreign: out-of-distribution rows under the clients' names, to see whether predictions are less certain.
+            alone: a fit of the same local sites in which clients share nothing; its estimates are shown beside this fit's.
             site: the observed site that is scored, as in `predict`.
             title: of the page.
-            draws: of the posterior.
+            draws: S, of the posterior.
             seed: of the draws.
 
         Returns:
@@ -344,60 +255,24 @@ class Fit:
 
         Raises:
             KeyError: rows of a client that was not fitted.
-            ValueError: a field is missing; held-out rows without labels; several observed sites, and none is chosen.
+            ValueError: a field is missing; held-out rows have no labels; or several sites are observed and `site` is None.
         """
-        from hierfl.report import write
+        from hierfl.report import write  # Matplotlib and Jinja are slow to import
 
-        given = {"held_out": held_out, "foreign": foreign}
         return write(
-            self, path, **given, alone=alone, site=site, title=title, draws=draws, seed=seed
+            self,
+            path,
+            held_out=held_out,
+            foreign=foreign,
+            alone=alone,
+            site=site,
+            title=title,
+            draws=draws,
+            seed=seed,
         )
-
-    def _check_labels_given(self, federation: Federation) -> None:
-        """Refuse new clients without labels where what they keep, or their guide, is made of labels."""
-        missing = [
-            name
-            for name in self.program.labels.values()
-            if name not in {**federation.data.fields, **federation.data.client_fields}
-        ]
-        if not missing:
-            return
-        own = federation.client.own
-        try:
-            if not tree_leaves(own):
-                self.program.draw(
-                    federation.client.params(self.message, own),
-                    full_batch(federation.data, torch.tensor([0])),
-                )
-                return
-        except (AttributeError, RuntimeError, ValueError) as error:
-            raise self._needs(missing[0]) from error
-        raise self._needs(missing[0])
-
-    def _needs(self, label: str) -> ValueError:
-        return ValueError(
-            f"new clients are inferred from their labels, and the rows have no field '{label}': give it, or fit with a guide that "
-            f"does without, guides.amortised(fields=...); before any label, predict_from_prior(fit, rows)"
-        )
-
-    def check_rows(self, rows: ClientData, reads: frozenset[str]) -> None:
-        """Refuse rows that lack a field that is read, labels apart, or that hold what model and guide cannot take."""
-        missing = reads - {*self.program.labels.values(), *rows.fields, *rows.client_fields}
-        if missing:
-            raise ValueError(
-                f"the rows have no field '{min(missing)}', which the model or its guide reads"
-            )
-        for name, values in rows.fields.items():
-            like = self.federation.data.fields.get(name)
-            if like is not None and values.shape[1:] != like.shape[1:]:
-                raise ValueError(
-                    f"a row of '{name}' has shape {tuple(values.shape[1:])}; it was {tuple(like.shape[1:])} when fitted"
-                )
-        check_finite(rows)
-        check_labels(self.program.supports, rows)
 
     def __repr__(self) -> str:
-        """Method, clients, rounds and size."""
+        """Method, clients, rounds and sizes."""
         kept = nbytes(self.federation.client.own)
         return (
             f"Fit({self.method.name}, {len(self.clients)} clients, {self.progress.round} rounds, "

@@ -24,6 +24,7 @@ from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
 from hierfl.posterior import arviz_groups as groups
 from hierfl.posterior import arviz_io as posterior
+from hierfl.posterior.rows import log_likelihoods, observed
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 
@@ -267,8 +268,8 @@ def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
             "HIERFL_PYTHON312 does not name a Python 3.12 with ArviZ 1 (pip install 'arviz>=1' h5netcdf h5py; no torch needed)"
         )
     found = groups.drawn_groups(ill, 200, seed=0, sites=None, expand=1000)
-    found.rows("log_likelihood", groups.log_likelihoods(ill, ill.draws(200)), ill.federation.data)
-    found.rows("observed_data", groups.observed(ill, ill.federation.data), ill.federation.data)
+    found.rows("log_likelihood", log_likelihoods(ill, ill.draws(200)), ill.federation.data)
+    found.rows("observed_data", observed(ill, ill.federation.data), ill.federation.data)
     arrays = {
         f"{group}/{name}": value
         for group, part in found.arrays.items()

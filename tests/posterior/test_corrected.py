@@ -20,8 +20,9 @@ from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics import corrected
 from hierfl.guides.global_sites import normal_params, positive
 from hierfl.methods import fedlaplace, fedsvi
-from hierfl.posterior.arviz_groups import log_likelihoods
 from hierfl.posterior.corrected import own_k_hat, posterior_weights
+from hierfl.posterior.rows import log_likelihoods
+from hierfl.posterior.snapshot import restricted
 from hierfl.posterior.weights import weigh
 from hierfl.runs.result import Fit
 from tests.methods.test_pvi import close
@@ -188,8 +189,8 @@ def test_one_number_a_draw_leaves_a_client_and_they_add_up() -> None:
         close(found.log_shared, whole.log_shared)
 
 
-def fit_of(fitted: Fit, name: str) -> Fit:
-    return fitted._of_rows(fitted.federation.data.select([name]))
+def fit_of(fitted: Fit, name: str) -> Restricted:
+    return restricted(fitted, fitted.federation.data.select([name]))
 
 
 def test_a_networks_weights_are_those_of_its_draws() -> None:

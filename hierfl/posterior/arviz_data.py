@@ -1,0 +1,100 @@
+"""The ArviZ objects that `Fit.posterior`, `Fit.posterior_predictive` and `Fit.prior` return, put together from groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+import torch
+
+from hierfl.data.clients import ClientData
+from hierfl.posterior.arviz_groups import Groups, attributes, drawn_groups, given_groups
+from hierfl.posterior.corrected import Corrected, corrected
+from hierfl.posterior.draws import posterior_draws, prior_draws
+from hierfl.posterior.rows import log_likelihoods, observed, sampled
+from hierfl.posterior.snapshot import Snapshot, restricted
+
+OF_GUIDE = "draws of a fitted guide, not of a Markov chain: r_hat and ess do not judge them"
+RESAMPLED = "draws of a fitted guide, resampled by Pareto-smoothed weights, some several times"
+
+
+def posterior_data(
+    fit: Snapshot,
+    draws: int,
+    *,
+    seed: int,
+    sites: Collection[str] | None,
+    expand: int,
+    correct: Literal["psis"] | None,
+    log_likelihood: bool,
+) -> Any:
+    """Return draws of the latent sites. Arguments and errors: `Fit.posterior`."""
+    _check_draws(draws)
+    if correct not in (None, "psis"):
+        raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
+    if correct is None:
+        found = drawn_groups(fit, draws, seed=seed, sites=sites, expand=expand)
+        latents = posterior_draws(fit, draws=draws, seed=seed) if log_likelihood else None
+        about_draws: dict[str, Any] = {"approximation": OF_GUIDE}
+    else:
+        weighed = corrected(fit, draws, seed=seed)
+        latents = weighed.draws
+        found = given_groups(fit, "posterior", latents, sites=sites, expand=expand)
+        about_draws = {"approximation": RESAMPLED, **_about(weighed, len(fit.clients))}
+    if log_likelihood and latents is not None:
+        data = fit.federation.data
+        found.rows("log_likelihood", log_likelihoods(fit, latents), data)
+        found.rows("observed_data", observed(fit, data), data)
+    return found.arviz({**attributes(fit, seed), **about_draws})
+
+
+def _about(weighed: Corrected, clients: int) -> dict[str, Any]:
+    numbers = weighed.proposals * clients  # one log weight a proposal and client
+    return {
+        "k_hat": weighed.k_hat,
+        "k_hat_guide": weighed.k_hat_guide,
+        "k_hat_clients": weighed.k_hat_clients.to_numpy(),
+        "effective_draws": weighed.effective,
+        "proposals": weighed.proposals,
+        "bytes_up_psis": numbers * torch.get_default_dtype().itemsize,
+        "log_evidence": weighed.log_evidence,
+    }
+
+
+def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed: int) -> Any:
+    """Return labels from the posterior predictive distribution. Arguments and errors: `Fit.posterior_predictive`."""
+    _check_draws(draws)
+    asked = fit.federation.data if rows is None else rows
+    few = restricted(fit, asked)
+    found = Groups(few)
+    latents = posterior_draws(few, draws=draws, seed=seed)
+    found.rows("posterior_predictive", sampled(few, latents, asked, seed), asked)
+    known = observed(few, asked)
+    if known:
+        found.rows("observed_data", known, asked)
+    return found.arviz(attributes(fit, seed))
+
+
+def prior_data(
+    fit: Snapshot,
+    draws: int,
+    *,
+    seed: int,
+    sites: Collection[str] | None,
+    expand: int,
+    predictive: bool,
+) -> Any:
+    """Return draws of the latent sites from the prior. Arguments and errors: `Fit.prior`."""
+    _check_draws(draws)
+    drawn = prior_draws(fit, draws=draws, seed=seed)
+    found = given_groups(fit, "prior", drawn, sites=sites, expand=expand)
+    if predictive:
+        data = fit.federation.data
+        found.rows("prior_predictive", sampled(fit, drawn, data, seed), data)
+        found.rows("observed_data", observed(fit, data), data)
+    return found.arviz(attributes(fit, seed))
+
+
+def _check_draws(draws: int) -> None:
+    if draws < 1:
+        raise ValueError(f"draws is {draws}: it must be 1 or more")

@@ -1,0 +1,181 @@
+"""The one loop over clients: a function of one client, evaluated for all of them, chunk by chunk.
+
+Draws, predictions, importance weights and diagnostics are all written as functions of one client and run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyro
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.core.trees import Tree, tree_map
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.engine.client_store import taken
+from hierfl.engine.over_clients import one_slot, over_clients, slots_of
+from hierfl.posterior.snapshot import Snapshot
+from hierfl.program.program import Params, Program
+
+CLIENTS_AT_ONCE = 64
+CLIENT_DRAWS_AT_ONCE = 512  # clients x draws carried at once
+CLIENT_DRAW_ROWS_AT_ONCE = 1 << 21  # clients x draws x rows, where the work of a draw is wide
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """What a function found of the clients of one chunk.
+
+    Args:
+        ids: (C,) int64, their positions in the data.
+        asked: the rows that the function was asked about, C clients padded to B rows each.
+        found: a tree of tensors (C, ...).
+    """
+
+    ids: Tensor
+    asked: ClientBatch
+    found: Tree
+
+
+def each_client(
+    fit: Snapshot,
+    one: Callable[..., Tree],
+    *,
+    rows: ClientData | None = None,
+    new: bool = False,
+    given: Tree | None = None,
+    seed: int = 0,
+    salt: str = "posterior",
+) -> Iterator[Chunk]:
+    """Evaluate a function of one client for every client, under `torch.vmap` where the engine allows.
+
+    Args:
+        fit: the clients, their states and the server's last message.
+        one: `(params, own, asked) -> tree` of one client's params, its training rows, and the rows asked about. With
+            `given` it takes that client's part of it as a fourth argument. It is evaluated without gradients;
+            `torch.func.grad` inside it works.
+        rows: asked about, client by client; None: the clients' training rows. Missing labels are zeros.
+        new: the clients of `rows` are not those of `fit`: each starts from the client state of a new client, and
+            `own` is its `asked`.
+        given: a tree of tensors (N, ...), whose client i goes to client i.
+        seed: of the clients' keys.
+        salt: decorrelates the random streams of different purposes.
+    """
+    federation, message = fit.federation, fit.message
+    data = federation.data if rows is None else rows
+    at = (noise.word(salt),)
+    for ids in torch.arange(data.num_clients).split(min(federation.slots, CLIENTS_AT_ONCE)):
+        batch = full_batch(data, ids, seed=seed, at=at)
+        asked = labelled(batch, federation.program)
+        if new:
+            own = asked
+        else:
+            own = batch if rows is None else full_batch(federation.data, ids, seed=seed, at=at)
+        call = partial(_of_client, fit, message, one, own, asked)
+        states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
+        parts = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
+        trees = (states, slots_of(own)[0], slots_of(asked)[0], *parts)
+        with pyro.validation_enabled(False), torch.no_grad():
+            found = over_clients(call, federation.at_once)(*trees, count=len(ids))
+        yield Chunk(ids, asked, found)
+
+
+def _of_client(
+    fit: Snapshot,
+    message: Tree,
+    one: Callable[..., Tree],
+    own: ClientBatch,
+    asked: ClientBatch,
+    state: Tree,
+    own_slot: Tree,
+    asked_slot: Tree,
+    *given: Tree,
+) -> Tree:
+    params = fit.federation.client.params(message, state)
+    return one(
+        params,
+        one_slot(own_slot, slots_of(own)[1], own),
+        one_slot(asked_slot, slots_of(asked)[1], asked),
+        *given,
+    )
+
+
+def _new_states(fit: Snapshot, count: int) -> Tree:
+    return tree_map(lambda v: v.expand(count, *v.shape), fit.federation.client.own)
+
+
+def each_draw(
+    fit: Snapshot,
+    one: Callable[[Params, ClientBatch, ClientBatch], Tree],
+    *,
+    draws: int,
+    seed: int,
+    rows: ClientData | None = None,
+    new: bool = False,
+    width: int = 1,
+    salt: str = "posterior",
+) -> Iterator[Chunk]:
+    """Evaluate a function of one client and one draw for every client and draw: chunks of trees (C, S, ...).
+
+    Draw d of a seed is the same whatever is asked of it, and whichever clients it is computed beside.
+
+    Args:
+        fit: as in `each_client`.
+        one: `(params, own, asked) -> tree`; both batches carry the keys of the draw.
+        draws: S.
+        seed: of the draws.
+        rows: as in `each_client`.
+        new: as in `each_client`.
+        width: how many times wider than one draw's work that of `one` is; so many fewer are carried at once.
+        salt: as in `each_client`.
+    """
+    program = fit.program
+
+    def all_draws(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+        def at_draw(d: Tensor) -> Tree:
+            return one(params, own.redrawn(d), asked.redrawn(d))
+
+        clients = min(fit.federation.slots, CLIENTS_AT_ONCE, total)
+        most = (
+            CLIENT_DRAWS_AT_ONCE
+            if width == 1
+            else CLIENT_DRAW_ROWS_AT_ONCE // (width * asked.num_rows)
+        )
+        return at_each_draw(at_draw, draws, program, at_once=max(1, most // clients))
+
+    total = (fit.federation.data if rows is None else rows).num_clients
+    yield from each_client(fit, all_draws, rows=rows, new=new, seed=seed, salt=salt)
+
+
+def at_each_draw(
+    one: Callable[[Tensor], Tree], draws: int, program: Program, *, at_once: int | None = None
+) -> Tree:
+    """Evaluate a function of a draw's number at 0, ..., S - 1: a tree of tensors (S, ...).
+
+    Args:
+        one: of the number, () int32.
+        draws: S.
+        program: whose draws may or may not be functions of a key under `torch.vmap`.
+        at_once: draws carried at once; None: all.
+    """
+    index = torch.arange(draws, dtype=torch.int32)
+    if program.keyed:
+        found: Tree = torch.vmap(one, chunk_size=at_once)(index)
+        return found
+    return tree_map(lambda *v: torch.stack(v), *[one(d) for d in index])
+
+
+def labelled(batch: ClientBatch, program: Program) -> ClientBatch:
+    """Fill in missing labels with zeros, so that a model can be asked for the distribution of what it observes."""
+    like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
+    missing = {
+        name: value.new_zeros(batch.num_clients, batch.num_rows, *value.shape[2:])
+        for name, value in like.items()
+        if value is not None
+    }
+    return replace(batch, fields={**missing, **batch.fields})

@@ -1,0 +1,137 @@
+"""Quantities with one entry a row, at draws that are given: labels, their log densities, and labels drawn anew."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pyro
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.core.trees import Tree, tree_map
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.engine.client_store import taken
+from hierfl.posterior.client_loop import CLIENT_DRAWS_AT_ONCE, labelled
+from hierfl.posterior.draws import Draws, at_draws, in_program_shapes, posterior_draws
+from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Values
+
+
+def observed(fit: Snapshot, data: ClientData) -> dict[str, Tensor]:
+    """Return the labels by observed site: (n, *event) of rows, (N, *event) of clients; unlabelled sites are left out."""
+    fields = {**data.fields, **data.client_fields}
+    return {site: fields[label] for site, label in fit.program.labels.items() if label in fields}
+
+
+def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
+    """Return the log density of each row's label (S, n), or each client's (S, N), by observed site.
+
+    Args:
+        fit: of labelled clients.
+        draws: S, of every latent site.
+
+    Raises:
+        ValueError: the clients have no labels.
+    """
+    program, data = fit.program, fit.federation.data
+    missing = set(program.labels) - set(observed(fit, data))
+    if missing:
+        raise ValueError(
+            f"the clients' rows have no labels for site '{min(missing)}': there is no likelihood"
+        )
+
+    def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
+        found = program.observed(values, batch, params)
+        return {site: _a_row(fn.log_prob(value)) for site, (fn, value) in found.items()}
+
+    parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
+    for chunk in at_draws(fit, draws, one):
+        for site, value in chunk.found.items():  # (C, S, 1, B), or (C, S, 1, 1) of clients
+            of_rows = site in program.sites_of_rows
+            inside = chunk.asked.mask() if of_rows else torch.ones(len(chunk.ids), 1).bool()
+            parts[site].append(value[:, :, 0].movedim(1, -1)[inside].T)
+    return {site: torch.cat(found, 1) for site, found in parts.items()}
+
+
+def _a_row(log_prob: Tensor) -> Tensor:
+    """Sum (..., 1, B) over the plates left of the clients: (1, B)."""
+    return log_prob.flatten(0, -3).sum(0) if log_prob.dim() > 2 else log_prob
+
+
+def replicate(
+    fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
+) -> Tensor:
+    """Draw labels of some rows from the posterior predictive distribution, (S, n).
+
+    The labels of one draw share its latent sites, so they are dependent as those of one client's rows are.
+
+    Args:
+        fit: a run at some round.
+        rows: of clients that were fitted, matched by name.
+        site: as in `predict`.
+        draws: S; one label a row of each.
+        seed: of the draws.
+
+    Raises:
+        KeyError, ValueError: as `predict`.
+    """
+    site = fit.program.observed_site(site)
+    few = restricted(fit, rows)
+    return sampled(few, posterior_draws(few, draws=draws, seed=seed), rows, seed, count=draws)[site]
+
+
+def sampled(
+    fit: Snapshot, draws: Draws, rows: ClientData, seed: int, *, count: int = 1
+) -> dict[str, Tensor]:
+    """Draw a label of each row (S, n, *event), or client, at each draw of the latent sites.
+
+    Torch's own samplers draw, seeded by the client's key; one client after another, so that none depends on the others.
+
+    Args:
+        fit: of the clients of the rows, in the same order.
+        draws: S, of every latent site.
+        rows: whose labels are drawn.
+        seed: of the labels.
+        count: S where there are no latent sites.
+    """
+    program, salt = fit.program, (noise.word("predictive"),)
+    shared, own = in_program_shapes(program, draws)
+    count = next((len(value) for value in {**draws.shared, **draws.own}.values()), count)
+    parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
+    for k in range(fit.federation.data.num_clients):
+        index = torch.tensor([k])
+        batch = labelled(full_batch(rows, index, seed=seed, at=salt), program)
+        state = tree_map(lambda v: v[0], taken(fit.progress.table, index))
+        params = fit.federation.client.params(fit.message, state)
+        values = {**shared, **{name: value[k] for name, value in own.items()}}
+        found = _labels_of_client(program, params, batch, {"index": torch.arange(count), **values})
+        for site, value in found.items():  # (S, 1, B, *event)
+            parts[site].append(value.squeeze(1))
+    return {site: torch.cat(found, 1) for site, found in parts.items()}
+
+
+def _labels_of_client(
+    program: Program, params: Params, batch: ClientBatch, values: Values
+) -> dict[str, Tensor]:
+    """Draw the labels of one client at latent sites (S, ...); `index` (S,) is there where no site is latent."""
+    one = partial(_labels_at, program, params, batch)
+    with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False), torch.no_grad():
+        first, second = batch.key[0].tolist()
+        torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
+        try:
+            found: dict[str, Tensor] = torch.vmap(
+                one, randomness="different", chunk_size=CLIENT_DRAWS_AT_ONCE
+            )(values)
+        except RuntimeError:  # torch has no mapped sampler for a few (Student's t, Beta)
+            each = [one({n: v[s] for n, v in values.items()}) for s in range(len(values["index"]))]
+            found = tree_map(lambda *v: torch.stack(v), *each)
+    return found
+
+
+def _labels_at(program: Program, params: Params, batch: ClientBatch, values: Values) -> Values:
+    latents = {name: value for name, value in values.items() if name != "index"}
+    labels = program.observed(latents, batch, params)
+    return {site: fn.sample() for site, (fn, _) in labels.items()}

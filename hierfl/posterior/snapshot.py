@@ -1,0 +1,136 @@
+"""The protocol that draws, predictions and diagnostics are functions of, and its restriction to some clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import pandas as pd
+
+from hierfl.core.trees import Tree
+from hierfl.data.clients import ClientData
+from hierfl.engine.client_store import subset
+from hierfl.engine.federation import Federation
+from hierfl.engine.rounds import Progress
+from hierfl.method import Method
+from hierfl.program.check_data import check_finite, check_labels
+from hierfl.program.program import Program
+
+
+class Snapshot(Protocol):
+    """A run at some round. `hierfl.Fit` is one; so is a restriction of a fit to some of its clients."""
+
+    @property
+    def method(self) -> Method:
+        """The method that is being fitted."""
+
+    @property
+    def federation(self) -> Federation:
+        """The clients, their rows and the checked program."""
+
+    @property
+    def progress(self) -> Progress:
+        """The server's state, the client states, the history and the number of rounds done."""
+
+    @property
+    def message(self) -> Tree:
+        """The server's last message: all that draws and predictions know of other clients."""
+
+    @property
+    def program(self) -> Program:
+        """The checked program."""
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names, in the order of the data."""
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row a round, as `Fit.history`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Restricted:
+    """A snapshot restricted to some of its clients, with the message of the whole run.
+
+    Args:
+        method: as the whole run's.
+        federation: with the rows of these clients alone.
+        progress: with the client states of these clients alone.
+        message: the server's last, to all clients.
+    """
+
+    method: Method
+    federation: Federation
+    progress: Progress
+    message: Tree
+
+    @property
+    def program(self) -> Program:
+        """The checked program."""
+        return self.federation.program
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names, in the order of the data."""
+        return self.federation.data.names
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row a round, as `Fit.history`."""
+        return pd.DataFrame(list(self.progress.history))
+
+
+def restricted(fit: Snapshot, rows: ClientData) -> Restricted:
+    """Restrict a snapshot to the clients that own some rows, in the order of those rows.
+
+    Args:
+        fit: of at least these clients.
+        rows: matched to clients by name, and checked for what the model reads.
+
+    Raises:
+        KeyError: a client was not fitted.
+        ValueError: as `check_rows`.
+    """
+    unknown = [name for name in rows.names if name not in set(fit.clients)]
+    if unknown:
+        raise KeyError(
+            f"client '{unknown[0]}' was not fitted: infer it first, "
+            f"fit.personalise(its data).predict(...)"
+        )
+    check_rows(fit, rows, fit.program.reads.model)
+    ids = fit.federation.data.index(rows.names)
+    return Restricted(
+        method=fit.method,
+        federation=replace(fit.federation, data=fit.federation.data.select(ids)),
+        progress=replace(fit.progress, table=subset(fit.progress.table, ids)),
+        message=fit.message,
+    )
+
+
+def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
+    """Refuse rows that the program of a snapshot cannot be run on.
+
+    Args:
+        fit: whose program and training rows say what is expected.
+        rows: to be checked; labels may be absent.
+        reads: the fields that are needed, labels apart.
+
+    Raises:
+        ValueError: a field is missing, has another shape than in the training rows, holds NaN or infinity, or holds
+            labels outside the support of their site.
+    """
+    missing = reads - {*fit.program.labels.values(), *rows.fields, *rows.client_fields}
+    if missing:
+        raise ValueError(
+            f"the rows have no field '{min(missing)}', which the model or its guide reads"
+        )
+    for name, values in rows.fields.items():
+        like = fit.federation.data.fields.get(name)
+        if like is not None and values.shape[1:] != like.shape[1:]:
+            raise ValueError(
+                f"a row of '{name}' has shape {tuple(values.shape[1:])}; "
+                f"it was {tuple(like.shape[1:])} when fitted"
+            )
+    check_finite(rows)
+    check_labels(fit.program.supports, rows)

@@ -1,0 +1,60 @@
+"""New clients: their client states are inferred from their own rows, while the global params stay as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from hierfl.core.trees import tree_leaves
+from hierfl.data.batch import full_batch
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import Federation
+from hierfl.engine.rounds import Progress, adapt
+from hierfl.posterior.snapshot import Snapshot, check_rows
+
+
+def personalised(fit: Snapshot, data: ClientData, rounds: int) -> tuple[Federation, Progress]:
+    """Infer the client states of new clients; no global param moves.
+
+    Args:
+        fit: of other clients.
+        data: the new clients' rows.
+        rounds: rounds of the clients' own steps; none are taken where the method keeps no client state.
+
+    Returns:
+        The federation of the new clients, and the run's progress with their client states.
+
+    Raises:
+        ValueError: a field is missing or holds NaN, or labels that the method or its guide reads are missing.
+    """
+    check_rows(fit, data, fit.program.reads.model | fit.program.reads.guide)
+    federation = replace(fit.federation, data=data)
+    _check_labels(fit, federation)
+    table = adapt(federation, fit.progress.server, rounds)
+    return federation, replace(fit.progress, table=table)
+
+
+def _check_labels(fit: Snapshot, federation: Federation) -> None:
+    """Refuse unlabelled new clients where their client states or their guide depend on labels."""
+    given = {**federation.data.fields, **federation.data.client_fields}
+    missing = [name for name in fit.program.labels.values() if name not in given]
+    if not missing:
+        return
+    own = federation.client.own
+    try:
+        if not tree_leaves(own):
+            params = federation.client.params(fit.message, own)
+            fit.program.draw(params, full_batch(federation.data, torch.tensor([0])))
+            return
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise _needs(missing[0]) from error
+    raise _needs(missing[0])
+
+
+def _needs(label: str) -> ValueError:
+    return ValueError(
+        f"new clients are inferred from their labels, and the rows have no field '{label}': give it, "
+        f"or fit with a guide that does without, guides.amortised(fields=...); before any label, "
+        f"predict_from_prior(fit, rows)"
+    )
