@@ -1,0 +1,118 @@
+"""The loop over clients: the same answers wherever client states are kept, on either engine, and chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hierfl.diagnostics.coherence import client_slopes
+from hierfl.diagnostics.convergence import convergence
+from hierfl.diagnostics.pac_bayes import pac_bayes
+from hierfl.engine import client_store
+from hierfl.engine.client_store import Stored
+from hierfl.guides import mean_field
+from hierfl.methods import fedsvi
+from hierfl.posterior import client_loop
+from hierfl.posterior.client_loop import each_client, each_draw
+from hierfl.posterior.corrected import own_k_hat
+from hierfl.posterior.new_clients import expected_of_clients, predict_from_prior
+from hierfl.posterior.rows import log_likelihoods
+from hierfl.posterior.snapshot import Restricted, Snapshot, restricted
+from hierfl.runs.result import Fit
+from tests.programs import federation, fit, regression
+
+ROUNDS = 40  # the fewest that `convergence` judges
+ASKED: dict[str, Callable[[Fit], Tensor]] = {
+    "draws": lambda f: f.draws(5).own["slope"],
+    "predict": lambda f: f.predict(federation(), draws=5).mean,
+    "replicate": lambda f: f.replicate(federation(), draws=3),
+    "log_likelihoods": lambda f: log_likelihoods(f, f.draws(5))["y"],
+    "predict_from_prior": lambda f: predict_from_prior(f, federation(), draws=5).mean,
+    "expected_of_clients": lambda f: expected_of_clients(f, draws=5)["slope"],
+    "pac_bayes": lambda f: torch.tensor([pac_bayes(f, draws=3).empirical_risk, pac_bayes(f).kl]),
+    "client_slopes": lambda f: client_slopes(f, draws=3),
+    "convergence": lambda f: torch.from_numpy(
+        convergence(f, draws=4).gradient["size"].to_numpy(copy=True)
+    ),
+    "own_k_hat": lambda f: torch.from_numpy(own_k_hat(f, points=2).to_numpy(copy=True)),
+}
+
+
+@pytest.fixture(scope="module")
+def inside() -> Fit:
+    torch.set_default_dtype(torch.float64)
+    return fit(fedsvi(regression, guide=mean_field), federation(), rounds=ROUNDS)
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fit:
+    """The same fit with its client states in a file."""
+    monkeypatch.setattr(client_store, "IN_MEMORY", 0)
+    method = fedsvi(regression, guide=mean_field)
+    fitted = fit(method, federation(), rounds=ROUNDS, checkpoint=tmp_path)
+    assert isinstance(fitted.progress.table, Stored)
+    return fitted
+
+
+def test_client_states_in_a_file_change_no_answer(inside: Fit, outside: Fit) -> None:
+    for name, ask in ASKED.items():
+        assert torch.equal(ask(inside), ask(outside)), name
+
+
+def test_engines_and_chunks_change_no_answer(inside: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one = replace(inside, federation=replace(inside.federation, engine="sequential"))
+    wanted = {name: ask(inside) for name, ask in ASKED.items()}
+    for name, ask in ASKED.items():
+        assert torch.allclose(ask(one_by_one), wanted[name], atol=1e-10), name
+    monkeypatch.setattr(client_loop, "CLIENTS_AT_ONCE", 3)
+    monkeypatch.setattr(client_loop, "CLIENT_DRAWS_AT_ONCE", 6)
+    for name, ask in ASKED.items():
+        assert torch.allclose(ask(inside), wanted[name], atol=1e-10), name
+
+
+def test_a_restriction_is_a_snapshot_of_its_clients(inside: Fit) -> None:
+    few = restricted(inside, federation().select([2, 0]))
+    assert few.clients == ("east", "north")
+    assert few.history.equals(inside.history)
+    kept: list[Snapshot] = [inside, few]  # both satisfy the protocol: mypy checks this line
+    assert all(s.program is inside.program for s in kept)
+    own = client_slopes(few, draws=3)
+    assert torch.allclose(own, client_slopes(inside, draws=3)[[2, 0]], atol=1e-12)
+
+
+def test_each_client_gets_its_own_part_of_what_is_given(inside: Fit) -> None:
+    number = {"at": torch.arange(4.0)}
+    chunks = each_client(
+        inside, lambda params, own, asked, given: given["at"] + own.counts[0], given=number
+    )
+    found = torch.cat([chunk.found for chunk in chunks])
+    assert torch.equal(found, torch.arange(4.0) + torch.tensor([5.0, 3.0, 7.0, 1.0]))
+
+
+def test_new_clients_start_from_the_state_of_a_new_client(inside: Fit) -> None:
+    rows = federation((2, 6), seed=9)
+    chunks = list(
+        each_draw(
+            inside,
+            lambda params, own, asked: {"loc": params["slope.loc"], "x": own.x.sum()},
+            draws=2,
+            seed=0,
+            rows=rows,
+            new=True,
+        )
+    )
+    start = inside.program.start()[1]["slope.loc"]
+    for chunk in chunks:
+        assert torch.equal(chunk.found["loc"], start.expand(2, 2, *start.shape))
+        padded = chunk.asked.x.sum((1, 2))
+        assert torch.allclose(chunk.found["x"], padded[:, None].expand(2, 2))
+
+
+def test_the_states_of_a_restriction_are_read_where_they_are(outside: Fit) -> None:
+    few: Restricted = restricted(outside, federation().select([1]))
+    assert torch.isfinite(torch.tensor(pac_bayes(few).kl))
