@@ -1,6 +1,6 @@
-"""A fit as ArviZ's groups: arrays with names for their dimensions, which `hierfl.posterior.arviz_io` makes an object of.
+"""ArviZ groups of a fit: arrays with named dimensions, from which `hierfl.posterior.arviz_io` makes one object.
 
-Large networks are not written out: by default a network whose tensors have more than `EXPAND` numbers is summarised by layer.
+A network with more than `EXPAND` numbers is summarised by layer instead of written out.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.layer_summaries import STATISTICS, Network, split, summaries
 from hierfl.posterior.snapshot import Snapshot
 
-EXPAND = 1000  # numbers of a client's network, or of the global one, that are still written out
+EXPAND = 1000  # the largest network, in numbers of one client or of the global level, to write out
 ROW, CLIENT = "row", "client"
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """What is to become an ArviZ object, gathered bit by bit.
+    """The parts of an ArviZ object, collected one by one.
 
     Args:
-        fit: whose.
+        fit: a run at some round.
         arrays: group -> variable -> array.
-        dims: variable -> the names of its dimensions, those of chains and draws apart.
+        dims: variable -> the names of its dimensions, without chain and draw.
         coords: dimension -> labels, as `hierfl.posterior.arviz_io.arviz_of` takes them.
     """
 
@@ -39,7 +39,7 @@ class Groups:
     coords: dict[str, Any] = field(default_factory=dict)
 
     def sites(self, group: str, draws: Draws) -> None:
-        """Draws of sites: local ones by client, features by name where exactly one field has as many."""
+        """Add draws of sites: local ones by client; a dimension gets a field's feature names where exactly one field fits."""
         features = self.fit.federation.data.features
         self.coords[CLIENT] = list(self.fit.clients)
         for name, value in {**draws.shared, **draws.own}.items():
@@ -47,16 +47,15 @@ class Groups:
             dims: list[str] = []
             for i, size in enumerate(value.shape[1 + len(lead) :]):
                 label = _feature_dim(features, size)
-                dims.append(
-                    f"{name}_dim_{i}" if label is None or label in dims else label
-                )  # no dimension twice
+                unnamed = label is None or label in dims  # a dimension may not appear twice
+                dims.append(f"{name}_dim_{i}" if unnamed else str(label))
                 self.coords.setdefault(dims[-1], list(features.get(dims[-1]) or range(size)))
             self.put(group, name, value, [*lead, *dims])
 
     def layers(
         self, group: str, found: Mapping[str, Tensor], networks: Mapping[str, Network]
     ) -> None:
-        """Summaries of networks: (S, L, 4), or (S, N, L, 4) of clients' own, as one variable a statistic."""
+        """Add layer summaries of networks, (S, L, 4) or by client (S, N, L, 4), one variable a statistic."""
         for name, value in found.items():
             net = networks[name]
             self.coords[f"{name}_layer"] = list(net.layers)
@@ -65,7 +64,7 @@ class Groups:
                 self.put(group, f"{name}_{statistic}", value[..., i], [*lead, f"{name}_layer"])
 
     def rows(self, group: str, values: Mapping[str, Tensor], data: ClientData) -> None:
-        """What is one a row, (..., n, *event), or one a client, of the clients of `data`."""
+        """Add values with one entry a row, (..., n, *event), or a client, (..., N, *event)."""
         owners = [data.names[k] for k in data.row_client.tolist()]
         self.coords.update(
             {ROW: range(data.num_rows), "row_client": (ROW, owners), CLIENT: list(data.names)}
@@ -82,23 +81,23 @@ class Groups:
             )
 
     def arviz(self, attributes: Mapping[str, Any]) -> Any:
-        """The ArviZ object."""
+        """Make the ArviZ object."""
         return arviz_of(self.arrays, self.dims, self.coords, attributes)
 
     def put(self, group: str, name: str, value: Tensor, dims: list[str]) -> None:
-        """One variable."""
+        """Add one variable."""
         self.arrays.setdefault(group, {})[name] = value.detach().numpy()
         self.dims[name] = dims
 
 
 def _feature_dim(features: Any, size: int) -> str | None:
-    """The field whose named columns a dimension of this size is of, if there is exactly one."""
+    """Return the one field with this many named columns; None where none or several have."""
     of_size = [name for name, labels in features.items() if len(labels) == size]
     return of_size[0] if len(of_size) == 1 else None
 
 
 def attributes(fit: Snapshot, seed: int) -> dict[str, Any]:
-    """What was run: numbers and words, as netCDF can keep them."""
+    """Return what was run, as numbers and strings that netCDF can store."""
     history = fit.progress.history
     return {
         "inference_library": "hierfl",
@@ -118,10 +117,10 @@ def attributes(fit: Snapshot, seed: int) -> dict[str, Any]:
 def drawn_groups(
     fit: Snapshot, draws: int, *, seed: int, sites: Collection[str] | None, expand: int
 ) -> Groups:
-    """Draws of the guide: what is small, or was asked for by name, written out; other networks by layer.
+    """Draw from the guide; write out what is small or named in `sites`, and summarise other networks by layer.
 
     Raises:
-        KeyError: a site was asked for that there is not.
+        KeyError: a site in `sites` does not exist.
     """
     keep, large = split(posterior_draws(fit, draws=1, seed=seed), sites, expand)
     groups = Groups(fit)
@@ -134,7 +133,7 @@ def drawn_groups(
 def given_groups(
     fit: Snapshot, group: str, draws: Draws, *, sites: Collection[str] | None, expand: int
 ) -> Groups:
-    """The same of draws that were made already."""
+    """Do the same with draws that are given."""
     keep, large = split(draws, sites, expand)
     groups = Groups(fit)
     groups.sites(

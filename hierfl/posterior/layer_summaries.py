@@ -22,11 +22,11 @@ STATISTICS = ("mean", "sd", "rms", "largest")
 # ------------------------------------------------------------------------------------------------ networks, by layer
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The tensors of a network that are inferred: sites of one first name, `w.0.weight`, `w.0.bias`, `w.2.weight`.
+    """The inferred tensors of a network: sites that share a first name, such as `w.0.weight`, `w.0.bias`, `w.2.weight`.
 
     Args:
-        parts: layer, what stands between a site's first name and its last -> its sites.
-        is_local: they are a client's own.
+        parts: layer -> its sites; the layer is what stands between a site's first and last name.
+        is_local: whether the sites are local.
     """
 
     parts: Mapping[str, Sequence[str]]
@@ -34,11 +34,11 @@ class Network:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Their names."""
+        """The layers' names, L of them."""
         return tuple(self.parts)
 
     def summary(self, values: Values, lead: int) -> Tensor:
-        """Mean, sd, root mean square and largest size of a layer's numbers, (*lead, L, 4)."""
+        """Return mean, sd, root mean square and largest absolute value of each layer's numbers, (*lead, L, 4)."""
         layers = []
         for sites in self.parts.values():
             flat = torch.cat(
@@ -61,7 +61,7 @@ class Network:
 
 
 def network_of(sites: Sequence[str], *, is_local: bool) -> Network:
-    """The network of some sites, in their order."""
+    """Group sites into a network, in their order."""
     parts: dict[str, list[str]] = {}
     for site in sites:
         _, *rest = site.split(".")
@@ -72,9 +72,10 @@ def network_of(sites: Sequence[str], *, is_local: bool) -> Network:
 def split(
     draws: Draws, sites: Collection[str] | None, expand: int
 ) -> tuple[set[str], dict[str, Network]]:
-    """Which sites are written out, and which networks, of more than `expand` numbers a client or in all, are summarised.
+    """Return the sites to write out, and the networks to summarise by layer.
 
-    With `sites` given, those and nothing else are written out. A global network of the same name as a local one is `<name>_shared`.
+    A network is summarised where it has more than `expand` numbers, of one client or of the global level. With `sites`
+    given, exactly those are written out. A global network with the name of a local one becomes `<name>_shared`.
     """
     sizes = {name: v[0].numel() for name, v in draws.shared.items()} | {
         name: v[0, 0].numel() for name, v in draws.own.items()
@@ -98,7 +99,7 @@ def split(
 
 def _named(sites: Collection[str], known: Collection[str]) -> set[str]:
     if isinstance(sites, str):
-        raise KeyError(f"sites is the string '{sites}': give a list, ['{sites}']")
+        raise KeyError(f"sites is the string '{sites}': it must be a list, ['{sites}']")
     foreign = [site for site in sites if site not in known]
     if foreign:
         raise KeyError(f"there is no site '{foreign[0]}'; those there are: {', '.join(known)}")
@@ -108,7 +109,7 @@ def _named(sites: Collection[str], known: Collection[str]) -> set[str]:
 def summaries(
     fit: Snapshot, large: Mapping[str, Network], draws: int, seed: int
 ) -> dict[str, Tensor]:
-    """Summaries of networks, made where a draw is: the numbers themselves are never gathered."""
+    """Summarise networks draw by draw at each client, so that their numbers are never gathered."""
     program = fit.program
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:

@@ -22,13 +22,13 @@ from hierfl.program.sites import Model, Values
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Draws of a model's posterior by NUTS on all rows together.
+    """Draws of a model's posterior by NUTS on all clients' rows together.
 
     Args:
-        shared: site -> (S, *shape).
-        own: site -> (S, N, *shape).
-        r_hat: site -> the worst split R-hat of its entries.
-        seconds: it took.
+        shared: global site -> (S, *shape).
+        own: local site -> (S, N, *shape).
+        r_hat: site -> the largest split R-hat of its entries.
+        seconds: wall time of sampling.
     """
 
     shared: Values
@@ -47,16 +47,16 @@ def nuts(
     seed: int = 0,
     dense: Sequence[str] = (),
 ) -> Reference:
-    """The pooled posterior of a model by the No-U-Turn Sampler: what federated answers are measured against.
+    """Sample a model's posterior from all clients' rows together by the No-U-Turn Sampler, as a reference.
 
     Args:
         model: the generative program, without params to be learned.
         data: all clients' rows.
-        draws: kept, a chain.
-        warmup: thrown away, a chain.
-        chains: run one after another.
-        seed: of all chains.
-        dense: sites whose correlations with one another the sampler learns; of the others it learns the scales alone.
+        draws: kept from each chain.
+        warmup: discarded from each chain.
+        chains: how many, run one after another.
+        seed: of the first chain; chain c has seed + c.
+        dense: sites whose joint covariance the mass matrix adapts to; for the others it adapts to variances only.
     """
     program = read(model, delta, data, seed=seed)
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)

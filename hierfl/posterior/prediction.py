@@ -1,4 +1,4 @@
-"""What a posterior says of rows: probabilities or means, averaged over draws, and how they score."""
+"""Posterior predictive distributions of rows: probabilities or means averaged over draws, and their scores."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ class Prediction:
     Args:
         data: the rows, labelled or not.
         site: the observed site that is predicted.
-        label: (n,) what it observes, or None where labels are unknown.
-        mean: (n,) E[y | x]: the probability of 1 for a Bernoulli site; (n, K) probabilities for a categorical one.
-        sd: (n,) standard deviation of y, over draws and of the likelihood; None for a categorical one.
-        log_score: (n,) log of the mean density of the true label, in nats (higher is better); None where labels are unknown.
-        noise: (n,) entropy of y once a draw is given, in nats, a mean over draws: what no posterior could know better; None for a
-            numeric site.
+        label: (n,) the true labels; None where they are unknown.
+        mean: (n,) E[y | x], the probability of 1 for a Bernoulli site; (n, classes) probabilities for a categorical one.
+        sd: (n,) standard deviation of y, from the draws and the likelihood; None for a categorical site.
+        log_score: (n,) log of the mean density of the true label, nats, higher is better; None where labels are unknown.
+        noise: (n,) entropy of y given a draw, nats, averaged over draws: the aleatoric part; None for a numeric site.
         kind: "binary", "categorical" or "numeric".
     """
 
@@ -49,7 +48,7 @@ class Prediction:
     kind: str
 
     def scores(self) -> pd.DataFrame:
-        """One row a client: rows, mean log score, and accuracy and Brier score, or root mean squared error.
+        """Score each client: its rows, mean log score, and accuracy and Brier score, or root mean squared error.
 
         The Brier score is the mean of sum_c (p_c - 1[y = c])^2 / 2 over the classes: (p - y)^2 for two.
 
@@ -68,10 +67,10 @@ class Prediction:
         return table
 
     def known(self) -> tuple[Tensor, Tensor]:
-        """(n,) the labels, and (n,) their log scores.
+        """Return the labels (n,) and their log scores (n,).
 
         Raises:
-            ValueError: the rows have none.
+            ValueError: the rows have no labels.
         """
         if self.label is None or self.log_score is None:
             raise ValueError(f"the rows have no labels for site '{self.site}': nothing to score")
@@ -93,7 +92,7 @@ class Prediction:
 
 
 def kind_of(fn: Any) -> str:
-    """What an observed site's distribution is of."""
+    """Return what a site observes: "binary", "categorical", "numeric", or "other" for events of several numbers."""
     if fn.event_shape:
         return "other"
     base = getattr(fn, "base_dist", fn)
@@ -103,7 +102,7 @@ def kind_of(fn: Any) -> str:
 
 
 def moments(fn: Any, label: Tensor | None) -> Tree:
-    """What is averaged over draws: mean and square of y (or class probabilities), entropy, log density of the label; and the label."""
+    """Return what is averaged over draws: moments of y or class probabilities, entropy, and the label's log density."""
     base = getattr(fn, "base_dist", fn)
     probabilities = isinstance(base, dist.Categorical)
     out = {"mean": fn.probs if probabilities else fn.mean}
@@ -119,7 +118,7 @@ def moments(fn: Any, label: Tensor | None) -> Tree:
 
 
 def averaged(name: str, value: Tensor) -> Tensor:
-    """Over draws: (C, S, 1, B, ...) -> (C, B, ...), a mean, or of log densities the log of the mean density."""
+    """Average over draws, (C, S, 1, B, ...) -> (C, B, ...); of log densities, return the log of the mean density."""
     value = value.squeeze(2)
     if name == "label":
         return value[:, 0]

@@ -1,8 +1,9 @@
-"""Where the global sites of a guide are put: as it draws them, or at points of a Student t fitted to weighted draws.
+"""Proposals for the global sites: the guide's own draws, or points of a Student t fitted to weighted draws.
 
-A guide's Gaussian global sites, side by side, are a vector of coordinates x (K,): its own density is known there, so that points of
-any other proposal have known weights too. Adaptive importance sampling: Cappe, Douc, Guillin, Marin and Robert 2008, Statistics and
-Computing 18; a multivariate t, since a Gaussian of too small a spread has weights without a variance.
+A guide's Gaussian global sites, concatenated, are a vector of coordinates x (K,). Its density under the guide is known, so
+points of any other proposal have known weights as well. This is adaptive importance sampling (Cappe, Douc, Guillin, Marin
+and Robert 2008, Statistics and Computing 18) with a multivariate t, because a Gaussian that is too narrow has weights of
+infinite variance.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from torch.distributions import TransformedDistribution
 from hierfl.core.importance_sampling import Split, Weights, heavy_points
 from hierfl.program.program import in_clients, is_latent
 
-FREEDOM = 7.0  # degrees of the t
-COUNTS = 5  # as many effective draws a coordinate does the proposal before count for, when it is fitted anew
+FREEDOM = 7.0  # degrees of freedom of the t
+COUNTS = 5  # effective draws per coordinate that the previous proposal counts for in a refit
 GAUSSIAN = (dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal)
 
 
 class Coordinates(Messenger):
-    """Reads the coordinates of a guide's Gaussian global sites as it draws them, or puts them at a point (K,) that is given."""
+    """Read the coordinates of a guide's Gaussian global sites as they are drawn, or set them to a given point (K,)."""
 
     def __init__(self, point: Tensor | None) -> None:
         super().__init__()
@@ -55,16 +56,16 @@ class Coordinates(Messenger):
         self.densities.append(base.log_prob(value).sum())
 
     def vector(self) -> Tensor:
-        """X, (K,)."""
+        """Return the coordinates x, (K,)."""
         return torch.cat(self.read) if self.read else torch.zeros(0)
 
     def log_q(self) -> Tensor:
-        """Log density of x under the guide, ()."""
+        """Return the log density of x under the guide, ()."""
         return torch.stack(self.densities).sum() if self.densities else torch.zeros(())
 
 
 def gaussian(msg: Any) -> tuple[Any, list[Any]] | None:
-    """The Gaussian that a global latent site is a transform of, and the transforms; None for any other site."""
+    """Return the Gaussian that a global latent site transforms, and the transforms; None for any other site."""
     if msg["type"] != "sample" or not is_latent(msg) or in_clients(msg):
         return None
     fn = msg["fn"]
@@ -77,7 +78,13 @@ def gaussian(msg: Any) -> tuple[Any, list[Any]] | None:
 
 
 def refitted(at: Tensor, weights: Weights, before: Split | None) -> Split:
-    """A t with the mean and covariance of weighted draws (S, K), drawn to the proposal before where few of them are effective."""
+    """Fit a t to the mean and covariance of weighted draws, shrunk towards the previous proposal.
+
+    Args:
+        at: (S, K) coordinates of the draws.
+        weights: of the draws; the fewer are effective, the stronger the shrinkage.
+        before: the previous proposal; None: the unweighted draws.
+    """
     size, share, given = at.shape[1], weights.log.double().exp(), at.dtype
     at = at.double()
     mean, covariance = _moments(at, share)
@@ -99,7 +106,7 @@ def _moments(at: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def points_of(proposal: Split, count: int, *, seed: int) -> Tensor:
-    """Quasi-random points of a proposal, (count, K)."""
+    """Return quasi-random points of a proposal, (count, K)."""
     even = count + count % 2
     return proposal.points(*heavy_points(even, len(proposal.loc), freedom=FREEDOM, seed=seed))[
         :count
@@ -107,5 +114,5 @@ def points_of(proposal: Split, count: int, *, seed: int) -> Tensor:
 
 
 def log_density(proposal: Split, at: Tensor) -> Tensor:
-    """Log density of a proposal at points (S, K): (S,)."""
+    """Return the log density of a proposal at points (S, K): (S,)."""
     return proposal.log_prob(at, FREEDOM)

@@ -1,4 +1,4 @@
-"""Draws of a guide with the logs of their weights: what each client answers with in a round, and what stays with it."""
+"""Draws of a guide with their log importance weights: what each client returns in a round, and what stays with it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from pyro import poutine
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.client_loop import each_draw
+from hierfl.posterior.client_loop import at_each_draw, each_draw
 from hierfl.posterior.draws import Draws, joined_draws
 from hierfl.posterior.proposals import Coordinates
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Answer, Params, Program, in_clients, samples
 from hierfl.program.sites import Values
 
-INNER = 8  # draws of own sites a draw of z
-LIMIT = 2000  # numbers of a client, or global ones: weights of more come down to one draw, whatever the guide
+INNER = 8  # draws of the local sites for each draw of the global ones
+LIMIT = (
+    2000  # unknowns, local or global, beyond which one draw outweighs all others whatever the guide
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Weighed:
-    """Draws and their weights.
+    """Draws and their log weights.
 
     Args:
-        draws: of every latent and deterministic site, shared (S, *shape), own (S, N, *shape), unweighed.
+        draws: of every latent and deterministic site, before resampling.
         log_shared: (S,) log p(z) / q(z).
         log_own: (S, N) log W_k, an estimate of log p(y_k | z); nothing else leaves a client.
-        at: (S, K) coordinates of z, those of the guide's Gaussian sites.
-        log_q: (S,) their density under the guide.
+        at: (S, K) coordinates of z: the values of the guide's Gaussian global sites.
+        log_q: (S,) log density of those coordinates under the guide.
     """
 
     draws: Draws
@@ -44,26 +46,23 @@ class Weighed:
 
     @property
     def total(self) -> Tensor:
-        """(S,) log weights of all sites together as draws of the guide, what the server adds up."""
+        """Log weights of all sites together, (S,): the sum that the server forms."""
         return self.log_shared + self.log_own.sum(1)
 
 
 def joined(one: Weighed, other: Weighed) -> Weighed:
-    """The draws of both."""
-    draws = (
-        {name: torch.cat([value, theirs[name]]) for name, value in mine.items()}
-        for mine, theirs in (
-            (one.draws.shared, other.draws.shared),
-            (one.draws.own, other.draws.own),
-        )
+    """Concatenate two sets of draws."""
+
+    def both(a: Values, b: Values) -> Values:
+        return {name: torch.cat([value, b[name]]) for name, value in a.items()}
+
+    return Weighed(
+        Draws(both(one.draws.shared, other.draws.shared), both(one.draws.own, other.draws.own)),
+        log_shared=torch.cat([one.log_shared, other.log_shared]),
+        log_own=torch.cat([one.log_own, other.log_own]),
+        at=torch.cat([one.at, other.at]),
+        log_q=torch.cat([one.log_q, other.log_q]),
     )
-    rest = (
-        (one.log_shared, other.log_shared),
-        (one.log_own, other.log_own),
-        (one.at, other.at),
-        (one.log_q, other.log_q),
-    )
-    return Weighed(Draws(*draws), *(torch.cat(both) for both in rest))
 
 
 def weigh(
@@ -76,19 +75,19 @@ def weigh(
     points: Tensor | None = None,
     salt: str = "posterior",
 ) -> Weighed:
-    """Draws of the guide with their weights.
+    """Draw from the guide and weight the draws.
 
     Args:
         fit: of labelled clients.
         count: S.
-        inner: draws of a client's own sites a draw of the global ones, of which it keeps one.
+        inner: draws of a client's local sites for each draw of the global ones; the client keeps one of them.
         seed: of the draws.
-        shared: whether weights of the global sites are wanted too, so that their guide must have a density.
-        points: (S, K) coordinates that the guide's Gaussian global sites are to have; None: the guide draws them.
+        shared: weight the global sites too; their guide then needs a density.
+        points: (S, K) coordinates for the guide's Gaussian global sites; None: the guide draws them.
         salt: decorrelates these draws from those for other purposes.
 
     Raises:
-        ValueError: a guide without a density, or clients without labels.
+        ValueError: the guide has no density, clients have no labels, or a client's likelihood is NaN at a draw.
     """
     program = fit.program
     check_labelled(fit)
@@ -96,21 +95,18 @@ def weigh(
     times = inner if program.latents.local_block.size else 1
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        point = (
-            None
-            if points is None
-            else points.index_select(0, torch.as_tensor(own.words[-1]).long()[None])[0]
-        )
+        d = torch.as_tensor(own.words[-1]).long()[None]  # the draw's number
+        point = None if points is None else points.index_select(0, d)[0]
         values, log_shared, log_own, at, log_q = over_own(program, params, own, times, point)
         parts = log_own.softmax(0).cumsum(0)
         uniform = noise.uniforms(noise.fold(own.key[0], noise.word("psis")), ())
         kept = (parts < uniform).sum().clamp(max=times - 1)[None]
-        mean = log_own.logsumexp(0) - math.log(times)
-        shared_parts = {"shared": log_shared[0], "at": at[0], "log_q": log_q[0]}
         return {
             "values": {n: v.index_select(0, kept)[0] for n, v in values.items()},
-            "own": mean,
-            **shared_parts,
+            "own": log_own.logsumexp(0) - math.log(times),
+            "shared": log_shared[0],
+            "at": at[0],
+            "log_q": log_q[0],
         }
 
     width = times * (1 + program.latents.local_block.size // 16)
@@ -118,22 +114,19 @@ def weigh(
     chunks = [chunk.found for chunk in found]
     drawn = joined_draws(program, [chunk["values"] for chunk in chunks])
     _check_varies(fit, drawn, shared=shared)
-    of_z = (
-        chunks[0][name][0] for name in ("shared", "at", "log_q")
-    )  # the same whichever client is asked
-    log_shared, at, log_q = of_z
+    # these depend on z alone, and are the same for every client
+    log_shared, at, log_q = (chunks[0][name][0] for name in ("shared", "at", "log_q"))
     log_own = torch.cat([chunk["own"] for chunk in chunks]).T
-    if points is not None:  # some lie so far out that nothing is defined there: they weigh nothing
-        nowhere = ~(log_shared.isfinite() & log_own.isfinite().all(1))
-        log_shared, log_own = (
-            log_shared.masked_fill(nowhere, -torch.inf),
-            log_own.masked_fill(nowhere[:, None], 0.0),
-        )
+    if points is not None:  # the density may be undefined at points far out: weight 0
+        undefined = ~(log_shared.isfinite() & log_own.isfinite().all(1))
+        log_shared = log_shared.masked_fill(undefined, -torch.inf)
+        log_own = log_own.masked_fill(undefined[:, None], 0.0)
     bad = log_own.isnan().any(0)
     if bool(bad.any()):
         name = fit.clients[int(bad.nonzero()[0, 0])]
         raise ValueError(
-            f"the log weights of client '{name}' are NaN: its likelihood is not defined where the guide draws"
+            f"the log weights of client '{name}' are NaN: "
+            f"its likelihood is not defined where the guide draws"
         )
     return Weighed(drawn, log_shared, log_own, at, log_q)
 
@@ -141,10 +134,14 @@ def weigh(
 def over_own(
     program: Program, params: Params, batch: ClientBatch, times: int, point: Tensor | None = None
 ) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
-    """`times` draws of a client's own sites at one z: values, log p(z) / q(z), log W_k, coordinates and density of z, (times, ...)."""
+    """Draw a client's local sites several times at one z.
+
+    Returns:
+        Values by site, log p(z) / q(z), log W_k, coordinates of z and their log density; each (times, ...).
+    """
 
     def again(m: Tensor) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
-        keys = noise.fold(batch.own_keys, noise.word("own"), m)  # the root key stays: the same z
+        keys = noise.fold(batch.own_keys, noise.word("own"), m)  # the root key stays, and so does z
         z = Coordinates(point)
 
         def guide(b: ClientBatch) -> None:
@@ -154,16 +151,8 @@ def over_own(
         values, terms = replace(program, guide=guide).weighed(params, replace(batch, own_keys=keys))
         return values, -terms.global_kl, -(terms.nll + terms.local_kl)[0], z.vector(), z.log_q()
 
-    index = torch.arange(times, dtype=torch.int32)
-    if program.keyed:
-        found: tuple[Values, Tensor, Tensor, Tensor, Tensor] = torch.vmap(again)(index)
-        return found
-    each = [again(m) for m in index]
-    values = tree_map(lambda *v: torch.stack(v), *[e[0] for e in each])
-    first, second, third, fourth = (
-        torch.stack(part) for part in zip(*(e[1:] for e in each), strict=True)
-    )
-    return values, first, second, third, fourth
+    found: tuple[Values, Tensor, Tensor, Tensor, Tensor] = at_each_draw(again, times, program)
+    return found
 
 
 def check_labelled(fit: Snapshot) -> None:
@@ -176,12 +165,13 @@ def check_labelled(fit: Snapshot) -> None:
     ]
     if missing:
         raise ValueError(
-            f"the clients' rows have no field '{missing[0]}': without labels there is no likelihood to weigh by"
+            f"the clients' rows have no field '{missing[0]}': "
+            f"without labels there is no likelihood to weight by"
         )
 
 
 def check_density(fit: Snapshot, *, shared: bool) -> None:
-    """Refuse guides that place points, whose draws have no density, so no weights; and networks, whose weights say nothing."""
+    """Refuse guides whose draws have no useful weights: point estimates have no density, networks too many unknowns."""
     program = fit.program
     for block, asked in (
         (program.latents.global_block, shared),
@@ -190,13 +180,12 @@ def check_density(fit: Snapshot, *, shared: bool) -> None:
         if asked and block.size > LIMIT:
             site = max(block.sites, key=lambda s: s.size)
             raise ValueError(
-                f"the guide has {block.size} numbers to weigh ({site.size} of them in site '{site.name}'), and the limit is {LIMIT}: "
-                f"of so many, one draw outweighs all others; judge such a fit by its predictions"
+                f"the guide has {block.size} unknowns to weight ({site.size} of them in site "
+                f"'{site.name}'), and the limit is {LIMIT}: with so many, one draw outweighs all "
+                f"others; judge such a fit by its predictions"
             )
-    params, batch = (
-        fit.federation.client.params(fit.message, fit.federation.client.own),
-        program.prototype,
-    )
+    batch = program.prototype
+    params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with pyro.validation_enabled(False), torch.no_grad(), Answer(params, batch):
         nodes = poutine.trace(program.guide).get_trace(batch)
     spread = {
@@ -210,7 +199,7 @@ def check_density(fit: Snapshot, *, shared: bool) -> None:
 
 
 def _check_varies(fit: Snapshot, drawn: Draws, *, shared: bool) -> None:
-    """A point beside sites that are spread has no density either."""
+    """Refuse a point estimate of one site beside sites that are spread."""
     for site in fit.program.latents.sites:
         values = (drawn.own if site.is_local else drawn.shared)[site.name]
         if (site.is_local or shared) and len(values) > 1 and bool((values == values[:1]).all()):
@@ -219,10 +208,13 @@ def _check_varies(fit: Snapshot, drawn: Draws, *, shared: bool) -> None:
 
 def _no_density(fit: Snapshot, site: str) -> str:
     if fit.method.name == "fedlaplace":
-        return "fedlaplace has weighed its draws already, and the points that are left have no density: see k_hat in fit.history"
+        return (
+            "fedlaplace has weighted its draws already, and the resampled points have no density: "
+            "see k_hat in fit.history"
+        )
     return (
-        f"the guide of '{fit.method.name}' places site '{site}' at points, which have no density to weigh: fit with a guide that "
-        f"spreads (guides.conditional, structured, mean_field)"
+        f"the guide of '{fit.method.name}' places site '{site}' at points, which have no density: "
+        f"fit with a guide that spreads (guides.conditional, structured, mean_field)"
     )
 
 

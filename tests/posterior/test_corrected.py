@@ -324,13 +324,13 @@ def test_refusals() -> None:
         corrected(point, 100)
     with pytest.raises(ValueError, match="places site 'spread' at points"):
         corrected(fit(fedsvi(regression, beside_a_point), data, rounds=1), 100)
-    with pytest.raises(ValueError, match="fedlaplace has weighed its draws already"):
+    with pytest.raises(ValueError, match="fedlaplace has weighted its draws already"):
         corrected(fit(fedlaplace(means, weighed=64, corrections=1), three(), rounds=6), 100)
     wide = hierfl.models.bayesian_network(torch.nn.Linear(2, 700))
     classes = data.with_fields(y=data.fields["visits"].long())
     with pytest.raises(
         ValueError,
-        match=r"has 2100 numbers to weigh \(1400 of them in site 'w.weight'\), and the limit is 2000",
+        match=r"has 2100 unknowns to weight \(1400 of them in site 'w.weight'\), and the limit is 2000",
     ):
         corrected(fit(fedsvi(wide, guides.mean_field), classes, rounds=1), 100)
     fitted = fit(fedsvi(logistic), data, rounds=1)
