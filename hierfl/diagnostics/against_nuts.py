@@ -1,4 +1,4 @@
-"""A fit against pooled NUTS of the same program: the check that needs all rows in one place, so for data that may be brought together."""
+"""Compare a fit with NUTS on all clients' rows together: for data that may be pooled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pyro import poutine
 from torch.distributions import transform_to
 
 from hierfl.posterior.corrected import corrected
-from hierfl.posterior.draws import posterior_draws
+from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.nuts import Reference, nuts
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Answer, ProgramError, in_clients, untouched_store
-from hierfl.program.sites import Model
+from hierfl.program.sites import LatentSite, Model
 
-R_HAT = 1.05  # above it NUTS has not settled itself
-LEAST_DRAWS = 50  # draws that a standard deviation is taken of
+R_HAT = 1.05  # above it NUTS itself has not converged
+LEAST_DRAWS = 50  # for a standard deviation
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +29,12 @@ class AgainstNuts:
     """Standardised differences between a fit and pooled NUTS.
 
     Args:
-        table: a row a site: `numbers` in it, `mean_off` the largest and `mean_off_median` the median |difference of means| in NUTS'
-            standard deviations, `sd_ratio_min` and `sd_ratio_max` of the fit's standard deviation to NUTS', NUTS' worst `r_hat`.
-        entries: a row a number: site, client, index, mean, sd, nuts_mean, nuts_sd, difference (signed, in NUTS' standard
+        table: one row a site: how many `numbers` it has; `mean_off` and `mean_off_median`, the largest and the median
+            absolute difference of means in NUTS standard deviations; `sd_ratio_min` and `sd_ratio_max`, the range of the
+            fit's standard deviation over NUTS'; `r_hat`, the largest of NUTS.
+        entries: one row a number: site, client, index, mean, sd, nuts_mean, nuts_sd, difference (signed, in NUTS standard
             deviations), sd_ratio.
-        reference: NUTS' draws, to check another fit against.
+        reference: the NUTS draws, to compare another fit with.
     """
 
     table: pd.DataFrame
@@ -42,13 +43,15 @@ class AgainstNuts:
 
     @property
     def verdict(self) -> str:
-        """How far off, in a sentence."""
+        """The largest differences, in a sentence."""
         worst = self.entries.loc[self.entries["difference"].abs().idxmax()]
         client = f" of client '{worst['client']}'" if worst["client"] else ""
         ratio = self.entries["sd_ratio"]
         return (
-            f"Means are within {abs(worst['difference']):.2f} of NUTS' standard deviations (worst: '{worst['site']}'{client}; median "
-            f"{self.entries['difference'].abs().median():.2f}); standard deviations are {ratio.min():.2f} to {ratio.max():.2f} of NUTS'."
+            f"Means are within {abs(worst['difference']):.2f} NUTS standard deviations "
+            f"(worst: '{worst['site']}'{client}; median "
+            f"{self.entries['difference'].abs().median():.2f}); standard deviations are "
+            f"{ratio.min():.2f} to {ratio.max():.2f} times NUTS'."
         )
 
 
@@ -62,87 +65,95 @@ def against_nuts(
     correct: Literal["psis"] | None = None,
     reference: Reference | None = None,
 ) -> AgainstNuts:
-    """Run NUTS on all rows together, and compare every latent site; params that the model learns are held where the fit has them.
+    """Run NUTS on all rows together and compare every latent site. Learned params of the model keep their fitted values.
 
     Args:
-        fit: of labelled clients, whose rows are all here.
-        draws: NUTS', a chain.
-        warmup: NUTS', a chain.
-        chains: NUTS'.
-        seed: of both.
-        correct: of the fit's draws, as `Fit.posterior`'s.
-        reference: NUTS' draws of an earlier check, so that it is not run again.
+        fit: of labelled clients.
+        draws: of NUTS, for each chain.
+        warmup: steps of NUTS before them, for each chain.
+        chains: of NUTS.
+        seed: of NUTS and of the fit's draws.
+        correct: of the fit's draws, as in `Fit.posterior`.
+        reference: NUTS draws of an earlier comparison; NUTS is then not run again.
 
     Raises:
-        ValueError: fewer than 50 draws, or a reference of other sites.
-        ProgramError: the model has params inside the clients plate, which no pooled program without a guide can hold.
+        ValueError: `draws` is below 50, or `reference` has other sites than the fit.
+        ProgramError: the model has params inside the clients plate, which NUTS cannot hold fixed.
     """
     if draws < LEAST_DRAWS or chains < 1:
         raise ValueError(
-            f"draws is {draws} and chains {chains}: standard deviations take {LEAST_DRAWS} draws or more, of a chain or more"
+            f"draws is {draws} and chains {chains}: standard deviations need at least "
+            f"{LEAST_DRAWS} draws of at least one chain"
         )
-    federation = fit.federation
     if reference is None:
-        model = _held(fit)
-        reference = nuts(
-            model, federation.data, draws=draws, warmup=warmup, chains=chains, seed=seed
-        )
-        worst = max(reference.r_hat, key=lambda site: reference.r_hat[site])
-        if reference.r_hat[worst] > R_HAT:
-            warnings.warn(
-                f"NUTS itself has not settled: R-hat of site '{worst}' is {reference.r_hat[worst]:.2f}, above {R_HAT}. Do not judge the "
-                f"fit by it; allow more warmup and draws, or write the model non-centred",
-                stacklevel=2,
-            )
+        reference = _run(fit, draws=draws, warmup=warmup, chains=chains, seed=seed)
     count = max(2000, draws * chains)
-    found = (
-        posterior_draws(fit, draws=count, seed=seed)
-        if correct is None
-        else corrected(fit, count, seed=seed).draws
-    )
-    parts = []
-    for site in fit.program.latents.sites:
-        mine, theirs = (d.own if site.is_local else d.shared for d in (found, reference))
-        if site.name not in theirs or theirs[site.name].shape[1:] != mine[site.name].shape[1:]:
-            raise ValueError(
-                f"the reference has no site '{site.name}' of shape {tuple(mine[site.name].shape[1:])}: it is of another fit"
-            )
-        values, nuts_values = mine[site.name].double().numpy(), theirs[site.name].double().numpy()
-        index = list(np.ndindex(values.shape[1:]))
-        mean, nuts_mean = values.mean(0).reshape(-1), nuts_values.mean(0).reshape(-1)
-        sd, nuts_sd = values.std(0).reshape(-1), nuts_values.std(0).reshape(-1)
-        parts.append(
-            pd.DataFrame(
-                {
-                    "site": site.name,
-                    "client": [fit.clients[at[0]] if site.is_local else "" for at in index],
-                    "index": [at[1:] if site.is_local else at for at in index],
-                    "mean": mean,
-                    "sd": sd,
-                    "nuts_mean": nuts_mean,
-                    "nuts_sd": nuts_sd,
-                    "difference": (mean - nuts_mean) / nuts_sd,
-                    "sd_ratio": sd / nuts_sd,
-                }
-            )
+    if correct is None:
+        found = posterior_draws(fit, draws=count, seed=seed)
+    else:
+        found = corrected(fit, count, seed=seed).draws
+    sites = fit.program.latents.sites
+    entries = pd.concat([_compared(fit, s, found, reference) for s in sites], ignore_index=True)
+    return AgainstNuts(_by_site(entries, reference), entries, reference)
+
+
+def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> Reference:
+    """Run NUTS on all rows together; warn where its own R-hat is too large."""
+    data = fit.federation.data
+    found = nuts(_held(fit), data, draws=draws, warmup=warmup, chains=chains, seed=seed)
+    worst = max(found.r_hat, key=lambda site: found.r_hat[site])
+    if found.r_hat[worst] > R_HAT:
+        warnings.warn(
+            f"NUTS itself has not converged: R-hat of site '{worst}' is {found.r_hat[worst]:.2f}, "
+            f"above {R_HAT}. Do not judge the fit by it; allow more warmup and draws, or write "
+            f"the model non-centred",
+            stacklevel=3,
         )
-    entries = pd.concat(parts, ignore_index=True)
+    return found
+
+
+def _compared(fit: Snapshot, site: LatentSite, found: Draws, reference: Reference) -> pd.DataFrame:
+    """Compare one site, a row a number."""
+    mine, theirs = (d.own if site.is_local else d.shared for d in (found, reference))
+    shape = tuple(mine[site.name].shape[1:])
+    if site.name not in theirs or tuple(theirs[site.name].shape[1:]) != shape:
+        raise ValueError(
+            f"the reference has no site '{site.name}' of shape {shape}: it is of another fit"
+        )
+    values, nuts_values = (d[site.name].double().numpy() for d in (mine, theirs))
+    mean, nuts_mean = values.mean(0).reshape(-1), nuts_values.mean(0).reshape(-1)
+    sd, nuts_sd = values.std(0).reshape(-1), nuts_values.std(0).reshape(-1)
+    index = list(np.ndindex(shape))
+    columns = {
+        "site": site.name,
+        "client": [fit.clients[at[0]] if site.is_local else "" for at in index],
+        "index": [at[1:] if site.is_local else at for at in index],
+        "mean": mean,
+        "sd": sd,
+        "nuts_mean": nuts_mean,
+        "nuts_sd": nuts_sd,
+        "difference": (mean - nuts_mean) / nuts_sd,
+        "sd_ratio": sd / nuts_sd,
+    }
+    return pd.DataFrame(columns)
+
+
+def _by_site(entries: pd.DataFrame, reference: Reference) -> pd.DataFrame:
+    """Summarise entries, a row a site."""
     by_site = entries.assign(off=entries["difference"].abs()).groupby("site", sort=False)
-    table = pd.DataFrame(
-        {
-            "numbers": by_site.size(),
-            "mean_off": by_site["off"].max(),
-            "mean_off_median": by_site["off"].median(),
-            "sd_ratio_min": by_site["sd_ratio"].min(),
-            "sd_ratio_max": by_site["sd_ratio"].max(),
-            "r_hat": pd.Series(dict(reference.r_hat)),
-        }
-    ).loc[[site.name for site in fit.program.latents.sites]]
-    return AgainstNuts(table, entries, reference)
+    columns = {
+        "numbers": by_site.size(),
+        "mean_off": by_site["off"].max(),
+        "mean_off_median": by_site["off"].median(),
+        "sd_ratio_min": by_site["sd_ratio"].min(),
+        "sd_ratio_max": by_site["sd_ratio"].max(),
+        "r_hat": pd.Series(dict(reference.r_hat)),
+    }
+    return pd.DataFrame(columns).loc[entries["site"].unique()]
 
 
 def _held(fit: Snapshot) -> Model:
-    """The model with the params that it learns where the fit has them."""
+    """Fix the params that the model learns at their fitted values."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with untouched_store(), pyro.validation_enabled(False), torch.no_grad(), Answer(params, batch):
@@ -151,14 +162,14 @@ def _held(fit: Snapshot) -> Model:
     own = [name for name, site in learned.items() if in_clients(site)]
     if own:
         raise ProgramError(
-            f"param '{own[0]}' of the model is each client's own: NUTS would have to know them all; give it a prior"
+            f"param '{own[0]}' of the model is local, and NUTS would need every client's value: "
+            f"give it a prior"
         )
     if not learned:
         return program.model
     values = {}
     for name, site in learned.items():
-        values[name] = transform_to(
-            site["kwargs"].get("constraint", torch.distributions.constraints.real)
-        )(params[name]).detach()
+        constraint = site["kwargs"].get("constraint", torch.distributions.constraints.real)
+        values[name] = transform_to(constraint)(params[name]).detach()
     held: Model = poutine.substitute(program.model, data=values)
     return held

@@ -1,4 +1,4 @@
-"""Whether probabilities and intervals come true: equal-mass bins, calibration error beside what chance alone gives, coverage."""
+"""Calibration of probabilities and intervals: equal-mass bins, calibration error beside that of chance, coverage."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ Floats = NDArray[np.float64]
 def equal_mass(
     p: ArrayLike, y: ArrayLike, *, bins: int = 8, prob: float = 0.9
 ) -> tuple[Floats, ...]:
-    """Rows in the order of their predicted probability, cut into bins of equal numbers.
+    """Sort rows by predicted probability, cut them into bins of equal size, and return each bin's share of ones.
 
     Args:
         p: (n,) probabilities.
-        y: (n,) labels 0/1.
-        bins: how many; fewer where there are less than 2 rows a bin.
-        prob: of the interval of each share.
+        y: (n,) labels, 0 or 1.
+        bins: how many; fewer where a bin would have less than 2 rows.
+        prob: of the interval of each share (Jeffreys').
 
     Returns:
-        Mean probability, share of ones, lower and upper end of its interval, each (bins,).
+        Mean probability, share of ones, and lower and upper end of its interval, each (bins,).
 
     Raises:
-        ValueError: probabilities and labels of different lengths, or no rows.
+        ValueError: `p` and `y` have different lengths, or are empty.
 
     >>> [v.round(2).tolist() for v in equal_mass([0.1, 0.3, 0.7, 0.9], [0, 0, 1, 1], bins=2)[:2]]
     [[0.2, 0.8], [0.0, 1.0]]
     """
     p, y = _matched(p, y)
     parts = _bins(p, bins)
-    rows, ones = (
-        np.array([len(part) for part in parts]),
-        np.array([y[part].sum() for part in parts]),
-    )
+    rows = np.array([len(part) for part in parts])
+    ones = np.array([y[part].sum() for part in parts])
     tail, share = (1.0 - prob) / 2.0, ones / rows
     low = np.where(ones > 0, beta.ppf(tail, ones + 0.5, rows - ones + 0.5), 0.0)
     high = np.where(ones < rows, beta.ppf(1.0 - tail, ones + 0.5, rows - ones + 0.5), 1.0)
-    # far out, Jeffreys' interval may leave the share itself out: an error bar cannot be negative
+    # Jeffreys' interval may exclude an extreme share; an error bar may not
     return (
         np.array([p[part].mean() for part in parts]),
         share,
@@ -56,12 +54,12 @@ def equal_mass(
 
 @dataclass(frozen=True)
 class CalibrationError:
-    """How far shares of ones are from mean predictions, over equal-mass bins, weighted by rows.
+    """Differences between shares of ones and mean predictions over equal-mass bins, weighted by rows.
 
     Args:
-        ece: mean |share - prediction|, the expected calibration error (Naeini, Cooper and Hauskrecht 2015, in bins of equal mass).
-        reliability: mean (share - prediction)^2, Murphy's (1973) part of the Brier score.
-        by_chance: the mean `ece` of as many labels drawn with exactly these probabilities: few rows never give 0.
+        ece: expected calibration error, mean |share - prediction| (Naeini, Cooper and Hauskrecht 2015, in bins of equal mass).
+        reliability: mean (share - prediction)^2, the reliability term of the Brier score (Murphy 1973).
+        by_chance: the mean `ece` of labels drawn with exactly these probabilities; it is above 0, the more so for few rows.
         p_value: share of such draws whose `ece` is at least as large.
         rows: n.
     """
@@ -76,17 +74,17 @@ class CalibrationError:
 def calibration_error(
     p: ArrayLike, y: ArrayLike, *, bins: int = 8, draws: int = 999, seed: int = 0
 ) -> CalibrationError:
-    """The calibration error of probabilities, and whether chance alone would show as much.
+    """Measure the calibration error of probabilities, and how large it would be by chance alone.
 
     Args:
-        p: (n,) probabilities: of 1, or of the class that is predicted.
-        y: (n,) 0/1: the label, or whether the predicted class is right.
+        p: (n,) probabilities of 1, or of the predicted class.
+        y: (n,) 0 or 1: the label, or whether the predicted class is right.
         bins: as in `equal_mass`.
         draws: of labels under perfect calibration.
-        seed: of those.
+        seed: of those draws.
 
     Raises:
-        ValueError: probabilities and labels of different lengths, or no rows.
+        ValueError: `p` and `y` have different lengths, or are empty.
 
     >>> calibration_error([0.2, 0.2, 0.8, 0.8], [0, 0, 1, 1], bins=2).ece.__round__(3)
     0.2
@@ -111,10 +109,10 @@ def calibration_error(
 
 
 def confidence(prediction: Prediction) -> tuple[Floats, Floats]:
-    """(n,) probabilities and (n,) what of them came true: of 1 for binary labels, of the predicted class for several.
+    """Return probabilities (n,) of 1, or of the predicted class, and whether each came true (n,), 0 or 1.
 
     Raises:
-        ValueError: the rows have no labels, or those are numbers: see `interval_coverage`.
+        ValueError: the rows have no labels, or the site is numeric (see `interval_coverage`).
     """
     label, _ = prediction.known()
     if prediction.kind == "binary":
@@ -123,17 +121,18 @@ def confidence(prediction: Prediction) -> tuple[Floats, Floats]:
         top, chosen = prediction.mean.max(-1)
         return top.double().numpy(), (chosen == label).double().numpy()
     raise ValueError(
-        f"site '{prediction.site}' is numeric: it has intervals that cover or not, and no probabilities of classes"
+        f"site '{prediction.site}' is numeric and has no class probabilities: "
+        f"use interval_coverage, on replicates"
     )
 
 
 def interval_coverage(replicates: Tensor, label: Tensor, *, prob: float = 0.9) -> NDArray[np.bool_]:
-    """(n,) whether each label lies in the central interval of its replicates.
+    """Return whether each label lies in the central interval of its replicates, (n,).
 
     Args:
-        replicates: (S, n), of `Fit.replicate`.
+        replicates: (S, n), from `Fit.replicate`.
         label: (n,).
-        prob: of the interval; with a discrete label it holds at least so much.
+        prob: of the interval; for discrete labels it holds at least this much.
     """
     draws, y = replicates.double().numpy(), label.double().numpy()
     low, high = np.quantile(draws, [0.5 - prob / 2, 0.5 + prob / 2], axis=0, method="inverted_cdf")
@@ -142,30 +141,32 @@ def interval_coverage(replicates: Tensor, label: Tensor, *, prob: float = 0.9) -
 
 
 def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.9) -> pd.DataFrame:
-    """Each client's mean label (its event rate, for 0/1) beside the posterior predictive interval of that mean.
+    """Compare each client's mean label (for 0/1 its event rate) with the posterior predictive interval of that mean.
 
-    All rows of a client share a draw of its parameters, so the interval is of rows that vary together: it is wider than that of
-    as many independent ones, and is right only if the posterior is.
+    All rows of a client share each draw of its parameters. The interval is therefore wider than that of as many
+    independent rows, and right only if the posterior is.
 
     Args:
-        prediction: of the rows, labelled, binary or numeric.
-        replicates: (S, n) of the same rows, of `Fit.replicate`.
+        prediction: of labelled rows, binary or numeric.
+        replicates: (S, n) of the same rows, from `Fit.replicate`.
         prob: of the interval.
 
     Returns:
-        A row a client: rows, observed, expected, low, high, covered.
+        One row a client: rows, observed, expected, low, high, covered.
 
     Raises:
-        ValueError: no labels, classes (they have no mean), or replicates of other rows.
+        ValueError: the rows have no labels, labels are classes (which have no mean), or `replicates` are of other rows.
     """
     label, _ = prediction.known()
     if prediction.kind == "categorical":
         raise ValueError(
-            f"site '{prediction.site}' is of classes, which have no mean: give a binary or numeric one"
+            f"site '{prediction.site}' is categorical, and classes have no mean: "
+            f"choose a binary or numeric site"
         )
     if replicates.dim() != 2 or replicates.shape[1] != len(label):
         raise ValueError(
-            f"replicates have shape {tuple(replicates.shape)}; (S, {len(label)}) are needed, those of the same rows"
+            f"replicates have shape {tuple(replicates.shape)}: "
+            f"it must be (S, {len(label)}), for the same rows"
         )
     data = prediction.data
     parts = data.counts.tolist()
@@ -185,13 +186,13 @@ def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.
 
 
 def coverage_p_value(covered: ArrayLike, prob: float) -> float:
-    """How surprising so few covered would be (one-sided, exact), were each covered with probability `prob`, independently."""
+    """Return the exact one-sided p-value of so few covered, each being covered independently with probability `prob`."""
     hits = np.asarray(covered, dtype=bool)
     return float(binomtest(int(hits.sum()), len(hits), prob, alternative="less").pvalue)
 
 
 def _blocks(draws: int, rows: int) -> list[int]:
-    """Draws in blocks of at most a million labels."""
+    """Split draws into blocks of at most a million labels."""
     each = max(1, 1_000_000 // rows)
     return [min(each, draws - start) for start in range(0, draws, each)]
 
@@ -204,6 +205,7 @@ def _matched(p: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
     one, other = np.asarray(p, dtype=float), np.asarray(y, dtype=float)
     if one.shape != other.shape or one.ndim != 1 or not len(one):
         raise ValueError(
-            f"probabilities and labels have the shapes {one.shape} and {other.shape}: both must be (n,), n > 0"
+            f"probabilities and labels have shapes {one.shape} and {other.shape}: "
+            f"both must be (n,), n > 0"
         )
     return one, other

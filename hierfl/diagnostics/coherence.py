@@ -1,4 +1,4 @@
-"""How alike clients are: the angle between what they ask of the global params, and between their losses class by class (PRIOR)."""
+"""How alike clients are: coherence of their gradients in the global params, and their losses by class (PRIOR)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hierfl.program.program import Params
 
 @dataclass(frozen=True)
 class Coherence:
-    """The generalised coherence estimate of N vectors (Gish and Cochran 1988), which PRIOR's Fig. 2 shows of clients' gradients.
+    """The generalised coherence estimate of N vectors (Gish and Cochran 1988); PRIOR's Fig. 2 shows it of clients' gradients.
 
     Args:
-        estimate: 1 - det G, G the Gram matrix of the vectors at length 1: 0 where all are at right angles, 1 where one of them
-            depends on the others, as it must where there are more vectors than dimensions.
-        minus_log_det: -log det G >= 0, which still tells many vectors apart where `estimate` is all but 1; infinite at 1.
+        estimate: 1 - det G, with G the Gram matrix of the normalised vectors. It is 0 where all are orthogonal, and 1 where
+            they are linearly dependent, as more vectors than dimensions must be.
+        minus_log_det: -log det G >= 0, informative where `estimate` is close to 1; infinite at 1.
         vectors: N.
     """
 
@@ -35,17 +35,17 @@ class Coherence:
 
 
 def coherence(vectors: Tensor) -> Coherence:
-    """The coherence of vectors (N, d); the length of none matters.
+    """Measure the coherence of vectors (N, d), whatever their lengths.
 
     Raises:
-        ValueError: fewer than two vectors, or one of length 0.
+        ValueError: there are fewer than two vectors, or one has length 0.
 
     >>> coherence(torch.tensor([[1.0, 0.0], [1.0, 1.0]])).estimate.__round__(3)
     0.5
     """
     if vectors.dim() != 2 or len(vectors) < 2:
         raise ValueError(
-            f"vectors have shape {tuple(vectors.shape)}: (N, d) are needed, N at least 2"
+            f"vectors have shape {tuple(vectors.shape)}: it must be (N, d), with N at least 2"
         )
     of_unit = vectors.double()
     lengths = of_unit.norm(dim=1, keepdim=True)
@@ -61,25 +61,23 @@ def coherence(vectors: Tensor) -> Coherence:
 
 
 def client_slopes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
-    """What each client asks of the global params: d (NLL_i + KL_i) / d (global params), (N, P).
+    """Return each client's gradient in the global params, d (NLL_i + KL_i) / d theta, (N, P).
 
-    At a client's own optimum this is the gradient of its envelope, min over w_i of all that it minimises: for a delta guide under
-    a Gaussian prior lam (theta - w_i), PRIOR's and pFedMe's, its length aside. Each client computes its own on its training rows.
+    At a client's own optimum this is the gradient of its envelope, the minimum over w_i of its objective. For a delta guide
+    under a Gaussian prior it is proportional to lam (theta - w_i), as in PRIOR and pFedMe. Each client uses its training rows.
 
     Args:
         fit: with at least one global param.
-        draws: of the guide, a mean over which each is; 1 for point estimates.
+        draws: of the guide to average over; 1 is enough for point estimates.
         seed: of the draws.
 
     Raises:
-        ValueError: there is no global param.
+        ValueError: the program has no global param.
     """
     program = fit.program
     shared = list(program.start()[0])
     if not shared:
-        raise ValueError(
-            "the program has no global param: clients have nothing to ask of one another"
-        )
+        raise ValueError("the program has no global param, so clients have no gradients to compare")
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tensor:
         def objective(above: Params) -> Tensor:
@@ -97,21 +95,21 @@ def client_slopes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
 
 
 def loss_deviations(prediction: Prediction) -> pd.DataFrame:
-    """How far each client's loss on each class is from the mean over clients (PRIOR, Fig. 3 and 9), nats; 0 without rows of it.
+    """Return each client's loss on each class minus the mean over clients, nats (PRIOR, Figs. 3 and 9).
 
-        d_ic = l_ic - sum_j n_jc l_jc / sum_j n_jc,    l_ic the mean minus log score of client i's n_ic rows of class c
+        d_ic = l_ic - sum_j n_jc l_jc / sum_j n_jc,    l_ic the mean negative log score of client i's n_ic rows of class c
 
-    On every client's own test rows these are the paper's local deviations; where all clients predict the same rows (each client's
-    rows in `prediction` a copy of them) all n_ic of a class are equal, and they are its global ones.
+    It is 0 where a client has no rows of a class. On every client's own test rows these are the paper's local deviations.
+    Where each client predicts a copy of the same rows, all n_ic of a class are equal, and these are its global deviations.
 
     Args:
-        prediction: of labelled rows, of labels 0/1 or classes.
+        prediction: of labelled rows; binary or categorical.
 
     Returns:
-        A row a client, a column a class that some row has.
+        One row a client, one column a class that occurs.
 
     Raises:
-        ValueError: the rows have no labels, or those are numbers.
+        ValueError: the rows have no labels, or the site is numeric.
     """
     label, log_score = prediction.known()
     if prediction.kind == "numeric":

@@ -1,4 +1,4 @@
-"""Has a fit arrived? The trend of its ELBO against the noise of its estimates, and what is left of its gradient, in plain words."""
+"""Has a run converged? The trend of its ELBO against the noise of the estimates, and the gradient that is left."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hierfl.posterior.client_loop import at_each_draw, each_client
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params
 
-LEAST_ROUNDS = 40  # rounds that a trend is read off: 20 in the half that is looked at
-SHARE = 0.01  # of the mean, that matters in a loss of unknown units, or that noise may hide of any
-NATS = 1.0  # a rise of the ELBO that still matters, whatever its noise: as much as a factor e in the evidence
-FAR = 3.0  # standard errors
+LEAST_ROUNDS = 40  # to estimate a trend; the second half of them is used
+SHARE = 0.01  # the relative change that matters in a loss of unknown units, or that noise may hide
+NATS = 1.0  # the rise of an ELBO that matters: a factor e in the evidence
+FAR = 3.0  # standard errors that count as significant
 
 
 @dataclass(frozen=True, eq=False)
 class Convergence:
-    """Whether a run has arrived.
+    """Whether a run has converged.
 
     Args:
-        converged: nothing that can be seen is left to be gained.
+        converged: no further gain is detectable.
         verdict: why, in a sentence or two.
         rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last, in its own units.
-        error: standard error of the rise; rounds that are alike are not counted as so many.
+        error: standard error of the rise, allowing for correlation between rounds.
         noise: standard deviation of one round's estimate about the trend.
-        gradient: a row a global param: `size` of the mean gradient of the negative ELBO at the end, over the standard `error` of
-            that mean (about 1 where only noise is left; NaN where there is none, as under a point), and `still`, whether it is within
-            3 of them; empty where the run's history has no ELBO.
+        gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO at the end; `error`, the
+            standard error of that mean; `ratio` of the two, about 1 where only noise is left, NaN for point estimates, which
+            have no noise; `still`, whether the ratio is below 3. Empty where the history has no ELBO.
     """
 
     converged: bool
@@ -50,26 +50,28 @@ def convergence(fit: Snapshot, *, draws: int = 64, seed: int = 0) -> Convergence
     """Judge a run by its history and, for an ELBO, by independent estimates of the gradient at its end.
 
     Args:
-        fit: after 40 rounds or more.
-        draws: of the guide, each an estimate of the gradient; 0: the history alone is judged.
+        fit: after at least 40 rounds.
+        draws: of the guide, each one an estimate of the gradient; 0: judge by the history alone.
         seed: of the draws.
 
     Raises:
-        ValueError: too few rounds, a history with neither an ELBO nor a loss, or draws that are 1 or negative.
+        ValueError: the run has fewer than 40 rounds, its history has neither an ELBO nor a loss, or `draws` is 1 or negative.
     """
     if draws < 0 or draws == 1:
         raise ValueError(
-            f"draws is {draws}: the noise of a gradient takes 2 or more, or 0 for none of it"
+            f"draws is {draws}: it must be 2 or more to estimate the noise of a gradient, "
+            f"or 0 to leave the gradient out"
         )
     history = fit.history
     if len(history) < LEAST_ROUNDS:
         raise ValueError(
-            f"the run has {len(history)} rounds: no trend is read off fewer than {LEAST_ROUNDS}"
+            f"the run has {len(history)} rounds: a trend needs at least {LEAST_ROUNDS}"
         )
     name = next((column for column in ("elbo", "loss") if column in history), None)
     if name is None:
         raise ValueError(
-            f"the history of '{fit.method.name}' has neither an ELBO nor a loss, but {', '.join(history.columns)}: nothing to judge by"
+            f"the history of '{fit.method.name}' has neither an ELBO nor a loss to judge by; "
+            f"it has {', '.join(history.columns)}"
         )
     series = history[name].to_numpy(dtype=np.float64)
     series = series if name == "elbo" else -series
@@ -90,12 +92,15 @@ def _verdict(
     gradient: pd.DataFrame,
     draws: int,
 ) -> tuple[bool, str]:
-    """Whether a run has converged, and why."""
+    """Return whether a run has converged, and why."""
     rise, error, noise_ = of_trend
     half = series[len(series) // 2 :]
-    what, unit = ("ELBO", "nats") if name == "elbo" else ("loss", "of its own units")
+    what, unit = ("ELBO", "nats") if name == "elbo" else ("loss", "in its own units")
     matters = NATS if name == "elbo" else SHARE * abs(float(half.mean()))
-    facts = f"{rise:+.3g} ± {error:.2g} {unit} from the third quarter of the rounds to the last, one round's noise {noise_:.2g}"
+    facts = (
+        f"{rise:+.3g} ± {error:.2g} {unit} from the third quarter of the rounds to the last, "
+        f"noise of one round {noise_:.2g}"
+    )
     if not np.isfinite(half).all():
         return False, f"Not converged: the {what} is not finite. Lower the step size."
     if rise > max(FAR * error, matters):
@@ -105,27 +110,30 @@ def _verdict(
     if FAR * error > max(matters, SHARE * abs(float(half.mean()))):
         return (
             False,
-            f"Not to be told: the noise hides what the {what} does ({facts}). Take more draws (num_particles) or more rounds.",
+            f"Undecided: noise hides the trend of the {what} ({facts}). "
+            f"Take more draws (num_particles) or more rounds.",
         )
     moving = gradient[~gradient["still"].astype(bool)]["ratio"].astype(float)
     if len(moving) and moving.max() > math.sqrt(draws):
         return False, (
-            f"Not converged: the {what} hardly moves ({facts}), but the gradient of '{moving.idxmax()}' is {moving.max():.0f} times its "
-            f"noise, so that a single draw of it shows the way. Take a larger step size, or more rounds."
+            f"Not converged: the {what} hardly moves ({facts}), but the gradient of "
+            f"'{moving.idxmax()}' is {moving.max():.0f} times its noise: even a single draw points "
+            f"downhill. Take a larger step size, or more rounds."
         )
     if len(moving):
         return True, (
-            f"Nearly converged: the {what} has levelled off ({facts}), but the gradient of '{moving.idxmax()}' is still "
-            f"{moving.max():.1f} times its noise. More rounds move it further."
+            f"Nearly converged: the {what} has levelled off ({facts}), but the gradient of "
+            f"'{moving.idxmax()}' is still {moving.max():.1f} times its noise. "
+            f"More rounds will move it further."
         )
     return True, f"Converged: the {what} has levelled off ({facts})."
 
 
 def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Rise from the third quarter to the last, its standard error, and the noise of one value about a straight line.
+    """Return the rise from the third quarter to the last, its standard error, and the noise about a straight line.
 
-    The standard error is by the means of batches of about the square root of a quarter's values (Flegal and Jones 2010, Annals of
-    Statistics 38): values of rounds that are near may be alike.
+    Neighbouring rounds may be correlated, so the standard error comes from means of batches whose size is about the square
+    root of a quarter's length (Flegal and Jones 2010, Annals of Statistics 38).
     """
     half = series[len(series) // 2 :]
     quarters = np.array_split(half, 2)
@@ -145,7 +153,7 @@ def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def _gradient(fit: Snapshot, draws: int, seed: int) -> pd.DataFrame:
-    """By global param: the size of the mean gradient over draws against the standard error of the mean, all clients summed."""
+    """Return, by global param, the norm of the gradient summed over clients beside its standard error over draws."""
     program = fit.program
     names = [spec.name for spec in program.params if not spec.is_local]
 

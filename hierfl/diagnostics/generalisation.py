@@ -1,4 +1,4 @@
-"""What is lost between rows that were fitted, rows that were not, and clients that were not; and how many clients count."""
+"""Generalisation gaps: from training rows to held-out rows, and to new clients; and the effective number of clients."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hierfl.posterior.prediction import Prediction
 
 @dataclass(frozen=True, eq=False)
 class Gap:
-    """How much worse held-out rows, and clients never seen, are served; positive: worse.
+    """How much worse held-out rows and new clients are predicted; positive means worse.
 
     Args:
-        scores: a row a score; columns `train`, `held_out`, `out_of_sample` (the loss from the one to the other), and with new clients
-            `new_clients` and `participation`, the loss from the clients that took part to those that did not (Yuan, Morningstar,
-            Ning and Singhal 2022; FedVI's Fig. 5 shows it). Every one a mean over clients weighted by rows.
-        clients: a row a client that was fitted: each score on its training rows less that on its held-out ones.
-        pac_bayes: the bound's terms, if they were given.
+        scores: one row a score, each a mean over clients weighted by rows. Columns `train`, `held_out` and `out_of_sample`,
+            the loss from the first to the second; with new clients also `new_clients` and `participation`, the loss from
+            participating clients to new ones (Yuan, Morningstar, Ning and Singhal 2022; FedVI, Fig. 5).
+        clients: one row a fitted client: each score on its training rows minus that on its held-out rows.
+        pac_bayes: the terms of the bound, if they were given.
     """
 
     scores: pd.DataFrame
@@ -40,17 +40,17 @@ def generalisation_gap(
     new_clients: Prediction | None = None,
     terms: PacBayes | None = None,
 ) -> Gap:
-    """Compare predictions of rows that were fitted, of held-out rows of the same clients, and of clients never seen.
+    """Compare predictions of training rows, of held-out rows of the same clients, and of new clients.
 
     Args:
-        train: of training rows.
-        held_out: of other rows of the same clients.
-        new_clients: of labelled rows of others.
-        terms: of `hierfl.diagnostics.pac_bayes(fit)`, to be kept beside them.
+        train: of labelled training rows.
+        held_out: of other labelled rows of the same clients.
+        new_clients: of labelled rows of other clients.
+        terms: from `hierfl.pac_bayes(fit)`, kept in the result.
 
     Raises:
-        ValueError: rows without labels, or predictions of different kinds.
-        KeyError: a client with held-out rows that has no training rows.
+        ValueError: rows have no labels, or the predictions are of different kinds.
+        KeyError: a client has held-out rows but no training rows.
     """
     asked = {"train": train, "held_out": held_out} | (
         {} if new_clients is None else {"new_clients": new_clients}
@@ -74,15 +74,15 @@ def generalisation_gap(
 
 
 def effective_clients(log_weights: ArrayLike) -> float:
-    """How many clients weights omega stand for, (sum omega)^2 / sum omega^2, in 1..N (FedMAP): 1 where one has it all.
+    """Return the effective number of clients of weights omega, (sum omega)^2 / sum omega^2, between 1 and N (FedMAP).
 
-    A fit whose method weights by likelihoods logs it each round, as `effective_clients` of its history.
+    Methods that weight clients by likelihoods log it in each round, as `effective_clients` in the history.
 
     Args:
-        log_weights: (N,) log omega; weights need not sum to 1.
+        log_weights: (N,) log omega; the weights need not sum to 1.
 
     Raises:
-        ValueError: none, or one that is not a number.
+        ValueError: there are no weights, or one is NaN or infinite.
 
     >>> effective_clients([0.0, 0.0, -1e6])
     2.0
@@ -95,7 +95,8 @@ def effective_clients(log_weights: ArrayLike) -> float:
         or float(logs.max()) == math.inf
     ):
         raise ValueError(
-            f"log weights have shape {tuple(logs.shape)}: (N,) numbers are needed, N > 0, none NaN or infinite"
+            f"log weights have shape {tuple(logs.shape)}: "
+            f"it must be (N,), N > 0, with none NaN or infinite"
         )
     found = means_of({"omega": summed(LogShare({}, logs))})
     return round(float(found["effective_omega"]), 12)

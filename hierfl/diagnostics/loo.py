@@ -1,11 +1,11 @@
-"""Leave-one-out: how well a fit would have predicted a row, or a client, that it had not seen, without fitting it anew.
+"""Leave-one-out: how well a fit would predict a row, or a client, that it had not seen, without refitting.
 
-By row, p(y_i | all other rows), client and global sites as they are. By client, p(y_k | all other clients) = E[p(y_k | z)] over the
-posterior of the global sites z without client k, its own sites integrated out:
+By row it estimates p(y_i | all other rows). By client it estimates p(y_k | all other clients) = E[p(y_k | z)], over the
+posterior of the global sites z without client k, whose local sites are integrated out:
 
     p(y_k | z) = integral p(y_k, w | z) dw,    estimated as the mean of p(y_k, w | z) / q(w | z) over draws of the guide.
 
-Either way draws given all data are weighed by one over the likelihood of what is left out, and the weights smoothed.
+Either way, draws given all data are weighted by one over the likelihood of what is left out, and the weights are smoothed.
 
 Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; by group with the group's own effects integrated out, Merkle, Furr and
 Rabe-Hesketh 2019, arXiv:1802.04452.
@@ -36,16 +36,17 @@ By = Literal["row", "client"]
 
 @dataclass(frozen=True, eq=False)
 class Loo:
-    """Leave-one-out of a fit.
+    """A leave-one-out estimate.
 
     Args:
         by: what is left out, "row" or "client".
-        elpd: expected log predictive density, summed over all that is left out, nats; higher is better.
+        elpd: expected log predictive density, summed over rows or clients, nats; higher is better.
         se: its standard error.
         p: the effective number of parameters.
-        table: what is left out -> `elpd`, `k_hat` (from 0.7 on not to be trusted: fit without it instead); of rows also `client`.
-        arviz: the same, as ArviZ has it, for its own functions.
-        data: a hash of the labels, so that no two are compared that are of other data.
+        table: by row or client, `elpd` and `k_hat` (at 0.7 or more do not trust it: refit without that row or client);
+            by row also `client`.
+        arviz: the estimate as an ArviZ object.
+        data: a hash of the labels, by which `compare` refuses fits of different data.
     """
 
     by: By
@@ -57,7 +58,7 @@ class Loo:
     data: str
 
     def __repr__(self) -> str:
-        """The estimate and what is wrong with it."""
+        """The estimate, and how many k-hats are too high."""
         bad = f"{int((self.table['k_hat'] >= K_HAT).sum())} of {len(self.table)} with k-hat above {K_HAT}"
         return f"Loo(by {self.by}: elpd {self.elpd:.1f} ± {self.se:.1f}, p {self.p:.1f}, {bad})"
 
@@ -72,28 +73,29 @@ def loo(
     correct: Literal["psis"] | None = None,
     seed: int = 0,
 ) -> Loo:
-    """Leave-one-out by Pareto-smoothed weights; a warning where it is not to be trusted.
+    """Estimate leave-one-out by Pareto-smoothed weights; warn where k-hat is 0.7 or more.
 
     Args:
         fit: of labelled clients.
         by: what is left out, "row" or "client".
-        site: by row, the observed site; None: the model's, if it has one alone. By client, all of them count.
+        site: by row, the observed site; None: the model's only one. By client, all observed sites count.
         draws: S, of the posterior.
-        inner: by client, draws of its own sites that its likelihood is a mean over.
-        correct: "psis": the guide's draws are first weighed until they are the posterior's; None: they are taken as they are.
+        inner: by client, draws of its local sites that its likelihood is averaged over.
+        correct: "psis": first weight the guide's draws until they are the posterior's; None: use the guide's draws.
         seed: of the draws.
 
     Raises:
-        ValueError: fewer than 100 draws; no labels; a guide whose draws do not vary; by client, a guide of its own sites without a
-            density.
+        ValueError: `draws` is below 100; `by` is neither "row" nor "client"; the rows have no labels; the guide's draws do
+            not vary; or, by client, the guide's local sites have no density.
         KeyError: the model observes no such site.
     """
     if draws < LEAST_PROPOSALS:
         raise ValueError(
-            f"draws is {draws}: a tail is fitted to the largest weights, which takes {LEAST_PROPOSALS} draws or more"
+            f"draws is {draws}: it must be {LEAST_PROPOSALS} or more, "
+            f"since a tail is fitted to the largest weights"
         )
     if by not in ("row", "client"):
-        raise ValueError(f"by is {by!r}: 'row' or 'client'")
+        raise ValueError(f"by is {by!r}: it must be 'row' or 'client'")
     check_labelled(fit)
     likelihood = (
         _of_clients(fit, draws, inner, correct, seed)
@@ -102,8 +104,9 @@ def loo(
     )
     if bool((likelihood == likelihood[:1]).all()):
         raise ValueError(
-            f"all draws of '{fit.method.name}' are the same point: without a posterior there is nothing to leave a {by} out of; "
-            f"fit with a guide that spreads (guides.conditional, structured, mean_field), or score held-out rows"
+            f"all draws of '{fit.method.name}' are the same point, and a point estimate has no "
+            f"posterior to leave a {by} out of: fit with a guide that spreads (guides.conditional, "
+            f"structured, mean_field), or score held-out rows"
         )
     found = elpd_of(likelihood.detach().double().numpy())
     table = pd.DataFrame(
@@ -118,8 +121,9 @@ def loo(
     if len(bad):
         which = f"{by} '{bad[0]}'" if by == "client" else f"row {bad[0]}"
         warnings.warn(
-            f"{len(bad)} of {len(table)} {by}s have a k-hat above {K_HAT} ({which}, ...): without them the posterior would be too far "
-            f"from what it is for weights to say how far; fit without them where it matters",
+            f"{len(bad)} of {len(table)} {by}s have a k-hat above {K_HAT} ({which}, ...): without "
+            f"them the posterior would differ too much for weights to follow; refit without them "
+            f"where it matters",
             stacklevel=2,
         )
     return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))
@@ -136,7 +140,7 @@ def _of_rows(fit: Snapshot, site: str | None, draws: int, correct: str | None, s
 
 
 def _of_clients(fit: Snapshot, draws: int, inner: int, correct: str | None, seed: int) -> Tensor:
-    """Log p(y_k | z) at draws of z, (S, N)."""
+    """Estimate log p(y_k | z) at draws of z, (S, N)."""
     if correct is None:
         return weigh(fit, draws, inner=inner, seed=seed, shared=False).log_own
     found, weights, _, _ = in_rounds(
@@ -156,23 +160,24 @@ def _hash(fit: Snapshot) -> str:
 def compare(
     fits: Mapping[str, Snapshot | Loo], by: By = "row", *, draws: int = 2000, seed: int = 0
 ) -> pd.DataFrame:
-    """Fits of the same data side by side by leave-one-out, the best first: `az.compare`.
+    """Compare fits of the same data by leave-one-out, the best first: `az.compare`.
 
     Args:
-        fits: name -> a fit, or what `loo` says of it.
-        by: what is left out of the fits.
-        draws: of each posterior.
+        fits: name -> a fit, or its `Loo`.
+        by: what is left out, "row" or "client".
+        draws: S, of each posterior.
         seed: of the draws.
 
     Returns:
-        rank, elpd, p, elpd_diff (to the best), weight (stacking, Yao et al. 2018), se, dse (of the difference) by name.
+        By name: rank, elpd, p, elpd_diff (to the best), weight (stacking, Yao et al. 2018), se, dse (of the difference).
 
     Raises:
-        ValueError: fewer than two, other data, or rows left out of one and clients of another; or as `loo`.
+        ValueError: there are fewer than two fits, they are of different data, or one leaves out rows and another clients;
+            or as `loo`.
     """
     if len(fits) < 2:
         raise ValueError(
-            f"{len(fits)} fit to compare: give two or more, compare({{name: fit, ...}})"
+            f"fits has {len(fits)} entries: it must have two or more, compare({{name: fit, ...}})"
         )
     found = {
         name: one if isinstance(one, Loo) else loo(one, by, draws=draws, seed=seed)
@@ -182,11 +187,13 @@ def compare(
     for name, one in found.items():
         if one.by != of_first.by:
             raise ValueError(
-                f"'{first}' leaves out one {of_first.by} at a time, '{name}' one {one.by}: they do not compare"
+                f"'{first}' leaves out one {of_first.by} at a time, '{name}' one {one.by}: "
+                f"they cannot be compared"
             )
         if one.data != of_first.data:
             raise ValueError(
-                f"'{first}' and '{name}' are fitted to other rows: leave-one-out compares fits of the same data"
+                f"'{first}' and '{name}' are fitted to different rows: "
+                f"leave-one-out compares fits of the same data"
             )
     table: pd.DataFrame = compared({name: one.arviz for name, one in found.items()})
     return table

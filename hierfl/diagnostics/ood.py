@@ -1,6 +1,6 @@
-"""Does a posterior know what it does not know? Entropies of predictions of a client's own rows and of foreign ones.
+"""Out-of-distribution detection: entropies of predictions of a client's own rows and of foreign rows.
 
-AUROC is scipy's Mann-Whitney statistic, so that scikit-learn, which has it too, stays an extra.
+AUROC is scipy's Mann-Whitney statistic, so that scikit-learn stays an optional dependency.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Floats = NDArray[np.float64]
 
 
 def predictive_entropy(prediction: Prediction) -> Tensor:
-    """H[E p] = -sum_c p_c log p_c (n,), nats, p averaged over draws; of a number, that of a Normal of its predictive sd."""
+    """Return H[E p] = -sum_c p_c log p_c, (n,), nats, with p averaged over draws.
+
+    For a numeric site it is the entropy of a Normal with the predictive standard deviation.
+    """
     if prediction.kind == "numeric":
         assert prediction.sd is not None
         return prediction.sd.log() + 0.5 * math.log(2.0 * math.pi * math.e)
@@ -34,20 +37,21 @@ def predictive_entropy(prediction: Prediction) -> Tensor:
 
 
 def mutual_information(prediction: Prediction) -> Tensor:
-    """H[E p] - E H[p] (n,), nats: the part of the entropy that is the posterior's own, 0 for a point estimate (Houlsby et al. 2011).
+    """Return H[E p] - E H[p], (n,), nats: the epistemic part of the entropy, 0 for a point estimate (Houlsby et al. 2011).
 
     Raises:
-        ValueError: a numeric site, whose mean entropy is not kept.
+        ValueError: the site is numeric.
     """
     if prediction.noise is None:
         raise ValueError(
-            f"site '{prediction.site}' is numeric: mutual information is of labels 0/1 or classes"
+            f"site '{prediction.site}' is numeric: "
+            f"mutual information needs a binary or categorical site"
         )
     return (predictive_entropy(prediction) - prediction.noise).clamp(min=0.0)
 
 
 def auroc(higher: ArrayLike, lower: ArrayLike) -> float:
-    """Chance that one of the first is greater than one of the second, ties counted half.
+    """Return the probability that a value of the first exceeds one of the second; ties count half.
 
     >>> auroc([1.0, 3.0], [0.0, 1.0])
     0.875
@@ -57,10 +61,10 @@ def auroc(higher: ArrayLike, lower: ArrayLike) -> float:
 
 
 def fpr95(foreign: ArrayLike, own: ArrayLike) -> float:
-    """Share of foreign rows that pass for own where the threshold lets 95 % of own rows pass; lower is better.
+    """Return the share of foreign rows accepted at the threshold that accepts 95 % of own rows; lower is better.
 
-    A row passes if its score is at most the threshold: the least that lets 95 % pass (Liang, Li and Srikant 2018: own rows are the
-    positives).
+    A row is accepted if its score is at most the threshold, the smallest one that accepts 95 % of own rows (Liang, Li and
+    Srikant 2018, with own rows as the positives).
 
     >>> fpr95([0.5, 2.0], [0.0, 1.0])
     0.5
@@ -71,13 +75,13 @@ def fpr95(foreign: ArrayLike, own: ArrayLike) -> float:
 
 @dataclass(frozen=True, eq=False)
 class OutOfDistribution:
-    """How well own rows are told from foreign ones.
+    """How well own rows are separated from foreign rows.
 
     Args:
-        clients: a row a client: rows, foreign_rows, entropy and foreign_entropy (means, nats), auroc and fpr95 of the entropy, and
-            of the mutual information (mi_auroc, mi_fpr95) for labels 0/1 and classes.
-        overall: the same of all rows alike.
-        entropies: (own rows, foreign rows), nats, client after client.
+        clients: one row a client: rows, foreign_rows, entropy and foreign_entropy (means, nats), auroc and fpr95 of the
+            entropy; for binary and categorical sites also of the mutual information (mi_auroc, mi_fpr95).
+        overall: the same for all rows together.
+        entropies: of own rows and of foreign rows, nats, ordered by client.
     """
 
     clients: pd.DataFrame
@@ -86,19 +90,20 @@ class OutOfDistribution:
 
 
 def out_of_distribution(own: Prediction, foreign: Prediction) -> OutOfDistribution:
-    """Compare predictions of own rows with those that the same clients make of foreign rows.
+    """Compare each client's predictions of its own held-out rows with its predictions of foreign rows.
 
     Args:
-        own: of the clients' own rows, which the fit has not seen.
-        foreign: of rows that are none of theirs, under the same client names.
+        own: of the clients' own rows, held out from the fit.
+        foreign: of rows from another distribution, under the same client names.
 
     Raises:
-        KeyError: a client with foreign rows and no own ones.
-        ValueError: predictions of different sites.
+        KeyError: a client has foreign rows but no own rows.
+        ValueError: the predictions are of different sites.
     """
     if own.site != foreign.site:
         raise ValueError(
-            f"own rows are predicted at site '{own.site}', foreign ones at '{foreign.site}': they must be of one"
+            f"own rows are predicted at site '{own.site}', foreign rows at '{foreign.site}': "
+            f"it must be the same site"
         )
     own.data.index(foreign.data.names)
     measures = {"": predictive_entropy}
@@ -141,12 +146,12 @@ def _rows(prediction: Prediction) -> dict[str, slice]:
 
 
 def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) -> Floats:
-    """Density of entropies at a grid, by a Gaussian kernel, mirrored at 0, where many lie (FedABML, Fig. 5 and 6).
+    """Estimate the density of entropies on a grid by a Gaussian kernel reflected at 0 (FedABML, Figs. 5 and 6).
 
     Args:
         values: (n,) entropies >= 0, nats.
-        grid: (m,) where.
-        width: of the kernel, nats.
+        grid: (m,) points, nats.
+        width: standard deviation of the kernel, nats.
     """
     flat = np.asarray(values, dtype=float).ravel()
     both = np.concatenate([flat, -flat])

@@ -1,4 +1,4 @@
-"""What a PAC-Bayes bound is made of: the risk that a posterior shows, and how far it is from its prior."""
+"""The terms of a PAC-Bayes bound: the empirical risk of a posterior, and its KL divergence from the prior."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hierfl.program.program import Params
 
 @dataclass(frozen=True)
 class PacBayes:
-    """The parts of Eq. (9) of Vedadi et al. 2023 (after Germain et al. 2016, Theorem 3).
+    """The terms of Eq. (9) of Vedadi et al. 2023 (after Germain et al. 2016, Theorem 3).
 
     Args:
         empirical_risk: mean over all rows of E_q[-log p(y | x)], nats.
-        kl: of all clients' posteriors from their priors, and of the global sites' once, nats.
-        rows: that the risk is a mean of.
+        kl: of all clients' posteriors from their priors, plus that of the global sites, nats.
+        rows: number of rows in the mean.
     """
 
     empirical_risk: float
@@ -30,18 +30,18 @@ class PacBayes:
     rows: int
 
     def bound(self, *, eta: float | None = None, delta: float = 0.05) -> float:
-        """Empirical risk + (KL + log(1 / delta)) / eta: the right-hand side, its slack term apart.
+        """Return the right-hand side without its slack term: empirical risk + (KL + log(1 / delta)) / eta.
 
-        With probability 1 - delta the true risk is below this and slack / eta; the slack depends on the prior and the unknown
-        distribution alone, and is finite only where the loss has exponential moments. With eta = rows the part that depends on q
-        is the negative ELBO a row; the paper's eta = 1 / min(gamma, tau) for its own gamma = 0 is infinite, and says nothing.
+        With probability 1 - delta the true risk is below this plus slack / eta. The slack depends on the prior and the
+        unknown distribution alone, and is finite only where the loss has exponential moments. With eta = rows, the part
+        that depends on q is the negative ELBO a row. The paper's eta = 1 / min(gamma, tau) is infinite for its gamma = 0.
 
         Args:
             eta: > 0; None: the number of rows.
             delta: in (0, 1].
 
         Raises:
-            ValueError: either out of range.
+            ValueError: `eta` or `delta` is out of range.
         """
         eta = float(self.rows) if eta is None else eta
         if not eta > 0.0 or not 0.0 < delta <= 1.0:
@@ -50,11 +50,11 @@ class PacBayes:
 
 
 def pac_bayes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> PacBayes:
-    """The parts of the bound of a fit, on the rows that it was fitted to: a client sends two numbers.
+    """Estimate the terms of the bound of a fit on its training rows. Each client returns two numbers.
 
     Args:
-        fit: with labels.
-        draws: of the posterior, a mean over which each part is.
+        fit: of labelled clients.
+        draws: of the posterior to average over.
         seed: of the draws.
     """
     program, rows = fit.program, fit.federation.data.num_rows

@@ -1,8 +1,8 @@
-"""Simulation-based calibration: truths drawn from the prior, data from the truths, and where the truths rank among the guide's draws.
+"""Simulation-based calibration: parameters drawn from the prior, data drawn given them, and their ranks among a guide's draws.
 
-If the guide is the posterior, ranks are uniform and intervals cover as often as they say, whatever the prior; what a guide has too
-narrow, too wide or off its place shows in them, site by site and client by client. All replications are fitted at once: the full
-batch of all clients, one Adam step on the negative ELBO for all of them under `torch.vmap`, their noise keyed by replication.
+If the guide is the posterior, ranks are uniform and intervals cover at their nominal rate, whatever the prior. A guide that
+is too narrow, too wide or biased shows in the ranks, by site and by client. All replications are fitted together: each step
+is one optimiser step on the negative ELBO of the full batch, under `torch.vmap`, with noise keyed by replication.
 
 Source: Talts et al. 2018, arXiv:1804.06788; the band: Säilynoja, Bürkner and Vehtari 2022, arXiv:2103.10522, Algorithm 1.
 """
@@ -26,6 +26,7 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics.simulated_data import Labels, drawn, with_labels
 from hierfl.method import over_draws, slope
 from hierfl.optimisers import Adam, Optimiser, Stepped, step
+from hierfl.posterior.draws import local_plates
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.read import read
 from hierfl.program.sites import Family, Guide, Model, Values
@@ -38,15 +39,15 @@ Ranks = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Sbc:
-    """Where the truth ranks among the draws.
+    """Ranks of the true values among the draws.
 
     Args:
-        shared: global site -> (R, *shape), how many of the guide's draws are below the truth, 0 to `draws`.
+        shared: global site -> (R, *shape), the number of the guide's draws below the true value, 0 to L.
         own: local site -> (R, N, *shape).
-        draws: of each fitted guide, L.
-        clients: names, N.
+        draws: L, of each fitted guide.
+        clients: N names.
         rows: of each client.
-        elbo: of each replication's last step, (R,), in nats: one estimate, to see whether they have settled.
+        elbo: (R,) of each replication's last step, nats: one estimate, to see whether the fits have converged.
     """
 
     shared: dict[str, Ranks]
@@ -62,7 +63,7 @@ class Sbc:
         return len(self.elbo)
 
     def quantities(self) -> Iterator[tuple[str, str, str | None, Ranks]]:
-        """Site, which of its numbers, whose, and the ranks (R,) of each number that was drawn."""
+        """Yield site, index, client and ranks (R,) of each number."""
         for site, ranks in self.shared.items():
             yield from ((site, place, None, column) for place, column in _numbers(ranks))
         for site, ranks in self.own.items():
@@ -72,7 +73,7 @@ class Sbc:
                 )
 
     def table(self) -> pd.DataFrame:
-        """A row a number: p of the chi-square test that its ranks are uniform, and how often its central intervals cover it."""
+        """Test each number, one row a number: p of the chi-square test of uniform ranks, and coverage of central intervals."""
         size = dict(zip(self.clients, self.rows, strict=True))
         return pd.DataFrame(
             [
@@ -88,12 +89,12 @@ class Sbc:
         )
 
     def coverage(self) -> pd.DataFrame:
-        """A row a site: coverage over all its numbers, and clients."""
+        """Return coverage by site, over all its numbers and clients."""
         found = {site: self._covered(ranks) for site, ranks in {**self.shared, **self.own}.items()}
         return pd.DataFrame.from_dict(found, orient="index").rename_axis("site")
 
     def coverage_by_rows(self) -> pd.DataFrame:
-        """A row a local site and number of rows: coverage over its numbers and the clients of that size."""
+        """Return coverage by local site and number of rows, over its numbers and the clients with so many rows."""
         records = []
         for site, ranks in self.own.items():
             for size in sorted(set(self.rows)):
@@ -109,10 +110,10 @@ class Sbc:
         return pd.DataFrame(records)
 
     def ecdf(self, site: str, *, prob: float = 0.95) -> pd.DataFrame:
-        """The empirical distribution of a site's ranks at each of L points in (0, 1), a column a number, and its simultaneous band.
+        """Return the empirical distribution of a site's ranks at L points in (0, 1), a column a number, and its simultaneous band.
 
         Raises:
-            KeyError: there is no such site.
+            KeyError: the model has no such site.
         """
         columns = {
             place if client is None else f"{client} {place}".strip(): ranks
@@ -139,8 +140,8 @@ class Sbc:
         return {"p": float(stats.chisquare(counts).pvalue), **self._covered(ranks)}
 
     def _covered(self, ranks: Ranks) -> dict[str, float]:
-        """How many ranks lie in the middle: of the L + 1 that there are, the share that the interval says."""
-        middle = np.abs(2 * ranks - self.draws)  # L, L - 2, ...: how far out, in half ranks
+        """Return how often central intervals cover: the share of ranks in the middle of the L + 1 possible ones."""
+        middle = np.abs(2 * ranks - self.draws)  # distance from the middle, in half ranks
         return {f"cover {p:.0%}": float((middle < p * (self.draws + 1)).mean()) for p in INTERVALS}
 
 
@@ -156,53 +157,41 @@ def sbc(
     particles: int = 4,
     seed: int = 0,
 ) -> Sbc:
-    """Simulation-based calibration of a guide, every replication a data set of the model's own.
+    """Run simulation-based calibration of a guide on data sets drawn from the model.
 
     Args:
-        model: with a proper prior: sample statements alone, without params and factors.
+        model: of sample statements alone, without params or factors, so that its prior is proper.
         guide: a family, or a guide function.
-        data_like: clients, and how many rows each has; the fields that the model does not observe are used as they are.
+        data_like: the clients and their numbers of rows; fields that the model does not observe are used as they are.
         replications: R.
-        draws: L, of each fitted guide; L + 1 is best divisible by 20.
-        steps: of each fit; the rate is the optimiser's own in the first half and falls to 0 over the second.
+        draws: L, of each fitted guide; best where L + 1 is divisible by 20.
+        steps: of each fit; the step size is the optimiser's in the first half, and falls linearly to 0 in the second.
         optimiser: SGD, Adam or a torchopt transformation.
         particles: draws of the guide a step.
         seed: of the data sets, the steps and the draws.
 
     Raises:
-        ProgramError: a model that data cannot be drawn from, or a guide that draws one client at a time.
-        ValueError: no replication, draw or step.
+        ProgramError: data cannot be drawn from the model, or the guide draws one client at a time.
+        ValueError: `replications`, `draws`, `steps` or `particles` is below 1.
     """
     if min(replications, draws, steps, particles) < 1:
         raise ValueError("replications, draws, steps and particles must be 1 or more")
     program = read(model, guide, data_like, seed=seed)
     if not program.keyed:
         raise ProgramError(
-            "sbc fits all replications at once, and this guide draws one client at a time: take one of Normals"
+            "sbc fits all replications at once, and this guide draws one client at a time: "
+            "take a guide of Normals"
         )
     batch = full_batch(data_like, torch.arange(data_like.num_clients), seed=seed)
     truth, labels = drawn(program, batch, count=replications, seed=seed)
     parts, elbo = [], []
     for ids in torch.arange(replications, dtype=torch.int32).split(AT_ONCE):
-        mine = {name: v[ids.long()] for name, v in labels.items()}
+        mine, true = ({name: v[ids.long()] for name, v in of.items()} for of in (labels, truth))
         params, loss = _fitted(program, batch, mine, ids, steps, optimiser, particles)
-        parts.append(
-            _ranks(
-                program,
-                batch,
-                params,
-                mine,
-                {n: v[ids.long()] for n, v in truth.items()},
-                ids,
-                draws,
-            )
-        )
+        parts.append(_ranks(program, batch, params, mine, true, ids, draws))
         elbo.append(-loss)
     ranks = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    inner = {
-        site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local
-    }
-    inner |= {name: left for name, left in program.derived.items() if left is not None}
+    inner = local_plates(program)
     own = {
         name: ranks[name].movedim(1 + left, 1).squeeze(2 + left).numpy()
         for name, left in inner.items()
@@ -226,7 +215,7 @@ def _fitted(
     optimiser: Optimiser,
     particles: int,
 ) -> tuple[Params, Tensor]:
-    """Params of the guides of some replications, (R, ...), and the negative ELBO of the last step, (R,)."""
+    """Fit the guides of some replications: params (R, ...), and the negative ELBO of the last step, (R,)."""
     shared, own = program.start()
     clients = batch.num_clients
     start = {**shared, **stacked(program, {k: v.expand(clients, *v.shape) for k, v in own.items()})}
@@ -272,7 +261,7 @@ def _ranks(
     ids: Tensor,
     draws: int,
 ) -> dict[str, Tensor]:
-    """How many draws of each fitted guide are below the truth, (R, *shape), site by site."""
+    """Count, by site, the draws of each fitted guide that are below the true value, (R, *shape)."""
 
     def of_one(params: Params, label: Labels, truth: Values, one: Tensor) -> Values:
         rows = with_labels(batch, label).redrawn(one)
@@ -282,7 +271,7 @@ def _ranks(
             values = program.draw(params, again)
             return {**values, **program.derive(values, params, again)}
 
-        after = 1_000_000_000 + torch.arange(draws, dtype=torch.int32)  # no step has these keys
+        after = 1_000_000_000 + torch.arange(draws, dtype=torch.int32)  # keys that no step has
         return tree_map(lambda drawn, true: (drawn < true).sum(0), torch.vmap(below)(after), truth)
 
     with pyro.validation_enabled(False), torch.no_grad():
@@ -291,7 +280,7 @@ def _ranks(
 
 
 def _numbers(ranks: Ranks) -> Iterator[tuple[str, Ranks]]:
-    """Each number of a site, (R, *shape): its place, and its ranks."""
+    """Yield index and ranks of each number of a site, (R, *shape)."""
     for place in np.ndindex(ranks.shape[1:]):
         yield (f"[{', '.join(map(str, place))}]" if place else ""), ranks[(slice(None), *place)]
 
@@ -299,15 +288,15 @@ def _numbers(ranks: Ranks) -> Iterator[tuple[str, Ranks]]:
 def ecdf_band(
     count: int, at: NDArray[np.float64], *, prob: float = 0.95, simulations: int = 2000
 ) -> NDArray[np.float64]:
-    """Lower and upper bound, (2, len(at)), within which the whole ECDF of `count` uniform ranks lies with a probability.
+    """Return a simultaneous band for the ECDF of uniform ranks: lower and upper bound, (2, len(at)).
 
-    Pointwise binomial intervals of the level at which so many of simulated samples stay inside everywhere.
+    Pointwise binomial intervals, at the level at which a share `prob` of simulated samples stays inside everywhere.
 
     Args:
-        count: of ranks.
+        count: number of ranks.
         at: points in (0, 1).
         prob: of the band.
-        simulations: that the level is found by.
+        simulations: from which the level is found.
     """
     generator = np.random.Generator(np.random.Philox(0))
     cells = np.diff(at, prepend=0.0, append=1.0)

@@ -1,7 +1,7 @@
-"""How good predictions are: proper scores, calibration and sharpness of every client, and how even they are over clients.
+"""Scores of predictions by client: proper scores, calibration and sharpness, and their spread over clients.
 
-The log and Brier scores are `Prediction.scores()`; here is what goes beside them. The CRPS is ours in three lines: properscoring,
-which has it, has had no release since 2015, and torchmetrics and ArviZ 0.23 have none for ensembles.
+The log and Brier scores are in `Prediction.scores()`; this module adds the others. The CRPS of an ensemble is three lines
+here: properscoring, which has it, has had no release since 2015, and torchmetrics and ArviZ 0.23 lack it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ HIGHER_IS_BETTER = {
 def client_scores(
     prediction: Prediction, *, replicates: Tensor | None = None, bins: int = 8, prob: float = 0.9
 ) -> pd.DataFrame:
-    """`Prediction.scores()`, and beside it calibration and sharpness: a row a client.
+    """Add calibration and sharpness to `Prediction.scores()`, one row a client.
 
-    Labels 0/1 and classes: `ece` and what chance alone gives for so few rows, `ece_by_chance` (see `calibration_error`; of classes,
-    the predicted one's probability counts); `sharpness`, the Brier score that these predictions would have were they calibrated,
-    mean of sum_c p_c (1 - p_c) / 2. Numbers: `sharpness`, the mean predictive sd; and with replicates `crps` and `coverage`.
+    Binary and categorical sites get `ece` and `ece_by_chance` (see `calibration_error`; for classes, of the predicted class),
+    and `sharpness`, the Brier score that these predictions would have if they were calibrated, the mean of
+    sum_c p_c (1 - p_c) / 2. Numeric sites get `sharpness`, the mean predictive standard deviation, and with replicates
+    `crps` and `coverage`.
 
     Args:
         prediction: of labelled rows.
-        replicates: (S, n) of the same rows, from `Fit.replicate`; needed for `crps` and `coverage`, of numbers alone.
+        replicates: (S, n) of the same rows, from `Fit.replicate`; used for numeric sites.
         bins: of the calibration error.
-        prob: of the intervals whose coverage is told.
+        prob: of the intervals that `coverage` is the share of labels in.
 
     Raises:
-        ValueError: the rows have no labels, or replicates are of other rows.
+        ValueError: the rows have no labels, or `replicates` are of other rows.
     """
     table, label = prediction.scores(), prediction.known()[0]
     if prediction.kind == "numeric":
@@ -67,25 +68,25 @@ def client_scores(
 
 
 def crps(replicates: Tensor, label: Tensor) -> Tensor:
-    """Continuous ranked probability score (n,) of an ensemble; lower is better, in the label's unit.
+    """Return the continuous ranked probability score of an ensemble, (n,), in the label's unit; lower is better.
 
         E|X - y| - E|X - X'| / 2
 
-    The second mean is over pairs of different draws, so that the score of a few draws is unbiased ("fair"; Ferro 2014).
+    The second mean is over pairs of distinct draws, which makes the score unbiased for few draws ("fair"; Ferro 2014).
 
     Args:
-        replicates: (S, n), S > 1, of `Fit.replicate`.
+        replicates: (S, n), S > 1, from `Fit.replicate`.
         label: (n,).
 
     Raises:
-        ValueError: one replicate, or another number of rows.
+        ValueError: there is only one replicate, or the numbers of rows differ.
 
     >>> crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0])).item()
     0.0
     """
     if replicates.dim() != 2 or len(replicates) < 2 or replicates.shape[1:] != label.shape:
         raise ValueError(
-            f"replicates have shape {tuple(replicates.shape)}; (S, {len(label)}) are needed, S > 1"
+            f"replicates have shape {tuple(replicates.shape)}: it must be (S, {len(label)}), S > 1"
         )
     x, y = replicates.double().sort(0).values, label.double()
     draws = len(x)
@@ -95,18 +96,18 @@ def crps(replicates: Tensor, label: Tensor) -> Tensor:
 
 
 def across_clients(table: pd.DataFrame) -> pd.DataFrame:
-    """What scores of clients come to, and how fair they are: a row a score.
-
-    Returns:
-        `weighted`: mean over clients weighted by rows (that of all rows alike, but for rmse, whose square is averaged);
-        `mean`: every client alike; `variance`: over clients (0: all are served alike; Li et al. 2020, q-FFL);
-        `worst_decile`: mean over the worst tenth of the clients, one at least; `worst`: the name of the worst client.
+    """Summarise the scores of clients, one row a score.
 
     Args:
-        table: of `client_scores` or `Prediction.scores`.
+        table: from `client_scores` or `Prediction.scores`.
+
+    Returns:
+        `weighted`, the mean over clients weighted by rows (for rmse, of its square); `mean`, unweighted; `variance` over
+        clients, 0 where all are served alike (q-FFL, Li et al. 2020); `worst_decile`, the mean over the worst tenth of the
+        clients, at least one; `worst`, the name of the worst client.
 
     Raises:
-        ValueError: it has none of their columns.
+        ValueError: the table has none of these scores.
     """
     scores = [name for name in table.columns if name in HIGHER_IS_BETTER]
     if not scores:

@@ -1,4 +1,4 @@
-"""Whole data sets drawn from a model: its global sites, every client's own, and what each of their rows would have shown."""
+"""Data sets drawn from a model: global sites, every client's local sites, and the labels of every row."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ Labels = dict[str, Tensor]
 
 
 def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tuple[Values, Labels]:
-    """`count` draws of latent and deterministic sites, and of the observed fields, (count, *shape) each.
+    """Draw data sets: latent and deterministic sites, and the observed fields, (count, *shape) each.
 
-    Each is a function of the seed and its own number, by torch's generator, seeded for it: any distribution will do.
+    Torch's own generator draws, seeded by `seed` and the data set's number, so that any distribution will do.
 
     Args:
-        program: the model's; the guide is not asked.
-        batch: of all clients, for the fields that are not observed, and for how many rows there are.
+        program: whose model is drawn from; the guide is not run.
+        batch: of all clients; gives the fields that are not observed and the numbers of rows.
         count: of data sets.
         seed: of all of them.
 
     Raises:
-        ProgramError: a param or a factor in the model, a label that is not a field as it stands, or a field that two sites observe.
+        ProgramError: the model has a param or a factor, observes something computed from a field, or observes one field at
+            two sites.
     """
     _check(program, batch)
     values: list[Values] = []
@@ -58,7 +59,7 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
 
 
 class _Unobserved(Messenger):
-    """Draws what is observed; what is computed stays as it is (Pyro's own `uncondition` spreads it over its plates anew)."""
+    """Draw observed sites; deterministic ones keep their values (Pyro's `uncondition` would expand them to their plates)."""
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["is_observed"] and not is_deterministic({**msg, "type": "sample"}):
@@ -71,7 +72,7 @@ def _traced(model: Model, batch: ClientBatch) -> Any:
 
 
 def with_labels(batch: ClientBatch, labels: Labels) -> ClientBatch:
-    """The batch with the observed fields replaced."""
+    """Replace the observed fields of a batch."""
     return replace(
         batch,
         fields={name: labels.get(name, value) for name, value in batch.fields.items()},
@@ -98,24 +99,27 @@ def _check(program: Program, batch: ClientBatch) -> None:
     params = [name for name, node in trace.nodes.items() if node["type"] == "param"]
     if params:
         raise ProgramError(
-            f"nothing is drawn for the model's param '{params[0]}': give it a prior, pyro.sample, in its place"
+            f"the model's param '{params[0]}' has no prior to draw from: "
+            f"use a pyro.sample statement in its place"
         )
     for name, site in samples(trace):
         if isinstance(getattr(site["fn"], "base_dist", site["fn"]), Unit):
             raise ProgramError(
-                f"the factor '{name}' has no draw: a data set can be drawn from sample statements alone"
+                f"factor '{name}' cannot be drawn: "
+                f"data sets can be drawn from sample statements only"
             )
     twice = [
         field for field in program.labels.values() if list(program.labels.values()).count(field) > 1
     ]
     if twice:
         raise ProgramError(
-            f"two sites observe the field '{twice[0]}': what is drawn for one is not what is drawn for the other"
+            f"two sites observe the field '{twice[0]}', and their draws would differ: "
+            f"give each site a field of its own"
         )
 
 
 def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:
-    """What the model observes of a data set that was drawn is what was drawn, and not something made of it."""
+    """Refuse a model that observes something computed from a field: a drawn field would not be what it observes."""
     with untouched_store(), pyro.validation_enabled(False):
         nodes: Any = poutine.trace(program.model).get_trace(with_labels(batch, labels)).nodes
     for site, field in program.labels.items():
@@ -123,6 +127,6 @@ def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:
             nodes[site]["value"].expand(labels[field].shape).to(labels[field].dtype), labels[field]
         ):
             raise ProgramError(
-                f"site '{site}' observes something made of the field '{field}': make it a field of its own, "
-                f"data.with_fields({site}=...), so that what is drawn can stand in its place"
+                f"site '{site}' observes something computed from the field '{field}': make it a "
+                f"field of its own, data.with_fields({site}=...), that draws can replace"
             )

@@ -51,7 +51,7 @@ def with_history(fitted: Fit, name: str, values: np.ndarray) -> Fit:
         (np.r_[np.linspace(-500.0, -50.0, 60), np.full(140, -50.0)], "Converged"),
         (
             -50.0 + 40.0 * np.random.default_rng(1).normal(size=200),
-            "Not to be told: the noise hides",
+            "Undecided: noise hides the trend",
         ),
         (np.r_[np.full(199, -50.0), np.nan], "Not converged: the ELBO is not finite"),
     ],
@@ -100,13 +100,12 @@ def test_the_gradient_is_that_of_all_clients_by_any_engine() -> None:
 
 def test_refusals() -> None:
     short = fit(fedsvi(means), three(), rounds=5)
-    with pytest.raises(
-        ValueError, match="the run has 5 rounds: no trend is read off fewer than 40"
-    ):
+    with pytest.raises(ValueError, match="the run has 5 rounds: a trend needs at least 40"):
         convergence(short)
     with pytest.raises(ValueError, match="draws is 1"):
         convergence(short, draws=1)
     with pytest.raises(
-        ValueError, match="the history of 'fedsvi' has neither an ELBO nor a loss, but round, moved"
+        ValueError,
+        match="the history of 'fedsvi' has neither an ELBO nor a loss to judge by; it has round, moved",
     ):
         convergence(with_history(short, "moved", np.ones(50)))

@@ -109,20 +109,22 @@ def test_the_better_model_comes_first() -> None:
     assert list(table.columns) == ["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"]
     with pytest.raises(ValueError, match="leaves out one row at a time, 'b' one client"):
         compare({"a": loo(right, draws=200), "b": loo(right, "client", draws=200)})
-    with pytest.raises(ValueError, match="'a' and 'b' are fitted to other rows"):
+    with pytest.raises(ValueError, match="'a' and 'b' are fitted to different rows"):
         compare(
             {"a": right, "b": fit(method, data.with_fields(ill=1.0 - ill), rounds=2)}, draws=200
         )
-    with pytest.raises(ValueError, match="1 fit to compare"):
+    with pytest.raises(ValueError, match="fits has 1 entries"):
         compare({"a": right})
 
 
 # ------------------------------------------------------------------ refusals and warnings
 def test_refusals() -> None:
     fitted = gaussian()
-    with pytest.raises(ValueError, match="draws is 10: a tail is fitted"):
+    with pytest.raises(
+        ValueError, match="draws is 10: it must be 100 or more, since a tail is fitted"
+    ):
         loo(fitted, draws=10)
-    with pytest.raises(ValueError, match="by is 'hospital': 'row' or 'client'"):
+    with pytest.raises(ValueError, match="by is 'hospital': it must be 'row' or 'client'"):
         loo(fitted, "hospital")  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="the model observes no site 'z'"):
         loo(fitted, site="z")

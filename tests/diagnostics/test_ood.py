@@ -110,7 +110,7 @@ def test_numbers_are_compared_by_their_spread() -> None:
         fitted.predict(federation(), draws=50), fitted.predict(far, draws=50)
     )
     assert found.overall["auroc"] > 0.9 and "mi_auroc" not in found.clients
-    with pytest.raises(ValueError, match="mutual information is of labels 0/1 or classes"):
+    with pytest.raises(ValueError, match="mutual information needs a binary or categorical site"):
         mutual_information(fitted.predict(far, draws=2))
 
 

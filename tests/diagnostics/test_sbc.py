@@ -307,9 +307,9 @@ def of_twice(batch: ClientBatch) -> None:
 @pytest.mark.parametrize(
     ("model", "match"),
     [
-        (with_param, "nothing is drawn for the model's param 'loc': give it a prior"),
-        (with_factor, "the factor 'pull' has no draw"),
-        (of_twice, "site 'y' observes something made of the field 'y'"),
+        (with_param, "the model's param 'loc' has no prior to draw from"),
+        (with_factor, "factor 'pull' cannot be drawn"),
+        (of_twice, "site 'y' observes something computed from the field 'y'"),
     ],
 )
 def test_models_that_no_data_can_be_drawn_from(model: Any, match: str) -> None:

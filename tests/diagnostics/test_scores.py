@@ -220,7 +220,7 @@ def test_intervals_of_rows_cover_as_often_as_they_say() -> None:
             lambda: client_rates(
                 binary(torch.tensor([0.5]), torch.tensor([1.0]), [1]), torch.ones(3, 2)
             ),
-            r"\(S, 1\) are needed",
+            r"it must be \(S, 1\), for the same rows",
         ),
         (
             lambda: diagnostics.confidence(
@@ -233,7 +233,7 @@ def test_intervals_of_rows_cover_as_often_as_they_say() -> None:
                 fitted("classes").predict(fitted("classes").federation.data, draws=2),
                 torch.ones(3, 16),
             ),
-            "which have no mean",
+            "classes have no mean",
         ),
     ],
 )

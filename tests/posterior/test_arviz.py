@@ -210,7 +210,7 @@ def test_chosen_sites_are_written_out_however_large(net: Fit) -> None:
     assert np.array_equal(found["w.2.bias"], net.posterior(7, seed=1)["posterior"]["w.2.bias"])
     with pytest.raises(KeyError, match=r"there is no site 'w.1.bias'; those there are: w.0.weight"):
         net.posterior(3, sites=["w.1.bias"])
-    with pytest.raises(KeyError, match="give a list"):
+    with pytest.raises(KeyError, match="it must be a list"):
         net.posterior(3, sites="w.2.bias")
 
 

@@ -156,7 +156,8 @@ def test_a_guide_that_fails_farther_out_is_taken_as_it_is(monkeypatch: pytest.Mo
     monkeypatch.setattr(psis, "weigh", only_its_own)
     fitted = planted(wide=0.5)
     with pytest.warns(
-        UserWarning, match=r"farther out than it draws the guide fails \(not curved\)"
+        UserWarning,
+        match=r"the guide fails at points farther out than its own draws \(not curved\)",
     ):
         found = corrected(fitted, 2000, proposals=1000)
     assert found.rounds == 1 and found.k_hat == found.k_hat_guide
