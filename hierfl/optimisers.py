@@ -110,7 +110,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class TorchOptimiser:
-    """Any `torch.optim` optimiser as a pure function, such as `TorchOptimiser(torch.optim.NAdam, {"lr": 0.01})`.
+    """Any `torch.optim` optimiser as a pure function: `TorchOptimiser(torch.optim.NAdam, {"lr": 0.01})`.
 
     It is for the server. A client's step needs SGD, Adam or a torchopt transformation, because the optimisers
     of torch.optim count their steps on the host, which vmap does not allow.
