@@ -152,13 +152,13 @@ def standardise(
 
 
 def missing_features(data: ClientData, field: str = "x") -> tuple[str, ...]:
-    """Return the names of the columns of a field (n, P) that have any NaN.
+    """Return the names of the columns of a field (n, F) that have any NaN.
 
     `fill_missing` takes them as `indicators`, to give other data the same columns.
 
     Raises:
         KeyError: there is no such field.
-        ValueError: the field is not floating, or not (n, P).
+        ValueError: the field is not floating, or not (n, F).
     """
     values = _columns(data, field)
     absent = values.isnan().any(0).tolist()
@@ -178,18 +178,18 @@ def fill_missing(
     them: `columns = missing_features(train)`, then `fill_missing(test, indicators=columns)`.
 
     Args:
-        data: clients with a field (n, P). Columns without names are called `<field>0`, `<field>1`, ...
+        data: clients with a field (n, F). Columns without names are called `<field>0`, `<field>1`, ...
         field: name of the field.
         value: replaces NaN.
         indicators: True for an indicator of each column with any NaN, False for none, or the names of the
             columns that get one.
 
     Returns:
-        The same clients, with the field (n, P + number of indicators) and its feature names.
+        The same clients, with the field (n, F + number of indicators) and its feature names.
 
     Raises:
         KeyError: there is no such field, or no column of a name in `indicators`.
-        ValueError: the field is not floating, or not (n, P).
+        ValueError: the field is not floating, or not (n, F).
 
     >>> x = [[1.0, float("nan")], [2.0, 3.0]]
     >>> data = ClientData.from_arrays([0, 0], x=x, features={"x": ["age", "chol"]})
@@ -222,7 +222,7 @@ def _columns(data: ClientData, field: str) -> Tensor:
     if values.dim() != 2 or not values.is_floating_point():
         raise ValueError(
             f"field '{field}' is {values.dtype} of shape {tuple(values.shape)}: "
-            "it must be floating, of shape (n, P)"
+            "it must be floating, of shape (n, F)"
         )
     return values
 

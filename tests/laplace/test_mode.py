@@ -121,7 +121,7 @@ def test_the_guide_has_the_mode_as_its_mean_and_the_curvature_there(name: str) -
 
 
 def test_the_bernoulli_posterior_is_close_to_quadrature() -> None:
-    """One client, one slope, a known prior: the Laplace approximation's mean and sd against the exact ones."""
+    """One client, one slope, a known prior: mean and sd of the Laplace approximation against exact ones."""
     data = ClientData.from_clients(
         {"a": {"x": torch.linspace(-2, 2, 40), "y": (torch.linspace(-2, 2, 40) > 0.3).double()}}
     )
@@ -155,7 +155,7 @@ def test_the_bernoulli_posterior_is_close_to_quadrature() -> None:
 def test_newton_does_not_diverge_on_separable_rows(
     name: str, size: float, newton_steps: int
 ) -> None:
-    """All ill, all well, or split by a plane at large x; no counts or many: only the prior bounds the mode."""
+    """All ill, none ill or split by a plane at large x; no counts or many. Only the prior bounds the mode."""
     x = size * torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
     split = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
     rows = {
