@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Array = Any  # whatever torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
+Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
 
 
 class SortedRows(NamedTuple):
@@ -85,7 +85,8 @@ def sort_by_client(
         The rows, with the clients in the order of their sorted ids.
 
     Raises:
-        TypeError: ids that are neither integers nor strings, or are of several kinds; a field that is not numeric.
+        TypeError: ids that are neither integers nor strings, or are of several kinds; a field that is not
+            numeric.
         ValueError: `client_id` is not (n,), `names` does not fit it, or a field has another number of rows.
     """
     raw = np.asarray(client_id)
@@ -137,8 +138,8 @@ def join_clients(
 
     Raises:
         TypeError: a field is not numeric.
-        ValueError: no clients; a client with other fields than the first, with fields of different lengths, or
-            with rows of another shape than the first client's.
+        ValueError: no clients; a client with other fields than the first, with fields of different lengths,
+            or with rows of another shape than the first client's.
     """
     named = (
         dict(clients)

@@ -178,7 +178,7 @@ def keys_of(data: ClientData, ids: Tensor, seed: int, *at: int) -> Keys:
         data: all clients.
         ids: (C,) int64, positions of the clients.
         seed: of the run, 64 bits.
-        *at: words that say when, such as the round and the step.
+        *at: words for the time in the run, such as the round and the step.
     """
     return Keys(noise.fold_now(data.keys[ids], seed, seed >> 32), noise.root_key(seed)).folded(*at)
 

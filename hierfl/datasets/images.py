@@ -126,8 +126,8 @@ def mnist() -> tuple[Labelled, Labelled]:
     """MNIST in its official split: (60,000 training images, 10,000 test images), x (n, 1, 28, 28).
 
     Raises:
-        FileNotFoundError: the file is missing; the message says how to get it. So do all data sets of this
-            module.
+        FileNotFoundError: the file is missing; the message says how to get it. Every data set of this
+            module raises this error.
     """
     return _train_test(_MNIST, _DIGITS)
 

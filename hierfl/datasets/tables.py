@@ -64,8 +64,8 @@ def school_ilea() -> ClientData:
     `y` (n,), the score, 1-70.
 
     Raises:
-        FileNotFoundError: the file is missing; the message says how to get it. So do all data sets of this
-            module.
+        FileNotFoundError: the file is missing; the message says how to get it. Every data set of this
+            module raises this error.
     """
     arrays = load(_SCHOOLS)
     names = [f"school {k}" for k in range(1, int(arrays["client_id"].max()) + 2)]
