@@ -1,4 +1,4 @@
-"""Arrays, lists and tensors as users pass them, checked and turned into tensors whose rows are sorted by client."""
+"""Arrays as users pass them, checked and turned into tensors whose rows are sorted by client."""
 
 from __future__ import annotations
 
@@ -164,7 +164,8 @@ def join_clients(
             if columns[name] and columns[name][0].shape[1:] != values.shape[1:]:
                 found, wanted = tuple(values.shape[1:]), tuple(columns[name][0].shape[1:])
                 raise ValueError(
-                    f"client '{client}': a row of '{name}' has shape {found}, but the first client's has {wanted}"
+                    f"client '{client}': a row of '{name}' has shape {found}, "
+                    f"but the first client's has {wanted}"
                 )
             columns[name].append(values)
         counts.append(next(iter(lengths.values())))
