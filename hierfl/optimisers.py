@@ -1,7 +1,8 @@
-"""Optimisers as pure functions of trees: they run in a client's step, under `torch.vmap`, in a graph, and on the server.
+"""Optimisers as pure functions of trees, for the clients' steps and for the server.
 
-`torchopt`'s transformations have the same two functions and may be handed in anywhere an optimiser is asked for. Ours are here
-because torchopt's update in place (`addcmul_`), which vmap can only run one client at a time.
+They run under `torch.vmap` and inside a graph. The transformations of `torchopt` have the same two functions
+and can be used wherever an optimiser is expected. SGD and Adam are provided here because torchopt's update in
+place (`addcmul_`), which vmap can only run one client at a time.
 """
 
 from __future__ import annotations
@@ -17,15 +18,25 @@ from hierfl.core.trees import Tree, named_leaves, tree_map, with_leaves, zeros_l
 
 
 class Optimiser(Protocol):
-    """`init(params) -> state` and `update(gradients, state, params=) -> (what to add to the params, state)`."""
+    """The two functions of an optimiser.
+
+    `init(params) -> state` and `update(gradients, state, params=) -> (what to add to the params, state)`.
+    """
 
     def init(self, params: Tree) -> Tree:
-        """The state before the first step."""
+        """Return the state before the first step."""
 
     def update(
         self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
     ) -> tuple[Tree, Tree]:
-        """What to add to the params, and the next state."""
+        """Return what to add to the params, and the next state.
+
+        Args:
+            updates: gradients of the loss, of the params' shapes.
+            state: from `init` or the previous `update`.
+            params: where the gradients were taken; some optimisers need them.
+            inplace: torchopt's flag; always False here.
+        """
 
 
 @dataclass(frozen=True)
@@ -34,20 +45,20 @@ class SGD:
 
     Args:
         lr: step size, > 0.
-        momentum: in [0, 1); heavy ball, undamped, as torch.optim.SGD.
+        momentum: in [0, 1); heavy-ball momentum without dampening, as in torch.optim.SGD.
     """
 
     lr: float
     momentum: float = 0.0
 
     def init(self, params: Tree) -> Tree:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return {"velocity": zeros_like(params)} if self.momentum else {}
 
     def update(
         self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
     ) -> tuple[Tree, Tree]:
-        """What to add to the params, and the next state."""
+        """Return what to add to the params, and the next state."""
         if not self.momentum:
             return tree_map(lambda g: -self.lr * g, updates), state
         velocity = tree_map(lambda v, g: self.momentum * v + g, state["velocity"], updates)
@@ -56,13 +67,15 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba 2015, Algorithm 1), or AdamW with `weight_decay` (Loshchilov and Hutter 2019, Algorithm 2).
+    """Adam (Kingma and Ba 2015, Algorithm 1), or AdamW with `weight_decay`.
+
+    AdamW is Algorithm 2 of Loshchilov and Hutter 2019.
 
     Args:
         lr: step size, > 0.
-        betas: decay of the two moments; the defaults are the paper's.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled, params <- params - lr weight_decay params.
+        betas: decay rates of the two moments, in [0, 1); the defaults are the paper's.
+        eps: added to the square root of the second moment; the default is the paper's.
+        weight_decay: rate of the decoupled decay, params <- params - lr weight_decay params; 0 for none.
     """
 
     lr: float
@@ -71,13 +84,17 @@ class Adam:
     weight_decay: float = 0.0
 
     def init(self, params: Tree) -> Tree:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return {"first": zeros_like(params), "second": zeros_like(params), "steps": torch.zeros(())}
 
     def update(
         self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
     ) -> tuple[Tree, Tree]:
-        """What to add to the params, and the next state."""
+        """Return what to add to the params, and the next state.
+
+        Raises:
+            ValueError: `weight_decay` is set and `params` is None.
+        """
         b1, b2 = self.betas
         steps = state["steps"] + 1
         first = tree_map(lambda m, g: b1 * m + (1 - b1) * g, state["first"], updates)
@@ -93,29 +110,46 @@ class Adam:
 
 @dataclass(frozen=True)
 class TorchOptimiser:
-    """Any `torch.optim` optimiser as a pure function, for the server: `TorchOptimiser(torch.optim.NAdam, {"lr": 0.01})`.
+    """Any `torch.optim` optimiser as a pure function: `TorchOptimiser(torch.optim.NAdam, {"lr": 0.01})`.
 
-    A client's step needs SGD, Adam or a torchopt transformation: torch.optim's count steps on the host, which vmap refuses.
+    It is for the server. A client's step needs SGD, Adam or a torchopt transformation, because the optimisers
+    of torch.optim count their steps on the host, which vmap does not allow.
+
+    Args:
+        kind: class of the optimiser.
+        options: its keyword arguments.
     """
 
     kind: Callable[..., torch.optim.Optimizer]
     options: dict[str, Any]
 
     def init(self, params: Tree) -> Tree:
-        """The state before the first step, of which only shapes count: what it starts from, torch's optimiser knows itself."""
+        """Return a state of zeros before the first step; only its shapes matter.
+
+        The torch optimiser makes its own initial values at the first step.
+        """
         _, state = self._step(params, zeros_like(params), None)
         return {"begun": torch.zeros(()), "of": zeros_like(state)}
 
     def update(
         self, updates: Tree, state: Tree, *, params: Tree | None = None, inplace: bool = False
     ) -> tuple[Tree, Tree]:
-        """What to add to the params, and the next state."""
+        """Return what to add to the params, and the next state.
+
+        Raises:
+            ValueError: `params` is None.
+        """
         if params is None:
-            raise ValueError("a torch optimiser needs the params: pass params=")
+            raise ValueError("TorchOptimiser.update needs the params: pass params=")
         moved, kept = self._step(params, updates, state["of"] if bool(state["begun"]) else None)
         return moved, {"begun": torch.ones(()), "of": kept}
 
     def _step(self, params: Tree, gradients: Tree, state: Tree | None) -> tuple[Tree, Tree]:
+        """Take one step of a new torch optimiser from the saved state, or from the beginning if it is None.
+
+        Returns:
+            What to add to the params, and the state to save: for each leaf, the optimiser's tensors by name.
+        """
         names, leaves = zip(*named_leaves(params).items(), strict=True)
         moving = [torch.nn.Parameter(leaf.detach().clone()) for leaf in leaves]
         optimiser = self.kind(moving, **self.options)
@@ -144,17 +178,21 @@ class Stepped(NamedTuple):
 
 
 def step(optimiser: Optimiser, gradient: Tree, at: Stepped, rate: float | Tensor = 1.0) -> Stepped:
-    """One step, `rate` times as long as the optimiser's own (1 leaves it as it is).
+    """Take one step of an optimiser.
 
     Args:
-        optimiser: SGD, Adam, a torchopt transformation; on the server any torch optimiser.
+        optimiser: SGD, Adam or a torchopt transformation; on the server also `TorchOptimiser`.
         gradient: of the loss, of the params' shapes.
-        at: where it starts.
-        rate: of a schedule, in [0, 1].
+        at: the params and the optimiser's state before the step.
+        rate: factor of the step, in [0, 1], such as that of a schedule; 1 leaves the step as it is.
+
+    Returns:
+        The params and the state after the step.
     """
     if not at.params:
         return at
     move, state = optimiser.update(gradient, at.state, params=at.params, inplace=False)
-    # times 1 is left out: a compiler then sees params + number * gradient, and lets the step ride on the product
+    # A rate of 1 is not multiplied in: the compiler then sees params + number * gradient, and fuses the step
+    # into the product.
     full = isinstance(rate, float) and rate == 1.0
     return Stepped(tree_map(lambda p, u: p + (u if full else rate * u), at.params, move), state)

@@ -1,4 +1,4 @@
-"""Optimisers as pure functions: step for step torch's own, under vmap, and for the server any of torch's."""
+"""Optimisers agree with torch.optim step by step, run under vmap, and wrap the optimisers of torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gradients(n: int) -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_step_for_step(name: str) -> None:
+def test_steps_agree_with_torch_optim(name: str) -> None:
     ours, theirs, options = KINDS[name]
     start = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
     at = Stepped(start, ours.init(start))
@@ -70,11 +70,11 @@ def test_step_for_step(name: str) -> None:
         optimiser.step()
         for leaf, value in zip(moving, at.params.values(), strict=True):
             assert torch.allclose(leaf, value, rtol=1e-12, atol=1e-14)
-    assert torch.equal(start["a"], torch.ones(3)), "what was handed in is not changed"
+    assert torch.equal(start["a"], torch.ones(3)), "the params passed in are not changed"
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
-def test_lanes_under_vmap_are_each_alone(name: str) -> None:
+def test_slots_under_vmap_are_independent(name: str) -> None:
     ours = KINDS[name][0]
     start = {"a": torch.arange(6.0).view(2, 3), "b": torch.zeros(2, 2, 2)}
     stacked = [{k: torch.stack([v, 2 * v]) for k, v in g.items()} for g in gradients(4)]
@@ -91,7 +91,7 @@ def test_lanes_under_vmap_are_each_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_rate_scales_a_step(name: str) -> None:
+def test_rate_scales_the_step(name: str) -> None:
     ours = KINDS[name][0]
     start = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
     (gradient,) = gradients(1)
@@ -103,11 +103,11 @@ def test_a_rate_scales_a_step(name: str) -> None:
     assert torch.allclose(moved[0.5], 0.5 * moved[1.0])
 
 
-def test_nothing_to_step_and_what_needs_params() -> None:
+def test_empty_params_are_left_alone_and_missing_params_raise() -> None:
     assert step(Adam(0.1), {}, Stepped({}, {})) == Stepped({}, {})
     with pytest.raises(ValueError, match="weight_decay needs the params"):
         Adam(0.1, weight_decay=0.1).update(
             {"a": torch.ones(1)}, Adam(0.1).init({"a": torch.ones(1)})
         )
-    with pytest.raises(ValueError, match="needs the params"):
+    with pytest.raises(ValueError, match=r"TorchOptimiser\.update needs the params"):
         TorchOptimiser(torch.optim.SGD, {"lr": 0.1}).update({"a": torch.ones(1)}, [])

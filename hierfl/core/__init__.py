@@ -1,1 +1,1 @@
-"""What every room needs and which knows nothing of them: nested tensors, keyed noise, devices, memory, importance weights."""
+"""Foundations that import no other room: trees, keyed noise, devices, memory, importance sampling."""

@@ -1,7 +1,7 @@
-"""Where chunks of clients are worked on: the processor, or an accelerator beside it.
+"""The device on which chunks of clients are computed: the CPU, or an accelerator beside it.
 
-An accelerator holds the clients' rows and what a chunk is working on. The server's state, what clients keep and the history stay
-with the processor, so checkpoints, posteriors and reports know nothing of it.
+An accelerator holds the clients' rows and a chunk's working state. Server state, client states and the
+history stay on the CPU, so checkpoints, posteriors and reports do not depend on the device.
 """
 
 from __future__ import annotations
@@ -20,39 +20,46 @@ CPU = torch.device("cpu")
 
 
 def device_of(name: str | torch.device) -> torch.device:
-    """The device of a name such as "cpu", "cuda" or "cuda:1".
+    """Return the device of a name such as "cpu", "cuda" or "cuda:1".
 
     Raises:
-        ValueError: there is no such device here.
+        ValueError: this machine has no such device, or torch does not know the name.
     """
     try:
         device = torch.device(name)
         if device.type != "cpu":
             torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch's two ways to say so
+    except (RuntimeError, AssertionError) as error:  # torch raises either, by kind of device
         raise ValueError(
-            f"device={str(name)!r} cannot be used here ({str(error).splitlines()[0]}): leave device='cpu'"
+            f"device={str(name)!r} cannot be used here ({str(error).splitlines()[0]}): use device='cpu'"
         ) from error
     return device
 
 
 def moved(tree: Tree, device: torch.device) -> Tree:
-    """A tree on a device; what is there already is not copied."""
+    """Return a tree with its tensors on `device`; tensors that are already there are not copied."""
     return tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, tree)
 
 
 @contextmanager
 def on(device: torch.device) -> Iterator[None]:
-    """New tensors are made on a device, and what programs hold elsewhere (constants, buffers) follows to it where the two meet."""
+    """Create new tensors on `device` within this context.
+
+    Tensors that a program holds on the CPU, such as constants and buffers, are moved to the device whenever
+    an operation combines them with a tensor that is already there.
+    """
     with ExitStack() as stack:
         if device.type != "cpu":
             stack.enter_context(device)
-            stack.enter_context(_Following(device))
+            stack.enter_context(_MoveCpuArguments(device))
         yield
 
 
-class _Following(TorchFunctionMode):
-    """Tensors on the processor are moved where they are used together with one on the device; single numbers torch moves itself."""
+class _MoveCpuArguments(TorchFunctionMode):
+    """Move CPU tensors to the device in every operation that mixes the two.
+
+    Zero-dimensional tensors are left alone: torch moves those itself.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -60,12 +67,13 @@ class _Following(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        there = next((value.device for value in given if value.device.type == self._type), None)
-        if there is not None and any(map(_left_behind, given)):
-            args, kwargs = tree_map(lambda v: v.to(there) if _left_behind(v) else v, (args, kwargs))
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        target = next((value.device for value in tensors if value.device.type == self._type), None)
+        if target is not None and any(map(_is_on_cpu, tensors)):
+            args, kwargs = tree_map(lambda v: v.to(target) if _is_on_cpu(v) else v, (args, kwargs))
         return func(*args, **kwargs)
 
 
-def _left_behind(value: object) -> bool:
+def _is_on_cpu(value: object) -> bool:
+    """Return whether a value is a CPU tensor of one dimension or more."""
     return isinstance(value, Tensor) and value.device.type == "cpu" and value.dim() > 0

@@ -1,10 +1,12 @@
-"""Points around a Gaussian, and the weights that make them draws of a density known up to a constant: PSIS.
+"""Pareto-smoothed importance sampling (PSIS), with quasi-random points of Gaussian and Student t proposals.
 
-Pareto-smoothed importance sampling: the largest weights are replaced by the quantiles of a generalised Pareto distribution fitted
-to them; its shape k-hat says whether any such answer can be trusted (below 0.7), or the proposal missed too much of the density.
+Importance weights turn points of a proposal into draws from a target density that is known up to a constant.
+PSIS replaces the largest weights by the quantiles of a generalised Pareto distribution fitted to them. The
+shape k-hat of that distribution is the diagnostic: below 0.7 the result can be trusted; above, the proposal
+misses too much of the target.
 
-Sources: Vehtari, Simpson, Gelman, Yao and Gabry 2024, JMLR 25(72), arXiv:1507.02646; the fit: Zhang and Stephens 2009,
-Technometrics 51(3), with the weak prior on k-hat of the former's appendix C.
+Sources: Vehtari, Simpson, Gelman, Yao and Gabry 2024, JMLR 25(72), arXiv:1507.02646. The fit is that of Zhang
+and Stephens 2009, Technometrics 51(3), with the weak prior on k-hat from appendix C of Vehtari et al.
 """
 
 from __future__ import annotations
@@ -20,19 +22,28 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 Array = NDArray[np.float64]
-NARROWEST, WIDEST = (
-    0.7,
-    3.0,
-)  # a side of a proposal, in standard deviations of q: too narrow is worse than too wide
+# Bounds on the scale of one side of a proposal, in standard deviations of q: narrow is worse than wide.
+NARROWEST, WIDEST = 0.7, 3.0
 
 
 def _uniforms(count: int, size: int, seed: int) -> Array:
+    """Return scrambled Sobol points inside the unit cube, (count, size)."""
     engine = SobolEngine(size, scramble=True, seed=seed)
+    # Kept off 0 and 1, where the normal quantile is infinite.
     return engine.draw(count, dtype=torch.float64).clamp(2.0**-40, 1.0 - 2.0**-40).numpy()
 
 
 def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
-    """Quasi-random standard normals (count, size), `count` even: Sobol's points, and the same reflected."""
+    """Return quasi-random standard normal points: a scrambled Sobol sequence and its reflection about 0.
+
+    Args:
+        count: S, the number of points, even.
+        size: K, their dimension.
+        seed: seed of the scrambling.
+
+    Returns:
+        (S, K), in torch's default dtype.
+    """
     half = torch.as_tensor(
         ndtri(_uniforms(count // 2, size, seed)), dtype=torch.get_default_dtype()
     )
@@ -40,7 +51,19 @@ def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
 
 
 def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Quasi-random standard normals (count, size), reflected, and what makes their rows Student t's when multiplied by it, (count, 1)."""
+    """Return quasi-random standard normals, and the factors that turn them into Student t's.
+
+    A row of the normals times its factor is a point of the multivariate Student t distribution.
+
+    Args:
+        count: S, the number of points, even: half of them, and their reflections about 0.
+        size: K, their dimension.
+        freedom: degrees of freedom, > 0.
+        seed: seed of the scrambling.
+
+    Returns:
+        The normals (S, K) and the factors (S, 1), in torch's default dtype.
+    """
     uniforms = _uniforms(count // 2, size + 1, seed)
     stretch = 1.0 / np.sqrt(gammaincinv(freedom / 2.0, uniforms[:, -1:]) * 2.0 / freedom)
     normal, heavy = (
@@ -51,11 +74,19 @@ def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tup
 
 
 class Split(NamedTuple):
-    """A Student t about `loc` (K,) with scale tril tril' (K, K), wider on one side than on the other along each column of tril.
+    """A split Student t: a multivariate Student t whose scale differs between the two sides of each axis.
 
-    Along column i its scale is right_i (K,) on the positive side and left_i on the negative one; the density is continuous.
+    The axes are the columns of `tril`. Along column i the scale is multiplied by right_i on the positive side
+    of the mode and by left_i on the negative side. The density is continuous.
 
-    Source: Geweke 1989, Econometrica 57(6), section 4, with the density made continuous (as in the two-piece normal).
+    Args:
+        loc: (K,) the mode.
+        tril: (K, K) lower triangular; tril tril' is the scale matrix before the split.
+        right: (K,) factor of the scale on the positive side, > 0.
+        left: (K,) factor of the scale on the negative side, > 0.
+
+    Source: Geweke 1989, Econometrica 57(6), section 4, with the density made continuous (as in the two-piece
+    normal).
     """
 
     loc: Tensor
@@ -64,7 +95,7 @@ class Split(NamedTuple):
     left: Tensor
 
     def points(self, normal: Tensor, stretch: Tensor) -> Tensor:
-        """The points (S, K) that standard normals (S, K) and the stretches of their rows (S, 1) become."""
+        """Turn standard normals (S, K) and Student factors (S, 1) into points of the distribution, (S, K)."""
         both, ndtr, ndtri_ = self.left + self.right, torch.special.ndtr, torch.special.ndtri
         low, high = ndtr(normal), ndtr(-normal)
         down = self.left * ndtri_((low * both / (2.0 * self.left)).clamp(max=0.5))
@@ -72,7 +103,7 @@ class Split(NamedTuple):
         return self.loc + (torch.where(low * both < self.left, down, up) * stretch) @ self.tril.mT
 
     def log_prob(self, points: Tensor, freedom: float) -> Tensor:
-        """Log density (S,) at points (S, K), for `freedom` degrees."""
+        """Return the log density (S,) at points (S, K), for `freedom` degrees of freedom."""
         size = self.loc.shape[0]
         away = torch.linalg.solve_triangular(self.tril, (points - self.loc).T, upper=False).T
         square = (away / torch.where(away > 0.0, self.right, self.left)).square().sum(-1)
@@ -85,23 +116,34 @@ class Split(NamedTuple):
         return constant - volume - 0.5 * (freedom + size) * torch.log1p(square / freedom)
 
     def refitted(self, loc: Tensor, covariance: Tensor) -> Split:
-        """The same skews with this mean and this covariance (but for the factor that a t's covariance has)."""
+        """Return the split distribution with the same skews and the mean (K,) and covariance (K, K) given.
+
+        The two are matched as for a split normal: the factor freedom / (freedom - 2) by which the covariance
+        of a Student t exceeds its scale matrix is left out.
+        """
         apart = self.right - self.left
-        deviation = (
-            (1.0 - 2.0 / math.pi) * apart.square() + self.right * self.left
-        ).sqrt()  # of a two-piece normal
+        # The standard deviation of a two-piece normal.
+        deviation = ((1.0 - 2.0 / math.pi) * apart.square() + self.right * self.left).sqrt()
         tril = torch.linalg.cholesky(covariance)
         right, left = self.right / deviation, self.left / deviation
         return Split(loc - tril @ ((right - left) * math.sqrt(2.0 / math.pi)), tril, right, left)
 
 
 def sides(fall: Tensor, far: float) -> Tensor:
-    """Scales (...) of a Gaussian whose log density falls by `fall` (...) over `far`, between 0.7 and 3."""
+    """Return the scales of Gaussians from the fall of their log density at one distance from the mode.
+
+    Args:
+        fall: (...) how much lower the log density is at distance `far` than at the mode.
+        far: that distance, > 0.
+
+    Returns:
+        (...) far / sqrt(2 fall), clamped to [0.7, 3]; 1 where `fall` is NaN.
+    """
     return (far / (2.0 * fall.clamp(min=1e-9)).sqrt()).nan_to_num(nan=1.0).clamp(NARROWEST, WIDEST)
 
 
 class Weights(NamedTuple):
-    """Normalised log weights (S,), k-hat, and the effective number of points 1 / sum w^2."""
+    """Normalised log weights (S,), the Pareto shape k-hat, and the effective sample size 1 / sum w^2."""
 
     log: Tensor
     k_hat: float
@@ -109,7 +151,14 @@ class Weights(NamedTuple):
 
 
 def smoothed(log_ratios: Tensor) -> Weights:
-    """Pareto-smoothed weights of points whose log (target / proposal) is given, (S,)."""
+    """Return the Pareto-smoothed importance weights of S points.
+
+    Args:
+        log_ratios: (S,) log of the target density over the proposal density, up to a constant.
+
+    Returns:
+        The weights. k-hat is infinite where the tail has fewer than 5 points, or points of equal weight only.
+    """
     x = log_ratios.double().numpy() - float(log_ratios.max())
     count = len(x)
     tail = math.ceil(min(0.2 * count, 3.0 * math.sqrt(count)))
@@ -137,7 +186,14 @@ def smoothed(log_ratios: Tensor) -> Weights:
 
 
 def pareto_fit(excess: Array) -> tuple[float, float]:
-    """Shape and scale of the generalised Pareto distribution of excesses over a threshold, ascending: Zhang and Stephens."""
+    """Fit a generalised Pareto distribution to excesses over a threshold, as Zhang and Stephens 2009.
+
+    Args:
+        excess: (n,) the excesses in ascending order, the largest > 0.
+
+    Returns:
+        The shape k-hat, shrunk towards 0.5 by a weak prior worth 10 observations, and the scale.
+    """
     count = len(excess)
     grid = 30 + int(math.sqrt(count))
     b = 1.0 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))
@@ -152,12 +208,23 @@ def pareto_fit(excess: Array) -> tuple[float, float]:
 
 
 def resampled(points: Tensor, log_weights: Tensor, count: int) -> Tensor:
-    """`count` of the points (S, K), as often as their weights say: systematic resampling, which adds the least noise."""
+    """Return `count` of the points (S, K), each repeated in proportion to its weight.
+
+    The scheme is systematic resampling, which adds the least noise.
+    """
     return points[chosen(log_weights, count)]
 
 
 def chosen(log_weights: Tensor, count: int) -> Tensor:
-    """Which of S points, whose log weights are given, stand for them all when there are `count`: (count,) int64, ascending."""
+    """Return the indices of the points that systematic resampling keeps.
+
+    Args:
+        log_weights: (S,) log weights.
+        count: number of indices to return.
+
+    Returns:
+        (count,) int64, ascending; an index is repeated in proportion to its weight.
+    """
     sums = torch.cumsum(log_weights.double().exp(), 0)
     at = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     return torch.searchsorted(sums / sums[-1], at).clamp(max=len(sums) - 1)

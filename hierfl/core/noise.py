@@ -1,8 +1,9 @@
-"""Noise as a function of a key: whoever computes it, in whatever order, draws the same numbers.
+"""Keyed noise: random draws as a pure function of a key, the same in any process and in any order.
 
-A key is a pair of int32 words, `Tensor (..., 2)`. A client's key is a hash of its name; folding in the seed, the step and the
-site makes the key of one draw. Counter -> integer hash -> Box-Muller is tensor arithmetic alone: it runs under `torch.vmap`,
-is traced into a graph, and needs no generator whose state would have to be kept, sent or resumed.
+A key is a pair of int32 words, `Tensor (..., 2)`. A client's key is a hash of its name. Folding in the seed,
+the step and the site gives the key of one draw. A counter, an integer hash and the Box-Muller transform then
+make the noise. All of it is tensor arithmetic: it runs under `torch.vmap`, can be traced into a graph, and
+needs no generator whose state would have to be stored, sent or resumed.
 """
 
 from __future__ import annotations
@@ -21,28 +22,38 @@ Word = TypeVar("Word", bound=Any)
 
 
 def hashed(x: Word) -> Word:
-    """Mix int32 words, a tensor or an array, by the 32-bit hash "lowbias32" (C. Wellons, 2018, constants of its 2020 revision)."""
+    """Mix int32 words, in a tensor or an array, with the 32-bit hash "lowbias32".
+
+    Source: C. Wellons, 2018, with the constants of the 2020 revision.
+    """
     x = (x ^ _shifted(x, 16)) * 0x21F0AAAD
     x = (x ^ _shifted(x, 15)) * (0xD35A2D97 - (1 << 32))
     return x ^ _shifted(x, 15)
 
 
 def _shifted(x: Word, by: int) -> Word:
-    """Shift right without the sign: int32 has no unsigned shift."""
+    """Shift right without sign extension: int32 has no unsigned shift."""
     return (x >> by) & ((1 << (32 - by)) - 1)
 
 
 def word(name: str) -> int:
-    """Hash a name to an int32 word, the same in every process."""
+    """Hash a name to an int32 word that is the same in every process."""
     return _signed(zlib.crc32(name.encode()))
 
 
 def _signed(value: int) -> int:
+    """Wrap an integer to the range of int32."""
     return (value & 0xFFFFFFFF) - ((value & 0x80000000) << 1)
 
 
 def client_keys(names: Iterable[str]) -> Tensor:
-    """Keys of clients, (N, 2) int32, from their names: 64 bits, so that two of a million clients share one with odds 3e-8."""
+    """Hash the clients' names to their keys.
+
+    A key has 64 bits: the probability that any two of a million clients share one is 3e-8.
+
+    Returns:
+        (N, 2) int32.
+    """
     digests = b"".join(
         hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in names
     )
@@ -50,24 +61,35 @@ def client_keys(names: Iterable[str]) -> Tensor:
 
 
 def fold(key: Tensor, *words: int | Tensor) -> Tensor:
-    """Fold words into keys (..., 2), one after another; integers outside int32 wrap around."""
+    """Fold words into keys (..., 2), one word after another.
+
+    Args:
+        key: (..., 2) int32.
+        *words: integers, which wrap around outside int32, or tensors that broadcast against `key[..., 0]`.
+
+    Returns:
+        (..., 2) int32, of the broadcast shape. The order of the words matters.
+    """
     mixed = (item.to(torch.int32) if isinstance(item, Tensor) else _signed(item) for item in words)
     first, second = key.unbind(-1)
     return torch.stack(torch.broadcast_tensors(*_mixed(first, second, mixed)), -1)
 
 
 def fold_now(key: Tensor, *words: int | Tensor) -> Tensor:
-    """The same as `fold`, of tensors that are no part of a graph: NumPy starts a small operation in a third of torch's time."""
-    if (
-        torch._C._functorch.peek_interpreter_stack() is not None
-    ):  # inside vmap or grad, where no tensor is an array
+    """Return the same keys as `fold`, computed in NumPy, for tensors outside any graph.
+
+    NumPy launches a small operation in a third of torch's time.
+    """
+    # Inside vmap or grad a tensor cannot be read as a NumPy array.
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return fold(key, *words)
     pair: Any = key.cpu().numpy()
     mixed = (
         item.to(torch.int32).cpu().numpy() if isinstance(item, Tensor) else np.int32(_signed(item))
         for item in words
     )
-    with np.errstate(over="ignore"):  # of single numbers; arrays wrap around without a word
+    # NumPy warns when a scalar wraps around, though not when an array does.
+    with np.errstate(over="ignore"):
         both = _mixed(pair[..., 0], pair[..., 1], mixed)
     return torch.from_numpy(np.stack(np.broadcast_arrays(*both), -1)).to(key.device)
 
@@ -80,7 +102,7 @@ def _mixed(first: Word, second: Word, words: Iterable[Any]) -> tuple[Word, Word]
 
 
 def root_key(seed: int) -> Tensor:
-    """The key that all clients share, (2,) int32: that of the draws outside the clients plate."""
+    """Return the key that all clients share, (2,) int32: draws outside the clients plate use it."""
     return fold(
         torch.tensor([_signed(0x9E3779B9), _signed(0x85EBCA6B)], dtype=torch.int32),
         seed,
@@ -89,31 +111,51 @@ def root_key(seed: int) -> Tensor:
 
 
 def _words(key: Tensor, count: int, stream: int) -> Tensor:
-    """`count` words of each key, (..., count); streams of one key are unrelated."""
+    """Return `count` hashed words for each key, (..., count); different streams of one key are unrelated."""
     counter = torch.arange(count, dtype=torch.int32, device=key.device)
     return hashed(hashed((counter * 4 + stream) ^ key[..., :1]) + key[..., 1:])
 
 
 def _units(key: Tensor, count: int, stream: int, dtype: torch.dtype) -> Tensor:
-    """Uniforms inside (0, 1), (..., count), on a grid of 2^-23, or 2^-48 in float64: as fine as arithmetic near 1 can use."""
+    """Return uniforms strictly inside (0, 1), (..., count), on a grid of 2^-23, or 2^-48 in float64.
+
+    The grid is as fine as arithmetic near 1 can resolve.
+    """
     words = _words(key, count, stream)
     if dtype != torch.float64:
-        return (
-            _shifted(words, 9).to(dtype) + 0.5
-        ) * 2.0**-23  # one bit more, and the largest would round to 1
+        # With one more bit the largest value would round to 1.
+        return (_shifted(words, 9).to(dtype) + 0.5) * 2.0**-23
     high = _shifted(words, 8).to(dtype)
     low = (_shifted(_words(key, count, stream + 2), 8)).to(dtype)
     return high * 2.0**-24 + (low + 0.5) * 2.0**-48
 
 
 def uniforms(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """Draw uniforms inside (0, 1) as a function of keys (..., 2): Tensor (..., *shape)."""
+    """Draw uniforms strictly inside (0, 1) as a function of keys.
+
+    Args:
+        key: (..., 2) int32.
+        shape: the shape of each key's draw. The first values of a longer draw are those of a shorter one.
+        dtype: torch's default dtype if None.
+
+    Returns:
+        (..., *shape).
+    """
     units = _units(key, math.prod(shape), 0, dtype or torch.get_default_dtype())
     return units.reshape((*key.shape[:-1], *shape))
 
 
 def normals(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """Draw standard normals as a function of keys (..., 2): Tensor (..., *shape), by Box and Muller's transform."""
+    """Draw standard normals as a function of keys, by the Box-Muller transform.
+
+    Args:
+        key: (..., 2) int32.
+        shape: the shape of each key's draw.
+        dtype: torch's default dtype if None.
+
+    Returns:
+        (..., *shape).
+    """
     dtype = dtype or torch.get_default_dtype()
     size = math.prod(shape)
     pairs = (size + 1) // 2
@@ -124,12 +166,15 @@ def normals(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = Non
 
 
 def permutations(key: Tensor, counts: Tensor, width: int) -> Tensor:
-    """Shuffle the first `counts` of `width` places, a row a key: Tensor (C, width) int64; places past the count come last.
+    """Shuffle the first `counts` of `width` places, independently for each key.
 
     Args:
         key: (C, 2) int32.
-        counts: (C,) int64, each <= width. The order of the first `counts` does not depend on `width`.
-        width: columns of the answer.
+        counts: (C,) int64, each <= width. The order of the first `counts` places does not depend on `width`.
+        width: number of places.
+
+    Returns:
+        (C, width) int64: a permutation in each row, with the places past the count last, in ascending order.
     """
     place = torch.arange(width, device=key.device)
     rank = _words(key, width, 0).long().masked_fill(place >= counts[:, None], 1 << 40)
@@ -137,7 +182,17 @@ def permutations(key: Tensor, counts: Tensor, width: int) -> Tensor:
 
 
 def cohort(seed: int, round_: int, population: int, size: int) -> Tensor:
-    """Choose `size` of `population` without replacement for a round: Tensor (size,) int64, sorted, in time O(size)."""
+    """Draw the cohort of a round: clients without replacement, in O(size) time.
+
+    Args:
+        seed: of the run.
+        round_: number of the round.
+        population: N, the number of clients in all.
+        size: number of clients in the cohort, <= N. A cohort of all N is not drawn.
+
+    Returns:
+        (size,) int64, positions of the clients, ascending.
+    """
     if size == population:
         return torch.arange(population)
     generator = np.random.Generator(

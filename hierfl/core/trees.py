@@ -1,4 +1,4 @@
-"""Nested dicts and tuples of tensors: what states, lanes and messages are made of."""
+"""Trees: nested dicts, tuples and lists of tensors, the form of every state and message."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ __all__ = [
 
 
 def add(a: Tree, b: Tree) -> Tree:
-    """A + b, leaf by leaf."""
+    """Return a + b, leaf by leaf."""
     return tree_map(torch.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
-    """A - b, leaf by leaf."""
+    """Return a - b, leaf by leaf."""
     return tree_map(torch.sub, a, b)
 
 
 def scaled(tree: Tree, by: float | Tensor) -> Tree:
-    """Multiply every leaf."""
+    """Return the tree with every leaf multiplied by `by`."""
     return tree_map(lambda v: v * by, tree)
 
 
 def lerp(a: Tree, b: Tree, t: float | Tensor) -> Tree:
-    """A + t (b - a), leaf by leaf."""
+    """Return a + t (b - a), leaf by leaf."""
     return tree_map(lambda u, v: u + t * (v - u), a, b)
 
 
 def zeros_like(tree: Tree) -> Tree:
-    """A tree of zeros."""
+    """Return a tree of zeros with the leaves' shapes and dtypes."""
     return tree_map(torch.zeros_like, tree)
 
 
 def leaves_of(tree: Tree) -> Iterator[Tensor]:
-    """The same as `tree_leaves`, in the same order, a good deal sooner, for trees of dicts, tuples and lists."""
+    """Yield the leaves in the order of `tree_leaves`, much faster, for trees of dicts, tuples and lists."""
     if isinstance(tree, Tensor):
         yield tree
     else:
@@ -68,16 +68,16 @@ def leaves_of(tree: Tree) -> Iterator[Tensor]:
 
 
 def nbytes(tree: Tree) -> int:
-    """Bytes of all leaves."""
+    """Return the number of bytes in all tensor leaves together."""
     return sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
 def named_leaves(tree: Tree) -> dict[str, Tensor]:
-    """Leaves by their path: {"['theta']['weight']": ...}."""
+    """Return the leaves by their paths, such as {"['theta']['weight']": ...}."""
     return {keystr(path): leaf for path, leaf in tree_flatten_with_path(tree)[0]}
 
 
 def with_leaves(template: Tree, leaves: dict[str, Tensor]) -> Tree:
-    """A tree of `template`'s structure with other leaves, by path; the inverse of `named_leaves`."""
+    """Return a tree of `template`'s structure from leaves by path: the inverse of `named_leaves`."""
     paths, spec = tree_flatten_with_path(template)
     return tree_unflatten([leaves[keystr(path)] for path, _ in paths], spec)

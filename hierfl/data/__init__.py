@@ -1,4 +1,4 @@
-"""The clients' rows: `ClientData`, batches of it, partitions, scaling."""
+"""The clients' rows: `ClientData`, batches, partitions and preprocessing."""
 
 from hierfl.data.clients import ClientData
 

@@ -1,4 +1,4 @@
-"""A cohort's rows, stacked: what a model and a guide are functions of."""
+"""`ClientBatch`: the rows of a chunk of clients, stacked and padded, as models and guides receive them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ CLIENTS, DATA = "clients", "data"
 
 @dataclass(frozen=True, eq=False)
 class ClientBatch:
-    """Rows of C clients, padded to B rows each.
+    """Rows of C clients, padded to B rows each. Fields are read as attributes, such as `batch.x`.
 
     Args:
-        fields: name -> Tensor (C, B, ...). Padding
-            repeats the client's own first row: no row of one client ever stands in another's place.
+        fields: name -> Tensor (C, B, ...). Padded rows repeat the client's own first row, so a slot never
+            holds a row of another client.
         client_fields: name -> Tensor (C, 1, ...).
-        rows: (C, B) bool, false at padding; None where there is none.
-        counts: (C,) rows that each client has in all, in the dtype of the model; a batch of fewer stands for all of them.
-        own_keys: (C, 2) int32, of the clients at this step; `root` (2,) int32, the key they share.
-        words: folded into both: the draw. Keys are folded when a site is drawn, so a guide without noise pays nothing.
-        is_mini_batch: the rows are some of the client's, scaled up to stand for all.
-
-    A field is read as an attribute: `batch.x`.
+        rows: (C, B) bool, false at padded rows; None if there are none.
+        counts: (C,) number of rows that each client has in all, in the dtype of the model.
+        own_keys: (C, 2) int32, the clients' noise keys at this step.
+        root: (2,) int32, the noise key that the clients share.
+        words: words to fold into both, such as the number of the draw. They are folded only when a site is
+            drawn, so a guide without noise does not pay for it.
+        is_mini_batch: whether the rows are a sample of each client's rows, to be scaled up to all of them.
     """
 
     fields: Mapping[str, Tensor]
@@ -47,7 +47,7 @@ class ClientBatch:
     is_mini_batch: bool = False
 
     def __getattr__(self, name: str) -> Any:
-        """A field by its name."""
+        """Return a field or client field by its name."""
         if name.startswith("_"):
             raise AttributeError(name)
         for fields in (
@@ -61,12 +61,12 @@ class ClientBatch:
 
     @property
     def num_clients(self) -> int:
-        """C."""
+        """C, the number of clients in the batch."""
         return self.counts.shape[0]
 
     @property
     def num_rows(self) -> int:
-        """B, padding counted."""
+        """B, the number of rows of each client, padded rows included."""
         return next(v.shape[1] for v in self.fields.values())
 
     @cached_property
@@ -74,44 +74,51 @@ class ClientBatch:
         return {}
 
     def plate(self, name: str, size: int, dim: int) -> pyro.plate:
-        """A plate that a program may open as often as it likes; Pyro's own may be made only once a trace."""
+        """Return the plate of a name, made at the first call.
+
+        A program may open it any number of times, while Pyro allows a plate to be made only once per trace.
+        """
         if name not in self._plates:
             self._plates[name] = pyro.plate(name, size, dim=dim)
         return self._plates[name]
 
     def clients(self) -> pyro.plate:
-        """The clients plate, dim -2: what is sampled inside is a client's own and never leaves it."""
+        """Return the clients plate, dim -2. Sites sampled inside it are local and stay with their client."""
         return self.plate(CLIENTS, self.num_clients, -2)
 
     @contextmanager
     def data(self) -> Iterator[object]:
-        """The data plate, dim -1: padding masked, and a mini-batch scaled to stand for all rows of its client."""
-        seen = self.num_rows if self.rows is None else self.rows.sum(-1, keepdim=True)
-        scale = (self.counts[:, None] / seen) if self.is_mini_batch else 1.0
+        """Open the data plate, dim -1. Padded rows are masked; mini-batches are scaled up to all rows."""
+        present = self.num_rows if self.rows is None else self.rows.sum(-1, keepdim=True)
+        scale = (self.counts[:, None] / present) if self.is_mini_batch else 1.0
         with self.plate(DATA, self.num_rows, -1) as index, poutine.scale(scale=scale):
             if self.rows is None:
                 yield index
             else:
-                there: Any = self.rows
-                with MaskMessenger(there):
+                mask: Any = self.rows
+                with MaskMessenger(mask):
                     yield index
 
     @cached_property
     def key(self) -> Tensor:
-        """All that the noise inside the clients plate depends on, (C, 2) int32."""
+        """Keys of all noise inside the clients plate, (C, 2) int32."""
         return noise.fold(self.own_keys, *self.words)
 
     @cached_property
     def shared_key(self) -> Tensor:
-        """All that the noise outside the clients plate depends on, (2,) int32."""
+        """Key of all noise outside the clients plate, (2,) int32."""
         return noise.fold(self.root, *self.words)
 
     def redrawn(self, word: int | Tensor) -> ClientBatch:
-        """The same rows with other noise: that of a step, or of a draw."""
+        """Return the same rows with other noise, such as that of another step or draw.
+
+        Args:
+            word: folded into the keys after those that are there.
+        """
         return replace(self, words=(*self.words, word))
 
     def mask(self) -> Tensor:
-        """The rows that are there, (C, B) bool, with or without padding."""
+        """Return which rows are not padding, (C, B) bool; all true in a batch without padding."""
         if self.rows is not None:
             return self.rows
         return torch.ones(
@@ -122,13 +129,13 @@ class ClientBatch:
 def full_batch(
     data: ClientData, ids: Tensor, *, seed: int = 0, at: tuple[int, ...] = (0,)
 ) -> ClientBatch:
-    """All rows of some clients, padded to the most that one of them has.
+    """Return all rows of some clients, padded to the largest number of rows among them.
 
     Args:
-        data: the federation.
-        ids: (C,) int64, positions of the clients.
+        data: all clients.
+        ids: (C,) int64, positions of the clients to take.
         seed: of the run.
-        at: when in the run; with the seed and the client's name it makes the key of the noise.
+        at: the time in the run. The noise keys depend on it, on the seed and on the client's name.
     """
     counts = data.counts[ids]
     place = torch.arange(int(counts.max()))[None]
@@ -140,17 +147,22 @@ def full_batch(
 
 
 class Keys(NamedTuple):
-    """What the noise of a step is a function of: (..., C, 2) int32, a key a client, and (..., 2) int32, the one they share."""
+    """The noise keys of a step.
+
+    Args:
+        own: (..., C, 2) int32, one key per client.
+        shared: (..., 2) int32, the key that the clients share.
+    """
 
     own: Tensor
     shared: Tensor
 
     def folded(self, *words: int | Tensor) -> Keys:
-        """The keys of what happens later: words are folded in, one after another."""
+        """Return both kinds of key with words folded in, one after another."""
         return Keys(noise.fold_now(self.own, *words), noise.fold_now(self.shared, *words))
 
     def of_steps(self, count: int) -> list[Keys]:
-        """The keys of steps 0, 1, ..., made at once."""
+        """Return the keys of the steps 0..count-1, computed together."""
         step = torch.arange(count, dtype=torch.int32)
         own, shared = (
             noise.fold_now(self.own[None], step[:, None]),
@@ -160,7 +172,14 @@ class Keys(NamedTuple):
 
 
 def keys_of(data: ClientData, ids: Tensor, seed: int, *at: int) -> Keys:
-    """Keys of some clients, and the one they share, at a time in the run."""
+    """Return the keys of some clients, and the key they share, at a time in the run.
+
+    Args:
+        data: all clients.
+        ids: (C,) int64, positions of the clients.
+        seed: of the run, 64 bits.
+        *at: words for the time in the run, such as the round and the step.
+    """
     return Keys(noise.fold_now(data.keys[ids], seed, seed >> 32), noise.root_key(seed)).folded(*at)
 
 
@@ -173,8 +192,19 @@ def gather(
     *,
     is_mini_batch: bool = False,
 ) -> ClientBatch:
-    """The one place where rows are gathered: `index` (C, B) says which, `inside` (C, B) which of them are no padding."""
-    flat = index.flatten()  # index_select copies row by row: a third of the time of values[index]
+    """Gather rows into a batch; every batch is made here.
+
+    Args:
+        data: all clients.
+        ids: (C,) int64, positions of the clients.
+        index: (C, B) int64, positions of the rows to take.
+        inside: (C, B) bool, false at padded rows; None if there are none.
+        keys: of the batch's noise.
+        is_mini_batch: whether the rows are a sample of each client's rows.
+    """
+    flat = (
+        index.flatten()
+    )  # index_select copies whole rows, in a third of the time of values[index]
     return ClientBatch(
         fields={
             name: values.index_select(0, flat).unflatten(0, index.shape)
@@ -190,17 +220,18 @@ def gather(
 
 
 def halves(batch: ClientBatch, size: int) -> tuple[ClientBatch, ClientBatch]:
-    """Two batches of at most `size` rows in place of one of twice as many, of one client.
+    """Split the batch of one client, of up to 2 `size` rows, into two batches of at most `size` rows.
 
-    The second goes on where the first ends, and from the front again where there are no more; a client with fewer rows than
-    `size` has all of them in both. Which rows a client gets does not depend on those it is stacked with.
+    The second batch starts where the first ends, and continues from the first row once the rows run out. A
+    client with fewer than `size` rows has all of them in both. Which rows a client gets does not depend on
+    the clients it is stacked with.
     """
-    there = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
+    count = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
     place = torch.arange(size)
-    mask = None if batch.rows is None and batch.num_rows >= size else (place < there)[None]
+    mask = None if batch.rows is None and batch.num_rows >= size else (place < count)[None]
 
     def taken(index: Tensor) -> ClientBatch:
-        fields = {n: v.index_select(1, index % there) for n, v in batch.fields.items()}
+        fields = {n: v.index_select(1, index % count) for n, v in batch.fields.items()}
         return replace(batch, fields=fields, rows=mask)
 
     return taken(place), taken(size + place)

@@ -1,55 +1,45 @@
-"""Ragged clients at rest: flat tensors and offsets, no padding, any number of named fields."""
+"""`ClientData`: the rows of all clients under named fields, in flat tensors with offsets, without padding."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hierfl.core import noise
-
-Array = Any  # whatever torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
-
-
-def as_tensor(values: Array, name: str) -> Tensor:
-    """Return `values` as a tensor: floats in torch's default dtype, integers as int64, booleans as they are."""
-    try:
-        tensor = (
-            values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-        )  # a copy: pandas hands out read-only ones
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"field '{name}' is not numeric ({error}); encode it as numbers") from error
-    if tensor.dim() == 0:
-        raise ValueError(f"field '{name}' is a single number; give one a row, or one a client")
-    if tensor.is_floating_point():
-        return tensor.to(torch.get_default_dtype())
-    if tensor.is_complex():
-        raise TypeError(
-            f"field '{name}' is complex; give its real and imaginary parts as two fields"
-        )
-    return tensor if tensor.dtype == torch.bool else tensor.long()
+from hierfl.data.arrays import (
+    Array,
+    as_tensor,
+    check_consistent,
+    join_clients,
+    read_frame,
+    sort_by_client,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """The rows of N clients, client after client.
+    """The rows of N clients, one client after another.
 
     Args:
         fields: name -> Tensor (n, ...), n the rows of all clients together, sorted by client.
-        offsets: Tensor (N + 1,), int64; client k owns the rows `offsets[k]:offsets[k + 1]`.
-        names: the N clients' names, no two alike. They seed each client's noise, so no result depends on their order.
-        client_fields: name -> Tensor (N, ...), one value a client (a county's uranium, a study's standard error).
-        features: field -> names of its last dimension, for tables and for the posterior's coordinates.
+        offsets: (N + 1,) int64; client k owns the rows `offsets[k]:offsets[k + 1]`.
+        names: the N clients' names, all different. They seed each client's noise, so no result depends on the
+            order of the clients.
+        client_fields: name -> Tensor (N, ...), one value per client (a county's uranium, a study's standard
+            error).
+        features: field -> names of the columns in its last dimension, for tables and for the coordinates of
+            the posterior.
 
     Raises:
-        ValueError: a client without rows, two clients of one name, a field of another length, two fields of one name.
+        ValueError: there is no field; a client has no rows; two clients, or a field and a client field, have
+            the same name; or a length does not fit: of the names, of a field, of a client field or of a
+            field's features.
     """
 
     fields: Mapping[str, Tensor]
@@ -59,44 +49,14 @@ class ClientData:
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what no client can have."""
-        if not self.fields:
-            raise ValueError("no field was given: name at least one, such as x=... or y=...")
-        if len(set(self.names)) < len(self.names):
-            repeated = Counter(self.names).most_common(1)[0][0]
-            raise ValueError(f"two clients are named '{repeated}': client names must be unique")
-        if len(self.offsets) != len(self.names) + 1:
-            raise ValueError(f"{len(self.names)} client names for {len(self.offsets) - 1} clients")
-        empty = (self.counts <= 0).nonzero()
-        if len(empty):
-            raise ValueError(
-                f"client '{self.names[int(empty[0])]}' has no rows: leave it out, or give it at least one"
-            )
-        for name, values in self.fields.items():
-            if len(values) != self.num_rows:
-                raise ValueError(
-                    f"field '{name}' has {len(values)} rows, the clients have {self.num_rows}"
-                )
-        for name, values in self.client_fields.items():
-            if name in self.fields:
-                raise ValueError(
-                    f"'{name}' is both a field of rows and a field of clients: rename one"
-                )
-            if len(values) != self.num_clients:
-                raise ValueError(
-                    f"client field '{name}' has {len(values)} values for {self.num_clients} clients"
-                )
-        for name, labels in self.features.items():
-            if name not in self.fields or len(labels) != self.fields[name].shape[-1]:
-                raise ValueError(
-                    f"features name {len(labels)} columns of '{name}', which has not as many"
-                )
+        """Check that the names, the offsets and the fields fit together."""
+        check_consistent(self.fields, self.offsets, self.names, self.client_fields, self.features)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process is sent: not what is cached, which may be growing meanwhile."""
+        """Return what is pickled: no cached values, which another thread may be adding to meanwhile."""
         return {part.name: getattr(self, part.name) for part in dataclass_fields(self)}
 
-    # ------------------------------------------------------------------ made from
+    # ------------------------------------------------------------------ constructors
     @classmethod
     def from_arrays(
         cls,
@@ -110,53 +70,28 @@ class ClientData:
         """Group rows by client.
 
         Args:
-            client_id: (n,) which client a row belongs to: integers or strings, in any order. The order of rows within a
-                client is kept; clients come in the order of their sorted ids.
-            names: with integer ids 0..N-1, the name of each; without, the ids themselves, as strings.
+            client_id: (n,) integers or strings in any order: the client that each row belongs to. Rows keep
+                their order within a client; clients are ordered by sorted id.
+            names: with integer ids 0..N-1, the name of each client. By default the names are the ids as
+                strings.
             client_fields: name -> (N, ...), in the order of the sorted ids.
-            features: field -> names of its last dimension.
+            features: field -> names of the columns in its last dimension.
             **fields: name -> (n, ...).
 
         Raises:
-            ValueError: as `ClientData`; or ids that are not one a row, or ids that `names` does not reach.
+            TypeError: ids that are neither integers nor strings, or of several kinds; a field that is not
+                numeric.
+            ValueError: as `ClientData`; or `client_id` is not (n,), or an id has no entry in `names`.
 
         >>> data = ClientData.from_arrays(["b", "a", "b"], y=[1.0, 2.0, 3.0])
         >>> data.names, data.counts.tolist(), data.fields["y"].tolist()
         (('a', 'b'), [1, 2], [2.0, 1.0, 3.0])
         """
-        raw = np.asarray(client_id)
-        if raw.ndim != 1:
-            raise ValueError(
-                f"client_id has shape {raw.shape}; one id a row is needed: ({len(raw)},)"
-            )
-        if raw.dtype.kind == "f" or (raw.dtype.kind == "O" and len({type(i) for i in raw}) > 1):
-            raise TypeError(
-                "client_id must be integers or strings, all of one kind, none missing (NaN)"
-            )
-        ids, inverse, counts = np.unique(raw, return_inverse=True, return_counts=True)
-        labels = tuple(str(i) for i in ids)
-        if names is not None:
-            if raw.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= len(names):
-                raise ValueError(
-                    f"`names` has {len(names)} entries; ids must be integers 0..{len(names) - 1}"
-                )
-            absent = sorted(set(range(len(names))) - set(ids.tolist()))
-            if absent:
-                raise ValueError(
-                    f"client '{names[absent[0]]}' has no rows: leave it out, or give it at least one"
-                )
-            labels = tuple(str(n) for n in names)
-        order = torch.as_tensor(np.argsort(inverse, kind="stable"))
-        tensors = {name: as_tensor(values, name) for name, values in fields.items()}
-        for name, values in tensors.items():
-            if len(values) != len(raw):
-                raise ValueError(
-                    f"field '{name}' has shape {tuple(values.shape)}; client_id has {len(raw)} rows"
-                )
+        rows = sort_by_client(client_id, names, fields)
         return cls(
-            fields={name: values[order] for name, values in tensors.items()},
-            offsets=torch.as_tensor(np.concatenate([[0], np.cumsum(counts)])),
-            names=labels,
+            fields=rows.fields,
+            offsets=rows.offsets,
+            names=rows.names,
             client_fields={name: as_tensor(v, name) for name, v in (client_fields or {}).items()},
             features={name: tuple(map(str, v)) for name, v in (features or {}).items()},
         )
@@ -169,87 +104,67 @@ class ClientData:
         client_fields: Mapping[str, Array] | None = None,
         features: Mapping[str, Sequence[str]] | None = None,
     ) -> ClientData:
-        """Join per-client arrays: name -> {field: (N_k, ...)}, or a list of such (named "0", "1", ...).
+        """Join arrays that are given client by client.
+
+        Args:
+            clients: name -> {field: (N_k, ...)}, or a list of such dicts; its clients are named "0", "1", ...
+            client_fields: name -> (N, ...), in the order of the clients.
+            features: field -> names of the columns in its last dimension.
 
         Raises:
-            ValueError: as `ClientData`; or a client that lacks a field, or has it in another shape than the first client.
+            TypeError: a field is not numeric.
+            ValueError: as `ClientData`; or a client has other fields than the first client, or rows of
+                another shape.
         """
-        named = (
-            dict(clients)
-            if isinstance(clients, Mapping)
-            else {str(i): c for i, c in enumerate(clients)}
-        )
-        if not named:
-            raise ValueError("no clients were given")
-        first = next(iter(named.values()))
-        columns: dict[str, list[Tensor]] = {name: [] for name in first}
-        counts = []
-        for client, own in named.items():
-            if set(own) != set(columns):
-                raise ValueError(
-                    f"client '{client}' has the fields {sorted(own)}; the first client has {sorted(columns)}"
-                )
-            tensors = {name: as_tensor(values, f"{client}.{name}") for name, values in own.items()}
-            lengths = {name: len(values) for name, values in tensors.items()}
-            if len(set(lengths.values())) != 1:
-                raise ValueError(f"client '{client}' has fields of different lengths: {lengths}")
-            for name, values in tensors.items():
-                if columns[name] and columns[name][0].shape[1:] != values.shape[1:]:
-                    found, wanted = tuple(values.shape[1:]), tuple(columns[name][0].shape[1:])
-                    raise ValueError(
-                        f"client '{client}': a row of '{name}' has shape {found}, the first client's {wanted}"
-                    )
-                columns[name].append(values)
-            counts.append(next(iter(lengths.values())))
-        ids = np.repeat(np.arange(len(named)), counts)
-        joined = {name: torch.cat(parts) for name, parts in columns.items()}
+        rows = join_clients(clients)
         return cls.from_arrays(
-            ids, names=list(named), client_fields=client_fields, features=features, **joined
+            rows.client_id,
+            names=rows.names,
+            client_fields=client_fields,
+            features=features,
+            **rows.fields,
         )
 
     @classmethod
     def from_frame(cls, frame: Any, client: str, **fields: str | Sequence[str]) -> ClientData:
-        """Read a pandas frame: `from_frame(frame, "hospital", x=["age", "sex"], y="ill")`.
+        """Read a pandas frame, such as `from_frame(frame, "hospital", x=["age", "sex"], y="ill")`.
 
-        A list of columns makes a field (n, columns) whose features are their names; one column makes a field (n,).
+        Args:
+            frame: a pandas frame.
+            client: the column that holds the client ids.
+            **fields: field -> a column, for a field (n,), or a list of columns, for a field (n, columns)
+                whose features are the columns' names.
 
         Raises:
-            KeyError: a column that the frame has not.
+            KeyError: the frame lacks a column.
+            TypeError, ValueError: as `from_arrays`.
         """
-        wanted = [client, *(c for v in fields.values() for c in ([v] if isinstance(v, str) else v))]
-        missing = [c for c in wanted if c not in frame.columns]
-        if missing:
-            raise KeyError(f"the frame has no column '{missing[0]}'; it has {list(frame.columns)}")
-        arrays = {
-            name: frame[v if isinstance(v, str) else list(v)].to_numpy()
-            for name, v in fields.items()
-        }
-        lists = {name: tuple(v) for name, v in fields.items() if not isinstance(v, str)}
-        return cls.from_arrays(frame[client].to_numpy(), features=lists, **arrays)
+        arrays, features = read_frame(frame, client, fields)
+        return cls.from_arrays(frame[client].to_numpy(), features=features, **arrays)
 
-    # ------------------------------------------------------------------ what it holds
+    # ------------------------------------------------------------------ contents
     @property
     def num_clients(self) -> int:
-        """N."""
+        """N, the number of clients."""
         return len(self.names)
 
     @property
     def num_rows(self) -> int:
-        """Rows of all clients together."""
+        """Number of rows of all clients together."""
         return int(self.offsets[-1])
 
     @property
     def counts(self) -> Tensor:
-        """Rows of each client, (N,) int64."""
+        """Number of rows of each client, (N,) int64."""
         return self.offsets.diff()
 
     @cached_property
     def keys(self) -> Tensor:
-        """The clients' noise keys, (N, 2) int32, made of their names."""
+        """The clients' noise keys, (N, 2) int32, hashed from their names."""
         return noise.client_keys(self.names)
 
     def to(self, device: torch.device) -> ClientData:
-        """The same clients with their rows on a device; where all is there already, these themselves."""
+        """Return the same clients with their rows on `device`, or `self` if all of them are there already."""
         if all(
             values.device == device
             for values in (self.offsets, *self.fields.values(), *self.client_fields.values())
@@ -259,11 +174,12 @@ class ClientData:
             {name: v.to(device) for name, v in of.items()}
             for of in (self.fields, self.client_fields)
         )
-        there = replace(
+        copy = replace(
             self, fields=fields, client_fields=client_fields, offsets=self.offsets.to(device)
         )
-        there.__dict__["keys"] = self.keys.to(device)  # what `keys` would find
-        return there
+        # Fills the cache of `keys`, which would hash the names again and leave the result on the CPU.
+        copy.__dict__["keys"] = self.keys.to(device)
+        return copy
 
     @cached_property
     def by_name(self) -> Tensor:
@@ -274,35 +190,43 @@ class ClientData:
 
     @property
     def row_client(self) -> Tensor:
-        """The index of the client of each row, (n,) int64."""
+        """Position of the client that each row belongs to, (n,) int64."""
         return torch.repeat_interleave(torch.arange(self.num_clients), self.counts)
 
     def index(self, names: Iterable[str]) -> Tensor:
-        """Positions of clients by name, (len(names),) int64.
+        """Return the positions of the clients named, (len(names),) int64.
 
         Raises:
-            KeyError: a name that no client has.
+            KeyError: no client has one of the names.
         """
         place = {name: i for i, name in enumerate(self.names)}
         wanted = [str(n) for n in names]
         unknown = [n for n in wanted if n not in place]
         if unknown:
             raise KeyError(
-                f"unknown client '{unknown[0]}'; there are {', '.join(self.names[:8])}"
+                f"unknown client '{unknown[0]}': the clients are {', '.join(self.names[:8])}"
                 + (", ..." if len(place) > 8 else "")
             )
         return torch.tensor([place[n] for n in wanted], dtype=torch.long)
 
     def __repr__(self) -> str:
-        """Clients, rows and fields in one line."""
+        """Return the numbers of clients and rows, and the shape of a row in each field, in one line."""
         shapes = ", ".join(
             f"{n}: {tuple(v.shape[1:])}" for n, v in {**self.fields, **self.client_fields}.items()
         )
         return f"ClientData({self.num_clients} clients, {self.num_rows} rows, {shapes})"
 
-    # ------------------------------------------------------------------ made into
+    # ------------------------------------------------------------------ subsets and changed fields
     def select(self, clients: Iterable[str] | Iterable[int] | Tensor) -> ClientData:
-        """Some of the clients, in the order given, by name, by position, or by a boolean mask (N,)."""
+        """Return some of the clients, in the order given.
+
+        Args:
+            clients: their names, their positions, or a boolean mask (N,).
+
+        Raises:
+            KeyError: no client has one of the names or positions.
+            ValueError: a client is given twice.
+        """
         if isinstance(clients, Tensor) and clients.dtype == torch.bool:
             clients = clients.nonzero()[:, 0]
         chosen = clients.tolist() if isinstance(clients, Tensor) else list(clients)
@@ -327,7 +251,7 @@ class ClientData:
         )
 
     def where(self, keep: Tensor) -> ClientData:
-        """The rows for which `keep` (n,) is true; clients left without rows are left out."""
+        """Return the rows for which `keep` (n,) is true; clients that keep no row are dropped."""
         keep = keep.bool()
         counts = torch.zeros(self.num_clients, dtype=torch.long).index_add_(
             0, self.row_client, keep.long()
@@ -342,7 +266,16 @@ class ClientData:
         )
 
     def with_fields(self, **fields: Tensor) -> ClientData:
-        """The same clients with fields of rows added or replaced; one that changes its width loses its feature names."""
+        """Return the same clients with fields added or replaced.
+
+        A field whose last dimension changes its size loses its feature names.
+
+        Args:
+            **fields: name -> (n, ...).
+
+        Raises:
+            ValueError: a field does not have n rows.
+        """
         merged = {**self.fields, **{name: as_tensor(v, name) for name, v in fields.items()}}
         kept = {
             n: f
@@ -352,10 +285,14 @@ class ClientData:
         return replace(self, fields=merged, features=kept)
 
     def without(self, *names: str) -> ClientData:
-        """The same clients without some fields (without their labels, say)."""
+        """Return the same clients without some fields, for example without their labels.
+
+        Raises:
+            KeyError: there is no such field.
+        """
         for name in names:
             if name not in self.fields:
-                raise KeyError(f"there is no field '{name}'; there are {sorted(self.fields)}")
+                raise KeyError(f"there is no field '{name}': the fields are {sorted(self.fields)}")
         return replace(
             self,
             fields={n: v for n, v in self.fields.items() if n not in names},
@@ -363,16 +300,24 @@ class ClientData:
         )
 
     def split(self, fraction: float, *, seed: int) -> tuple[ClientData, ClientData]:
-        """Split every client's own rows: (`fraction` of them, rounded; the rest), at random.
+        """Split every client's own rows into two parts at random.
 
-        Each part has at least one row of every client that has two; a client with a single row is in the first part alone.
-        The draw depends on (seed, client name), not on the order of clients.
+        Each part has at least one row of every client that has two or more. A client with a single row is in
+        the first part alone. The draw depends on the seed and the client's name, not on the order of the
+        clients.
+
+        Args:
+            fraction: share of each client's rows that goes to the first part, rounded to whole rows.
+            seed: seed of the draw.
+
+        Returns:
+            The first part and the rest.
 
         Raises:
-            ValueError: a fraction outside (0, 1).
+            ValueError: `fraction` is outside (0, 1).
         """
         if not 0.0 < fraction < 1.0:
-            raise ValueError(f"fraction is {fraction}; it must lie between 0 and 1")
+            raise ValueError(f"fraction is {fraction}: it must lie between 0 and 1")
         keys = noise.fold(self.keys, noise.word("split"), seed)
         counts = self.counts
         first = (counts * fraction).round().long().clamp(min=1)

@@ -1,7 +1,8 @@
-"""Scaling and filling of fields, from what each client can add up alone.
+"""Standardisation and filling of missing values, from statistics that each client computes on its own rows.
 
-A client tells the server, per feature, how many values it has, their mean and their sum of squares about it: three numbers
-that add up over clients (Chan, Golub and LeVeque 1983), whatever the order. No row leaves a client.
+For each feature a client sends the number of its values, their mean and their sum of squares about that mean.
+These three numbers can be merged over the clients in any order (Chan, Golub and LeVeque 1983). No row leaves
+a client.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from hierfl.data.clients import ClientData
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """What clients say of a field: K clients' statistics, or one for all of them.
+    """Statistics of one field for each of N clients; merged over the clients they have no dimension N.
 
     Args:
-        count: (K, ...) float64, values that are not NaN, per feature.
-        mean: (K, ...) float64, their mean; 0 where there are none.
-        square: (K, ...) float64, their sum of squares about the mean.
+        count: (N, ...) float64, the number of values of each feature that are not NaN.
+        mean: (N, ...) float64, their mean; 0 where there are no values.
+        square: (N, ...) float64, their sum of squares about the mean.
     """
 
     count: Tensor
@@ -32,12 +33,12 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """An affine map of one field, `(x - mean) / sd`, per feature.
+    """The affine map `(x - mean) / sd` of each feature of a field.
 
     Args:
-        field: its name.
-        mean: (...) of a row's shape.
-        sd: (...) of a row's shape, > 0; 1 where the training rows are all alike.
+        field: name of the field.
+        mean: (...) of the shape of a row.
+        sd: (...) of the shape of a row, > 0; 1 for a feature that is constant over the training rows.
     """
 
     field: str
@@ -45,40 +46,43 @@ class Scaling:
     sd: Tensor
 
     def apply(self, data: ClientData) -> ClientData:
-        """Scale the field; NaN stays NaN.
+        """Return the clients with the field scaled; NaN stays NaN.
 
         Raises:
-            ValueError: rows of another shape.
+            KeyError: there is no such field.
+            ValueError: the rows have another shape than those that the scaling was fitted to.
         """
         values = _field(data, self.field)
         if values.shape[1:] != self.mean.shape:
             raise ValueError(
-                f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, scaling's {tuple(self.mean.shape)}"
+                f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, "
+                f"but the scaling was fitted to rows of shape {tuple(self.mean.shape)}"
             )
-        # In float64: of values far from 0 the difference is what counts.
+        # In float64, because far from 0 the subtraction cancels most digits.
         return data.with_fields(
             **{self.field: (values.double() - self.mean.double()) / self.sd.double()}
         )
 
 
 def client_moments(data: ClientData, field: str = "x") -> Moments:
-    """Count, mean and sum of squares of each feature on each client: what a client sends.
+    """Return the statistics of a field that each client sends: count, mean and sum of squares per feature.
 
     Raises:
-        KeyError: no such field.
-        ValueError: an infinite value, with the client that has it.
+        KeyError: there is no such field.
+        ValueError: a value is infinite.
     """
     values = _field(data, field).double()
     infinite = values.isinf().reshape(len(values), -1).any(1).nonzero()
     if len(infinite):
         name = data.names[int(data.row_client[int(infinite[0])])]
         raise ValueError(
-            f"field '{field}' of client '{name}' has an infinite value: mend it, or make it NaN if it is missing"
+            f"field '{field}' of client '{name}' has an infinite value: "
+            "correct it, or make it NaN if it is missing"
         )
     seen = ~values.isnan()
     zeros = torch.zeros(data.num_clients, *values.shape[1:], dtype=torch.float64)
     count = zeros.index_add(0, data.row_client, seen.double())
-    # Two passes: a sum of raw squares would cancel for values far from 0.
+    # In two passes, because the difference of raw sums of squares would cancel for values far from 0.
     mean = zeros.index_add(0, data.row_client, values.nan_to_num(0.0)) / count.clamp(min=1.0)
     deviation = torch.where(seen, values - mean[data.row_client], 0.0)
     mean = mean + zeros.index_add(0, data.row_client, deviation) / count.clamp(min=1.0)
@@ -87,7 +91,7 @@ def client_moments(data: ClientData, field: str = "x") -> Moments:
 
 
 def merged(moments: Moments) -> Moments:
-    """Add clients' moments (K, ...) up: those of all rows together, (...)."""
+    """Merge the moments of the clients, (N, ...), to those of all rows together, (...)."""
     count = moments.count.sum(0)
     mean = (moments.count * moments.mean).sum(0) / count.clamp(min=1.0)
     between = (moments.count * (moments.mean - mean) ** 2).sum(0)
@@ -95,12 +99,14 @@ def merged(moments: Moments) -> Moments:
 
 
 def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
-    """Mean and standard deviation (the population's) of each feature over all rows of `train`.
+    """Return the scaling by each feature's mean and standard deviation over all rows of `train`.
 
-    A feature that is constant up to rounding keeps sd 1; one that is never seen keeps mean 0 and sd 1.
+    The standard deviation divides by the number of values, not by one less. A feature that is constant up to
+    rounding has sd 1. A feature without values has mean 0 and sd 1.
 
     Raises:
-        KeyError, ValueError: as `client_moments`.
+        KeyError: there is no such field.
+        ValueError: a value is infinite.
     """
     total = merged(client_moments(train, field))
     sd = (total.square / total.count.clamp(min=1.0)).sqrt()
@@ -118,12 +124,21 @@ def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
 def standardise(
     train: ClientData, *others: ClientData, fields: Sequence[str] = ("x",)
 ) -> tuple[ClientData, ...]:
-    """Scale fields to mean 0 and sd 1 over the rows of `train`, and those of `others` (test rows, new clients) alike.
+    """Scale fields to mean 0 and sd 1 over the rows of `train`, and `others` by the same means and sds.
 
-    To keep the scaling for data that come later, use `fit_scaling` and `Scaling.apply`.
+    To keep the scaling for later data, use `fit_scaling` and `Scaling.apply` instead.
+
+    Args:
+        train: the clients to compute means and sds from.
+        *others: further data to scale, such as test rows or new clients.
+        fields: names of the fields to scale.
+
+    Returns:
+        `train` and `others`, scaled.
 
     Raises:
-        KeyError, ValueError: as `client_moments` and `Scaling.apply`.
+        KeyError: there is no such field.
+        ValueError: a value of `train` is infinite, or rows of `others` have another shape.
 
     >>> train = ClientData.from_arrays([0, 0, 1], x=[[1.0], [3.0], [5.0]])
     >>> [round(v, 3) for v in standardise(train)[0].fields["x"].flatten().tolist()]
@@ -137,11 +152,13 @@ def standardise(
 
 
 def missing_features(data: ClientData, field: str = "x") -> tuple[str, ...]:
-    """Names of the columns of a field (n, D) that have any NaN: what `fill_missing` needs to treat other data alike.
+    """Return the names of the columns of a field (n, F) that have any NaN.
+
+    `fill_missing` takes them as `indicators`, to give other data the same columns.
 
     Raises:
-        KeyError: no such field.
-        ValueError: a field that is not (n, D).
+        KeyError: there is no such field.
+        ValueError: the field is not floating, or not (n, F).
     """
     values = _columns(data, field)
     absent = values.isnan().any(0).tolist()
@@ -155,25 +172,27 @@ def fill_missing(
     value: float = 0.0,
     indicators: bool | Sequence[str] = True,
 ) -> ClientData:
-    """Fill NaN, and say where it was: a 0/1 column `<feature>_missing` for each column that has any.
+    """Replace NaN, and add a 0/1 column `<feature>_missing` for each column that has any.
 
-    Standardise first: then the value 0 is the mean. Data that are to have the same columns (train and test rows) must be
-    told which: `columns = missing_features(train)`, then `fill_missing(test, indicators=columns)`.
+    Standardise first, so that the value 0 is the mean. To give training and test rows the same columns, name
+    them: `columns = missing_features(train)`, then `fill_missing(test, indicators=columns)`.
 
     Args:
-        data: with a field (n, D); columns without names are called `<field>0`, `<field>1`, ...
-        field: its name.
-        value: what replaces NaN.
-        indicators: True: for each column with any NaN; False: none; or the names of the columns that get one.
+        data: clients with a field (n, F). Columns without names are called `<field>0`, `<field>1`, ...
+        field: name of the field.
+        value: replaces NaN.
+        indicators: True for an indicator of each column with any NaN, False for none, or the names of the
+            columns that get one.
 
     Returns:
-        The same clients, the field (n, D + indicators), with its features' names.
+        The same clients, with the field (n, F + number of indicators) and its feature names.
 
     Raises:
-        KeyError: no such field, or an indicator for a column that there is not.
-        ValueError: a field that is not (n, D).
+        KeyError: there is no such field, or no column of a name in `indicators`.
+        ValueError: the field is not floating, or not (n, F).
 
-    >>> data = ClientData.from_arrays([0, 0], x=[[1.0, float("nan")], [2.0, 3.0]], features={"x": ["age", "chol"]})
+    >>> x = [[1.0, float("nan")], [2.0, 3.0]]
+    >>> data = ClientData.from_arrays([0, 0], x=x, features={"x": ["age", "chol"]})
     >>> fill_missing(data).features["x"], fill_missing(data).fields["x"].tolist()
     (('age', 'chol', 'chol_missing'), [[1.0, 0.0, 1.0], [2.0, 3.0, 0.0]])
     """
@@ -181,7 +200,9 @@ def fill_missing(
     wanted = tuple(missing_features(data, field) if indicators is True else indicators or ())
     unknown = [name for name in wanted if name not in names]
     if unknown:
-        raise KeyError(f"field '{field}' has no column '{unknown[0]}'; it has {', '.join(names)}")
+        raise KeyError(
+            f"field '{field}' has no column '{unknown[0]}': its columns are {', '.join(names)}"
+        )
     absent = values.isnan()[:, [names.index(name) for name in wanted]]
     filled = torch.cat([torch.where(values.isnan(), value, values), absent.to(values.dtype)], dim=1)
     labels = (*names, *(f"{name}_missing" for name in wanted))
@@ -192,7 +213,7 @@ def fill_missing(
 
 def _field(data: ClientData, field: str) -> Tensor:
     if field not in data.fields:
-        raise KeyError(f"there is no field '{field}'; there are {sorted(data.fields)}")
+        raise KeyError(f"there is no field '{field}': the fields are {sorted(data.fields)}")
     return data.fields[field]
 
 
@@ -200,7 +221,8 @@ def _columns(data: ClientData, field: str) -> Tensor:
     values = _field(data, field)
     if values.dim() != 2 or not values.is_floating_point():
         raise ValueError(
-            f"field '{field}' is {values.dtype} of shape {tuple(values.shape)}; floating columns (n, D) are needed"
+            f"field '{field}' is {values.dtype} of shape {tuple(values.shape)}: "
+            "it must be floating, of shape (n, F)"
         )
     return values
 

@@ -1,6 +1,7 @@
-"""Data sets by name: three shipped with the package, the rest read from the folder that HIERFL_DATA names.
+"""Data sets: three ship with the package, the others are read from the folder named by HIERFL_DATA.
 
-Sets with clients of their own come as `ClientData`; images that are to be partitioned (`hierfl.data.partition`) as `Labelled`.
+Data sets with clients are returned as `ClientData`. Images without clients are returned as `Labelled`, to be
+partitioned with `hierfl.data.partition`.
 """
 
 from hierfl.datasets.builtin import eight_schools, heart_disease, radon

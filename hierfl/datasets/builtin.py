@@ -1,4 +1,4 @@
-"""The data sets that ship with the package, and reference posteriors of some of them."""
+"""The data sets that ship with the package: heart disease, radon and eight schools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from hierfl.data.clients import ClientData
 from hierfl.datasets.files import shipped
 
-# Fixed clinical units, (value - centre) / unit: not computed from data, so that no hospital need tell another its statistics.
+# Fixed clinical units, (value - centre) / unit. They are not computed from data, so that no hospital has to
+# share its statistics.
 _UNITS = {
     "age": (50.0, 10.0),
     "trestbps": (130.0, 20.0),
@@ -18,34 +19,41 @@ _UNITS = {
     "thalach": (140.0, 25.0),
     "slope": (2.0, 1.0),
 }
-# Nominal codes: a column for each but the commonest, which is the reference (asymptomatic, normal, normal).
+# Nominal codes: one column for each except the most common, which is the reference (asymptomatic, normal,
+# normal).
 _CODES = {
     "cp": {1: "cp_typical", 2: "cp_atypical", 3: "cp_nonanginal"},
     "restecg": {1: "restecg_st_t", 2: "restecg_lvh"},
     "thal": {6: "thal_fixed", 7: "thal_reversible"},
 }
-_IMPOSSIBLE_ZERO = (
-    "trestbps",
-    "chol",
-)  # nobody alive has a blood pressure or a cholesterol of 0: it was not measured
+# No living patient has a blood pressure or a cholesterol of 0: these were not measured.
+_IMPOSSIBLE_ZERO = ("trestbps", "chol")
 
 
 def heart_disease(missing: Literal["indicator", "nan", "raw"] = "indicator") -> ClientData:
-    """UCI heart disease: 920 patients of 4 hospitals (cleveland, hungarian, switzerland, va), is a coronary artery narrowed?
+    """UCI heart disease: 920 patients of 4 hospitals, with or without a narrowed coronary artery.
 
-    Fields `x` (n, D) and `y` (n,), 1.0 for the ill. With "indicator" nothing is dropped and `x` (D = 27) is finite: age in
-    decades from 50; trestbps in 20 mm Hg from 130; chol in 50 mg/dl from 240; thalach in 25 beats a minute from 140; oldpeak
-    in mm; ca in vessels (0-3); slope -1 rising, 0 flat, 1 falling; sex (1 = male), fbs and exang 0/1; and 0/1 columns for
-    the nominal cp (reference: asymptomatic), restecg and thal (reference: normal). A missing value is 0 in these units, and
-    each of the ten features that is ever missing has a 0/1 column `<feature>_missing`. The source's zeros for trestbps (1
-    patient) and chol (172: all of switzerland, a quarter of va) are not measurements and count as missing.
+    The hospitals cleveland, hungarian, switzerland and va are the clients. Fields: `x` (n, F), the features,
+    and `y` (n,), 1.0 for patients with the disease.
+
+    With `missing="indicator"` no patient and no feature is dropped, and `x` (F = 27) is finite. Its columns
+    are
+
+    * age in decades from 50; trestbps in 20 mm Hg from 130; chol in 50 mg/dl from 240; thalach in 25 beats a
+      minute from 140; oldpeak in mm; ca in vessels (0-3);
+    * slope, -1 rising, 0 flat, 1 falling; sex (1 = male), fbs and exang, each 0/1;
+    * 0/1 columns for the nominal cp (reference: asymptomatic), restecg and thal (reference: normal);
+    * a 0/1 column `<feature>_missing` for each of the ten features that is ever missing.
+
+    A missing value is 0 in these units. Zeros of trestbps (1 patient) and chol (172 patients: all of
+    switzerland, a quarter of va) in the source are not measurements and count as missing.
 
     Args:
-        missing: "indicator" as above; "nan": the 13 features in the source's units and codes, NaN where missing; "raw": the
-            same with those zeros left in, as the source has them.
+        missing: "indicator": as above. "nan": the 13 features in the source's units and codes, with NaN where
+            missing. "raw": the same as "nan", but with those zeros left in, as in the source.
 
     Raises:
-        ValueError: another word for `missing`.
+        ValueError: `missing` is neither 'indicator', 'nan' nor 'raw'.
 
     Reference: Detrano et al. 1989, American Journal of Cardiology 64; licence CC BY 4.0.
 
@@ -53,7 +61,7 @@ def heart_disease(missing: Literal["indicator", "nan", "raw"] = "indicator") -> 
     [303, 294, 123, 200]
     """
     if missing not in ("indicator", "nan", "raw"):
-        raise ValueError(f"missing is '{missing}'; it must be 'indicator', 'nan' or 'raw'")
+        raise ValueError(f"missing is '{missing}': it must be 'indicator', 'nan' or 'raw'")
     arrays = shipped("heart_disease.npz")
     names = [str(name) for name in arrays["features"]]
     columns = {name: arrays["x"][:, j].astype(np.float64) for j, name in enumerate(names)}
@@ -72,7 +80,7 @@ def heart_disease(missing: Literal["indicator", "nan", "raw"] = "indicator") -> 
 
 
 def _clinical(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The columns in clinical units and 0/1 codes, missing values 0, followed by the indicators of what is missing."""
+    """Return the columns in clinical units and 0/1 codes, with 0 for missing values, then the indicators."""
     coded: dict[str, NDArray[Any]] = {}
     for name, values in columns.items():
         if name in _CODES:
@@ -89,11 +97,12 @@ def _clinical(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def radon() -> ClientData:
-    """Radon in 919 homes of the 85 counties of Minnesota; a county is a client.
+    """Radon in 919 homes in the 85 counties of Minnesota; each county is a client.
 
-    Fields: `x` (n, 3), columns log_uranium (of the county), floor (0 basement, 1 ground) and floor_mean (of the county's
-    homes), the columns of `reference("radon")`'s slope; `y` (n,), log radon in pCi/L; `floor` (n,). Client fields
-    `log_uranium` and `floor_mean`, (85,): what is the same for all homes of a county.
+    Fields: `x` (n, 3), with the columns log_uranium (of the county), floor (0 basement, 1 ground floor) and
+    floor_mean (over the county's homes), in the order of the slope in `reference("radon")`; `y` (n,), log
+    radon in pCi/L; `floor` (n,). Client fields: `log_uranium` and `floor_mean`, each (85,), which are the
+    same for all homes of a county.
 
     Reference: Gelman and Hill 2007, chapter 12, by way of posteriordb (BSD-3).
 
@@ -123,7 +132,7 @@ def radon() -> ClientData:
 
 
 def eight_schools() -> ClientData:
-    """Coaching for the SAT in eight schools, "school A" to "school H", one row each.
+    """Coaching for the SAT in eight schools, "school A" to "school H", with one row each.
 
     Fields: `y` (8,), the estimated effect in points; `sigma` (8,), its standard error, taken as known.
 

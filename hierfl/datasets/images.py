@@ -1,4 +1,4 @@
-"""Images from the folder that HIERFL_DATA names; `hierfl.datasets` offers them to users."""
+"""Image data sets from the folder named by HIERFL_DATA; users import them from `hierfl.datasets`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _CLOTHES = (
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Rows with labels and no clients yet: see `hierfl.data.partition`.
+    """Labelled rows without clients, to be partitioned with `hierfl.data.partition`.
 
     Args:
         x: (n, channels, height, width) float32 in [0, 1].
-        y: (n,) int64, 0..C-1.
-        classes: the C classes' names.
+        y: (n,) int64, 0..L-1.
+        classes: names of the L classes.
     """
 
     x: Tensor
@@ -45,12 +45,12 @@ class Labelled:
     classes: tuple[str, ...]
 
     def __len__(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return len(self.y)
 
 
 def _layout(*parts: str, shape: str) -> dict[str, str]:
-    """The words for arrays x_<part>, y_<part>."""
+    """Return descriptions of the arrays x_<part> and y_<part>."""
     return {
         name: what
         for p in parts
@@ -84,10 +84,10 @@ _FEMNIST = Source(
     "FEMNIST with its writers, from LEAF (Caldas et al. 2018)",
     {
         **_layout("train", "test", "extra", shape="28, 28"),
-        "client_train": "writer's place in `writers` (n,)",
-        "client_test": "writer's place in `writers` (n,)",
-        "client_extra": "writer's place in `writers_extra` (n,)",
-        "writers": "names (K,)",
+        "client_train": "position of the writer in `writers` (n,)",
+        "client_test": "position of the writer in `writers` (n,)",
+        "client_extra": "position of the writer in `writers_extra` (n,)",
+        "writers": "names (N,)",
         "writers_extra": "names of writers with no training rows",
     },
 )
@@ -96,8 +96,8 @@ _CIFAR10 = Source(
     "CIFAR-10 (Krizhevsky 2009) as JPEG images without their common header",
     {
         "header0": "uint8, the header",
-        "body_train": "uint8, the bodies joined",
-        "len_train": "bytes of each body (n,)",
+        "body_train": "uint8, the concatenated bodies",
+        "len_train": "number of bytes of each body (n,)",
         "y_train": "labels (n,)",
         "body_test": "as body_train",
         "len_test": "as len_train",
@@ -108,7 +108,7 @@ _CIFAR10 = Source(
 
 
 def _scaled(images: NDArray[Any]) -> Tensor:
-    """(n, h, w) uint8 -> (n, 1, h, w) float32 in [0, 1]."""
+    """Turn (n, h, w) uint8 into (n, 1, h, w) float32 in [0, 1]."""
     return torch.from_numpy(images)[:, None].to(torch.float32) / 255.0
 
 
@@ -123,40 +123,45 @@ def _train_test(source: Source, classes: tuple[str, ...]) -> tuple[Labelled, Lab
 
 
 def mnist() -> tuple[Labelled, Labelled]:
-    """MNIST, the official split: (60,000 to train, 10,000 to test), x (n, 1, 28, 28).
+    """MNIST in its official split: (60,000 training images, 10,000 test images), x (n, 1, 28, 28).
 
     Raises:
-        FileNotFoundError: the file is not there; the message says how to get it. So with every set of this module.
+        FileNotFoundError: the file is missing; the message says how to get it. Every data set of this
+            module raises this error.
     """
     return _train_test(_MNIST, _DIGITS)
 
 
 def fashion_mnist() -> tuple[Labelled, Labelled]:
-    """Fashion-MNIST, the official split: (60,000 to train, 10,000 to test), x (n, 1, 28, 28)."""
+    """Fashion-MNIST in its official split: (60,000 training images, 10,000 test images), x (n, 1, 28, 28)."""
     return _train_test(_FASHION, _CLOTHES)
 
 
 def usps() -> tuple[Labelled, Labelled]:
-    """USPS digits: (7,291 to train, 2,007 to test), x (n, 1, 16, 16)."""
+    """USPS digits: (7,291 training images, 2,007 test images), x (n, 1, 16, 16)."""
     return _train_test(_USPS, _DIGITS)
 
 
 def notmnist() -> Labelled:
-    """Letters A to J in 10,000 fonts, x (n, 1, 28, 28): for tests out of distribution of digits or clothes."""
+    """The letters A to J in 10,000 images of different fonts, x (n, 1, 28, 28).
+
+    They serve as out-of-distribution data for models of digits or clothes.
+    """
     return _part(load(_NOTMNIST), "test", tuple("ABCDEFGHIJ"))
 
 
 def emnist_byclass_test() -> Labelled:
-    """The test split of EMNIST ByClass: 116,323 digits and letters of 62 classes, x (n, 1, 28, 28)."""
+    """The test split of EMNIST ByClass: 116,323 digits and letters in 62 classes, x (n, 1, 28, 28)."""
     arrays = load(_EMNIST)
     return _part(arrays, "test", tuple(str(c) for c in arrays["mapping"]))
 
 
 def femnist() -> tuple[ClientData, ClientData, ClientData]:
-    """LEAF's FEMNIST by writer: (train, test, writers never trained on); a writer is a client.
+    """LEAF's FEMNIST by writer: (training rows, test rows, rows of writers without training rows).
 
-    Fields: `x` (n, 1, 28, 28) in [0, 1]; `y` (n,) int64, 62 classes: digits, capitals, small letters. The first two hold the
-    same 105 writers, the third another 79, whose mix of labels differs.
+    Each writer is a client. Fields: `x` (n, 1, 28, 28) in [0, 1]; `y` (n,) int64, 62 classes: digits, capital
+    letters, small letters. The first two parts hold the same 105 writers. The third holds 79 others, whose
+    mix of labels differs.
     """
     arrays = load(_FEMNIST)
     return (
@@ -174,14 +179,14 @@ def _writers(arrays: Arrays, part: str, names: str) -> ClientData:
 
 
 def cifar10() -> tuple[Labelled, Labelled]:
-    """CIFAR-10: (50,000 to train, 10,000 to test), x (n, 3, 32, 32), from JPEG (lossy).
+    """CIFAR-10: (50,000 training images, 10,000 test images), x (n, 3, 32, 32), from JPEG (lossy).
 
-    The file keeps the images class after class; they come shuffled here, always alike, so that any slice has all classes.
-    Decoding takes some seconds.
+    The file stores the images class by class. They are shuffled here, always in the same order, so that any
+    slice has all classes. Decoding takes a few seconds.
 
     Raises:
         ImportError: Pillow is not installed.
-        FileNotFoundError: the file is not there; the message says how to get it.
+        FileNotFoundError: the file is missing; the message says how to get it.
     """
     arrays = load(_CIFAR10)
     classes = tuple(str(name) for name in arrays["classes"])
@@ -194,7 +199,7 @@ def _decoded(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labelled:
         from PIL import Image
     except ImportError as error:
         raise ImportError(
-            "cifar10 is stored as JPEG; to decode it, install Pillow: pip install 'hierfl[data]'"
+            "cifar10 is stored as JPEG and needs Pillow: install it with pip install 'hierfl[data]'"
         ) from error
     header, body = arrays["header0"].tobytes(), arrays[f"body_{part}"].tobytes()
     ends = np.cumsum(arrays[f"len_{part}"], dtype=np.int64)

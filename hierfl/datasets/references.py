@@ -1,4 +1,4 @@
-"""Reference posteriors: published or long NUTS runs, as summaries by site."""
+"""Reference posteriors: published or long NUTS runs, summarised by site."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from numpy.typing import NDArray
 from hierfl.datasets.files import Arrays, Source, load, shipped
 
 
-# ---------------------------------------------------------------------- reference posteriors
 @dataclass(frozen=True)
 class Summary:
-    """What long runs of MCMC say of one site.
+    """Posterior summary of one site from long MCMC runs.
 
     Args:
         mean: posterior mean, of the site's shape; for a local site the clients come first.
-        sd: posterior standard deviation, the same shape.
-        mcse: Monte Carlo standard error of `mean`, the same shape; None where the source does not give it.
+        sd: posterior standard deviation, of the same shape.
+        mcse: Monte Carlo standard error of `mean`, of the same shape; None where the source does not give it.
     """
 
     mean: NDArray[np.float64]
@@ -64,21 +63,27 @@ _HALF_CAUCHY = Source(
 
 
 def reference(name: str) -> dict[str, Summary]:
-    """Posterior summaries, by site, to hold an approximation against.
+    """Return the posterior summary of each site, to compare an approximation with.
 
     * "radon" (shipped): sites mu, tau, slope (3,), sigma, a (85,) of `y ~ Normal(a_j + x . slope, sigma)`,
       `a_j ~ Normal(mu, tau)`, `mu, slope ~ Normal(0, 1)`, `tau, sigma ~ HalfNormal(1)`, on `radon()`.
     * "radon_uniform" (shipped): the same with `tau, sigma ~ Uniform(0, 100)`.
-    * "eight_schools" (shipped): mu, log_tau, theta (8,) of `theta_j ~ Normal(mu, exp(log_tau))`, `mu ~ Normal(0, 10)`,
-      `log_tau ~ Normal(5, 1)`: inference-gym's priors, not the half-Cauchy ones that are better known.
-    * "eight_schools_half_cauchy" (from HIERFL_DATA): mu, tau, theta (8,) with `mu ~ Normal(0, 5)`, `tau ~ HalfCauchy(5)`.
-    * "hospitals" (from HIERFL_DATA): mu (9,), log_tau (9,), w (4, 9) of a logistic regression with `w_k ~ Normal(mu,
-      exp(log_tau))`, `mu ~ Normal(0, 1)`, `log_tau ~ Normal(-1, 0.7)`, on an intercept and the columns 0-4 and 7-9 of
-      `heart_disease("raw")`, standardised over all patients, missing values 0 after that.
+    * "eight_schools" (shipped): mu, log_tau, theta (8,) of `theta_j ~ Normal(mu, exp(log_tau))`, `mu ~
+      Normal(0, 10)`, `log_tau ~ Normal(5, 1)`: the priors of inference-gym, not the better-known half-Cauchy
+      ones.
+    * "eight_schools_half_cauchy" (from HIERFL_DATA): mu, tau, theta (8,) with `mu ~ Normal(0, 5)`, `tau ~
+      HalfCauchy(5)`.
+    * "hospitals" (from HIERFL_DATA): mu (9,), log_tau (9,), w (4, 9) of a logistic regression with `w_k ~
+      Normal(mu, exp(log_tau))`, `mu ~ Normal(0, 1)`, `log_tau ~ Normal(-1, 0.7)`, on an intercept and the
+      columns 0-4 and 7-9 of `heart_disease("raw")`, standardised over all patients, with missing values set
+      to 0 after that.
+
+    Args:
+        name: one of the names above.
 
     Raises:
-        KeyError: another name.
-        FileNotFoundError: one that is not shipped is not there.
+        KeyError: there is no reference posterior of that name.
+        FileNotFoundError: the reference is not shipped, and its file is missing.
 
     >>> summary = reference("radon")["tau"]
     >>> round(float(summary.mean), 3), round(float(summary.sd), 3)
@@ -103,7 +108,7 @@ def reference(name: str) -> dict[str, Summary]:
             for site, draws in (("mu", arrays["mu"]), ("tau", arrays["tau"]), ("theta", theta))
         }
     known = ", ".join([*_GYM, "eight_schools_half_cauchy", "hospitals"])
-    raise KeyError(f"there is no reference posterior '{name}'; there are {known}")
+    raise KeyError(f"there is no reference posterior '{name}': the names are {known}")
 
 
 def _gym_summary(arrays: Arrays, theirs: str) -> Summary:
@@ -112,6 +117,6 @@ def _gym_summary(arrays: Arrays, theirs: str) -> Summary:
 
 
 def _of_draws(draws: NDArray[np.float64]) -> Summary:
-    """Moments over (..., chains, draws); posteriordb thins its draws until they are as good as independent."""
+    """Return the moments over (..., chains, draws) of draws that posteriordb thinned to near independence."""
     sd = draws.std(axis=(-2, -1), ddof=1)
     return Summary(draws.mean(axis=(-2, -1)), sd, sd / np.sqrt(draws.shape[-2] * draws.shape[-1]))

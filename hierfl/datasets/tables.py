@@ -1,4 +1,4 @@
-"""Tables with clients of their own, from the folder that HIERFL_DATA names; `hierfl.datasets` offers them to users."""
+"""Tables with clients, from the folder named by HIERFL_DATA; users import them from `hierfl.datasets`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _OFFICE = Source(
     {"x": "(2533, 800)", "y": "(2533,), 1..10", "client_id": "(2533,), 0..3", "domains": "(4,)"},
 )
 
-# The 50 states and the District of Columbia in alphabetical order, as the polls number them.
+# The 50 states and the District of Columbia in alphabetical order of their names, as numbered in the polls.
 _STATES = (
     "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ NM NY NC ND OH OK OR PA RI SC "
     "SD TN TX UT VT VA WA WV WI WY"
@@ -58,12 +58,14 @@ _STATES = (
 
 
 def school_ilea() -> ClientData:
-    """Exam scores of 15,362 pupils of 139 London schools, "school 1" to "school 139".
+    """Exam scores of 15,362 pupils at 139 London schools, "school 1" to "school 139".
 
-    Fields: `x` (n, 28), 25 of them 0/1, columns 3 and 4 per cent, the last column an intercept; `y` (n,), the score, 1-70.
+    Fields: `x` (n, 28): 25 of the columns are 0/1, columns 3 and 4 are per cent, the last is an intercept;
+    `y` (n,), the score, 1-70.
 
     Raises:
-        FileNotFoundError: the file is not there; the message says how to get it. So with every set of this module.
+        FileNotFoundError: the file is missing; the message says how to get it. Every data set of this
+            module raises this error.
     """
     arrays = load(_SCHOOLS)
     names = [f"school {k}" for k in range(1, int(arrays["client_id"].max()) + 2)]
@@ -71,10 +73,11 @@ def school_ilea() -> ClientData:
 
 
 def wisdm() -> ClientData:
-    """What 36 people do, from the accelerometer in their pocket: "user 1" to "user 36".
+    """Activities of 36 people, from the accelerometer in the phone in their pocket: "user 1" to "user 36".
 
-    Fields: `x` (n, 42), NaN in the columns XPEAK, YPEAK and ZPEAK where no peak was found (`hierfl.data.preprocess.fill_missing`);
-    `y` (n,) int64: Downstairs, Jogging, Sitting, Standing, Upstairs, Walking.
+    Fields: `x` (n, 42), with NaN in the columns XPEAK, YPEAK and ZPEAK where no peak was found (see
+    `hierfl.data.preprocess.fill_missing`); `y` (n,) int64: Downstairs, Jogging, Sitting, Standing, Upstairs,
+    Walking.
     """
     arrays = load(_WISDM)
     names = [f"user {k}" for k in arrays["users"].tolist()]
@@ -87,7 +90,8 @@ def wisdm() -> ClientData:
 def rats() -> ClientData:
     """Thirty young rats weighed five times each, "rat 1" to "rat 30".
 
-    Fields: `x` (n, 1), age in days (8, 15, 22, 29, 36; the classic model subtracts their mean, 22); `y` (n,), weight in grams.
+    Fields: `x` (n, 1), age in days (8, 15, 22, 29, 36; the classic model subtracts their mean, 22); `y` (n,),
+    weight in grams.
     """
     arrays = load(_RATS)
     names = [f"rat {k}" for k in range(1, 31)]
@@ -102,11 +106,11 @@ def rats() -> ClientData:
 
 
 def election88() -> ClientData:
-    """CBS polls of 1988: 11,566 voters of 48 states and the District of Columbia, by postal code (AK and HI were not asked).
+    """CBS polls of 1988: 11,566 voters in 48 states and the District of Columbia, by postal code.
 
-    Fields: `x` (n, 2) = female, black, each 0/1; `age`, `edu` (n,) int64, 0..3; `age_edu` = 4 age + edu; `y` (n,), 1.0 for
-    Bush. Client fields: `region` (49,) int64: Northeast, Midwest, South, West, DC; `v_prev` (49,), the Republican share of
-    earlier votes.
+    AK and HI were not polled. Fields: `x` (n, 2) = female, black, each 0/1; `age`, `edu` (n,) int64, 0..3;
+    `age_edu` = 4 age + edu; `y` (n,), 1.0 for Bush. Client fields: `region` (49,) int64: Northeast, Midwest,
+    South, West, DC; `v_prev` (49,), the Republican share of earlier votes.
     """
     arrays = load(_ELECTION)
     states, first = np.unique(arrays["state"], return_index=True)
@@ -125,7 +129,7 @@ def election88() -> ClientData:
 
 
 def office_caltech10() -> ClientData:
-    """Objects of 10 classes in 4 image domains (amazon, caltech10, dslr, webcam); a domain is a client.
+    """Objects of 10 classes in 4 image domains (amazon, caltech10, dslr, webcam); each domain is a client.
 
     Fields: `x` (n, 800), counts of SURF words in an image, as floats; `y` (n,) int64, 0..9.
     """

@@ -1,10 +1,11 @@
-"""Two steps of a log likelihood and all their derivatives, cheap when mapped over points and directions of derivatives.
+"""Two operations of a log likelihood whose repeated derivatives stay cheap under `torch.vmap`.
 
-`times`, a product with a matrix that no derivative is taken of. Under `torch.vmap` torch copies a matrix that all points share
-once for every point, and then for every direction of a derivative: for rows x points x directions that copy is most of the work.
+`times` is a product with a matrix that no derivative is taken of. Under `torch.vmap` torch copies a matrix
+that all points share once per point, and then once per direction of a derivative. With rows x points x
+directions, those copies are most of the work.
 
-`softplus`, log(1 + e^x). Its n-th derivative is a polynomial in the logistic function, one step where reverse mode over reverse
-mode, four deep, takes hundreds.
+`softplus` is log(1 + e^x). Its n-th derivative is a polynomial in the logistic function, evaluated in one
+step. Reverse mode over reverse mode, nested four deep, takes hundreds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 
 class _Times(torch.autograd.Function):
-    """v T for v (*lead, n) and T (*lead, n, m), whose leading dims are 1 where it is shared."""
+    """The product v T of v (*lead, n) and T (*lead, n, m); the leading dims of T are 1 where it is shared."""
 
     @staticmethod
     def forward(v: Tensor, matrix: Tensor) -> Tensor:
@@ -41,12 +42,11 @@ class _Times(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, int | None], v: Tensor, matrix: Tensor
     ) -> tuple[Tensor, int]:
-        of_v, of_matrix = in_dims
-        v = v.expand(info.batch_size, *v.shape) if of_v is None else v.movedim(of_v, 0)
-        matrix = matrix[None] if of_matrix is None else matrix.movedim(of_matrix, 0)
-        if (
-            matrix.dim() != v.dim() + 1
-        ):  # dims that both were mapped over before: those of v that the matrix has not
+        v_dim, matrix_dim = in_dims
+        v = v.expand(info.batch_size, *v.shape) if v_dim is None else v.movedim(v_dim, 0)
+        matrix = matrix[None] if matrix_dim is None else matrix.movedim(matrix_dim, 0)
+        # Other maps have given v dims that the matrix lacks: there the matrix is shared.
+        if matrix.dim() != v.dim() + 1:
             matrix = matrix.reshape(
                 matrix.shape[0], *[1] * (v.dim() + 1 - matrix.dim()), *matrix.shape[1:]
             )
@@ -57,13 +57,13 @@ _times: Any = _Times.apply
 
 
 def times(v: Tensor, matrix: Tensor) -> Tensor:
-    """V @ matrix, v (n,), matrix (n, m) -> (m,); no derivative with respect to the matrix."""
+    """Return v @ matrix for v (n,) and matrix (n, m): (m,). No derivative is taken of the matrix."""
     answer: Tensor = _times(v, matrix.detach())
     return answer
 
 
 class _Logistic(torch.autograd.Function):
-    """The order-th derivative of log(1 + e^x), order >= 1."""
+    """The derivative of log(1 + e^x) of a given order, 1 or more: a polynomial in the logistic function."""
 
     @staticmethod
     def forward(x: Tensor, order: int) -> Tensor:
@@ -98,6 +98,8 @@ _logistic: Any = _Logistic.apply
 
 
 class _Softplus(torch.autograd.Function):
+    """The function log(1 + e^x), whose derivatives are those of `_Logistic`."""
+
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return torch.nn.functional.softplus(x)
@@ -120,6 +122,6 @@ _softplus: Any = _Softplus.apply
 
 
 def softplus(x: Tensor) -> Tensor:
-    """Log(1 + e^x), entry by entry."""
+    """Return log(1 + e^x), entry by entry."""
     answer: Tensor = _softplus(x)
     return answer

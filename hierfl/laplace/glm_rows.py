@@ -1,8 +1,9 @@
-"""A client's log joint taken apart: rows that know its own sites by one number each, a linear predictor, and the rest.
+"""The parts of a client's log joint: rows with a linear predictor in the local sites, and the rest.
 
-A generalised linear row i has the log likelihood l_i(eta_i), eta_i = a_i(z) + x_i(z) . w, so that its part of the curvature in
-the client's own sites w is -x_i l_i'' x_i': the rows are then gone through once, where second derivatives by reverse mode over
-reverse mode go through them once for every number in w. Which sites are such is seen by trying, on made-up features.
+Row i of a generalised linear model has the log likelihood l_i(eta_i), with the scalar linear predictor
+eta_i = a_i(z) + x_i(z) . w. Its part of the curvature in the local sites w is -x_i l_i'' x_i'. One pass over
+the rows therefore gives the curvature, while reverse mode over reverse mode takes one pass for every entry of
+w. Which observed sites have this structure is found by evaluating the program on made-up features.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ from hierfl.program.program import (
 )
 from hierfl.program.sites import Values
 
-TRIES, SIZES = (
-    3,
-    (0.3, 2.0, 8.0),
-)  # points at which a predictor must be seen to be linear, and how far from 0 they lie
+# Linearity is tested at random points of these distances from 0, at each distance TRIES times.
+TRIES, SIZES = 3, (0.3, 2.0, 8.0)
 
 
 class Link(NamedTuple):
-    """How a distribution's predictor is read, and the log likelihood (n,) of (distribution, labels, another predictor)."""
+    """How a distribution depends on its predictor.
+
+    Args:
+        predictor: distribution -> its predictor eta.
+        score: (distribution, labels, another eta) -> the log likelihood of each row.
+    """
 
     predictor: Callable[[Any], Tensor]
     score: Callable[[Any, Tensor, Tensor], Tensor]
@@ -49,16 +53,22 @@ class Link(NamedTuple):
 def _counted(
     b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any]
 ) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    """Y eta - n b(eta) + c(y), for exponential families in their own parameter."""
+    """Return the score y eta - n b(eta) + c(y) of an exponential family in its natural parameter.
+
+    Args:
+        b: the log-partition function.
+        weight: distribution -> n, the number of trials.
+    """
 
     def score(fn: Any, y: Tensor, eta: Tensor) -> Tensor:
         n = weight(fn)
-        nought = torch.zeros_like(y)
-        return y * eta - n * b(eta) + (AT_NOUGHT[type(fn)](fn).log_prob(y) + n * b(nought))
+        zero = torch.zeros_like(y)
+        return y * eta - n * b(eta) + (AT_NOUGHT[type(fn)](fn).log_prob(y) + n * b(zero))
 
     return score
 
 
+# The distribution at eta = 0, where its log likelihood is c(y) - n b(0).
 AT_NOUGHT: Mapping[type, Callable[[Any], Any]] = {
     dist.Bernoulli: lambda fn: dist.Bernoulli(logits=torch.zeros_like(fn.logits)),
     dist.Binomial: lambda fn: dist.Binomial(fn.total_count, logits=torch.zeros_like(fn.logits)),
@@ -76,9 +86,13 @@ LINKS: Mapping[type, Link] = {
 
 
 class Rows(NamedTuple):
-    """Rows of one observed site at one z: eta = base (n,) + design (n, d) w, and their log likelihoods (n,) of eta.
+    """The rows of one observed site at one z, with the predictor eta = base + design w.
 
-    Where the design is `fixed`, the same at every z, no derivative is taken of it.
+    Args:
+        base: (n,).
+        design: (n, D).
+        score: eta (n,) -> the log likelihood of each row, (n,).
+        fixed: whether the design is the same at every z; then no derivative is taken of it.
     """
 
     base: Tensor
@@ -87,46 +101,48 @@ class Rows(NamedTuple):
     fixed: bool
 
     def predictor(self, w: Tensor) -> Tensor:
-        """Eta, (n,)."""
+        """Return eta, (n,)."""
         return self.base + (times(w, self.design.T) if self.fixed else self.design @ w)
 
     def curved(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient (d,) and Hessian (d, d) of their log likelihood in w."""
+        """Return the gradient (D,) and the Hessian (D, D) in w of the log likelihood of all rows."""
         slope, pull = vjp(grad(self.total), self.predictor(w))[:2]
-        second = pull(torch.ones_like(slope))[0]  # rows do not know of one another
+        # The likelihood of a row depends on its own eta alone, so this is the diagonal of a diagonal Hessian.
+        second = pull(torch.ones_like(slope))[0]
         if self.fixed:
             outer = (self.design[:, :, None] * self.design[:, None, :]).flatten(1)
             return times(slope, self.design), times(second, outer).view(len(w), len(w))
         return slope @ self.design, (self.design.T * second) @ self.design
 
     def total(self, eta: Tensor) -> Tensor:
-        """The log likelihood of all rows, ()."""
+        """Return the log likelihood of all rows, ()."""
         return self.score(eta).sum()
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """h(z, .) of one client at one z, a function of its own unconstrained numbers w (d,).
+    """The log joint h(z, .) of one client at one z, as a function of its unconstrained local vector w (D,).
 
     Args:
-        rest: (d,) -> (), all that is not in `rows`: the prior of w given z, and observed sites without a linear predictor.
-        rows: the observed sites that have one.
+        rest: (D,) -> (), all that is not in `rows`: the prior of w given z, and the observed sites without a
+            linear predictor.
+        rows: the observed sites with a linear predictor.
     """
 
     rest: Callable[[Tensor], Tensor]
     rows: tuple[Rows, ...]
 
     def density(self, w: Tensor) -> Tensor:
-        """H(z, w), ()."""
+        """Return h(z, w), ()."""
         return sum((r.total(r.predictor(w)) for r in self.rows), self.rest(w))
 
     def slope(self, w: Tensor) -> Tensor:
-        """Its gradient in w, (d,)."""
+        """Return the gradient of h in w, (D,)."""
         total: Tensor = grad(self.density)(w)
         return total
 
     def curved(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Its gradient (d,) and minus its Hessian (d, d) in w."""
+        """Return the gradient (D,) and minus the Hessian (D, D) of h in w."""
         slope, pull = vjp(grad(self.rest), w)[:2]
         minus_hessian = -torch.vmap(lambda axis: pull(axis)[0])(torch.eye(len(w), dtype=w.dtype))
         for r in self.rows:
@@ -137,12 +153,13 @@ class Parts:
 
 @dataclass(frozen=True)
 class Linear:
-    """What was seen of a program.
+    """What is known of the linear predictors of a program.
 
     Args:
-        sites: observed sites that know the local ones by a linear predictor.
-        fixed: those of them whose design is the same at every z, as it is where the local sites are effects themselves (centred).
-        prior_alone: all the rest is the local sites' prior, and that reads no rows.
+        sites: the observed sites that depend on the local sites only through a linear predictor.
+        fixed: those of them whose design is the same at every z. In a centred program, where the local sites
+            are the effects themselves, all are.
+        prior_alone: whether everything else is the prior of the local sites, and reads no rows.
     """
 
     sites: frozenset[str] = frozenset()
@@ -150,11 +167,18 @@ class Linear:
     prior_alone: bool = False
 
 
-UNKNOWN = Linear()  # nothing is taken to be linear
+UNKNOWN = Linear()  # no site is taken to have a linear predictor
 
 
 def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) -> Parts:
-    """The log joint of one client given values of the global sites."""
+    """Return the parts of the log joint of one client, given the values of the global sites.
+
+    Args:
+        program: whose log joint it is.
+        linear: the observed sites to treat as rows with a linear predictor, from `seen_linear`.
+        shared: values of the global sites, by name.
+        batch: the client's rows.
+    """
     own = program.latents.local_block
     few = _first_row(batch) if linear.prior_alone else batch
 
@@ -171,6 +195,7 @@ def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) 
 
 
 def _rows(program: Program, linear: Linear, shared: Values, batch: ClientBatch) -> tuple[Rows, ...]:
+    """Return the rows of each site with a linear predictor, read off at w = 0 and at w = each unit vector."""
     own, names = program.latents.local_block, linear.sites
 
     def predictors(w: Tensor) -> dict[str, Tensor]:
@@ -199,16 +224,17 @@ def _rows(program: Program, linear: Linear, shared: Values, batch: ClientBatch) 
 
 
 def seen_linear(program: Program) -> Linear:
-    """Which observed sites of a program have a linear predictor, and whether the rest reads rows: tried, not proven.
+    """Find which observed sites of a program have a linear predictor, and whether the rest reads rows.
 
-    Features are made up around those of a few rows, so that no column is 0 by chance; points lie near and far, so that a
-    predictor that is bent or clamped somewhere is seen to be.
+    The answer is tested at random points, not proven. The features of a few rows are perturbed, so that no
+    column is 0 by chance. Points lie both near 0 and far from it, so that a predictor that bends or is
+    clamped is recognised.
     """
     own, names = program.latents.local_block, frozenset(program.labels)
     if not own.size:
         return UNKNOWN
     g = torch.Generator().manual_seed(0)
-    batch = _made_up(program.prototype, names_of_labels=frozenset(program.labels.values()), g=g)
+    batch = _perturbed(program.prototype, names_of_labels=frozenset(program.labels.values()), g=g)
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
         found = frozenset(
             name for name in names if _try(partial(_is_linear, program, name, batch, g))
@@ -219,13 +245,17 @@ def seen_linear(program: Program) -> Linear:
 
 
 def _try(question: Callable[[], bool]) -> bool:
+    """Return the answer to a question, or False if the program fails at it."""
     try:
         return question()
     except (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError):
-        return False  # the general way, which needs no structure, will say what is wrong with the program, if anything is
+        # Not an error here: the general method needs no structure, and reports what is wrong with the
+        # program.
+        return False
 
 
 def _is_linear(program: Program, name: str, batch: ClientBatch, g: torch.Generator) -> bool:
+    """Return whether a site's log likelihood equals that of a linear predictor at every test point."""
     own = program.latents.local_block
     for shared, w in _points(program, g):
         values, _ = own.unflatten(w[None, None])
@@ -241,6 +271,7 @@ def _is_linear(program: Program, name: str, batch: ClientBatch, g: torch.Generat
 
 
 def _is_fixed(program: Program, name: str, batch: ClientBatch, g: torch.Generator) -> bool:
+    """Return whether the design of a site is the same at every test point."""
     of_site = Linear(frozenset([name]))
     designs = [
         _rows(program, of_site, shared, batch)[0].design for shared, _ in _points(program, g)
@@ -251,6 +282,7 @@ def _is_fixed(program: Program, name: str, batch: ClientBatch, g: torch.Generato
 def _reads_no_rows(
     program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator
 ) -> bool:
+    """Return whether the log joint without these sites is the same on the first row as on all rows."""
     few, all_rows = Linear(names, prior_alone=True), Linear(names)
     return batch.num_rows > 1 and all(
         torch.allclose(
@@ -263,6 +295,7 @@ def _reads_no_rows(
 
 
 def _points(program: Program, g: torch.Generator) -> list[tuple[Values, Tensor]]:
+    """Return the test points: values of the global sites, and local vectors (D,)."""
     block, size = program.latents.global_block, program.latents.local_block.size
     made = []
     for far in SIZES * TRIES:
@@ -271,13 +304,15 @@ def _points(program: Program, g: torch.Generator) -> list[tuple[Values, Tensor]]
     return made
 
 
-def _made_up(
+def _perturbed(
     batch: ClientBatch, *, names_of_labels: frozenset[str], g: torch.Generator
 ) -> ClientBatch:
+    """Return a batch with its floating features perturbed and its labels kept."""
+
     def moved(name: str, v: Tensor) -> Tensor:
         if name in names_of_labels or not v.is_floating_point():
             return v
-        u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # what is positive stays so
+        u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # positive features stay positive
         return v * (1.0 + 0.3 * u) + 0.1 * u
 
     return replace(
@@ -286,11 +321,13 @@ def _made_up(
 
 
 def _first_row(batch: ClientBatch) -> ClientBatch:
+    """Return a batch of each client's first row alone."""
     fields = {name: v[:, :1] for name, v in batch.fields.items()}
     return replace(batch, fields=fields, rows=None if batch.rows is None else batch.rows[:, :1])
 
 
 def _nodes(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
+    """Return the sample sites of the model on a batch, by name, with the values given."""
     with Answer({}, batch):
         trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
     return dict(samples(trace))

@@ -1,17 +1,18 @@
-r"""A client's log marginal likelihood in the global sites, by Laplace's method, with derivatives right to second order.
+"""A client's log marginal likelihood in the global sites by Laplace's method, exact to second derivatives.
 
-With h(z, w) = log p(y, w | z) of one client, w its own sites and z the global ones, both unconstrained, w^(z) the mode of h in w
-and A = -h_ww there,
+Let h(z, w) = log p(y, w | z) be the log joint of one client, with local sites w and global sites z, both
+unconstrained. Let w^(z) be the mode of h in w, and A = -h_ww there. Then
 
-    L(z) = h(z, w^) - log det(A) / 2 + d log(2 pi) / 2,
+    L(z) = h(z, w^) - log det(A) / 2 + D log(2 pi) / 2,
 
-which is log p(y | z) itself where h is quadratic in w. The mode moves with z by S = dw^/dz = A^-1 h_wz, so that with
-g = -log det(A) / 2, J = (I; S) and v = A^-1 g_w held still,
+which equals log p(y | z) if h is quadratic in w. The mode moves with z by S = dw^/dz = A^-1 h_wz. With
+g = -log det(A) / 2, J = (I; S), and v = A^-1 g_w held constant,
 
-    L_z = h_z + g_z + S' g_w,        L_zz = J' [d^2 (h + g + v . h_w) / d(z, w)^2] J:
+    L_z = h_z + g_z + S' g_w,        L_zz = J' [d^2 (h + g + v . h_w) / d(z, w)^2] J.
 
-the derivative of an implicit function twice over, no derivative of the search for the mode. All of it is reverse mode over
-reverse mode: forward mode, nested, gives wrong numbers through some losses of torch (binary_cross_entropy_with_logits).
+This differentiates the implicit function w^(z) twice, without differentiating the search for the mode. All
+derivatives are reverse mode over reverse mode, because nested forward mode gives wrong numbers through some
+of torch's losses (binary_cross_entropy_with_logits).
 """
 
 from __future__ import annotations
@@ -33,18 +34,24 @@ from hierfl.laplace.mode import CAP, LogDensity, client_density, newton_step, pr
 from hierfl.program.program import Program, ProgramError, log_joint
 from hierfl.program.sites import Block
 
-LOCAL_LIMIT = (
-    300  # on the numbers in a client's own sites: their Hessian is inverted at every point
-)
-MODE = 1e-4  # a mode is found if a Newton step from it is shorter than this many of its own standard deviations
-CHORDS, NEAR = (
-    4,
-    1e-2,
-)  # steps of the cheaper search where only the value counts, and how near it must come
+# The largest D: the Hessian in the local sites is inverted at every point.
+LOCAL_LIMIT = 300
+# A mode is found if a Newton step from it is shorter than this many of its own standard deviations.
+MODE = 1e-4
+# Where only the value of L is needed: the number of chord steps, and how long, in standard deviations, a
+# Newton step may be in the end.
+CHORDS, NEAR = 4, 1e-2
 
 
 class Inner(NamedTuple):
-    """One client at one point z: mode (d,), slope dw^/dz (d, K), whether no mode was found (), precision A (d, d)."""
+    """The local sites of one client at one point z.
+
+    Args:
+        mode: (D,) the mode w^.
+        slope: (D, K) its derivative S = dw^/dz.
+        lost: () whether no mode was found.
+        precision: (D, D) the precision A at the mode.
+    """
 
     mode: Tensor
     slope: Tensor
@@ -53,7 +60,13 @@ class Inner(NamedTuple):
 
 
 class Expansion(NamedTuple):
-    """L and its derivatives at one point: value (), gradient (K,), Hessian (K, K)."""
+    """The log marginal likelihood L at one point z, with its derivatives.
+
+    Args:
+        value: () L.
+        gradient: (K,) L_z.
+        hessian: (K, K) L_zz.
+    """
 
     value: Tensor
     gradient: Tensor
@@ -62,12 +75,12 @@ class Expansion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Marginal:
-    """The log marginal likelihood of one client of a program, a function of the flat unconstrained vector z (K,).
+    """The log marginal likelihood of one client, as a function of the unconstrained global vector z (K,).
 
     Args:
         program: whose local sites are integrated out.
-        linear: what `seen_linear` says of it, so that rows are gone through once, not once for every number of a client's own;
-            without it the same numbers come more slowly.
+        linear: the sites with a linear predictor, from `seen_linear`. With it one pass over the rows replaces
+            one pass per local unknown. Without it the numbers are the same, but take longer.
     """
 
     program: Program
@@ -84,54 +97,74 @@ class Marginal:
         return self.program.latents.local_block
 
     def log_prior(self, z: Tensor) -> Tensor:
-        """Log p(z), the transforms' Jacobians included, ()."""
+        """Return log p(z), with the log Jacobians of the transforms, ()."""
         values, jacobians = self.shared.unflatten(z)
         middle = {site.name: site.start for site in self.own.sites}
         _, prior = log_joint(self.program.model, {**values, **middle}, self.program.prototype, {})
         return prior + sum((j.sum() for j in jacobians.values()), torch.zeros(()))
 
     def prior(self, z: Tensor) -> Expansion:
-        """Log p(z), its gradient and its Hessian."""
+        """Return log p(z) with its gradient and its Hessian."""
         slope, pull = vjp(grad(self.log_prior), z)[:2]
         hessian = torch.vmap(lambda a: pull(a)[0])(torch.eye(len(z), dtype=z.dtype))
         return Expansion(self.log_prior(z), slope, hessian)
 
     def density(self, z: Tensor, batch: ClientBatch) -> LogDensity:
-        """H(z, .), whatever it is made of: (1, 1, d) -> (1,)."""
+        """Return h(z, .), computed from the whole program: (1, 1, D) -> (1,)."""
         values, _ = self.shared.unflatten(z)
         return client_density(self.program.model, self.own, values, batch)
 
     def at(self, z: Tensor, batch: ClientBatch) -> Parts:
-        """H(z, .) as its parts, (d,) -> ()."""
+        """Return h(z, .), split into its parts: (D,) -> ()."""
         return parts(self.program, self.linear, self.shared.unflatten(z)[0], batch)
 
     def start(self, z: Tensor, batch: ClientBatch) -> Tensor:
-        """The middle of the prior of w given z, (d,): where a search for the mode begins when nothing better is known."""
+        """Return the centre of the prior of w given z, (D,), from which the search for the mode can start."""
         values, _ = self.shared.unflatten(z)
         return prior_centre(self.program.model, self.program.latents, values, batch)[0, 0]
 
     def mode(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(w^ (d,), A (d, d), lost ()) by `steps` safeguarded Newton steps from a guess (d,), or the prior's middle if better."""
+        """Find the mode of h(z, .) by safeguarded Newton steps.
+
+        The search starts from the guess, or from the centre of the prior if h is higher there.
+
+        Args:
+            z: (K,).
+            guess: (D,), near the mode if possible.
+            batch: the client's rows.
+            steps: number of Newton steps.
+
+        Returns:
+            The mode w^ (D,), the precision A (D, D), and () whether no mode was found.
+        """
         h = self.at(z, batch)
         found = _climb(h, _better(h, guess, self.start(z, batch)), steps)
         found = found + newton_step(*h.curved(found), cap=1.0)
         _, precision = h.curved(found)
-        slope = grad(lambda w: self.density(z, batch)(w[None, None])[0])(
-            found
-        )  # not by the parts: they are checked by this
-        size = (
-            (newton_step(slope, precision, cap=1.0) * slope).sum().abs().sqrt()
-        )  # in standard deviations
-        return found, precision, ~(_curves(precision) & (size < MODE))
+        # The gradient of the program itself, not of its parts, so that wrong parts are found out.
+        slope = grad(lambda w: self.density(z, batch)(w[None, None])[0])(found)
+        # The length of a Newton step from here, in standard deviations.
+        size = (newton_step(slope, precision, cap=1.0) * slope).sum().abs().sqrt()
+        return found, precision, ~(_is_positive_definite(precision) & (size < MODE))
 
     def value(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """(L(z), lost), each (), at a fraction of the price of `expand`: an error of the mode counts by its square.
+        """Return L(z) without derivatives, at a fraction of the cost of `expand`.
 
-        `steps` of Newton and then chords, by the curvature that was found there; for one a guess is needed that is near.
+        An error in the mode changes L only by its square. The search takes Newton steps, and then chord steps
+        with the curvature that the last one found.
+
+        Args:
+            z: (K,).
+            guess: (D,); with a single Newton step it must lie near the mode.
+            batch: the client's rows.
+            steps: number of Newton steps.
+
+        Returns:
+            L(z) (), and () whether no mode was found.
         """
         if not self.own.size:
             return self.density(z, batch)(torch.zeros(1, 1, 0))[0], torch.zeros(())
@@ -145,13 +178,20 @@ class Marginal:
         slope, precision = h.curved(found)
         rest = newton_step(slope, precision, cap=1.0) @ slope
         return h.density(found) + 0.5 * rest + _volume(precision), ~(
-            _curves(precision) & (rest.abs() < NEAR**2)
+            _is_positive_definite(precision) & (rest.abs() < NEAR**2)
         )
 
     def expand(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
     ) -> tuple[Expansion, Inner]:
-        """L, its gradient and its Hessian at z, and where the client's own sites are there."""
+        """Return L with its gradient and Hessian at z, and the local sites there.
+
+        Args:
+            z: (K,).
+            guess: (D,), near the mode if possible.
+            batch: the client's rows.
+            steps: number of Newton steps of the search for the mode.
+        """
         if not self.own.size:
             return self._without_own_sites(z, batch)
         size = len(z)
@@ -164,19 +204,19 @@ class Marginal:
             return h.density(u[size:]), slope, _volume(minus_hessian)
 
         def rows(function: Callable[[Tensor], Tensor], along: Tensor) -> tuple[Tensor, Tensor]:
-            """A gradient at (z, w^), and its derivatives along some directions, one a row."""
+            """Return a function at (z, w^), and its derivatives along some directions, one per row."""
             slope, pull = vjp(function, at)[:2]
             return slope, torch.vmap(lambda a: pull(a)[0])(along)
 
         unit = torch.eye(len(at), dtype=z.dtype)
-        _, of_slope = rows(
+        _, slope_jacobian = rows(
             lambda u: self.at(u[:size], batch).slope(u[size:]), torch.eye(len(mode), dtype=z.dtype)
         )
         covariance = torch.linalg.inv_ex(precision).inverse
-        moves = covariance @ of_slope[:, :size]
-        both = torch.cat([unit[:size, :size], moves])  # J
-        of_volume = grad(lambda u: pieces(u)[2])(at)
-        v = covariance @ of_volume[size:]
+        mode_slope = covariance @ slope_jacobian[:, :size]
+        both = torch.cat([unit[:size, :size], mode_slope])  # J = (I; S)
+        volume_gradient = grad(lambda u: pieces(u)[2])(at)
+        v = covariance @ volume_gradient[size:]
 
         def whole(u: Tensor) -> Tensor:
             value, slope, volume = pieces(u)
@@ -186,10 +226,12 @@ class Marginal:
         hessian = second @ both
         value = self.at(z, batch).density(mode) + _volume(precision)
         return Expansion(value, slope @ both, 0.5 * (hessian + hessian.T)), Inner(
-            mode, moves, lost, precision
+            mode, mode_slope, lost, precision
         )
 
     def _without_own_sites(self, z: Tensor, batch: ClientBatch) -> tuple[Expansion, Inner]:
+        """Return the expansion for a program without local sites, where L is the log likelihood itself."""
+
         def value(z: Tensor) -> Tensor:
             return self.density(z, batch)(torch.zeros(1, 1, 0))[0]
 
@@ -202,15 +244,17 @@ class Marginal:
 
 
 def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) -> None:
-    """Refuse programs whose local sites Laplace's method cannot integrate out, or with too many global numbers.
+    """Check that Laplace's method can integrate out a program's local sites, and that it is small enough.
 
     Args:
-        program: read and checked.
-        limit: on the numbers in the global sites.
-        start: sites that are given a value to start from.
+        program: the program to check.
+        limit: the largest K, the number of global unknowns.
+        start: names of the sites that are given a starting value.
 
     Raises:
-        ProgramError: naming the site, or the number, and what to use instead.
+        ProgramError: a name in `start` is not a global site; a param would be learned; there is no global
+            site; K is above `limit`, or D above 300; or the log joint does not curve down in a local site.
+            The message names the site and what to use instead.
     """
     shared, own = program.latents.global_block, program.latents.local_block
     named = [site.name for site in shared.sites]
@@ -218,15 +262,18 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
     foreign = [name for name in start if name not in named]
     if foreign:
         raise ProgramError(
-            f"start names '{foreign[0]}', which is no global site; those are {', '.join(named)}"
+            f"start names '{foreign[0]}', which is not a global site: the global sites are {', '.join(named)}"
         )
     if learned:
         raise ProgramError(
-            f"param '{learned[0]}' is to be learned: here every unknown has a prior; sample it outside the clients plate, or take "
-            f"fedsvi"
+            f"param '{learned[0]}' would be learned, but here every unknown needs a prior: "
+            f"sample it outside the clients plate, or use fedsvi"
         )
     if not shared.size:
-        raise ProgramError("no site is global: clients have nothing in common to be inferred")
+        raise ProgramError(
+            "the program has no global site, so there is nothing to infer in common: "
+            "sample a site outside the clients plate"
+        )
     for what, sites, size, most in (
         ("global", shared.sites, shared.size, limit),
         ("local", own.sites, own.size, LOCAL_LIMIT),
@@ -234,14 +281,19 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
         if size > most:
             site = max(sites, key=lambda s: s.size)
             raise ProgramError(
-                f"the {what} sites have {size} numbers ({site.size} of them in '{site.name}'), and the limit is {most}: second "
-                f"derivatives in all of them are too much; take fedsvi with guides.structured"
+                f"the {what} sites have {size} numbers ({site.size} of them in '{site.name}'), and the limit is "
+                f"{most}, because second derivatives are taken in all of them: use fedsvi with guides.structured"
             )
     if own.size:
         _check_curved(program)
 
 
 def _check_curved(program: Program) -> None:
+    """Check that the log joint of the prototype batch curves down in every local site at its mode.
+
+    Raises:
+        ProgramError: it does not; the message names the site.
+    """
     marginal, batch = Marginal(program), program.prototype
     with torch.no_grad(), pyro.validation_enabled(False):
         z = marginal.shared.start
@@ -255,19 +307,20 @@ def _check_curved(program: Program) -> None:
     ):
         if not bool((piece > 1e-9).all()):
             raise ProgramError(
-                f"local site '{site.name}' cannot be integrated out: given the rest the log density of its client does not curve "
-                f"down at a mode ({piece.min():.3g}), as a Laplace prior or a plateau does not; give it a Normal prior, or take "
-                f"fedsvi with guides.structured"
+                f"local site '{site.name}' cannot be integrated out: given the other sites, the log density of "
+                f"its client does not curve down at the mode (smallest curvature {piece.min():.3g}), as with a "
+                f"Laplace prior or on a plateau: give it a Normal prior, or use fedsvi with guides.structured"
             )
 
 
-def _better(h: Parts, guess: Tensor, middle: Tensor) -> Tensor:
-    good = h.density(guess).nan_to_num(nan=-torch.inf) > h.density(middle)
-    return torch.where(good, guess, middle)
+def _better(h: Parts, guess: Tensor, centre: Tensor) -> Tensor:
+    """Return the guess if its density is higher than that of the prior's centre, else the centre."""
+    good = h.density(guess).nan_to_num(nan=-torch.inf) > h.density(centre)
+    return torch.where(good, guess, centre)
 
 
 def _climb(h: Parts, w: Tensor, steps: int) -> Tensor:
-    """Newton steps to the mode; one that lowers the density is halved twice before it is taken."""
+    """Take Newton steps to the mode, each the best of the full, the half and the quarter step."""
     shares = torch.tensor([1.0, 0.5, 0.25], dtype=w.dtype)
     for _ in range(steps):
         step = newton_step(*h.curved(w), cap=CAP)
@@ -276,12 +329,14 @@ def _climb(h: Parts, w: Tensor, steps: int) -> Tensor:
     return w
 
 
-def _curves(precision: Tensor) -> Tensor:
+def _is_positive_definite(precision: Tensor) -> Tensor:
+    """Return whether a precision is positive definite, ()."""
     return torch.linalg.cholesky_ex(precision).info == 0
 
 
 def _volume(precision: Tensor) -> Tensor:
-    """-log det(A) / 2 + d log(2 pi) / 2."""
-    # not slogdet, nor solve: mapped over clients, without autograd around them, torch gives wrong second derivatives of these two
+    """Return -log det(A) / 2 + D log(2 pi) / 2, ()."""
+    # Not by slogdet or solve: mapped over clients without autograd around them, torch gives wrong second
+    # derivatives of both.
     tril = torch.linalg.cholesky_ex(precision).L
     return 0.5 * precision.shape[-1] * math.log(2.0 * math.pi) - tril.diagonal().log().sum()

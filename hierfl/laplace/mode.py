@@ -1,4 +1,4 @@
-"""Laplace's method for a client's own sites given the global ones: the mode of its log joint, and the curvature there."""
+"""Laplace's method for the local sites given the global ones: the mode of the log joint and its curvature."""
 
 from __future__ import annotations
 
@@ -15,15 +15,26 @@ from hierfl.program.program import Answer, Site, log_joint
 from hierfl.program.sites import Block, Latents, Model, Values
 
 LogDensity = Callable[[Tensor], Tensor]
-CAP = 4.0  # the longest Newton step, in the unconstrained numbers of a client's own sites
+CAP = 4.0  # the longest Newton step, in the unconstrained coordinates of the local sites
 
 
 def client_density(model: Model, block: Block, shared: Values, batch: ClientBatch) -> LogDensity:
-    """The log joint density of each client's own unconstrained vector and rows: (C, 1, d) -> (C,)."""
+    """Return the log joint density of every client as a function of its unconstrained local vector.
+
+    Args:
+        model: the model.
+        block: the local sites.
+        shared: values of the global sites, by name.
+        batch: the rows of C clients.
+
+    Returns:
+        A function (C, 1, D) -> (C,).
+    """
 
     def density(vector: Tensor) -> Tensor:
         values, jacobians = block.unflatten(vector)
-        # hidden from the guide that asks: these are evaluations, not its sites; params go through, to be answered
+        # Sites are hidden from the guide that calls this: they are evaluations, not its own. Params are not
+        # hidden, so that their values are supplied from outside.
         with poutine.block(hide_types=["sample", "observe"]):
             own, _ = log_joint(model, {**shared, **values}, batch, {})
         return own + sum(
@@ -35,7 +46,17 @@ def client_density(model: Model, block: Block, shared: Values, batch: ClientBatc
 
 
 def prior_centre(model: Model, latents: Latents, shared: Values, batch: ClientBatch) -> Tensor:
-    """The middle of the prior of each client's own sites given the global ones, (C, 1, d) unconstrained: where Newton starts."""
+    """Return the centre of the prior of each client's local sites given the global ones, where Newton starts.
+
+    Args:
+        model: the model.
+        latents: its global and local sites.
+        shared: values of the global sites, by name.
+        batch: the rows of C clients.
+
+    Returns:
+        (C, 1, D), unconstrained.
+    """
     centre = Centre({site.name: site.has_mean for site in latents.sites})
     with poutine.block(hide_types=["sample", "observe"]), Answer({}, batch), centre:
         nodes: dict[str, Site] = (
@@ -47,9 +68,17 @@ def prior_centre(model: Model, latents: Latents, shared: Values, batch: ClientBa
 
 
 def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient (C, 1, d) and minus the Hessian (C, 1, d, d) of every client's density: reverse over reverse.
+    """Return the gradient and minus the Hessian of every client's density, by reverse mode over reverse mode.
 
-    Clients share nothing, so one pull-back along a coordinate gives that row of every client's Hessian.
+    No client depends on another, so one vector-Jacobian product along a coordinate gives that row of every
+    client's Hessian.
+
+    Args:
+        density: (C, 1, D) -> (C,).
+        vector: (C, 1, D), where the derivatives are taken.
+
+    Returns:
+        The gradient (C, 1, D) and minus the Hessian (C, 1, D, D).
     """
 
     def total(v: Tensor) -> Tensor:
@@ -65,7 +94,19 @@ def curvature(density: LogDensity, vector: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
-    """A Newton step uphill that is never longer than `cap`, from a curvature made positive by the size of its eigenvalues."""
+    """Return a Newton step uphill, shortened to at most `cap`.
+
+    The curvature is made positive definite by the absolute values of its eigenvalues, so that the step leads
+    uphill even where the density is convex.
+
+    Args:
+        slope: (..., D) the gradient.
+        minus_hessian: (..., D, D).
+        cap: the longest step, > 0.
+
+    Returns:
+        (..., D).
+    """
     values, vectors = torch.linalg.eigh(minus_hessian)
     floor = 1e-6 * values.abs().amax(-1, keepdim=True) + 1e-12
     along = (vectors.mT @ slope[..., None])[..., 0] / values.abs().clamp(min=floor)
@@ -74,9 +115,19 @@ def newton_step(slope: Tensor, minus_hessian: Tensor, *, cap: float) -> Tensor:
 
 
 def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) -> Tensor:
-    """Safeguarded Newton to the mode, no gradient kept: (C, 1, d).
+    """Climb to the mode of every client's density by safeguarded Newton steps, without keeping a graph.
 
-    A step that lowers a client's density is halved twice before it is taken, so that separable rows do not throw it out.
+    Each client takes a step in full, half or quarter length, whichever gives the highest density, so that
+    separable rows do not make it diverge.
+
+    Args:
+        density: (C, 1, D) -> (C,).
+        vector: (C, 1, D), where to start.
+        steps: number of Newton steps.
+        cap: the longest step.
+
+    Returns:
+        (C, 1, D), detached.
     """
     vector = vector.detach()
     for _ in range(steps):
@@ -90,12 +141,20 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) 
 
 
 def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Mode (C, 1, d) and precision (C, 1, d, d) there, with right gradients: one differentiable Newton step from the mode.
+    """Return the mode and the precision there with correct gradients, by one differentiable Newton step.
 
-    At the mode the slope is 0, so d(step) = H^-1 d(slope): the implicit derivative of the mode, at the price of one step.
+    At the mode the slope is 0, so d(step) = H^-1 d(slope). This is the implicit derivative of the mode, at
+    the cost of one step.
+
+    Args:
+        density: (C, 1, D) -> (C,).
+        near: (C, 1, D), the mode that `climb` found.
+
+    Returns:
+        The mode (C, 1, D) and the precision (C, 1, D, D).
     """
     slope, minus_hessian = curvature(density, near)
-    # inv, not solve: nested derivatives of a batched solve have come out wrong under vmap without gradients
+    # Not by solve: its nested derivatives come out wrong under vmap without gradients when it is batched.
     step = (torch.linalg.inv(minus_hessian) @ slope[..., None])[..., 0]
     mode = near + step * (CAP / (step.norm(dim=-1, keepdim=True) + 1e-12)).clamp(max=1.0).detach()
     return mode, curvature(density, mode)[1]

@@ -1,6 +1,7 @@
-"""Second-order steps of a server: to the mode of a log density under a trust region, then of a Gaussian q to its own fixed point.
+"""Second-order steps of a server: to the mode of a log density, then to the best Gaussian q.
 
-States are dicts of tensors, so that a run may stop and go on; every function is pure.
+The steps to the mode are Newton steps in a trust region; those of q are natural-gradient steps to its fixed
+point. States are dicts of tensors, so that a run can stop and resume. Every function is pure.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ from torch import Tensor
 from hierfl.core.trees import Tree, tree_map
 from hierfl.laplace.marginal import Expansion
 
-LONGEST = 3.0  # standard deviations of q that its mean moves at most in a round
+LONGEST = 3.0  # the longest move of q's mean in a round, in standard deviations of q
 
 
 def positive(curvature: Tensor, unit: Tensor, *, fold: bool) -> tuple[Tensor, Tensor]:
-    """A positive precision (K, K) of a curvature, and how many of its eigenvalues had to be raised, ().
+    """Return a positive definite precision made from a curvature, and how many eigenvalues were raised.
 
-    In units of the prior (`unit` (K,), one over its standard deviations) no eigenvalue is left below 1: data never make less of
-    what is known. `fold` takes absolute values first, for a step in a region where the density is not concave.
+    In units of the prior, eigenvalues below 1 are raised to 1: data never take away what the prior knows.
+
+    Args:
+        curvature: (K, K), symmetric.
+        unit: (K,) one over the standard deviations of the prior.
+        fold: take the absolute values of the eigenvalues first, for a step where the density is not concave.
+
+    Returns:
+        The precision (K, K) and the number of raised eigenvalues ().
     """
     scale = torch.outer(unit, unit)
     values, vectors = torch.linalg.eigh(curvature / scale)
@@ -28,13 +36,18 @@ def positive(curvature: Tensor, unit: Tensor, *, fold: bool) -> tuple[Tensor, Te
 
 
 def length(move: Tensor, precision: Tensor) -> Tensor:
-    """How long a move is, in standard deviations of a Gaussian with this precision."""
+    """Return the length () of a move (K,), in standard deviations of a Gaussian of precision (K, K)."""
     return (move @ precision @ move).clamp(min=0.0).sqrt()
 
 
-# ------------------------------------------------------------------------------------------------ to the mode
+# ------------------------------------------------------------------ to the mode
 def climbing(start: Tensor, radius: float) -> Tree:
-    """Before the first evaluation: the point to evaluate, and nothing known."""
+    """Return the state of the climb to the mode before the first evaluation.
+
+    Args:
+        start: (K,) the first point to evaluate.
+        radius: of the first trust region, in units of the prior.
+    """
     size = len(start)
     return {
         "loc": start.clone(),
@@ -50,10 +63,20 @@ def climbing(start: Tensor, radius: float) -> Tree:
 
 
 def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
-    """One trust-region Newton step, from what was found at `loc`; a point that is lower than the best so far is gone back on.
+    """Take one trust-region Newton step, given the expansion at `loc`.
 
-    `moved` is the length of the whole Newton step in standard deviations: below 1 the mode is as good as reached. The radius is
-    in units of the prior, doubled after a step that was taken and quartered after one that was not.
+    If the value at `loc` is below the best so far, the step is taken again from the best point. The radius is
+    in units of the prior. It doubles after a step that was accepted, and is divided by 4 after one that was
+    not. `moved` is the length of the whole Newton step in standard deviations: below 1 the mode is as good as
+    reached.
+
+    Args:
+        state: from `climbing` or the last `climbed`.
+        found: the expansion of the log density at `state["loc"]`.
+        unit: (K,) one over the standard deviations of the prior.
+
+    Returns:
+        The next state, with the next point to evaluate as its `loc`.
     """
     first = bool(state["value"].isneginf())
     better = bool(found.value > state["value"] - 1e-9)
@@ -87,9 +110,9 @@ def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
     }
 
 
-# ------------------------------------------------------------------------------------------------ to the posterior
+# ------------------------------------------------------------------ to the Gaussian
 def settling(state: Tree) -> Tree:
-    """What the natural-gradient steps remember of one another."""
+    """Return the state before the first natural-gradient step, from the last state of the climb."""
     return {
         **state,
         "averaged": torch.zeros_like(state["radius"]),
@@ -98,12 +121,18 @@ def settling(state: Tree) -> Tree:
 
 
 def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
-    """One natural-gradient step of q = Normal(m, P^-1), from gradient and Hessian of the log density averaged over q's points.
+    """Take one natural-gradient step of q = Normal(m, P^-1).
 
         P <- (1 - r) P + r (-E_q[Hessian]),    m <- m + r P^-1 E_q[gradient]
 
-    At rate r = 1 as long as the moves shrink; from there on r = 1/2, 1/3, ...: the steps are averaged. `moved` is r times the
-    length of the step.
+    The rate is r = 1 / (1 + a), where `averaged` a counts the steps that were longer than half the step
+    before. So r = 1 as long as the steps shrink fast; afterwards the steps are averaged. `moved` is r times
+    the length of the step.
+
+    Args:
+        state: from `settling` or the last `settled`.
+        found: the gradient and the Hessian of the log density, averaged over the points of q.
+        unit: (K,) one over the standard deviations of the prior.
 
     Reference: Khan and Rue 2023, arXiv:2107.04562, Eq. (4) and section 3.
     """
@@ -127,10 +156,10 @@ def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
 
 
 def tril_of(precision: Tensor) -> Tensor:
-    """The lower Cholesky factor of P^-1."""
+    """Return the lower Cholesky factor of P^-1, (K, K)."""
     return torch.linalg.cholesky(torch.linalg.inv(precision))
 
 
 def detached(state: Tree) -> Tree:
-    """Leaves as data: of their own memory, without a graph."""
+    """Return a copy of the state with its own memory and without a graph."""
     return tree_map(lambda v: v.detach().clone(), state)

@@ -1,4 +1,4 @@
-"""What the C library is told, and when it is not."""
+"""Freed memory stays in the process, and `keep_memory` changes nothing where it should not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import resource, torch
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def work():
-    several = [torch.ones(2_000_000) for _ in range(6)]  # in all more than twice the largest, which glibc learns to keep
+    # Together more than twice the largest tensor, which is what glibc learns to keep by itself.
+    several = [torch.ones(2_000_000) for _ in range(6)]
     del several
 work()
 before = faults()
@@ -33,17 +34,17 @@ def faults(first: str) -> int:
 
 
 @pytest.mark.skipif(
-    not keep_memory(), reason="another C library, or told already by the environment"
+    not keep_memory(), reason="not glibc, or the environment sets the thresholds already"
 )
-def test_what_a_step_gives_back_is_there_for_the_next() -> None:
+def test_freed_memory_is_reused_by_the_next_step() -> None:
     assert 5 * faults("import hierfl") < faults("")
 
 
-def test_the_environment_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
     assert not keep_memory()
 
 
-def test_another_system_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not keep_memory()

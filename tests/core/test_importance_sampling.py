@@ -1,4 +1,4 @@
-"""Importance weights against ArviZ's, points against the moments of their distributions, and a precision made positive."""
+"""Smoothed weights against ArviZ's, points against the moments of their distributions, and `positive`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.methods.test_pvi import close
 
 
 @pytest.mark.parametrize("tail", [0.3, 0.8, 1.5])
-def test_smoothed_weights_are_arvizs(tail: float) -> None:
+def test_smoothed_weights_agree_with_arviz(tail: float) -> None:
     ratios = tail * np.random.default_rng(0).standard_exponential(3000)
     weights = smoothed(torch.as_tensor(ratios))
     psislw: Any = arviz.psislw
@@ -47,7 +47,7 @@ def test_points_have_the_moments_of_their_distribution() -> None:
         normal, normal_points(4096, 4, seed=1)
     )
     ratio = standard(4).log_prob(heavy, 7.0) - dist.StudentT(7.0).log_prob(heavy).sum(-1)
-    assert ratio.std() > 0.0  # jointly t, not one by one
+    assert ratio.std() > 0.0  # a multivariate t, not a product of univariate ones
     one = (
         standard(1)
         ._replace(loc=torch.tensor([0.5]), tril=torch.tensor([[2.0]]))
@@ -57,8 +57,8 @@ def test_points_have_the_moments_of_their_distribution() -> None:
 
 
 @pytest.mark.parametrize("freedom", [5.0, 15.0])
-def test_split_points_are_of_their_density(freedom: float) -> None:
-    """By weights: the points, weighed by a normal over the density, have the normal's moments, and weigh 1 on average."""
+def test_split_points_follow_their_density(freedom: float) -> None:
+    """Weighted by a normal density over their own, the points have the normal's moments and mean weight 1."""
     split = Split(
         torch.tensor([0.3, -0.2]),
         torch.tensor([[0.8, 0.0], [0.5, 1.2]]),
@@ -78,7 +78,7 @@ def test_split_points_are_of_their_density(freedom: float) -> None:
     close(left.double().mean(0), split.left / (split.left + split.right), 0.01)
 
 
-def test_a_refitted_split_has_the_mean_and_the_covariance_asked_for() -> None:
+def test_a_refitted_split_has_the_requested_mean_and_covariance() -> None:
     loc, covariance = torch.tensor([1.0, -2.0]), torch.tensor([[2.0, 0.6], [0.6, 1.0]])
     split = Split(
         torch.zeros(2), torch.eye(2), torch.tensor([0.8, 2.0]), torch.tensor([2.5, 1.1])
@@ -90,18 +90,18 @@ def test_a_refitted_split_has_the_mean_and_the_covariance_asked_for() -> None:
     close(split.left / split.right, [2.5 / 0.8, 1.1 / 2.0])
 
 
-def test_sides_are_those_of_a_gaussian() -> None:
+def test_sides_recover_the_scale_of_a_gaussian() -> None:
     fall = torch.tensor([4.5, 4.5 / 1.5**2, 100.0, 0.0, -1.0, torch.inf, torch.nan])
     close(sides(fall, 3.0), [1.0, 1.5, 0.7, 3.0, 3.0, 0.7, 1.0])
 
 
-def test_resampling_keeps_shares() -> None:
+def test_resampling_repeats_points_in_proportion_to_their_weights() -> None:
     points = torch.arange(4.0)[:, None]
     drawn = resampled(points, torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), 1000)
     assert torch.bincount(drawn[:, 0].long()).tolist() == [100, 200, 300, 400]
 
 
-def test_a_precision_is_made_positive_and_counted() -> None:
+def test_positive_raises_small_eigenvalues_and_counts_them() -> None:
     precision, raised = positive(
         torch.diag(torch.tensor([-3.0, 0.5, 9.0])), torch.tensor([1.0, 2.0, 1.0]), fold=False
     )

@@ -1,4 +1,4 @@
-"""Statistics of keyed noise, and what of it is promised not to change: widths, orders, batches of keys."""
+"""Statistics of keyed noise, and its invariance to padding, to the order of clients and to batching."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_uniforms_are_uniform(dtype: torch.dtype) -> None:
 def test_uniforms_lie_inside_the_unit_interval_whatever_the_words(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draw of exactly 0 or 1 would send Cauchy, Laplace and Exponential to infinity, once in some ten million draws."""
+    """A uniform of exactly 0 or 1, one in ten million, would make a Cauchy or Exponential draw infinite."""
     extreme = torch.tensor([-1, 0, 1 << 30, -(1 << 31), -256, 255], dtype=torch.int32)
     monkeypatch.setattr(noise, "_words", lambda key, count, stream: extreme.clone())
     u = noise.uniforms(KEY, (6,), dtype)
@@ -65,16 +65,16 @@ def test_uniforms_lie_inside_the_unit_interval_whatever_the_words(
 
 @pytest.mark.parametrize("draw", [noise.normals, noise.uniforms])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_lag_is_correlated(draw: type, dtype: torch.dtype) -> None:
+def test_noise_is_uncorrelated_at_every_lag(draw: type, dtype: torch.dtype) -> None:
     x = draw(KEY, (SIZE,), dtype)
     x = x - x.mean()
-    half = SIZE // 2  # Box and Muller's two halves share a radius
+    half = SIZE // 2  # the two halves of a Box-Muller draw share their radii
     for lag in (1, 2, 3, 4, 8, 64, 1000, 65536, half - 1, half, half + 1):
         assert abs(correlated(x[:-lag], x[lag:])) < 4.5, lag
         assert abs(correlated(x[:-lag] ** 2, x[lag:] ** 2)) < 4.5, lag
 
 
-def test_float64_uses_its_digits() -> None:
+def test_float64_uses_more_than_24_bits() -> None:
     u = noise.uniforms(KEY, (1000,), torch.float64)
     assert bool(((u * 2**24).frac() > 0).all())
     assert stats.kstest((u * 2**24).frac().numpy(), "uniform").pvalue > 1e-3
@@ -106,7 +106,7 @@ def test_neighbouring_keys_are_unrelated(what: str, dtype: torch.dtype) -> None:
         assert abs(correlated(z[:-apart, :-1], z[apart:, 1:])) < 4.5, apart
 
 
-def test_a_key_and_what_is_folded_from_it_are_unrelated() -> None:
+def test_a_key_and_the_keys_folded_from_it_are_unrelated() -> None:
     keys = noise.client_keys(map(str, range(4096)))
     z = [
         noise.normals(k, (64,))
@@ -126,7 +126,7 @@ def test_order_of_words_matters_and_integers_wrap() -> None:
     assert torch.equal(noise.fold(KEY, torch.tensor([3, 4]))[1], noise.fold(KEY, 4))
 
 
-def test_every_seed_is_its_own() -> None:
+def test_different_seeds_give_different_keys() -> None:
     keys = torch.stack([noise.root_key(s) for s in SEEDS])
     assert len(keys.unique(dim=0)) == len(SEEDS) - 1, (
         "2^63 and -2^63 are one seed, all others differ"
@@ -138,7 +138,7 @@ def test_every_seed_is_its_own() -> None:
 
 # ------------------------------------------------------------------ shapes
 @pytest.mark.parametrize("draw", [noise.normals, noise.uniforms])
-def test_a_shape_is_only_a_shape(draw: type) -> None:
+def test_the_shape_only_arranges_the_draw(draw: type) -> None:
     keys = noise.client_keys(["a", "b", "c"])
     flat = draw(keys, (30,))
     assert torch.equal(draw(keys, (2, 3, 5)), flat.view(3, 2, 3, 5))
@@ -149,7 +149,7 @@ def test_a_shape_is_only_a_shape(draw: type) -> None:
     assert torch.equal(torch.vmap(lambda key: draw(key, (30,)))(keys), flat)
 
 
-def test_uniforms_of_a_key_are_a_prefix_of_more() -> None:
+def test_a_longer_draw_of_uniforms_starts_with_the_shorter_one() -> None:
     assert torch.equal(noise.uniforms(KEY, (100,)), noise.uniforms(KEY, (1000,))[:100])
 
 
@@ -168,7 +168,7 @@ def test_client_keys_depend_on_the_name_alone() -> None:
     assert len(keys.unique(dim=0)) == len(names)
     assert len(noise.client_keys(map(str, range(100_000))).unique(dim=0)) == 100_000
     assert noise.client_keys(["a"]).tolist() == [[966719552, 792880731]], (
-        "another process, another day: the same key"
+        "a key must not change between processes or releases"
     )
 
 
@@ -188,7 +188,7 @@ def test_permutations_permute_and_leave_padding_last() -> None:
         assert torch.equal(alone[k], orders[k, :count])
 
 
-def test_every_permutation_is_as_likely() -> None:
+def test_all_permutations_are_equally_likely() -> None:
     keys = noise.fold(KEY, torch.arange(24_000, dtype=torch.int32))
     orders = noise.permutations(keys, torch.full((24_000,), 4), 4)
     seen = torch.bincount((orders * torch.tensor([64, 16, 4, 1])).sum(1), minlength=256)
@@ -205,19 +205,19 @@ def test_every_permutation_is_as_likely() -> None:
 def test_cohorts(population: int, size: int) -> None:
     chosen = torch.stack([noise.cohort(3, r, population, size) for r in range(2000)])
     assert chosen.shape == (2000, size)
-    assert bool((chosen.diff(dim=1) > 0).all()), "sorted, so none twice"
+    assert bool((chosen.diff(dim=1) > 0).all()), "strictly ascending, so no client twice"
     assert int(chosen.min()) >= 0 and int(chosen.max()) < population
     cells = torch.bincount(
         chosen.flatten() * 10 // population if population > 10 else chosen.flatten()
     )
     expected = torch.full((len(cells),), chosen.numel() / len(cells), dtype=torch.float64)
-    # without replacement a cell varies less than a multinomial's: the upper tail alone is a failure
+    # Without replacement, counts vary less than multinomial ones: only the upper tail is a failure.
     assert stats.chisquare(cells.numpy(), expected.numpy()).pvalue > 1e-3
     assert torch.equal(noise.cohort(3, 11, population, size), chosen[11])
     assert len(chosen.unique(dim=0)) > min(6, population // 2)
 
 
-def test_a_cohort_of_all_is_all() -> None:
+def test_a_full_cohort_has_every_client() -> None:
     assert noise.cohort(0, 4, 6, 6).tolist() == list(range(6))
 
 
@@ -225,7 +225,7 @@ def test_a_cohort_of_all_is_all() -> None:
     "words", [(), (0,), (7, -1, 1 << 40), (torch.arange(3, dtype=torch.int32)[:, None], 5)]
 )
 @pytest.mark.parametrize("shape", [(2,), (4, 2)])
-def test_outside_of_a_graph_keys_are_folded_alike(shape: tuple[int, ...], words: Any) -> None:
+def test_fold_now_equals_fold(shape: tuple[int, ...], words: Any) -> None:
     key = torch.randint(
         -(1 << 31), (1 << 31) - 1, shape, generator=torch.Generator().manual_seed(0)
     ).to(torch.int32)
@@ -236,7 +236,7 @@ def test_outside_of_a_graph_keys_are_folded_alike(shape: tuple[int, ...], words:
     assert torch.equal(now, noise.fold(key, *words))
 
 
-def test_inside_a_transform_too() -> None:
+def test_fold_now_works_under_vmap() -> None:
     steps = torch.arange(3, dtype=torch.int32)
     assert torch.equal(
         torch.vmap(lambda step: noise.fold_now(KEY, step))(steps), noise.fold(KEY[None], steps)

@@ -1,4 +1,4 @@
-"""ClientData: every constructor, every refusal, and what select, where and split must keep."""
+"""ClientData: every constructor, every error message, and the invariants of select, where and split."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from hierfl.data.clients import ClientData
 
 
 def federation(sizes: Mapping[str, int] | None = None) -> ClientData:
-    """Clients whose rows carry their own name's first letter and their place, so that any mix-up shows."""
+    """Clients whose rows hold the first letter of their client's name and their position: mix-ups show."""
     sizes = {"b": 5, "a": 1, "c": 3} if sizes is None else sizes
     clients = {
         name: {
@@ -36,7 +36,7 @@ def rows_by_client(data: ClientData) -> dict[str, list[list[float]]]:
     }
 
 
-def assert_nobody_is_mixed_up(data: ClientData) -> None:
+def assert_rows_belong_to_their_clients(data: ClientData) -> None:
     for name, rows in rows_by_client(data).items():
         assert rows
         assert {row[0] for row in rows} == {float(ord(name[0]))}
@@ -44,7 +44,7 @@ def assert_nobody_is_mixed_up(data: ClientData) -> None:
     assert data.names == tuple(data.names[int(k)] for k in data.row_client.unique())
 
 
-# ------------------------------------------------------------------ made from
+# ------------------------------------------------------------------ constructors
 def test_from_arrays_groups_rows_and_keeps_their_order() -> None:
     ids = np.array(["b", "a", "b", "c", "a", "b"])
     data = ClientData.from_arrays(ids, y=np.arange(6), client_fields={"z": [[1.0], [2.0], [3.0]]})
@@ -118,8 +118,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "names and clients": (lambda: direct(names=("a", "b", "c")), ValueError, "3 client names for 2 clients"),
     "no rows": (lambda: direct(offsets=torch.tensor([0, 3, 3])), ValueError, "client 'b' has no rows"),
     "offsets that fall": (lambda: direct(offsets=torch.tensor([0, 4, 3])), ValueError, "client 'b' has no rows"),
-    "length of a field": (lambda: direct(fields={"x": torch.ones(4, 2)}), ValueError, "field 'x' has 4 rows, the clients have 3"),
-    "field twice": (lambda: direct(client_fields={"x": torch.ones(2)}), ValueError, "'x' is both a field of rows"),
+    "length of a field": (lambda: direct(fields={"x": torch.ones(4, 2)}), ValueError, "field 'x' has 4 rows, but the clients have 3"),
+    "field twice": (lambda: direct(client_fields={"x": torch.ones(2)}), ValueError, "'x' is both a field and a client field"),
     "length of a client field": (lambda: direct(client_fields={"z": torch.ones(3)}), ValueError, "'z' has 3 values"),
     "features too few": (lambda: direct(features={"x": ("p",)}), ValueError, "features name 1 columns of 'x'"),
     "features of nothing": (lambda: direct(features={"w": ("p", "q")}), ValueError, "features name 2 columns of 'w'"),
@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a name without rows": (
         lambda: ClientData.from_arrays([0, 2], names=["a", "b", "c"], y=[1, 2]), ValueError, "client 'b' has no rows"
     ),
-    "rows of a field": (lambda: ClientData.from_arrays(ROWS, y=[1, 2]), ValueError, r"'y' has shape \(2,\); client_id"),
+    "rows of a field": (lambda: ClientData.from_arrays(ROWS, y=[1, 2]), ValueError, r"'y' has shape \(2,\), but client_id"),
     "a number for a field": (lambda: ClientData.from_arrays([0], y=1.0), ValueError, "field 'y' is a single number"),
     "words": (lambda: ClientData.from_arrays(["u"], y=["ill"]), TypeError, "field 'y' is not numeric"),
     "complex": (lambda: ClientData.from_arrays([0], y=[1j]), TypeError, "field 'y' is complex"),
@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "another shape": (
         lambda: ClientData.from_clients({"u": {"x": np.ones((2, 3))}, "v": {"x": np.ones((2, 4))}}),
-        ValueError, r"client 'v': a row of 'x' has shape \(4,\), the first client's \(3,\)",
+        ValueError, r"client 'v': a row of 'x' has shape \(4,\), but the first client's has \(3,\)",
     ),
     "an empty client": (
         lambda: ClientData.from_clients({"u": {"y": [1.0]}, "v": {"y": np.empty(0)}}), ValueError, "client 'v' has no rows"
@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no such column": (
         lambda: ClientData.from_frame(pd.DataFrame({"k": [1], "y": [2]}), "k", y="z"), KeyError, "no column 'z'"
     ),
-    "unknown client": (lambda: direct().index(["a", "nobody"]), KeyError, "unknown client 'nobody'; there are a, b"),
+    "unknown client": (lambda: direct().index(["a", "nobody"]), KeyError, "unknown client 'nobody': the clients are a, b"),
     "unknown selected": (lambda: direct().select(["nobody"]), KeyError, "unknown client 'nobody'"),
     "position too large": (lambda: direct().select([2]), KeyError, "client position out of range: there are 2 clients"),
     "position negative": (lambda: direct().select([-1]), KeyError, "client position out of range"),
@@ -164,13 +164,13 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_refused_with_one_message(case: str) -> None:
+def test_bad_input_raises_a_clear_error(case: str) -> None:
     make, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         make()
 
 
-# ------------------------------------------------------------------ made into
+# ------------------------------------------------------------------ subsets and changed fields
 @pytest.mark.parametrize(
     "chosen", [["c", "a"], [2, 1], torch.tensor([2, 1])], ids=["names", "positions", "tensor"]
 )
@@ -180,15 +180,15 @@ def test_select_takes_clients_in_the_order_given(chosen: Any) -> None:
     assert part.names == ("c", "a")
     assert rows_by_client(part) == {name: rows_by_client(data)[name] for name in ("c", "a")}
     assert part.features == data.features
-    assert_nobody_is_mixed_up(part)
+    assert_rows_belong_to_their_clients(part)
 
 
-def test_where_keeps_rows_and_drops_clients_that_have_none_left() -> None:
+def test_where_keeps_rows_and_drops_clients_without_any() -> None:
     data = federation()
     part = data.where(data.fields["x"][:, 1] >= 1.0)
     assert part.names == ("b", "c")
     assert part.counts.tolist() == [4, 2]
-    assert_nobody_is_mixed_up(part)
+    assert_rows_belong_to_their_clients(part)
 
 
 def test_with_fields_and_without() -> None:
@@ -205,8 +205,8 @@ def test_with_fields_and_without() -> None:
 def test_split_divides_every_client(fraction: float, global_generator_untouched: None) -> None:
     data = federation({"a": 1, "b": 2, "c": 3, "d": 40})
     first, second = data.split(fraction, seed=3)
-    assert_nobody_is_mixed_up(first)
-    assert_nobody_is_mixed_up(second)
+    assert_rows_belong_to_their_clients(first)
+    assert_rows_belong_to_their_clients(second)
     both = {
         name: sorted([*rows, *rows_by_client(second).get(name, [])])
         for name, rows in rows_by_client(first).items()
@@ -229,7 +229,7 @@ def test_split_depends_on_seed_and_name_not_on_the_order_of_clients() -> None:
     assert places["a"] != [row[1] for row in rows_by_client(data.split(0.5, seed=2)[0])["a"]]
 
 
-def test_split_takes_each_row_as_often_as_any_other() -> None:
+def test_split_draws_every_row_equally_often() -> None:
     data = federation({"a": 10})
     times = np.zeros(10)
     for seed in range(400):
@@ -238,7 +238,7 @@ def test_split_takes_each_row_as_often_as_any_other() -> None:
     assert np.abs(times - 120).max() < 41
 
 
-def test_keys_are_the_names() -> None:
+def test_keys_depend_on_the_names_alone() -> None:
     data, turned = federation(), federation().select(["c", "b", "a"])
     assert torch.equal(data.keys[data.index(["a"])], turned.keys[turned.index(["a"])])
     assert len(data.keys.unique(dim=0)) == 3

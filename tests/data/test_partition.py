@@ -1,4 +1,4 @@
-"""Partitions: disjoint, complete, no client empty, the same from the same seed; and the skew that was asked for."""
+"""Partitions are disjoint, complete, without empty clients, reproducible from a seed, and skewed as asked."""
 
 import socket
 import sys
@@ -39,10 +39,10 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_every_row_has_one_client_and_every_client_rows(
+def test_every_row_has_one_client_and_every_client_has_rows(
     maker: str, global_generator_untouched: None
 ) -> None:
-    state = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002 - that nobody draws from it is the point
+    state = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002 - to check that nothing draws from it
     for seed in (0, 1, -1, 2**40):
         ids = MAKERS[maker](seed)
         assert ids.dtype == torch.int64
@@ -55,7 +55,7 @@ def test_every_row_has_one_client_and_every_client_rows(
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_the_same_seed_the_same_partition(maker: str) -> None:
+def test_the_seed_determines_the_partition(maker: str) -> None:
     first = MAKERS[maker](5)
     torch.manual_seed(123)
     assert torch.equal(first, MAKERS[maker](5))
@@ -64,7 +64,9 @@ def test_the_same_seed_the_same_partition(maker: str) -> None:
 
 @pytest.mark.parametrize("assignment", ["first-deterministic", "random", "deterministic"])
 @pytest.mark.parametrize("classes", [1, 3, 10])
-def test_pathological_gives_each_client_so_many_classes(assignment: Any, classes: int) -> None:
+def test_pathological_gives_each_client_the_requested_number_of_classes(
+    assignment: Any, classes: int
+) -> None:
     ids = partition.pathological(
         LABELS, num_clients=20, classes_per_client=classes, seed=0, assignment=assignment
     )
@@ -80,7 +82,7 @@ def test_pathological_gives_each_client_so_many_classes(assignment: Any, classes
     assert left_out == {c for c in range(10) if table[:, c].sum() == 0}
 
 
-def test_rows_of_classes_nobody_has_are_left_out() -> None:
+def test_rows_of_classes_without_a_client_are_left_out() -> None:
     ids = partition.pathological(LABELS, num_clients=3, classes_per_client=1, seed=0)
     assert set(LABELS[(ids < 0).numpy()].tolist()) == set(range(3, 10))
     data = partition.to_clients(ids, y=LABELS)
@@ -88,7 +90,7 @@ def test_rows_of_classes_nobody_has_are_left_out() -> None:
     assert data.num_rows == int((ids >= 0).sum())
 
 
-def test_alpha_is_how_alike_clients_are() -> None:
+def test_clients_are_more_alike_with_a_larger_alpha() -> None:
     def distance(alpha: float) -> float:
         table = partition.label_table(
             LABELS, partition.dirichlet(LABELS, num_clients=8, alpha=alpha, seed=1)
@@ -103,7 +105,7 @@ def test_alpha_is_how_alike_clients_are() -> None:
     assert spread[-1] < 0.1
 
 
-def test_rows_of_a_class_are_dealt_in_no_order() -> None:
+def test_rows_of_a_class_are_dealt_in_random_order() -> None:
     labels = np.zeros(4000, dtype=int)
     for ids in (
         partition.dirichlet(labels, num_clients=2, alpha=50.0, seed=0),
@@ -126,24 +128,24 @@ def test_sigma_is_the_spread_of_log_sizes() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_share_is_what_goes_to_the_majority_class(share: float) -> None:
+def test_share_of_each_class_goes_to_its_majority_clients(share: float) -> None:
     labels = np.repeat(np.arange(5), 200)
     table = partition.label_table(
         labels, partition.label_skew(labels, num_clients=10, share=share, seed=0)
     ).double()
     own = table[torch.arange(10), torch.arange(10) % 5] / table.sum(1)
-    # A majority client also gets its class's part of what is common.
+    # A client also gets rows of its majority class from the rest that is dealt to all.
     assert float(own.mean()) == pytest.approx(share + (1.0 - share) / 5, abs=0.02)
     assert table.sum(1).unique().tolist() == [100.0]
 
 
-def test_label_skew_with_fewer_clients_than_classes_leaves_nothing_out() -> None:
+def test_label_skew_with_fewer_clients_than_classes_leaves_no_row_out() -> None:
     ids = partition.label_skew(LABELS, num_clients=3, share=1.0, seed=0)
     assert (ids >= 0).all()
     assert len(ids.unique()) == 3
 
 
-def test_to_clients_and_the_table_tell_the_same() -> None:
+def test_to_clients_agrees_with_the_label_table() -> None:
     ids = MAKERS["dirichlet"](0)
     data = partition.to_clients(ids, y=LABELS, place=np.arange(3000))
     assert data.names == tuple(str(k) for k in range(20))
@@ -171,25 +173,27 @@ def test_sixty_thousand_rows_take_seconds() -> None:
 
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "too many classes": (
-        lambda: partition.pathological(LABELS, num_clients=5, classes_per_client=11, seed=0), ValueError, "labels have 10 classes"
+        lambda: partition.pathological(LABELS, num_clients=5, classes_per_client=11, seed=0),
+        ValueError, "classes_per_client is 11: it must be at least 1 and at most 10",
     ),
     "a class too small": (
         lambda: partition.pathological([0, 1, 1, 1, 1, 1], num_clients=4, classes_per_client=2, seed=0),
-        ValueError, "a class has fewer rows than clients",
+        ValueError, "a class has fewer rows than it has clients",
     ),
     "alpha 0": (lambda: partition.dirichlet(LABELS, num_clients=5, alpha=0.0, seed=0), ValueError, "alpha is 0.0"),
     "alpha nan": (lambda: partition.dirichlet(LABELS, num_clients=5, alpha=float("nan"), seed=0), ValueError, "alpha is nan"),
     "alpha hopeless": (
-        lambda: partition.dirichlet(LABELS, num_clients=300, alpha=0.001, seed=0), ValueError, "eleven draws left a client"
+        lambda: partition.dirichlet(LABELS, num_clients=300, alpha=0.001, seed=0),
+        ValueError, "after eleven draws a client still has fewer than 1 rows",
     ),
     "more clients than rows": (
-        lambda: partition.dirichlet([0, 1], num_clients=3, alpha=1.0, seed=0), ValueError, "need 3 rows; there are 2"
+        lambda: partition.dirichlet([0, 1], num_clients=3, alpha=1.0, seed=0), ValueError, "need 3 rows, but there are 2"
     ),
     "min_rows too many": (
         lambda: partition.quantity_skew(10, num_clients=3, sigma=1.0, min_rows=4, seed=0), ValueError, "need 12 rows"
     ),
     "no clients": (lambda: partition.quantity_skew(10, num_clients=0, sigma=1.0, seed=0), ValueError, "num_clients is 0"),
-    "min_rows 0": (lambda: partition.dirichlet(LABELS, num_clients=2, alpha=1.0, min_rows=0, seed=0), ValueError, "min_rows 0"),
+    "min_rows 0": (lambda: partition.dirichlet(LABELS, num_clients=2, alpha=1.0, min_rows=0, seed=0), ValueError, "min_rows is 0"),
     "both": (lambda: partition.quantity_skew(9, num_clients=3, sigma=1.0, alpha=1.0, seed=0), ValueError, "either sigma"),
     "none": (lambda: partition.quantity_skew(9, num_clients=3, seed=0), ValueError, "either sigma"),
     "sigma": (lambda: partition.quantity_skew(9, num_clients=3, sigma=-1.0, seed=0), ValueError, "sigma is -1.0"),
@@ -200,12 +204,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "shape": (lambda: partition.label_skew([[0], [1]], num_clients=2, share=1.0, seed=0), ValueError, r"shape \(2, 1\)"),
     "floating": (lambda: partition.label_skew([0.0, 1.0], num_clients=2, share=1.0, seed=0), TypeError, "labels are floating"),
-    "length": (lambda: partition.to_clients(torch.tensor([0, 1]), y=[1]), ValueError, "field 'y' has 1 rows, the partition 2"),
+    "length": (lambda: partition.to_clients(torch.tensor([0, 1]), y=[1]), ValueError, "field 'y' has 1 rows, but the partition has 2"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_had_is_refused(case: str) -> None:
+def test_impossible_requests_raise_a_clear_error(case: str) -> None:
     make, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         make()

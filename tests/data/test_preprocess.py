@@ -1,4 +1,4 @@
-"""Scaling equals that of the pooled rows, whatever the clients, the order and the offset."""
+"""Scaling equals that of the pooled rows, for any clients, any order and any offset."""
 
 import numpy as np
 import pytest
@@ -31,11 +31,11 @@ def test_pooled_moments_are_those_of_all_rows(offset: float) -> None:
     ids, x = rows(offset)
     scaling = fit_scaling(ClientData.from_arrays(ids, x=x))
     np.testing.assert_allclose(scaling.mean, np.nanmean(x, 0), rtol=1e-13, atol=1e-13)
-    # A client's mean is rounded to 1e-8 at 1e8; a sum of raw squares would be wrong by 1 where the variance is 1e-4.
+    # At 1e8 a client's mean is rounded to 1e-8; from raw squares the variance, 1e-4, would be off by 1.
     np.testing.assert_allclose(scaling.sd, np.nanstd(x - offset, 0), rtol=1e-12 + 1e-15 * offset)
 
 
-def test_what_a_client_sends_is_its_own_and_adds_up_in_any_order() -> None:
+def test_moments_are_each_clients_own_and_merge_in_any_order() -> None:
     ids, x = rows()
     data = ClientData.from_arrays(ids, x=x)
     sent = client_moments(data)
@@ -53,7 +53,7 @@ def test_what_a_client_sends_is_its_own_and_adds_up_in_any_order() -> None:
     torch.testing.assert_close(turned.square, total.square, rtol=1e-13, atol=0)
 
 
-def test_standardise_uses_the_first_argument_alone() -> None:
+def test_standardise_takes_means_and_sds_from_the_first_argument_alone() -> None:
     ids, x = rows()
     train = ClientData.from_arrays(ids, features={"x": list("abcd")}, x=x, y=np.arange(N) * 1.0)
     far = train.with_fields(x=torch.as_tensor(x) * 100.0)
@@ -86,18 +86,21 @@ def test_a_field_of_any_shape_and_of_integers_is_scaled() -> None:
     np.testing.assert_allclose(scaled.fields["x"], (x - x.mean(0)) / x.std(0), atol=1e-12)
 
 
-def test_scaling_refuses_what_it_cannot_scale() -> None:
+def test_scaling_raises_for_infinite_values_missing_fields_and_other_shapes() -> None:
     data = ClientData.from_arrays(["u", "v"], x=[[1.0, 2.0], [np.inf, 3.0]])
     with pytest.raises(ValueError, match="field 'x' of client 'v' has an infinite value"):
         fit_scaling(data)
     with pytest.raises(KeyError, match="there is no field 'z'"):
         standardise(data, fields=("z",))
     narrow = ClientData.from_arrays([0, 1], x=[[1.0], [2.0]])
-    with pytest.raises(ValueError, match=r"a row of 'x' has shape \(2,\), scaling's \(1,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"a row of 'x' has shape \(2,\), but the scaling was fitted to rows of shape \(1,\)",
+    ):
         standardise(narrow, data)
 
 
-def test_filled_rows_are_finite_and_say_where_they_were_not() -> None:
+def test_filled_rows_are_finite_and_indicate_missing_values() -> None:
     ids, x = rows()
     x[:, 1] = 1.0
     data = ClientData.from_arrays(ids, features={"x": list("abcd")}, x=x, y=np.zeros(N))
@@ -125,9 +128,9 @@ def test_train_and_test_rows_can_be_given_the_same_columns() -> None:
     assert filled.fields["x"][1, 1] == np.inf
 
 
-def test_fill_missing_refuses() -> None:
+def test_fill_missing_raises_for_unknown_columns_and_unsuitable_fields() -> None:
     data = ClientData.from_arrays([0, 1], x=[[1.0], [2.0]], y=[0.0, 1.0], n=[[1], [2]])
-    with pytest.raises(KeyError, match="field 'x' has no column 'age'; it has x0"):
+    with pytest.raises(KeyError, match="field 'x' has no column 'age': its columns are x0"):
         fill_missing(data, indicators=["age"])
     with pytest.raises(ValueError, match=r"field 'y' is torch.float64 of shape \(2,\)"):
         fill_missing(data, field="y")

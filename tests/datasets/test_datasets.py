@@ -1,4 +1,4 @@
-"""The sets are what their sources say; those that are not shipped are read, or asked for in one clear message."""
+"""The data sets agree with their sources, and a missing file raises an error that says how to get it."""
 
 import os
 from collections.abc import Callable
@@ -26,14 +26,14 @@ def test_heart_disease_keeps_every_patient_in_fixed_units() -> None:
     assert data.fields["x"].isfinite().all()
     assert set(data.fields["y"].tolist()) == {0.0, 1.0}
     assert float(data.select(["switzerland"]).fields["y"].mean()) > 0.9
-    # Fixed units: a hospital alone looks as it does among the others, and each column is of order one.
+    # The units are fixed, so that a hospital's values do not depend on the others; each column is of order 1.
     assert float(data.fields["x"].abs().max()) < 8.0
     age = raw.features["x"].index("age")
     assert data.features["x"][0] == "age"
     torch.testing.assert_close(data.fields["x"][:, 0], (raw.fields["x"][:, age] - 50.0) / 10.0)
 
 
-def test_heart_disease_says_what_is_missing() -> None:
+def test_heart_disease_indicates_missing_values() -> None:
     data, nan = datasets.heart_disease(), datasets.heart_disease("nan")
     columns = {name: data.fields["x"][:, j] for j, name in enumerate(data.features["x"])}
     flags = {name for name in columns if name.endswith("_missing")}
@@ -51,7 +51,7 @@ def test_heart_disease_says_what_is_missing() -> None:
     assert nan.fields["x"].shape == (920, 13)
 
 
-def test_zero_cholesterol_is_no_measurement() -> None:
+def test_zero_cholesterol_counts_as_missing() -> None:
     raw, nan = datasets.heart_disease("raw"), datasets.heart_disease("nan")
     impossible = (raw.fields["x"] == 0.0) & nan.fields["x"].isnan()
     counts = dict(zip(raw.features["x"], impossible.sum(0).tolist(), strict=True))
@@ -88,9 +88,9 @@ def test_nominal_codes_become_columns_of_their_own() -> None:
         )
 
 
-def test_heart_disease_refuses_another_treatment() -> None:
+def test_heart_disease_raises_for_an_unknown_treatment() -> None:
     with pytest.raises(
-        ValueError, match="missing is 'drop'; it must be 'indicator', 'nan' or 'raw'"
+        ValueError, match="missing is 'drop': it must be 'indicator', 'nan' or 'raw'"
     ):
         datasets.heart_disease("drop")  # type: ignore[arg-type]
 
@@ -111,15 +111,14 @@ def test_radon_is_85_counties() -> None:
 
 @pytest.mark.parametrize("name", ["radon", "radon_uniform"])
 def test_the_radon_reference_fits_the_radon_data(name: str) -> None:
-    """Given tau and sigma all is Gaussian; they are integrated on a grid, under the priors that the docstring names."""
+    """Given tau and sigma the rest is Gaussian; both are integrated on a grid, under the stated priors."""
     data, known = datasets.radon(), datasets.reference(name)
     tau, sigma = torch.cartesian_prod(
         torch.linspace(0.002, 0.45, 60), torch.linspace(0.68, 0.85, 12)
     ).T
     a = torch.nn.functional.one_hot(data.row_client, 85).double()
-    design = torch.cat(
-        [torch.ones(919, 1), data.fields["x"], a], 1
-    )  # of mu, the slopes, and a_j - mu
+    # The columns of mu, of the slopes and of a_j - mu.
+    design = torch.cat([torch.ones(919, 1), data.fields["x"], a], 1)
     prior = torch.cat([torch.ones(len(tau), 4), tau[:, None].expand(-1, 85) ** -2], 1)
     noise = sigma**-2
     cov = torch.linalg.inv(prior.diag_embed() + noise[:, None, None] * (design.T @ design))
@@ -161,7 +160,7 @@ def test_the_radon_reference_fits_the_radon_data(name: str) -> None:
 
 
 def test_the_schools_reference_fits_the_schools() -> None:
-    """Integrated on a grid over (mu, log tau), under the priors that the docstring names."""
+    """The posterior is integrated on a grid over (mu, log tau), under the documented priors."""
     data, known = datasets.eight_schools(), datasets.reference("eight_schools")
     assert data.names == tuple(f"school {letter}" for letter in "ABCDEFGH")
     mu, log_tau = torch.linspace(-40, 60, 401)[:, None], torch.linspace(-4, 8, 401)
@@ -184,8 +183,8 @@ def test_the_schools_reference_fits_the_schools() -> None:
         )
 
 
-def test_an_unknown_reference_is_refused() -> None:
-    with pytest.raises(KeyError, match="no reference posterior 'rats'; there are radon, "):
+def test_an_unknown_reference_raises() -> None:
+    with pytest.raises(KeyError, match="no reference posterior 'rats': the names are radon, "):
         datasets.reference("rats")
 
 
@@ -198,25 +197,23 @@ READERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_set_that_is_not_there_says_how_to_get_it(
+def test_the_error_for_a_missing_file_says_how_to_get_it(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("HIERFL_DATA", raising=False)
     with pytest.raises(
         FileNotFoundError,
-        match=r"HIERFL_DATA is not set: get .+, save it as '.+\.npz' \(NumPy archive with \w+: ",
+        match=r"HIERFL_DATA is not set: get .+, save it as '.+\.npz' \(a NumPy archive with \w+: ",
     ):
         READERS[name]()
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
     with pytest.raises(
-        FileNotFoundError, match=r"'.+\.npz' is not in the folder that HIERFL_DATA names"
+        FileNotFoundError, match=r"'.+\.npz' is not in the folder named by HIERFL_DATA"
     ):
         READERS[name]()
 
 
-def test_a_file_of_that_name_with_other_arrays_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_that_lacks_an_array_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     np.savez(tmp_path / "rats_data.npz", rat=np.arange(3))
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="has no array 'x'"):
@@ -260,7 +257,7 @@ def test_images_are_in_the_unit_interval_with_labels(
 
 @needs_files
 @pytest.mark.slow
-def test_cifar10_is_decoded_in_colour_and_shuffled_always_alike() -> None:
+def test_cifar10_is_decoded_in_colour_and_shuffled() -> None:
     train, test = datasets.cifar10()
     assert train.x.shape == (50_000, 3, 32, 32)
     assert test.x.shape == (10_000, 3, 32, 32)
@@ -268,11 +265,11 @@ def test_cifar10_is_decoded_in_colour_and_shuffled_always_alike() -> None:
     assert len(train.y[:100].unique()) == 10
     means = [train.x[train.y == c].mean((0, 2, 3)) for c in (0, 6)]
     assert means[0][2] > means[0][0], "the sky behind aeroplanes is blue"
-    assert means[1][1] > means[1][2], "frogs are not"
+    assert means[1][1] > means[1][2], "frogs are greener than they are blue"
 
 
 @needs_files
-def test_femnist_writers_are_the_same_in_train_and_test_and_others_after() -> None:
+def test_femnist_has_the_same_writers_in_train_and_test_and_others_in_extra() -> None:
     train, test, extra = datasets.femnist()
     assert train.names == test.names
     assert (train.num_clients, extra.num_clients) == (105, 79)
@@ -293,7 +290,9 @@ def test_femnist_writers_are_the_same_in_train_and_test_and_others_after() -> No
         ("office_caltech10", 4, 2533, "amazon"),
     ],
 )
-def test_tables_have_their_clients(name: str, clients: int, rows: int, first: str) -> None:
+def test_tables_have_the_published_clients_and_rows(
+    name: str, clients: int, rows: int, first: str
+) -> None:
     data = READERS[name]()
     assert (data.num_clients, data.num_rows, data.names[0]) == (clients, rows, first)
     assert set(data.fields) >= {"x", "y"}
@@ -315,7 +314,7 @@ def test_labels_and_codes_start_at_zero() -> None:
 
 
 @needs_files
-def test_the_references_that_are_not_shipped() -> None:
+def test_references_from_files() -> None:
     hospitals = datasets.reference("hospitals")
     assert {site: summary.mean.shape for site, summary in hospitals.items()} == {
         "mu": (9,),

@@ -119,7 +119,7 @@ def test_on_the_processor_nothing_is_in_between() -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ValueError, match=r"device='cuda' cannot be used here .*leave device='cpu'"):
+    with pytest.raises(ValueError, match=r"device='cuda' cannot be used here .*use device='cpu'"):
         hierfl.fit(PROGRAMS["fedavg"](), federation(), rounds=1, device="cuda")
     with pytest.raises(ValueError, match="device='gpu' cannot be used here"):
         device_of("gpu")

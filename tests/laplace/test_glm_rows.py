@@ -1,4 +1,4 @@
-"""Rows with a linear predictor: seen where they are, not where they are not, and the same numbers as the general way."""
+"""Linear predictors are found where they exist and nowhere else, with the numbers of the general method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.programs import federation, logistic, means, regression, slopes
 
 
 def visits(batch: ClientBatch) -> None:
-    """Poisson counts, not centred, slopes of unknown spread: the design moves with the global sites."""
+    """Poisson counts with non-centred slopes of unknown spread: the design depends on the global sites."""
     spread = pyro.sample("spread", dist.HalfNormal(1.0))
     with batch.clients():
         e = pyro.sample("e", dist.Normal(torch.zeros(2), 1.0).to_event(1))
@@ -54,7 +54,7 @@ def robust(batch: ClientBatch) -> None:
 
 
 def clamped(batch: ClientBatch) -> None:
-    """Linear near 0 alone."""
+    """A predictor that is linear near 0 only."""
     loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
     with batch.clients():
         slope = pyro.sample("slope", dist.Normal(loc, 0.7).to_event(1))
@@ -67,7 +67,7 @@ def clamped(batch: ClientBatch) -> None:
 
 
 def noisy(batch: ClientBatch) -> None:
-    """A client's own spread: the mean is linear in its own sites, the log likelihood knows them otherwise too."""
+    """A local spread: the mean is linear in the local sites, but the likelihood depends on the spread too."""
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
     with batch.clients():
         own = pyro.sample("own", dist.Normal(loc, 1.0))
@@ -77,7 +77,7 @@ def noisy(batch: ClientBatch) -> None:
 
 
 def contextual(batch: ClientBatch) -> None:
-    """The prior of a client's own slope reads its rows."""
+    """The prior of a client's local site depends on its rows."""
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
     with batch.clients():
         own = pyro.sample("own", dist.Normal(loc + batch.x[..., 0].sum(-1, keepdim=True), 1.0))
@@ -85,9 +85,8 @@ def contextual(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
 
 
-ALL_LINEAR: dict[
-    str, tuple[Any, str, bool]
-] = {  # model, observed site, whether its design is fixed
+# Model, observed site, whether its design is fixed.
+ALL_LINEAR: dict[str, tuple[Any, str, bool]] = {
     "Normal": (regression, "y", True),
     "Bernoulli": (logistic, "ill", True),
     "Poisson, not centred": (visits, "visits", False),
@@ -102,7 +101,7 @@ def read(model: Any) -> hierfl.Program:
 
 
 @pytest.mark.parametrize("name", ALL_LINEAR)
-def test_the_same_numbers_as_the_general_way(name: str) -> None:
+def test_numbers_agree_with_the_general_method(name: str) -> None:
     model, site, fixed = ALL_LINEAR[name]
     program = read(model)
     assert seen_linear(program) == Linear(
@@ -123,7 +122,7 @@ def test_the_same_numbers_as_the_general_way(name: str) -> None:
     close(value, one.value, 1e-5)
 
 
-def test_what_is_not_linear_is_not_taken_to_be() -> None:
+def test_nonlinear_predictors_are_not_taken_for_linear() -> None:
     assert seen_linear(read(clamped)) == Linear()
     assert seen_linear(read(noisy)) == Linear()
 
@@ -139,8 +138,8 @@ def test_a_prior_that_reads_rows_is_given_all_of_them() -> None:
     )
 
 
-def test_a_predictor_that_bends_out_of_sight_is_a_lost_mode() -> None:
-    """What was wrongly taken to be linear is not believed: the mode is checked against the program itself."""
+def test_the_mode_of_a_predictor_wrongly_taken_for_linear_counts_as_lost() -> None:
+    """Every mode is checked against the program itself."""
     data = ClientData.from_clients(
         {"a": {"x": torch.tensor([[20.0, 0.0], [25.0, 1.0]]), "ill": torch.ones(2)}}
     )
@@ -152,13 +151,13 @@ def test_a_predictor_that_bends_out_of_sight_is_a_lost_mode() -> None:
         assert not bool(Marginal(program).mode(z, wrong.start(z, batch), batch, 12)[2])
 
 
-def test_real_programs_are_seen_through() -> None:
+def test_linear_predictors_of_real_programs_are_found() -> None:
     for model, data in ((means, datasets.eight_schools()), (logistic, federation())):
         assert seen_linear(hierfl.read(model, guides.conditional, data)).sites
 
 
-# ------------------------------------------------------------------------------------------------ the two steps
-def test_products_and_their_derivatives_under_nested_maps() -> None:
+# ------------------------------------------------------------------------------------------------ derivatives
+def test_times_and_its_derivatives_under_nested_vmaps() -> None:
     g = torch.Generator().manual_seed(0)
     matrix, v = torch.randn(3, 4, 5, generator=g), torch.randn(3, 6, 4, generator=g)
 

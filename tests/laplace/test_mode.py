@@ -1,4 +1,4 @@
-"""Newton, the mode and its derivative: what the conditional guide stands on, for rows that are not Gaussian."""
+"""Newton's method, the mode and its derivative, as the conditional guide uses them, for non-Gaussian rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def counted(batch: ClientBatch) -> None:
 
 
 def offset(batch: ClientBatch) -> None:
-    """The same, not centred: the globals reach the rows, not the prior of the local site."""
+    """Logistic regression, not centred: the global site enters the likelihood, not the local site's prior."""
     spread = pyro.sample("spread", dist.HalfNormal(1.0))
     with batch.clients():
         z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
@@ -48,7 +48,7 @@ def loss(program: Program, params: dict[str, Tensor], batch: ClientBatch) -> Ten
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_through_the_mode(name: str) -> None:
-    """Of the whole ELBO, noise held, against central differences."""
+    """Gradients of the whole ELBO, with the noise held fixed, against central differences."""
     data = federation((6, 4))
     program = read(MODELS[name], guides.conditional(newton_steps=12), data)
     batch = full_batch(data, torch.arange(2), seed=1)
@@ -81,7 +81,7 @@ def test_gradients_through_the_mode(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_guide_stands_at_the_mode_with_its_curvature(name: str) -> None:
+def test_the_guide_has_the_mode_as_its_mean_and_the_curvature_there(name: str) -> None:
     data = federation((6, 4, 1))
     program = read(MODELS[name], guides.conditional(newton_steps=10), data)
     params, batch = at_random(program, by=0.2), full_batch(data, torch.arange(3), seed=1)
@@ -120,8 +120,8 @@ def test_the_guide_stands_at_the_mode_with_its_curvature(name: str) -> None:
         assert float(hessian[k, 0, :, (k + 1) % 3, 0, :].abs().max()) == 0.0
 
 
-def test_the_bernoulli_posterior_is_close_to_numbers_by_quadrature() -> None:
-    """One client, one slope, prior known: mean and sd of the Laplace approximation beside the exact ones."""
+def test_the_bernoulli_posterior_is_close_to_quadrature() -> None:
+    """One client, one slope, a known prior: mean and sd of the Laplace approximation against exact ones."""
     data = ClientData.from_clients(
         {"a": {"x": torch.linspace(-2, 2, 40), "y": (torch.linspace(-2, 2, 40) > 0.3).double()}}
     )
@@ -152,8 +152,10 @@ def test_the_bernoulli_posterior_is_close_to_numbers_by_quadrature() -> None:
     ("name", "size", "newton_steps"),
     [("Bernoulli", 5.0, 5), ("Bernoulli", 30.0, 15), ("Poisson", 3.0, 5)],
 )
-def test_separable_rows_do_not_throw_newton_out(name: str, size: float, newton_steps: int) -> None:
-    """All ill, all well, or split by a plane, at large x; no counts, or many: the prior alone holds the mode."""
+def test_newton_does_not_diverge_on_separable_rows(
+    name: str, size: float, newton_steps: int
+) -> None:
+    """All ill, none ill or split by a plane at large x; no counts or many. Only the prior bounds the mode."""
     x = size * torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
     split = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
     rows = {
@@ -188,7 +190,7 @@ def test_newton_in_one_step_on_a_quadratic_and_never_downhill() -> None:
     far = climb(bowl, start + 1000.0, steps=400, cap=4.0)
     assert torch.allclose(far, top.expand(2, 1, 2), atol=1e-6)
     assert newton_step(slope, minus, cap=0.5).norm(dim=-1).max() <= 0.5 + 1e-12
-    # where the density is convex, the step is uphill all the same
+    # Where the density is convex, the step still leads uphill.
     uphill = newton_step(
         torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[[-2.0, 0.0], [0.0, 1.0]]]]), cap=10.0
     )

@@ -203,9 +203,13 @@ def lonely(batch: ClientBatch) -> None:
     ("model", "options", "words"),
     [
         (flat, {}, "local site 'b' cannot be integrated out"),
-        (learned, {}, "param 'spread' is to be learned"),
-        (lonely, {}, "no site is global"),
-        (means, {"start": {"b": 1.0}}, "start names 'b', which is no global site; those are g"),
+        (learned, {}, "param 'spread' would be learned"),
+        (lonely, {}, "the program has no global site"),
+        (
+            means,
+            {"start": {"b": 1.0}},
+            "start names 'b', which is not a global site: the global sites are g",
+        ),
     ],
 )
 def test_programs_it_cannot_serve(model: Any, options: dict[str, Any], words: str) -> None:
