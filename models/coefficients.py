@@ -19,8 +19,8 @@ Whose = Literal["varying", "global"]
 class Coefficients(TypedDict, total=False):
     """Options common to all regressions, for F features and one output (or several classes, in `softmax`).
 
-        eta_kn = a_k + x_kn . b_k,    a_k ~ Normal(alpha, s^2),    b_k ~ Normal(beta, t^2)  for each
-        coefficient
+        eta_kn = a_k + x_kn . b_k
+        a_k ~ Normal(alpha, s^2),    b_k ~ Normal(beta, t^2)  for each coefficient
 
     Sites, with the event shape E = () for one output and (classes,) for several:
 
@@ -29,9 +29,9 @@ class Coefficients(TypedDict, total=False):
     * `slope` (b_k) and `intercept` (a_k), local: event shapes (F, *E) and E. With `centred=False` the sites
       are `slope_offset` and `intercept_offset`, and `slope` and `intercept` are deterministic.
 
-    Coefficients that are "global" are one global site, `slope` or `intercept`, with the prior of their loc. A
-    prior is a distribution of one coefficient, a distribution of all of them, or a known number, which makes
-    no site.
+    With "global", the coefficients are one global site, `slope` or `intercept`, with the prior of their loc.
+    A prior is a distribution of one coefficient, a distribution of all of them, or a known number, which
+    makes no site.
 
     Keys:
         intercept: "varying" (default), "global", or None for no intercept.
@@ -40,8 +40,7 @@ class Coefficients(TypedDict, total=False):
             scale: a prior of rstanarm (Gelman, Jakulin, Pittau and Su 2008, arXiv:0901.4011, argue for that
             scale).
         prior_scale: prior of slope_scale and intercept_scale. Default HalfNormal(1): coefficients of two
-            clients rarely differ by more than 2 or 3. HalfCauchy has a longer tail; LogNormal stays away from
-            0.
+            clients rarely differ by more than 2 or 3. HalfCauchy has a longer tail; LogNormal avoids 0.
         intercept_loc: prior of intercept_loc alone. Default: `prior_loc`.
         intercept_scale: prior of intercept_scale alone. Default: `prior_scale`.
         centred: whether the local sites are the coefficients themselves. Default False: they are standardised

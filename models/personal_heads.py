@@ -23,8 +23,8 @@ Merge = Callable[[Tensor, Tensor], Tensor]
 class PersonalHeads:
     """A network with a global embedding E and head G, and a local head for each client.
 
-        (r_g, r_l) = E(x_kn),    y_kn ~ likelihood(G(r_g) + r_l beta_k + bias_k),    beta_k ~ Normal(0,
-        prior_scale^2)
+        y_kn ~ likelihood(G(r_g) + r_l beta_k + bias_k),    (r_g, r_l) = E(x_kn)
+        beta_k ~ Normal(0, prior_scale^2)
 
     An instance is a model, to be called on a batch.
 
@@ -49,8 +49,8 @@ class PersonalHeads:
         likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
             of batch shape (C, B). Default `categorical()`.
         merge: combines the outputs of G and of the local head. Default: their sum, as in the paper.
-        global_scale: standard deviation of a Normal prior of the global params, for `gamma` > 0. Default
-            None: a flat prior.
+        global_scale: standard deviation of a Normal prior of the global params, for `gamma` > 0 in
+            `hierfl.methods.fedvi`. Default None: a flat prior.
         x: name of the field of inputs.
         y: name of the field of labels.
 
