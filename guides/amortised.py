@@ -1,4 +1,4 @@
-"""Amortised: a network, the same for all clients, from a client's rows to the posterior of its own sites."""
+"""The amortised guide: one network for all clients maps a client's rows to its local posterior."""
 
 from __future__ import annotations
 
@@ -23,19 +23,28 @@ def amortised(
     shared: Shared = full_normal,
     init_scale: float = 0.1,
 ) -> Guide:
-    """q(w_k | rows of k) = Normal(m, s^2), (m, log s) = B(mean over rows of A(row), log n_k): a set network, so order is nothing.
+    """Build a guide in which a network, common to all clients, infers the local sites from the client's rows.
 
-    A and B are networks of two layers (Zaheer et al. 2017, arXiv:1703.06114). Every weight is global: clients keep nothing, and a
-    client never seen is inferred without a single step. Rows should be standardised.
+        q(w_k | rows of k) = Normal(m, s^2),    (m, log s) = B(mean over rows of A(row), log n_k)
+
+    A and B are networks of two layers (Zaheer et al. 2017, arXiv:1703.06114). The mean over rows makes the
+    result independent of their order. m and log s are relative to the prior's middle and to `init_scale`.
+    Every weight is global: clients keep no state, and a new client is inferred without a single step. Rows
+    should be standardised.
+
+    Params: those of `shared`, and `_encoder.<layer>.weight` and `.bias`, all global.
 
     Args:
-        model: unused; families have one signature.
-        latents: the model's.
-        fields: what the network reads of a row; None: every field, labels too. Without the labels, a client that has none is
-            personalised all the same.
+        model: unused; all guide families have the same signature.
+        latents: the latent sites of the model.
+        fields: names of the fields that the network reads. Default None: every field, labels included.
+            Without the labels, a client that has none can be personalised all the same.
         hidden: width of all layers.
-        shared: the posterior of the global sites.
-        init_scale: the standard deviations it starts with.
+        shared: posterior of the global sites, from `hierfl.guides.global_sites`.
+        init_scale: initial standard deviation of the local sites, unconstrained, > 0.
+
+    Raises:
+        ValueError: the data do not have one of the fields. This is found when the guide runs.
     """
     block = latents.local_block
     posterior = shared(latents.global_block) if latents.global_block.size else None
@@ -46,11 +55,11 @@ def amortised(
         if not block.size:
             return
         summary = _summary(_rows(batch, fields), batch, hidden)
-        out = layer("_encoder.last", summary, 2 * block.size, gain=0.01)[:, None]
-        move, raw = out.split(block.size, -1)
-        scale = init_scale * raw.exp()
+        output = layer("_encoder.last", summary, 2 * block.size, gain=0.01)[:, None]
+        shift, log_scale = output.split(block.size, -1)
+        scale = init_scale * log_scale.exp()
         with batch.clients():
-            normal = dist.Normal(block.start + move, scale).to_event(1)
+            normal = dist.Normal(block.start + shift, scale).to_event(1)
             vector = pyro.sample("_local", normal, infer={"is_auxiliary": True})
         emit(block, vector, batch)
 
@@ -58,33 +67,48 @@ def amortised(
 
 
 def _rows(batch: ClientBatch, fields: tuple[str, ...] | None) -> Tensor:
-    """What the network reads, (C, B, F): fields side by side."""
-    names = (
-        tuple(sorted(batch.fields)) if fields is None else fields
-    )  # data given in another order are the same data
+    """Return what the network reads, (C, B, F): the fields side by side.
+
+    Raises:
+        ValueError: the data do not have one of the fields.
+    """
+    # sorted, so that the order in which the fields were given has no effect
+    names = tuple(sorted(batch.fields)) if fields is None else fields
     missing = [name for name in names if batch.fields.get(name) is None]
     if missing:
         raise ValueError(
-            f"the amortised guide reads the field '{missing[0]}', which these data lack: give it, or fit with "
-            f"guides.amortised(fields=...) without it"
+            f"the amortised guide reads the field '{missing[0]}', which the data do not have: "
+            f"add it, or leave it out with guides.amortised(fields=...)"
         )
     parts = [getattr(batch, name).to(batch.counts.dtype) for name in names]
-    return torch.cat([p.reshape(*p.shape[:2], -1) for p in parts], -1)
+    return torch.cat([part.reshape(*part.shape[:2], -1) for part in parts], -1)
 
 
 def _summary(rows: Tensor, batch: ClientBatch, hidden: int) -> Tensor:
-    """(C, hidden): permutation-invariant, padding left out."""
+    """Return a summary of each client's rows, (C, hidden), that ignores their order and padded rows."""
     each = torch.relu(layer("_encoder.row1", rows, hidden))
     each = torch.relu(layer("_encoder.row2", each, hidden))
-    there = batch.mask()[..., None].to(each.dtype)
-    mean = (each * there).sum(1) / there.sum(1)
+    mask = batch.mask()[..., None].to(each.dtype)
+    mean = (each * mask).sum(1) / mask.sum(1)
     return torch.relu(
         layer("_encoder.set", torch.cat([mean, batch.counts.log()[:, None]], -1), hidden)
     )
 
 
 def layer(name: str, x: Tensor, width: int, gain: float = 1.0) -> Tensor:
-    """An affine layer of two global params, started as He et al. 2015 start a layer before a rectifier."""
+    """Apply a dense layer whose weights are two global params, `<name>.weight` and `<name>.bias`.
+
+    The initial weights are those of He et al. 2015 for a layer before a rectifier, times `gain`.
+
+    Args:
+        name: the beginning of the params' names.
+        x: inputs, (..., F).
+        width: number of outputs.
+        gain: factor on the initial weights.
+
+    Returns:
+        The outputs, (..., width).
+    """
     fan = x.shape[-1]
     start = (
         gain

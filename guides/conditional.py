@@ -1,4 +1,4 @@
-"""Conditional Laplace: each client, given the global sites, takes the Gaussian at the mode of its own log joint."""
+"""The conditional guide: a Laplace approximation in each client, given the global sites."""
 
 from __future__ import annotations
 
@@ -15,20 +15,32 @@ from hierfl.program.sites import Guide, Latents, Model, family
 def conditional(
     model: Model, latents: Latents, *, shared: Shared = full_normal, newton_steps: int = 5
 ) -> Guide:
-    """q(z) q(w_k | z), the latter Normal(mode, minus the inverse Hessian) of client k's log p(y_k, w_k | z): no local params.
+    """Build a guide in which each client uses Laplace's approximation, given the global sites.
 
-    Exact for linear-Gaussian clients; what INLA (Rue, Martino and Chopin 2009) does for generalised linear ones, here in each
-    client. The global sites' own posterior is Gaussian in unconstrained numbers: a scale with a long tail (eight schools: few
-    clients, half-Cauchy prior) needs `shared=spline_flow`, since a Normal in its logarithm gives 0.6 of its standard deviation.
+        q(z) q(w_k | z),    q(w_k | z) = Normal(mode, (minus the Hessian)^-1)  of log p(y_k, w_k | z) in w_k
 
-    Needs every row of a client at each step, and local sites whose log joint has one mode, curved there.
+    There are no local params. The approximation is exact for linear-Gaussian clients; for generalised linear
+    ones it is what INLA does (Rue, Martino and Chopin 2009), here in each client.
+
+    The default posterior of the global sites is Gaussian in unconstrained coordinates. A scale with a long
+    tail (eight schools: few clients, half-Cauchy prior) needs `shared=spline_flow`: a Normal for its
+    logarithm gives only 0.6 of its standard deviation.
+
+    The guide needs all rows of a client at each step. It needs local sites whose log joint has a single mode
+    and is curved there.
+
+    Params: those of `shared`.
 
     Args:
-        model: the program; its own log joint is what is climbed.
-        latents: the model's.
-        shared: the posterior of the global sites (`hierfl.guides.global_sites`).
-        newton_steps: safeguarded steps to the mode before the one that gradients flow through; 0 is enough, and exact, where
-            rows and local sites are Gaussian.
+        model: the model, whose log joint is maximised over the local sites.
+        latents: the latent sites of the model.
+        shared: posterior of the global sites, from `hierfl.guides.global_sites`.
+        newton_steps: safeguarded Newton steps to the mode, before the one that gradients flow through. 0 is
+            enough, and exact, where the rows and the local sites are Gaussian.
+
+    Raises:
+        ValueError: after these steps, minus the Hessian of a client is not positive definite. This is found
+            when the guide runs.
     """
     block = latents.local_block
     posterior = shared(latents.global_block) if latents.global_block.size else None
@@ -46,10 +58,11 @@ def conditional(
         with batch.clients():
             try:
                 normal = dist.MultivariateNormal(mode, precision_matrix=precision)
-            except (RuntimeError, ValueError):  # torch prints the whole matrix
+            except (RuntimeError, ValueError):  # torch's own message prints the whole matrix
                 raise ValueError(
-                    f"guides.conditional: where newton_steps={newton_steps} ended, a client's log joint is not curved like a Gaussian's: "
-                    f"take more newton_steps, or guides.structured if its local sites have no single mode"
+                    f"guides.conditional: after newton_steps={newton_steps}, the log joint of a client is "
+                    f"not curved like that of a Gaussian: use more newton_steps, or guides.structured "
+                    f"if its local sites have no single mode"
                 ) from None
             vector = pyro.sample("_local", normal, infer={"is_auxiliary": True})
         emit(block, vector, batch)

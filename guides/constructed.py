@@ -1,4 +1,4 @@
-"""FedVI's posterior constructor: a network from features of a client's rows, labels unseen, to its own head."""
+"""FedVI's guide: a network maps features of a client's rows, without labels, to its local head."""
 
 from __future__ import annotations
 
@@ -28,49 +28,59 @@ def constructed(
     pool: Literal["features", "outputs"] = "features",
     gain: float = 0.01,
 ) -> Guide:
-    """q(beta_k) = Normal(m_k, s_k^2), bias_k a point: (m_k, raw_k, bias_k) = P(mean of the features over the client's rows).
+    """Build the guide of FedVI, in which a network infers a client's head from the mean of its features.
 
-    P is dense-relu-dense-relu-dense, s = softplus(raw + c) with c such that s starts at `scale`. The order of rows is nothing.
-    Global sites, such as a likelihood's noise scale, are points.
+        (m_k, raw_k, bias_k) = P(mean over rows of the features)
+        q(beta_k) = Normal(m_k, s_k^2),    q(bias_k) = a point at bias_k
+
+    P is dense-relu-dense-relu-dense, and s = softplus(raw + c) with c such that s starts at `scale`. The mean
+    over rows makes the result independent of their order. Global sites, such as the noise scale of a
+    likelihood, are points.
+
+    Params: `constructor.<layer>.weight` and `.bias`, and `<site>.at` (unconstrained) of each global site; all
+    global.
 
     Args:
         model: with the sites `beta` and `bias` of `hierfl.models.PersonalHeads`.
-        latents: the model's.
-        features: batch -> (C, B, F), with the model's own params: `heads.global_features`.
-        scale: standard deviations it starts with, the prior's.
+        latents: the latent sites of the model.
+        features: maps a batch to (C, B, F) by the model's own params: `heads.global_features`.
+        scale: initial standard deviation, > 0; use that of the prior.
         hidden: width of P. Default: the paper's.
-        pool: what is averaged over the rows: what goes into P, or what comes out (the paper says neither).
-        gain: of the last layer's start; small: posteriors start near the prior.
+        pool: what is averaged over the rows: "features", the inputs of P, or "outputs", its outputs. The
+            paper does not say which.
+        gain: factor on the initial weights of the last layer. A small gain starts the posteriors near the
+            prior.
+
+    Reference: Vedadi et al. 2023, arXiv:2305.13672.
     """
     sites = {site.name: site for site in latents.sites}
     heads, classes = sites["beta"].event_shape
-    middle = math.log(math.expm1(scale))
+    offset = math.log(math.expm1(scale))
 
     def guide(batch: ClientBatch) -> None:
-        for site in latents.global_block.sites:  # of the likelihood: a noise scale, say
+        for site in latents.global_block.sites:  # those of the likelihood, such as a noise scale
             free = pyro.param(f"{site.name}.at", site.free_start.clone)
             pyro.sample(
                 site.name, dist.Delta(site.transform(free), event_dim=len(site.event_shape))
             )
-        rows, there = features(batch), batch.mask()[..., None]
+        rows, mask = features(batch), batch.mask()[..., None]
 
         def averaged(each: Tensor) -> Tensor:
-            weight = there.to(each.dtype)
-            return (each * weight).sum(1) / weight.sum(1).clamp(
-                min=1.0
-            )  # a client of no rows: of zeros, not of nothing
+            weight = mask.to(each.dtype)
+            # a client without rows has the mean 0, not NaN
+            return (each * weight).sum(1) / weight.sum(1).clamp(min=1.0)
 
         summary = averaged(rows) if pool == "features" else rows
         for name in ("1", "2"):
             summary = torch.relu(layer(f"constructor.{name}", summary, hidden))
-        out = layer("constructor.last", summary, (2 * heads + 1) * classes, gain=gain)
-        out = averaged(out) if pool == "outputs" else out
-        mean, raw, bias = out[:, None].split((heads * classes, heads * classes, classes), -1)
+        output = layer("constructor.last", summary, (2 * heads + 1) * classes, gain=gain)
+        output = averaged(output) if pool == "outputs" else output
+        mean, raw, bias = output[:, None].split((heads * classes, heads * classes, classes), -1)
         shape = (*mean.shape[:2], heads, classes)
         with batch.clients():
             pyro.sample(
                 "beta",
-                dist.Normal(mean.reshape(shape), softplus(raw.reshape(shape) + middle)).to_event(2),
+                dist.Normal(mean.reshape(shape), softplus(raw.reshape(shape) + offset)).to_event(2),
             )
             pyro.sample("bias", dist.Delta(bias, event_dim=1))
 

@@ -1,4 +1,4 @@
-"""MAP: a point for every site."""
+"""The MAP guide: a point for every site."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from hierfl.program.sites import Guide, Latents, Model, family, repeat_over_clie
 
 @family
 def delta(model: Model, latents: Latents) -> Guide:
-    """Q = a point at each site: the ELBO is the log joint density, its maximum the MAP estimate, in the sites' own coordinates.
+    """Build a guide of points, one for each site.
 
-    Params, by site: `<site>.at`, unconstrained.
+    The ELBO is then the log joint density in the sites' own coordinates, and its maximum is the MAP estimate.
+
+    Params: `<site>.at` for each site, unconstrained; (..., C, 1, *event) for local ones.
+
+    Args:
+        model: unused; all guide families have the same signature.
+        latents: the latent sites of the model.
     """
 
     def guide(batch: ClientBatch) -> None:

@@ -1,6 +1,6 @@
-"""Posteriors of the global sites: one unconstrained vector z (d,) for all of them, and every site cut from it.
+"""Posteriors of the global sites: all sites are cut from one unconstrained vector z (K,).
 
-Each is a function `(block) -> (batch) -> Drawn`, and goes where a family asks for `shared=`.
+Each is a function `(block) -> (batch) -> Drawn`, to be used as the `shared=` of a guide family.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ positive = dist.constraints.softplus_positive
 
 
 class Drawn(NamedTuple):
-    """One draw: the vector z (d,), the same about its mean in units of its scale, and the sites' values."""
+    """One draw of the global sites.
+
+    Args:
+        vector: z (K,), unconstrained.
+        standard: z about its mean, in units of its scale, (K,).
+        values: the values of the sites by name.
+    """
 
     vector: Tensor
     standard: Tensor
@@ -38,7 +44,18 @@ Shared = Callable[[Block], Callable[[ClientBatch], Drawn]]
 
 
 def emit(block: Block, vector: Tensor, batch: ClientBatch) -> Values:
-    """Sample a block's sites as parts of a vector that is drawn already: Delta sites that carry its Jacobian."""
+    """Sample the sites of a block as parts of a vector that has been drawn already.
+
+    Each is a Delta site whose log density carries its Jacobian.
+
+    Args:
+        block: the sites.
+        vector: unconstrained, (K,) for global sites and (C, 1, D) for local ones.
+        batch: the rows of C clients.
+
+    Returns:
+        The values of the sites by name.
+    """
     values, jacobians = block.unflatten(vector)
     for site in block.sites:
         with site.within(batch):
@@ -52,11 +69,13 @@ def emit(block: Block, vector: Tensor, batch: ClientBatch) -> Values:
 
 
 def _drawn(block: Block, fn: Any, loc: Tensor, scale: Tensor, batch: ClientBatch) -> Drawn:
+    """Sample the vector z and the sites cut from it."""
     vector = pyro.sample("_shared", fn, infer={"is_auxiliary": True})
     return Drawn(vector, (vector - loc) / scale, emit(block, vector, batch))
 
 
 def _loc_scale(block: Block, init_scale: float) -> tuple[Tensor, Tensor]:
+    """Declare the params of a mean, which starts at the block's start, and of a scale, (K,) each."""
     loc = pyro.param("_shared.loc", block.start)
     return loc, pyro.param(
         "_shared.scale", torch.full((block.size,), init_scale), constraint=positive
@@ -64,11 +83,16 @@ def _loc_scale(block: Block, init_scale: float) -> tuple[Tensor, Tensor]:
 
 
 def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
-    """q(z) = Normal(loc, (S U)(S U)'), S a diagonal of scales, U unit lower triangular: every correlation, d (d + 3) / 2 numbers.
+    """Return a Normal posterior with all correlations, of K (K + 3) / 2 numbers.
+
+        q(z) = Normal(loc, (S U)(S U)'),    S = diag(scale),  U unit lower triangular
+
+    Params: `_shared.loc` (K,), `_shared.scale` (K,) > 0 and `_shared.lower` (K, K), the strict lower triangle
+    of U.
 
     Args:
         block: the global sites.
-        init_scale: the standard deviations it starts with (0.1 as Pyro's AutoNormal).
+        init_scale: initial standard deviation, > 0. Default 0.1, as in Pyro's AutoNormal.
     """
 
     def posterior(batch: ClientBatch) -> Drawn:
@@ -83,7 +107,16 @@ def full_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBat
 
 
 def diagonal_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[ClientBatch], Drawn]:
-    """q(z) = Normal(loc, scale^2): no correlation, 2 d numbers."""
+    """Return a Normal posterior without correlations, of 2 K numbers.
+
+        q(z) = Normal(loc, scale^2)
+
+    Params: `_shared.loc` (K,) and `_shared.scale` (K,) > 0.
+
+    Args:
+        block: the global sites.
+        init_scale: initial standard deviation, > 0. Default 0.1, as in Pyro's AutoNormal.
+    """
 
     def posterior(batch: ClientBatch) -> Drawn:
         loc, scale = _loc_scale(block, init_scale)
@@ -95,7 +128,17 @@ def diagonal_normal(block: Block, *, init_scale: float = 0.1) -> Callable[[Clien
 def low_rank_normal(
     block: Block, *, rank: int = 4, init_scale: float = 0.1
 ) -> Callable[[ClientBatch], Drawn]:
-    """q(z) = Normal(loc, S (F F' + I) S): the `rank` strongest correlations, (2 + rank) d numbers."""
+    """Return a Normal posterior with the `rank` strongest correlations, of (2 + rank) K numbers.
+
+        q(z) = Normal(loc, S (F F' + I) S),    S = diag(scale),  F (K, rank)
+
+    Params: `_shared.loc` (K,), `_shared.scale` (K,) > 0 and `_shared.factor` (K, rank).
+
+    Args:
+        block: the global sites.
+        rank: number of columns of F.
+        init_scale: initial value of `scale`, > 0; F starts near 0. Default 0.1, as in Pyro's AutoNormal.
+    """
 
     def posterior(batch: ClientBatch) -> Drawn:
         loc, scale = _loc_scale(block, init_scale)
@@ -109,13 +152,16 @@ def low_rank_normal(
 
 
 def empirical(block: Block, *, size: int = 1000) -> Callable[[ClientBatch], Drawn]:
-    """Z is one of `size` points that were drawn elsewhere; it has no density to be fitted by.
+    """Return a posterior in which z is one of `size` points that were drawn elsewhere.
 
-    Draws d = 0, 1, ... of one seed go through the points in a scattered order, so that `size` of them are all the points, once.
+    It has no density and cannot be fitted. The draws 0, 1, ... of one seed visit the points in a scattered
+    order, so that `size` of them visit every point once.
+
+    Params: `_shared.points` (size, K).
 
     Args:
         block: the global sites.
-        size: points in the table.
+        size: number of points.
     """
     stride = next(n for n in range(round(0.618 * size), 2 * size + 2) if math.gcd(n, size) == 1)
 
@@ -133,16 +179,21 @@ def empirical(block: Block, *, size: int = 1000) -> Callable[[ClientBatch], Draw
 def spline_flow(
     block: Block, *, hidden: int = 16, bins: int = 8, init_scale: float = 0.1
 ) -> Callable[[ClientBatch], Drawn]:
-    """Z = loc + scale f(e), e standard normal, f a spline and an affine autoregressive flow (`hierfl.guides.splines`).
+    """Return a posterior that is a normalising flow of a standard Normal.
 
-    For posteriors that no Gaussian has: the long tail of a scale with a half-Cauchy prior and few clients, skewed effects. It
-    wants several particles (8 to 16), and step sizes of 0.01 to 0.02.
+        z = loc + scale f(e),    e ~ Normal(0, I)
+
+    f is a spline flow followed by an affine one, both autoregressive (`hierfl.guides.splines`). It is for
+    posteriors that no Gaussian fits, such as the long tail of a scale with a half-Cauchy prior and few
+    clients, or skewed effects. It needs several particles (8 to 16) and step sizes of 0.01 to 0.02.
+
+    Params: `_shared.loc` (K,), `_shared.scale` (K,) > 0 and `_shared.flow.<weight>`.
 
     Args:
         block: the global sites.
-        hidden: width of each flow's network.
-        bins: pieces of each spline.
-        init_scale: the standard deviations it starts with.
+        hidden: width of the network of each flow.
+        bins: number of pieces of each spline.
+        init_scale: initial standard deviation, > 0. Default 0.1, as in Pyro's AutoNormal.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(noise.word("spline_flow") & 0x7FFFFFFF)
@@ -159,7 +210,8 @@ def spline_flow(
         )
         bent, jacobian = functional_call(flow, weights, (noise_,))
         vector = loc + scale * bent
-        # the density of z is that of e over the Jacobian: an event of its own, since only z's sites are in the model
+        # The density of z is that of e over the Jacobian. This factor is a site of its own, because the model
+        # has only the sites cut from z.
         stretch = -jacobian - scale.log().sum()
         pyro.sample(
             "_shared.stretch",
@@ -172,11 +224,17 @@ def spline_flow(
 
 
 def _start_noise(name: str, *shape: int) -> Tensor:
+    """Return standard normal numbers that are a function of the name alone."""
     return noise.normals(noise.fold(noise.root_key(0), noise.word(name)), shape)
 
 
 def normal_params(loc: Tensor, precision: Tensor) -> Params:
-    """The params of `guides.full_normal` for Normal(loc, precision^-1)."""
+    """Return the params of `full_normal`, unconstrained, for Normal(loc, precision^-1).
+
+    Args:
+        loc: (K,).
+        precision: (K, K), positive definite.
+    """
     tril = tril_of(precision)
     scale = tril.diagonal()
     lower = (tril / scale[:, None]).tril(-1)

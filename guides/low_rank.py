@@ -1,4 +1,4 @@
-"""Low rank: the strongest correlations of a client's own sites, and of the global ones."""
+"""The low-rank guide: the strongest correlations among local sites, and among global ones."""
 
 from __future__ import annotations
 
@@ -16,25 +16,38 @@ from hierfl.program.sites import Guide, Latents, Model, family
 
 @family
 def low_rank(model: Model, latents: Latents, *, rank: int = 4, init_scale: float = 0.1) -> Guide:
-    """Q = Normal(loc, S (F F' + I) S) for the global sites, and one for each client's own; (2 + rank) numbers a number.
+    """Build a guide of low-rank Normals, one for the global sites and one for the local sites of each client.
 
-    Pyro's AutoLowRankMultivariateNormal is one vector over all sites of all clients, which no client could hold alone.
+        q = Normal(loc, S (F F' + I) S),    S = diag(scale),  F with `rank` columns
+
+    It has 2 + rank params for each unconstrained number. Pyro's AutoLowRankMultivariateNormal is a single
+    Normal over all sites of all clients, which no client could hold by itself.
+
+    Params:
+
+    * those of `hierfl.guides.global_sites.low_rank_normal`, global.
+    * `_local.loc` (C, 1, D), `_local.scale` (C, 1, D) > 0 and `_local.factor` (C, 1, D, rank), local.
 
     Args:
-        model: unused; families have one signature.
-        latents: the model's.
-        rank: columns of F.
-        init_scale: the standard deviations it starts with.
+        model: unused; all guide families have the same signature.
+        latents: the latent sites of the model.
+        rank: number of columns of F, 1 or more.
+        init_scale: initial value of `scale`, > 0; F starts near 0. Default 0.1, as in Pyro's AutoNormal.
+
+    Raises:
+        ValueError: `rank` is less than 1.
     """
     if rank < 1:
-        raise ValueError(f"rank is {rank}: it must be 1 or more (mean_field has none)")
+        raise ValueError(
+            f"rank is {rank}: it must be 1 or more (without correlations use mean_field)"
+        )
     block = latents.local_block
     posterior = (
         partial(low_rank_normal, rank=rank, init_scale=init_scale)(latents.global_block)
         if latents.global_block.size
         else None
     )
-    start = 0.1 * noise.normals(
+    start_factor = 0.1 * noise.normals(
         noise.fold(noise.root_key(0), noise.word("_local.factor")), (1, 1, block.size, rank)
     )
 
@@ -49,7 +62,7 @@ def low_rank(model: Model, latents: Latents, *, rank: int = 4, init_scale: float
             scale = pyro.param(
                 "_local.scale", torch.full((c, 1, block.size), init_scale), constraint=positive
             )
-            factor = pyro.param("_local.factor", start.repeat(c, 1, 1, 1))
+            factor = pyro.param("_local.factor", start_factor.repeat(c, 1, 1, 1))
             fn = dist.LowRankMultivariateNormal(loc, scale[..., None] * factor, scale**2)
             vector = pyro.sample("_local", fn, infer={"is_auxiliary": True})
         emit(block, vector, batch)

@@ -1,4 +1,4 @@
-"""Mean field: a Normal for every number, none correlated with another."""
+"""The mean-field guide: an independent Normal for every number."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from hierfl.program.sites import Guide, Latents, LatentSite, Model, family, repe
 def mean_field(
     model: Model, latents: Latents, *, init_scale: float = 0.1, scale_link: ScaleLink = "softplus"
 ) -> Guide:
-    """Q = prod over sites of Normal(loc, scale^2) on the unconstrained numbers; KL to a Normal prior in closed form.
+    """Build a guide of independent Normals on the unconstrained numbers of all sites.
 
-    The spread of a hierarchy's scale is too small under it, and local sites do not follow the global ones: see `structured`.
+        q = prod over sites of Normal(loc, scale^2)
 
-    Params, by site: `<site>.loc`, `<site>.scale` > 0.
+    The KL to a Normal prior is in closed form. The guide underestimates the spread of a hierarchy's scale,
+    and its local sites do not follow the global ones: see `structured`.
+
+    Params: `<site>.loc` and `<site>.scale` > 0 for each site; (..., C, 1, *event) for local ones.
 
     Args:
-        model: unused; families have one signature.
-        latents: the model's.
-        init_scale: the standard deviations it starts with (0.1 as Pyro's AutoNormal).
-        scale_link: they are softplus of what is learned, or exp: see `hierfl.program.scale_links`.
+        model: unused; all guide families have the same signature.
+        latents: the latent sites of the model.
+        init_scale: initial standard deviation, > 0. Default 0.1, as in Pyro's AutoNormal.
+        scale_link: "softplus" or "exp", the function from a real number to a scale; see
+            `hierfl.program.scale_links`.
 
     Raises:
-        ValueError: another link.
+        ValueError: `scale_link` is neither "softplus" nor "exp".
     """
     positive = scale_constraint(scale_link)
 
@@ -54,7 +58,7 @@ def mean_field(
 
 
 def is_real(site: LatentSite) -> bool:
-    """Whether a site's values are any real numbers, so that it needs no transform."""
+    """Return whether a site's values are all real numbers, so that it needs no transform."""
     support = site.support
     while isinstance(support, constraints.independent):
         support = support.base_constraint

@@ -1,6 +1,7 @@
-"""A normalising flow for a few numbers, in pointwise steps alone: it runs under `torch.vmap`, and compiles.
+"""A normalising flow of a few numbers, by pointwise operations alone.
 
-Pyro's spline picks what lies inside its box by a boolean mask, which `torch.vmap` refuses; its networks are what is used here.
+It therefore runs under `torch.vmap` and compiles. Pyro's spline selects the numbers inside its box by a
+boolean mask, which `torch.vmap` does not allow. Pyro's autoregressive networks are used here.
 """
 
 from __future__ import annotations
@@ -15,23 +16,28 @@ from pyro.nn import AutoRegressiveNN
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
-LEAST = 1e-3  # of a piece's share of the box, and of a slope
-LEVEL = math.log(math.expm1(1.0 - LEAST))  # softplus of it, and LEAST, are a slope of 1
+LEAST = 1e-3  # the least share of the box that a piece has, and the least slope
+LEVEL = math.log(math.expm1(1.0 - LEAST))  # LEAST + softplus(LEVEL) is 1, the slope of the identity
 
 
 def spline(
     x: Tensor, widths: Tensor, heights: Tensor, slopes: Tensor, *, bound: float
 ) -> tuple[Tensor, Tensor]:
-    """Y = g(x) and log dg/dx, (...) each: a monotone rational-quadratic spline on [-bound, bound], the identity outside.
+    """Apply a monotone rational-quadratic spline on [-bound, bound], the identity outside.
 
-    Widths, heights and slopes of 0 make it the identity inside too.
+        y = g(x)
+
+    Where widths, heights and slopes are all 0, it is the identity inside too.
 
     Args:
         x: (...).
-        widths: (..., K), of its pieces along x, before a softmax.
-        heights: (..., K), along y, before a softmax.
-        slopes: (..., K - 1), at the knots between them, before a softplus; 1 at both ends.
+        widths: (..., bins), of the pieces along x, before a softmax.
+        heights: (..., bins), of the pieces along y, before a softmax.
+        slopes: (..., bins - 1), at the knots between the pieces, before a softplus. They are 1 at both ends.
         bound: > 0.
+
+    Returns:
+        y and log dg/dx, (...) each.
 
     Reference: Eq. (4) and (5), Durkan et al. 2019, arXiv:1906.04032.
     """
@@ -41,37 +47,45 @@ def spline(
     inside = x.clamp(-bound, bound)
     piece = (inside[..., None] >= left).sum(-1, keepdim=True).clamp(min=1) - 1
 
-    def there(values: Tensor) -> Tensor:
+    def at_piece(values: Tensor) -> Tensor:
         return values.gather(-1, piece)[..., 0]
 
-    w, h, s0, s1 = there(width), there(height), there(slope[..., :-1]), there(slope[..., 1:])
-    steep, t = h / w, (inside - there(left)) / w
-    both = t * (1.0 - t)
-    below = steep + (s0 + s1 - 2.0 * steep) * both
-    y = there(low) + h * (steep * t**2 + s0 * both) / below
-    rise = s1 * t**2 + 2.0 * steep * both + s0 * (1.0 - t) ** 2
-    log_slope = 2.0 * steep.log() + rise.log() - 2.0 * below.log()
+    w, h, s0, s1 = (
+        at_piece(width),
+        at_piece(height),
+        at_piece(slope[..., :-1]),
+        at_piece(slope[..., 1:]),
+    )
+    mean_slope, t = h / w, (inside - at_piece(left)) / w
+    product = t * (1.0 - t)
+    denominator = mean_slope + (s0 + s1 - 2.0 * mean_slope) * product
+    y = at_piece(low) + h * (mean_slope * t**2 + s0 * product) / denominator
+    numerator = s1 * t**2 + 2.0 * mean_slope * product + s0 * (1.0 - t) ** 2
+    log_slope = 2.0 * mean_slope.log() + numerator.log() - 2.0 * denominator.log()
     outside = x.abs() > bound
     return torch.where(outside, x, y), torch.where(outside, 0.0, log_slope)
 
 
 def _pieces(raw: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """Where the K pieces of the box begin, and how long they are, (..., K) each."""
+    """Return the left ends and the lengths of the pieces of the box, (..., bins) each."""
     share = LEAST + (1.0 - LEAST * raw.shape[-1]) * raw.softmax(-1)
     length = 2.0 * bound * share
     return length.cumsum(-1) - length - bound, length
 
 
 class SplineFlow(nn.Module):
-    """f(e) and log |det df/de|: a spline of each number given those before it, then a shift and scale given those after it.
+    """The flow f(e) with its log |det df/de|: a spline flow, followed by an affine flow.
 
-    Two masked networks (Germain et al. 2015, arXiv:1502.03509) make the parameters; the start is close to the identity.
+    The spline of each number depends on the numbers before it; its shift and scale then depend on those after
+    it. Two masked networks (Germain et al. 2015, arXiv:1502.03509) compute the parameters. The flow starts
+    near the identity.
 
     Args:
-        size: d, numbers.
-        hidden: width of the networks, at least d.
-        bins: pieces of each spline.
-        bound: the splines' box; a Normal draw lies outside [-6, 6] once in 5e8 times, so that what is there can spoil nothing.
+        size: length of the vector e.
+        hidden: width of the networks; `size` where it is larger.
+        bins: number of pieces of each spline.
+        bound: the splines' box is [-bound, bound]. By default a draw of a standard Normal lies outside it
+            once in 5e8 times, so that the identity there does no harm.
     """
 
     def __init__(self, size: int, *, hidden: int, bins: int, bound: float = 6.0) -> None:
@@ -80,9 +94,8 @@ class SplineFlow(nn.Module):
         order: Any = torch.arange(size)
         width = [max(hidden, size)] * 2
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # for size 1 Pyro advises against a network: there is nothing to condition on
+            # for size 1 Pyro warns that there is nothing to condition on
+            warnings.simplefilter("ignore")
             bends = AutoRegressiveNN(
                 size, width, [bins, bins, bins - 1], order, nonlinearity=nn.Tanh()
             )
@@ -95,7 +108,7 @@ class SplineFlow(nn.Module):
             last.bias.data.zero_()
 
     def forward(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass, (..., d) -> (..., d) and (...)."""
+        """Return f(e) (..., size) and log |det df/de| (...) for e (..., size)."""
         bent, log_slope = spline(e, *(p.mT for p in self.bends(e)), bound=self.bound)
         move, log_scale = self.moves(bent)
         return bent * log_scale.exp() + move, (log_slope + log_scale).sum(-1)

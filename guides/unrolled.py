@@ -1,4 +1,4 @@
-"""Amortised by optimisation: a client's posterior is what a few gradient steps from its prior make of its rows."""
+"""The unrolled guide: a client's posterior is the result of a few gradient steps that start at its prior."""
 
 from __future__ import annotations
 
@@ -26,19 +26,26 @@ def unrolled(
     init_scale: float = 0.1,
     through: bool = True,
 ) -> Guide:
-    """q(w_k | z) = Normal(m, s^2) after `steps` gradient steps on client k's own negative ELBO per row, from its prior's centre.
+    """Build a guide in which each client takes a few gradient steps on its negative ELBO, from its prior.
 
-    phi <- phi - lr grad_phi [ -E_q log p(y_k, w_k | z) - entropy(q) ] / n_k,  phi = (m, log s). Clients keep nothing; a new
-    client takes the same steps. FedABML's inner loop (Liu et al. 2023, Eq. 3.8), with MAML's derivative through it or without.
+        q(w_k | z) = Normal(m, s^2),    phi = (m, log s)
+        phi <- phi - lr grad_phi [ -E_q log p(y_k, w_k | z) - entropy(q) ] / n_k,    `steps` times
+
+    m starts at the centre of the client's prior given z. Clients keep no state; a new client takes the same
+    steps. This is the inner loop of FedABML (Liu et al. 2023, Eq. 3.8), with MAML's derivative through the
+    steps or without.
+
+    Params: those of `shared`, and `_local.log_scale` (D,), the initial log s, global.
 
     Args:
-        model: the program; its own log joint is what is followed.
-        latents: the model's.
-        steps: k.
-        lr: step size, of a loss per row.
-        shared: the posterior of the global sites.
-        init_scale: the standard deviations it starts with.
-        through: whether gradients flow through the steps (second order), or take their end as given (first order).
+        model: the model, whose log joint the steps follow.
+        latents: the latent sites of the model.
+        steps: number of gradient steps.
+        lr: step size, for a loss per row.
+        shared: posterior of the global sites, from `hierfl.guides.global_sites`.
+        init_scale: initial value of s in `_local.log_scale`, > 0.
+        through: whether gradients flow through the steps (second order) or take their result as given (first
+            order).
     """
     block = latents.local_block
     posterior = shared(latents.global_block) if latents.global_block.size else None
@@ -65,6 +72,7 @@ def unrolled(
 def _unroll(
     density: LogDensity, mean: Tensor, log_scale: Tensor, batch: ClientBatch, steps: int, lr: float
 ) -> tuple[Tensor, Tensor]:
+    """Return m and log s after the gradient steps, each with fresh noise."""
     per_row = batch.counts[:, None, None]
     for k in range(steps):
         key = noise.fold(batch.key, noise.word("_unrolled"), k)

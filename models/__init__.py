@@ -1,6 +1,7 @@
-"""Generative models: Pyro programs over a `ClientBatch`, one file each.
+"""Generative models: Pyro programs over a `ClientBatch`, one file per model.
 
-The likelihoods of a network are in `hierfl.models.likelihood`, priors by a Bregman divergence in `hierfl.models.bregman`.
+Likelihoods for networks are in `hierfl.models.likelihood`, priors that use a Bregman divergence in
+`hierfl.models.bregman`, and the learned priors of FedMAP in `hierfl.models.map_priors`.
 """
 
 if __name__ != "hierfl.models":

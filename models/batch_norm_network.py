@@ -1,4 +1,4 @@
-"""A network with batch normalisation, each client's its own: weights and statistics never leave it (FedBN)."""
+"""A network whose batch normalisation, weights and statistics alike, stays on each client (FedBN)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ from hierfl.program.sites import Model
 
 
 class ClientNorm(nn.Module):
-    """Batch normalisation as a pure function: its statistics come in, and those of the batch go out by `seen`.
+    """Batch normalisation as a pure function, with its statistics as explicit inputs and outputs.
+
+        y = weight (x - mean) / sqrt(var + eps) + bias
+
+    The affine weights, the statistics, the mode and the row mask are all parameters, so that
+    `torch.func.functional_call` can replace them. Where `learning` > 0 the statistics of the batch normalise;
+    otherwise the stored `mean` and `var` do. Every call stores the (mean, variance) of its batch in `seen`.
 
     Args:
-        of: the layer it stands for.
+        of: the batch-normalisation layer to replace.
     """
 
     weight: Tensor
@@ -42,33 +48,39 @@ class ClientNorm(nn.Module):
             ("mean", of.running_mean),
             ("var", of.running_var),
         ):
-            known = (
+            value = (
                 torch.full((size,), float(name in ("weight", "var")))
                 if start is None
                 else start.detach().clone()
             )
             self.register_parameter(
-                name, nn.Parameter(known.to(torch.get_default_dtype()), requires_grad=False)
+                name, nn.Parameter(value.to(torch.get_default_dtype()), requires_grad=False)
             )
-        self.learning = nn.Parameter(
-            torch.zeros(()), requires_grad=False
-        )  # 1: normalise by the batch
-        self.there = nn.Parameter(torch.ones(1), requires_grad=False)  # (B,), 0 at padding
+        # 1: normalise by the batch, 0: by the stored statistics
+        self.learning = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.there = nn.Parameter(torch.ones(1), requires_grad=False)  # (B,), 0 at padded rows
         self.seen: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise rows (B, F, ...)."""
-        rest = (1,) * (x.dim() - 2)
-        there = self.there.to(x.dtype).reshape(-1, 1, *rest)
-        over = [d for d in range(x.dim()) if d != 1]
-        total = (there * torch.ones_like(x)).sum(over)
-        mean = (there * x).sum(over) / total
-        var = (there * (x - mean.reshape(-1, *rest)).square()).sum(over) / total
+        """Normalise each feature of a batch.
+
+        Args:
+            x: rows, (B, F, ...). Padded rows are left out of the batch's statistics.
+
+        Returns:
+            The normalised rows, with the shape of `x`.
+        """
+        trailing = (1,) * (x.dim() - 2)
+        mask = self.there.to(x.dtype).reshape(-1, 1, *trailing)
+        dims = [d for d in range(x.dim()) if d != 1]
+        total = (mask * torch.ones_like(x)).sum(dims)
+        mean = (mask * x).sum(dims) / total
+        var = (mask * (x - mean.reshape(-1, *trailing)).square()).sum(dims) / total
         self.seen = (mean, var)
-        by_batch = self.learning > 0.0
-        m, v = torch.where(by_batch, mean, self.mean), torch.where(by_batch, var, self.var)
-        shift, scale = (t.reshape(-1, *rest) for t in (m, self.weight * (v + self.eps).rsqrt()))
-        return (x - shift) * scale + self.bias.reshape(-1, *rest)
+        use_batch = self.learning > 0.0
+        m, v = torch.where(use_batch, mean, self.mean), torch.where(use_batch, var, self.var)
+        shift, scale = (t.reshape(-1, *trailing) for t in (m, self.weight * (v + self.eps).rsqrt()))
+        return (x - shift) * scale + self.bias.reshape(-1, *trailing)
 
 
 @recorded
@@ -79,35 +91,55 @@ def batch_norm_network(
     x: str = "x",
     y: str = "y",
 ) -> Model:
-    """y_kn ~ likelihood(f(x_kn; theta, b_k)): b_k, the batch normalisation of a client, a flat prior on it; theta common to all.
+    """Build a network whose batch normalisation is local to each client.
 
-    Of a layer `1` the params are `norm.1.weight` and `.bias` (learned, where the layer has them), `norm.1.mean` and `.var` (set to
-    those of all rows by `hierfl.methods.fedbn`), each (C, 1, F) inside the clients plate; `norm.learning` (C, 1) says which
-    statistics normalise: the batch's, while steps are taken, or those kept. The batch's are recorded as `seen.1.mean` and
-    `seen.1.var`, padding left out.
+        y_kn ~ likelihood(f(x_kn; theta, b_k))
+
+    b_k is the batch normalisation of client k, under a flat prior; theta, all other weights, is common to all
+    clients. Both are point estimates.
+
+    Params, where `1` is a batch-normalisation layer with F features:
+
+    * `theta.<tensor>` (*shape), global: the weights of the other layers.
+    * `norm.1.weight`, `norm.1.bias` (C, 1, F), local: the affine weights, where the layer has them.
+    * `norm.1.mean`, `norm.1.var` (C, 1, F), local: the stored statistics, which `hierfl.methods.fedbn` sets
+      to those of all rows of the client.
+    * `norm.learning` (C, 1), local: which statistics normalise. 1 is the batch's, as in gradient steps; 0 is
+      the stored ones.
+
+    Sites:
+
+    * `seen.1.mean`, `seen.1.var` (C, 1, F), local and deterministic: the batch's statistics, without padded
+      rows.
+    * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
     Args:
-        module: with or without nn.BatchNorm1d, 2d, 3d, found by their type; else as in `network`.
-        likelihood: from `hierfl.models.likelihood`, or `(output (C, B, K)) -> distribution`. Default `categorical()`.
-        x: the field that goes in.
-        y: the field of labels.
+        module: the network. Layers nn.BatchNorm1d, 2d and 3d are found by their type; it need not have any.
+            All else is as for `network`.
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
+            of batch shape (C, B). Default `categorical()`.
+        x: name of the field of inputs.
+        y: name of the field of labels.
 
     Raises:
-        ValueError: dropout in training mode, lazy weights, or nothing to learn.
+        ValueError: the module has dropout in training mode, another layer that normalises by statistics of
+            other rows, lazy parameters, or no parameter outside batch normalisation that requires a gradient.
+
+    Reference: Li et al. 2021, arXiv:2102.07623.
 
     >>> batch_norm_network(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))).__name__
     'batch_norm_network'
     """
     net = _replaced(module)
     layers = {name: part for name, part in net.named_modules() if isinstance(part, ClientNorm)}
-    frozen_copy(net)  # its refusals
-    inside = {
+    frozen_copy(net)  # for its checks alone: `net` is a copy already
+    norm_tensors = {
         f"{layer}.{part}" for layer, norm in layers.items() for part, _ in norm.named_parameters()
     }
     tensors = {
         name: p.detach()
         for name, p in net.named_parameters()
-        if p.requires_grad and name not in inside
+        if p.requires_grad and name not in norm_tensors
     }
     given_output = (
         likelihood
@@ -117,10 +149,10 @@ def batch_norm_network(
         else categorical()
     )
 
-    def one(
-        shared: dict[str, Tensor], own: dict[str, Tensor], rows: Tensor, there: Tensor
+    def run_client(
+        shared: dict[str, Tensor], own: dict[str, Tensor], rows: Tensor, mask: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        masks = {f"{layer}.there": there for layer in layers}
+        masks = {f"{layer}.there": mask for layer in layers}
         output: Tensor = functional_call(net, {**shared, **own, **masks}, (rows,))
         seen = [value for norm in layers.values() for value in norm.seen or ()]
         for norm in layers.values():
@@ -143,14 +175,16 @@ def batch_norm_network(
             if layers:
                 learning = pyro.param("norm.learning", torch.zeros(clients, 1))[:, 0]
                 own |= {f"{layer}.learning": learning for layer in layers}
-            there = batch.mask().to(batch.counts.dtype)
+            mask = batch.mask().to(batch.counts.dtype)
             if clients == 1:
-                output, seen = one(
-                    shared, {name: value[0] for name, value in own.items()}, rows[0], there[0]
+                output, seen = run_client(
+                    shared, {name: value[0] for name, value in own.items()}, rows[0], mask[0]
                 )
                 output, seen = output[None], [value[None] for value in seen]
             else:
-                output, seen = torch.vmap(lambda o, r, t: one(shared, o, r, t))(own, rows, there)
+                output, seen = torch.vmap(lambda o, r, t: run_client(shared, o, r, t))(
+                    own, rows, mask
+                )
             parts = [f"{layer}.{part}" for layer in layers for part in ("mean", "var")]
             for part, value in zip(parts, seen, strict=True):
                 pyro.deterministic(f"seen.{part}", value[:, None], event_dim=1)
@@ -161,6 +195,7 @@ def batch_norm_network(
 
 
 def _replaced(module: nn.Module) -> nn.Module:
+    """Return a copy of a module with a `ClientNorm` in place of every batch-normalisation layer."""
     if isinstance(module, _BatchNorm):
         return ClientNorm(module)
     module = copy.deepcopy(module)

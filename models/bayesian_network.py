@@ -1,4 +1,4 @@
-"""A Bayesian network of any `nn.Module`: each weight tensor a client's own, given a prior, or shared by all."""
+"""Bayesian neural networks of any `nn.Module`: every weight tensor is local or global, with its own prior."""
 
 from __future__ import annotations
 
@@ -34,46 +34,66 @@ def bayesian_network(
     centred: bool = True,
     local_reparameterisation: bool = False,
 ) -> Model:
-    """y_kn ~ likelihood(f(x_kn; w_k, theta)),  w_k ~ Normal(theta, s^2) for each local tensor; theta alone for each global one.
+    """Build a Bayesian neural network from any `nn.Module`, with local and global weight tensors.
 
-    One site a tensor, never one long vector. For a tensor `0.weight` of the module:
+        y_kn ~ likelihood(f(x_kn; w_k, theta)),    w_k ~ Normal(theta, s^2)  for each local tensor
 
-    * local: `w.0.weight` (C, 1, *shape) in the clients plate; its mean `theta.0.weight` and scale `scale.0.weight`, where they
-      are learned (a global param, a point estimate) or have a prior (a global site);
-    * global: `theta.0.weight`, a global param (a point estimate), or with `global_prior` a global site.
+    A global tensor is theta itself. Every tensor is a site or param of its own; the weights are never
+    flattened into one long vector.
 
-    Parameters that need no gradient stay as they are, as do buffers. The module is copied, and its weights never changed.
+    Sites and params, for a tensor `0.weight` of the module:
+
+    * `w.0.weight` (C, 1, *shape), if the tensor is local: a local site, inside the clients plate. With
+      `centred=False` the site is `w.0.weight_offset`, and `w.0.weight` is deterministic.
+    * `theta.0.weight` (*shape): a global param (a point estimate), or a global site where it has a prior.
+      If the theta of a local tensor is a known value, there is neither.
+    * `scale.0.weight`, if the tensor is local: a global param (*shape) where s is "learned", a global site ()
+      where it has a prior.
+    * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
+
+    Parameters that require no gradient keep their values, as do buffers. The module is copied; its own
+    weights never change.
 
     Args:
-        module: takes the rows of a client, (B, ...), to (B, K) or (B,).
-        likelihood: from `hierfl.models.likelihood`, or `(output (C, B, K)) -> distribution`. Default `categorical()`.
-        x: the field that goes in.
-        y: the field of labels.
-        local: which tensors are a client's own, by name: "all", "none", a regular expression found in the name, a sequence of
-            prefixes, or a predicate.
-        prior_loc: theta of local tensors: "learned", starting from the module's values (as FedABML, FedMAP and pFedMe do),
-            "module" (those values, fixed), "zero", a number, or a distribution, a prior of each number of theta.
-        prior_scale: s: a number, "learned", one for each weight, or a distribution, the prior of one scale a tensor. Default
-            0.1, about the size of a dense layer's starting weights (our choice: see how sensitive the answer is).
-        scale_start: where learned scales start.
-        scale_link: learned scales are softplus of what is learned, or exp (FedABML's paper): see `hierfl.program.scale_links`.
-        global_prior: of each number of a global tensor, Normal(0, 1) say; None: point estimates.
-        centred: see `priors.varying`.
-        local_reparameterisation: whether, under a guide that draws each weight from a Normal of its own (`mean_field`), dense
-            layers draw what comes out of them, row by row, in place of weights (Kingma et al. 2015, arXiv:1506.02557): the same
-            expectation with less noise in the gradient, and far fewer draws. Other layers, other guides and predictions draw
-            weights as ever.
+        module: maps the rows of one client, (B, ...), to outputs (B, outputs) or (B,).
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
+            of batch shape (C, B). Default `categorical()`.
+        x: name of the field of inputs.
+        y: name of the field of labels.
+        local: the names of the local tensors: "all", "none", a regular expression searched for in each name,
+            a sequence of prefixes, or a predicate `(name) -> bool`.
+        prior_loc: theta of the local tensors: "learned" (a param that starts at the module's values, as in
+            FedABML, FedMAP and pFedMe), "module" (fixed at those values), "zero", a number, or a
+            distribution, the prior of each element of theta.
+        prior_scale: s, a standard deviation > 0: a number, "learned" (one for each weight), or a
+            distribution, the prior of one scale per tensor. Default 0.1, about the size of a dense layer's
+            initial weights. This is our choice: check how sensitive the results are to it.
+        scale_start: initial value of learned scales, > 0.
+        scale_link: "softplus" or "exp", the function from a real number to a learned scale; "exp" is that of
+            the FedABML paper. See `hierfl.program.scale_links`.
+        global_prior: prior of each element of a global tensor, for example Normal(0, 1). Default None: point
+            estimates.
+        centred: whether the local sites are the weights themselves or standardised offsets; see
+            `priors.varying`.
+        local_reparameterisation: whether dense layers sample their outputs, row by row, instead of their
+            weights (Kingma et al. 2015, arXiv:1506.02557). The expectation is the same, with less noise in
+            the gradient and far fewer random numbers. This needs a guide that gives each weight an
+            independent Normal (`mean_field`); other layers, other guides and predictions sample weights as
+            usual.
 
     Raises:
-        ValueError: a module that mixes rows or draws noise of its own, a `local` that matches no tensor, a scale that is not > 0,
-            local reparameterisation of weights that are not centred.
+        ValueError: the module mixes rows (BatchNorm), draws noise of its own (dropout in training mode), has
+            lazy parameters, or has none that requires a gradient; `local` matches no tensor; a scale is
+            not > 0; `prior_loc`, `prior_scale` or `scale_link` is not one of its allowed values; or
+            `local_reparameterisation` is set and `centred` is not.
 
     >>> bayesian_network(nn.Linear(2, 3), local=["weight"], prior_scale="learned").__name__
     'bayesian_network'
     """
     if local_reparameterisation and not centred:
         raise ValueError(
-            "local_reparameterisation is of weights that the guide draws: it needs centred=True"
+            "local_reparameterisation is set and centred is False: it needs the weights themselves as sites; "
+            "set centred=True"
         )
     net = frozen_copy(module)
     tensors = weights(net)
@@ -87,13 +107,7 @@ def bayesian_network(
         shared=global_prior,
         centred=centred,
     )
-    given_output = (
-        likelihood
-        if isinstance(likelihood, Likelihood)
-        else Likelihood(likelihood)
-        if likelihood
-        else categorical()
-    )
+    given_output = _as_likelihood(likelihood)
 
     def bayesian_network(batch: ClientBatch) -> None:
         (theta, scale), label = priors.above(), given_output()
@@ -116,8 +130,20 @@ def network(
     x: str = "x",
     y: str = "y",
 ) -> Model:
-    """y_kn ~ likelihood(f(x_kn; theta)): one network for all, a param a tensor, no prior. What FedAvg averages.
+    """Build one network for all clients, of point estimates without a prior: the model that FedAvg trains.
 
-    The same as `bayesian_network(module, local="none")`, whose arguments and refusals it has.
+        y_kn ~ likelihood(f(x_kn; theta))
+
+    Every tensor is a global param, `theta.<tensor>` (*shape). The model is
+    `bayesian_network(module, local="none")`, which documents the arguments and the errors.
     """
     return bayesian_network(module, likelihood=likelihood, x=x, y=y, local="none")
+
+
+def _as_likelihood(
+    likelihood: Likelihood | Callable[[Tensor], TorchDistributionMixin] | None,
+) -> Likelihood:
+    """Return `likelihood` as a `Likelihood`: a plain function is wrapped, and None is `categorical()`."""
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    return Likelihood(likelihood) if likelihood else categorical()

@@ -1,10 +1,16 @@
-"""Priors by a Bregman divergence, `p(x | mu) ~ exp(-D_{g*}(x, mu))`: Gaussian, Bernoulli, Poisson, exponential, or any convex g.
+"""Bregman-divergence priors, with the kernel exp(-lam D_{g*}(x, mu)) of any convex log-normaliser g.
 
-An exponential family with log-normaliser g has mean mu = grad g(s) at natural parameter s, and there s = grad g*(mu). Its scaled
-density is exp(-lam D_{g*}(x, mu)) times what depends on x alone (Shi et al. 2023, arXiv:2310.09183, Eq. 4 to 6); what is here
-is that kernel without those factors, as the authors use it. It is a Gaussian's density for the Gaussian, and for the others a
-different density of the same mode mu: Gamma(lam + 1, lam / mu) for the exponential. So it is for point estimates (guide `delta`)
-and has no draws. Table 7 of the paper has misprints; the entries here are derived from g, and tested against it.
+The Gaussian, Bernoulli, Poisson and exponential families are built in.
+
+An exponential family with log-normaliser g and natural parameter s has the mean mu = grad g(s); conversely,
+s = grad g*(mu), where g* is the convex conjugate of g. Its scaled density is exp(-lam D_{g*}(x, mu)) times
+factors that depend on x alone (Shi et al. 2023, arXiv:2310.09183, Eq. 4 to 6). The priors here keep only the
+kernel exp(-lam D_{g*}(x, mu)), as the authors do, and drop those factors. For the Gaussian family the kernel
+is the Gaussian density. For the other families it is a different density with the same mode mu; for the
+exponential family it is Gamma(lam + 1, lam / mu). These priors are therefore for point estimates (guide
+`delta`) and cannot be sampled.
+
+Table 7 of the paper has misprints. The entries here are derived from g and tested against it.
 """
 
 from __future__ import annotations
@@ -18,22 +24,28 @@ from torch.distributions import constraints, transform_to
 from torch.distributions.constraints import Constraint
 from torch.func import grad, jacrev
 
-NEWTON_STEPS = 40  # of `natural_of` without a closed form: damped far off, quadratic near by
+# Newton steps of `natural_of` without a closed form: damped far from the root, quadratic near it
+NEWTON_STEPS = 40
 
 
 @dataclass(frozen=True, eq=False)
 class BregmanPrior:
-    """The family of a strictly convex, twice differentiable log-normaliser g.
+    """A family of priors, given by a strictly convex, twice differentiable log-normaliser g.
+
+    g is separable if it is a sum of one term per number. It then returns those terms, in the shape of its
+    argument.
 
     Args:
-        g: natural parameters, of one tensor's shape, -> the same shape, one term a number; or -> (), where they interact.
-        natural: where natural parameters lie: real, or on one side of a bound.
-        mean: where means, and so the values, lie: the image of grad g.
-        gradient: grad g, where its closed form is known; None: by autograd.
-        inverse: grad g* = (grad g)^-1; None: by Newton's method.
-        conjugate: g*, one term a number where g has; None: <x, s> - g(s) at s = grad g*(x).
+        g: maps natural parameters, in the shape of one tensor, to that same shape where g is separable, and
+            to a scalar () where the numbers interact.
+        natural: domain of the natural parameters: all real numbers, or one side of a bound.
+        mean: domain of the means, and so of the values x: the image of grad g.
+        gradient: grad g in closed form. Default None: by autograd.
+        inverse: grad g* = (grad g)^-1 in closed form. Default None: by Newton's method.
+        conjugate: g* in closed form, with the output shape of g. Default None: <x, s> - g(s) at
+            s = grad g*(x).
 
-    >>> cosh = BregmanPrior(lambda s: torch.cosh(s))  # values near 0 cost a square, far ones |x| log |x|
+    >>> cosh = BregmanPrior(lambda s: torch.cosh(s))  # grows as x^2 near 0, and as |x| log |x| far away
     >>> round(float(cosh.divergence(torch.tensor([2.0]), torch.tensor([0.0]))), 4)
     1.6512
     """
@@ -46,7 +58,7 @@ class BregmanPrior:
     conjugate: Callable[[Tensor], Tensor] | None = None
 
     def mean_of(self, natural: Tensor) -> Tensor:
-        """Mu = grad g(s)."""
+        """Return the mean mu = grad g(s) of natural parameters s, in their shape."""
         if self.gradient is not None:
             return self.gradient(natural)
 
@@ -57,7 +69,13 @@ class BregmanPrior:
         return mean
 
     def natural_of(self, mean: Tensor) -> Tensor:
-        """S = grad g*(mu), of means inside their domain; its derivative is right, whichever way it is found."""
+        """Return the natural parameter s = grad g*(mu), in the shape of `mean`.
+
+        The derivative with respect to `mean` is exact, both in closed form and by Newton's method.
+
+        Args:
+            mean: means in the interior of their domain.
+        """
         if self.inverse is not None:
             return self.inverse(mean)
         at = transform_to(self.natural)(torch.zeros_like(mean))
@@ -66,38 +84,42 @@ class BregmanPrior:
         return self._newton(at.detach(), mean, damped=False)
 
     def _newton(self, at: Tensor, mean: Tensor, *, damped: bool) -> Tensor:
-        miss = self.mean_of(at) - mean
+        """Take one Newton step on grad g(s) = mu from s = `at`; a damped step is at most 1 per number."""
+        residual = self.mean_of(at) - mean
         if self.separable(at):
-            move = miss / self.curvature(at)
+            step = residual / self.curvature(at)
         else:
-            move = (torch.linalg.inv(self.hessian(at)) @ miss.flatten()).view(at.shape)
-        return keep_inside(self.natural, at - (move.clamp(-1.0, 1.0) if damped else move), at)
+            step = (torch.linalg.inv(self.hessian(at)) @ residual.flatten()).view(at.shape)
+        return keep_inside(self.natural, at - (step.clamp(-1.0, 1.0) if damped else step), at)
 
     def separable(self, like: Tensor) -> bool:
-        """Whether g is a sum of terms, one a number."""
+        """Return whether g is separable, judged by the shape that it returns for an argument like `like`."""
         return self.g(like).shape == like.shape
 
     def curvature(self, natural: Tensor) -> Tensor:
-        """The diagonal of the Hessian of g, of a separable g: the derivative of each mean by its own natural parameter."""
+        """Return the diagonal of the Hessian of a separable g, in the shape of `natural`.
+
+        Each entry is the derivative of a mean with respect to its own natural parameter.
+        """
         return grad(lambda s: self.mean_of(s).sum())(natural)
 
     def hessian(self, natural: Tensor) -> Tensor:
-        """Of g, (d, d) over the flattened d numbers."""
+        """Return the Hessian of g, (d, d), over the d numbers of `natural`, flattened."""
         shape = natural.shape
 
         def flat(s: Tensor) -> Tensor:
             return self.g(s.view(shape)).sum()
 
-        found: Tensor = jacrev(grad(flat))(
-            natural.flatten()
-        )  # reverse over reverse: forward mode is not always right
-        return found
+        # reverse over reverse mode, because forward mode is not always correct
+        hessian: Tensor = jacrev(grad(flat))(natural.flatten())
+        return hessian
 
     def conjugate_of(self, x: Tensor) -> Tensor:
-        """g*(x), (), summed over x."""
+        """Return g*(x), summed over x to a scalar ()."""
         return self._conjugate(x).sum()
 
     def _conjugate(self, x: Tensor) -> Tensor:
+        """Return g*(x) before summation, with the output shape of g."""
         if self.conjugate is not None:
             return self.conjugate(x)
         s = self.natural_of(x)
@@ -105,23 +127,31 @@ class BregmanPrior:
         return product - self.g(s) if self.separable(s) else product.sum() - self.g(s)
 
     def divergence(self, x: Tensor, mean: Tensor) -> Tensor:
-        """D_{g*}(x, mu) = g*(x) - g*(mu) - <grad g*(mu), x - mu> >= 0, (), summed over x."""
+        """Return the Bregman divergence of x from mu, summed over x to a scalar ().
+
+        D_{g*}(x, mu) = g*(x) - g*(mu) - <grad g*(mu), x - mu>  >=  0
+        """
         return self.terms(x, mean).sum()
 
     def terms(self, x: Tensor, mean: Tensor) -> Tensor:
-        """The divergence before it is summed: one term a number where g has."""
+        """Return the divergence before summation: one term per number if g is separable, else a scalar ()."""
         slope = self.natural_of(mean) * (x - mean)
-        apart = self._conjugate(x) - self._conjugate(mean)
-        return apart - (slope if apart.dim() else slope.sum())
+        difference = self._conjugate(x) - self._conjugate(mean)
+        return difference - (slope if difference.dim() else slope.sum())
 
 
 def gaussian(precision: float | Tensor = 1.0) -> BregmanPrior:
-    """D = precision |x - mu|^2 / 2, the precision a number, or one for each number of x; g(s) = s^2 / (2 precision).
+    """Return the Gaussian family, for real values.
 
-    Correlated numbers: `BregmanPrior(lambda s: 0.5 * s @ cov @ s)`.
+        D = precision |x - mu|^2 / 2,    g(s) = s^2 / (2 precision)
+
+    For correlated numbers use `BregmanPrior(lambda s: 0.5 * s @ cov @ s)`.
+
+    Args:
+        precision: > 0, one for all numbers or one for each number of x.
 
     Raises:
-        ValueError: a precision that is not > 0.
+        ValueError: `precision` is not > 0 everywhere.
     """
     p = torch.as_tensor(precision)
     if not bool((p > 0.0).all()):
@@ -130,8 +160,8 @@ def gaussian(precision: float | Tensor = 1.0) -> BregmanPrior:
         return BregmanPrior(
             lambda s: 0.5 * s.square(),
             conjugate=lambda x: 0.5 * x.square(),
-            gradient=_same,
-            inverse=_same,
+            gradient=_identity,
+            inverse=_identity,
         )
     return BregmanPrior(
         lambda s: 0.5 * s.square() / precision,
@@ -141,12 +171,15 @@ def gaussian(precision: float | Tensor = 1.0) -> BregmanPrior:
     )
 
 
-def _same(values: Tensor) -> Tensor:
+def _identity(values: Tensor) -> Tensor:
     return values
 
 
 def bernoulli() -> BregmanPrior:
-    """Values in (0, 1): D = x ln(x / mu) + (1 - x) ln((1 - x) / (1 - mu)); g(s) = ln(1 + e^s)."""
+    """Return the Bernoulli family, for values in (0, 1).
+
+    D = x ln(x / mu) + (1 - x) ln((1 - x) / (1 - mu)),    g(s) = ln(1 + e^s)
+    """
     return BregmanPrior(
         nn.functional.softplus,
         mean=constraints.unit_interval,
@@ -157,7 +190,10 @@ def bernoulli() -> BregmanPrior:
 
 
 def poisson() -> BregmanPrior:
-    """Values > 0: D = x ln(x / mu) - x + mu; g(s) = e^s."""
+    """Return the Poisson family, for values > 0.
+
+    D = x ln(x / mu) - x + mu,    g(s) = e^s
+    """
     return BregmanPrior(
         torch.exp,
         mean=constraints.positive,
@@ -168,7 +204,10 @@ def poisson() -> BregmanPrior:
 
 
 def exponential() -> BregmanPrior:
-    """Values > 0: D = x / mu - ln(x / mu) - 1; g(s) = -ln(-s), s < 0."""
+    """Return the exponential family, for values > 0.
+
+    D = x / mu - ln(x / mu) - 1,    g(s) = -ln(-s),  s < 0
+    """
     return BregmanPrior(
         lambda s: -torch.log(-s),
         natural=constraints.less_than(0.0),
@@ -180,7 +219,15 @@ def exponential() -> BregmanPrior:
 
 
 def keep_inside(domain: Constraint, value: Tensor, before: Tensor) -> Tensor:
-    """A value that a step has moved out of its domain, put halfway between where it was and the bound."""
+    """Return the values after a step, with those that have left their domain moved back into it.
+
+    Such a value is set halfway between the value before the step and the bound.
+
+    Args:
+        domain: the constraint: an interval with at most one bound.
+        value: the values after the step.
+        before: the values before the step, in the shape of `value`, inside the domain.
+    """
     while isinstance(domain, constraints.independent):
         domain = domain.base_constraint
     bound = getattr(domain, "upper_bound", getattr(domain, "lower_bound", None))

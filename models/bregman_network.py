@@ -1,4 +1,4 @@
-"""A network whose clients' weights have a Bregman prior: its domain, its kernel and its program."""
+"""A network whose local weights have a Bregman prior: its constraint, transform, kernel and model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from hierfl.program.sites import Model
 
 
 class Means(Constraint):
-    """Where the means of a prior lie; without its constraint such a value is its natural parameter.
+    """The constraint that values are means of a prior; unconstrained, such a value is its natural parameter.
 
     Args:
         prior: the family.
-        event_dim: dimensions of a tensor whose numbers interact in g; 0: each number has a term of its own, or there is one tensor.
+        event_dim: dimensions of one tensor, where its numbers interact in g. Default 0: g is separable, or
+            the value is a single tensor.
     """
 
     def __init__(self, prior: BregmanPrior, event_dim: int = 0) -> None:
@@ -36,17 +37,22 @@ class Means(Constraint):
 
     @property
     def event_dim(self) -> int:  # type: ignore[override]
-        """As given."""
+        """Dimensions of one event, as given."""
         return self._event_dim
 
     def check(self, value: Tensor) -> Tensor:
-        """Whether each number, or each tensor, may be a mean."""
+        """Return whether each number, or each tensor where `event_dim` > 0, is in the domain of the means."""
         each: Tensor = self.prior.mean.check(value)
         return each.flatten(value.dim() - self._event_dim).all(-1) if self._event_dim else each
 
 
 class ToMean(Transform):
-    """From natural parameters to means: grad g."""
+    """The transform from natural parameters to means, mu = grad g(s).
+
+    Args:
+        prior: the family.
+        event_dim: as for `Means`.
+    """
 
     bijective = True
 
@@ -74,15 +80,18 @@ class ToMean(Transform):
     def _inverse(self, y: Tensor) -> Tensor:
         return self._each(self.prior.natural_of, y)
 
-    def _each(self, one: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        """A function of one tensor's numbers, of each tensor of a batch."""
+    def _each(self, function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+        """Apply a function of one tensor to every tensor of a batch."""
         if not self.together:
-            return one(values)
+            return function(values)
         event = values.shape[values.dim() - self.together :]
-        return torch.vmap(one)(values.reshape(-1, *event)).reshape(values.shape)
+        return torch.vmap(function)(values.reshape(-1, *event)).reshape(values.shape)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """Log of the curvature of g where it is separable; NaN where it is not, since only points are inferred under such a g."""
+        """Return the log curvature of g where g is separable, else NaN.
+
+        NaN does no harm: under a g that is not separable only point estimates are fitted.
+        """
         if self.together:
             return x.new_full(x.shape[: x.dim() - self.together], torch.nan)
         return (
@@ -101,12 +110,12 @@ for _registry in (biject_to, transform_to):
 
 
 class BregmanKernel(TorchDistribution):
-    """Log density -lam D_{g*}(x, mu) + const, of a tensor x.
+    """A kernel with log density -lam D_{g*}(x, mu), up to a constant, of a tensor x.
 
     Args:
         prior: the family.
-        loc: mu, (*event), the mode.
-        lam: the concentration.
+        loc: mu (*event), the mode.
+        lam: the concentration, > 0.
     """
 
     arg_constraints: dict[str, Constraint] = {}  # noqa: RUF012 (torch's name and kind)
@@ -119,7 +128,7 @@ class BregmanKernel(TorchDistribution):
 
     @property
     def support(self) -> Constraint:
-        """Where means lie."""
+        """The domain of the means."""
         dims = len(self.event_shape)
         if self.prior.separable(self.loc):
             return constraints.independent(Means(self.prior), dims)
@@ -127,20 +136,24 @@ class BregmanKernel(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """The mode mu, where guides start: the mean of the family, though not of the kernel."""
+        """The mode mu, where guides start: the mean of the exponential family, but not of the kernel."""
         return self.loc
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """-lam D, of each event."""
+        """Return -lam D of each event, (*batch)."""
         batch = value.shape[: value.dim() - len(self.event_shape)]
-        each = value.reshape(-1, *self.event_shape)
-        found = torch.vmap(lambda x: self.prior.divergence(x, self.loc))(each)
-        return -self.lam * found.view(batch)
+        events = value.reshape(-1, *self.event_shape)
+        divergences = torch.vmap(lambda x: self.prior.divergence(x, self.loc))(events)
+        return -self.lam * divergences.view(batch)
 
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
-        """Refuse."""
+        """Raise an error, because the kernel cannot be sampled.
+
+        Raises:
+            NotImplementedError: always.
+        """
         raise NotImplementedError(
-            "a Bregman kernel has no draws: infer its sites by the guide delta"
+            "a Bregman kernel cannot be sampled: fit its sites with guides.delta"
         )
 
 
@@ -154,18 +167,33 @@ def bregman_network(
     x: str = "x",
     y: str = "y",
 ) -> Model:
-    """y_kn ~ likelihood(f(x_kn; link(v_k))),  v_k ~ exp(-D_{g*}(v_k, mu)) for each tensor, mu learned.
+    """Build a network whose local weights have a Bregman prior with a learned mean.
 
-    What is learned and averaged are natural parameters: `theta.<tensor>` without its constraint, grad g*(mu).
+        y_kn ~ likelihood(f(x_kn; link(v_k))),    v_k ~ exp(-D_{g*}(v_k, mu))  for each tensor
+
+    Sites and params:
+
+    * `theta.<tensor>` (*shape), a global param: mu. Its unconstrained value, which is what methods learn and
+      average, is the natural parameter grad g*(mu).
+    * `w.<tensor>` (C, 1, *shape), a local site: v_k.
+    * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
     Args:
-        module: takes the rows of a client, (B, ...), to (B, K) or (B,). Its values are where link(mu) starts.
-        prior: `gaussian()`, `bernoulli()`, `poisson()`, `exponential()`, or one's own.
-        link: from where the prior's values lie to the network's weights; None: logit for values in (0, 1), log for positive
-            ones, and none for real ones.
-        likelihood: from `hierfl.models.likelihood`. Default `categorical()`.
-        x: the field that goes in.
-        y: the field of labels.
+        module: maps the rows of one client, (B, ...), to outputs (B, outputs) or (B,). Its weights are the
+            initial values of link(mu).
+        prior: `gaussian()`, `bernoulli()`, `poisson()` or `exponential()` of `hierfl.models.bregman`, or
+            another `BregmanPrior`.
+        link: the transform from the prior's domain to the network's weights. Default None: logit for values
+            in (0, 1), log for positive values, the identity for real ones.
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
+            of batch shape (C, B). Default `categorical()`.
+        x: name of the field of inputs.
+        y: name of the field of labels.
+
+    Raises:
+        ValueError: `bayesian_network` does not accept the module.
+
+    Reference: Shi et al. 2023, arXiv:2310.09183.
     """
     net = frozen_copy(module)
     tensors = weights(net)

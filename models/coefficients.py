@@ -1,4 +1,4 @@
-"""What the regressions share: an intercept and slopes, each a client's own or global, and the priors above them."""
+"""The linear predictor of every regression: an intercept and slopes, local or global, and their priors."""
 
 from __future__ import annotations
 
@@ -17,25 +17,34 @@ Whose = Literal["varying", "global"]
 
 
 class Coefficients(TypedDict, total=False):
-    """Options of every regression, of D features (and K classes, in `softmax`).
+    """Options common to all regressions, for F features and one output (or several classes, in `softmax`).
 
-        eta_kn = a_k + x_kn . b_k,    a_k ~ Normal(alpha, s^2),    b_k ~ Normal(beta, t^2)  for each coefficient
+        eta_kn = a_k + x_kn . b_k
+        a_k ~ Normal(alpha, s^2),    b_k ~ Normal(beta, t^2)  for each coefficient
 
-    Sites: `slope_loc` (beta), `slope_scale` (t), `slope` (b_k), each of event shape (D,) or (D, K); `intercept_loc` (alpha),
-    `intercept_scale` (s), `intercept` (a_k), of shape () or (K,); what is not centred has `slope_offset`, `intercept_offset`. A
-    global coefficient is one site, `slope` or `intercept`, with the prior of its loc. A prior is a distribution of one
-    coefficient or of all of them, or a number where it is known.
+    Sites, with the event shape E = () for one output and (classes,) for several:
+
+    * `slope_loc` (beta) and `slope_scale` (t), global: (F, *E).
+    * `intercept_loc` (alpha) and `intercept_scale` (s), global: E.
+    * `slope` (b_k) and `intercept` (a_k), local: event shapes (F, *E) and E. With `centred=False` the sites
+      are `slope_offset` and `intercept_offset`, and `slope` and `intercept` are deterministic.
+
+    With "global", the coefficients are one global site, `slope` or `intercept`, with the prior of their loc.
+    A prior is a distribution of one coefficient, a distribution of all of them, or a known number, which
+    makes no site.
 
     Keys:
-        intercept: "varying" (default), "global", or None for none.
+        intercept: "varying" (default), "global", or None for no intercept.
         slopes: "varying" (default) or "global".
-        prior_loc: of slope_loc and intercept_loc. Default Normal(0, 2.5), for features of about unit scale: a prior of
-            rstanarm's (Gelman, Jakulin, Pittau and Su 2008, arXiv:0901.4011, argue for that scale).
-        prior_scale: of slope_scale and intercept_scale. Default HalfNormal(1): coefficients of two clients rarely differ by
-            more than 2 or 3. HalfCauchy has a longer tail; LogNormal stays off 0.
-        intercept_loc: of intercept_loc alone; default: as `prior_loc`.
-        intercept_scale: of intercept_scale alone; default: as `prior_scale`.
-        centred: False (default) samples standardised offsets, better where clients have few rows; see `priors.varying`.
+        prior_loc: prior of slope_loc and intercept_loc. Default Normal(0, 2.5), for features of about unit
+            scale: a prior of rstanarm (Gelman, Jakulin, Pittau and Su 2008, arXiv:0901.4011, argue for that
+            scale).
+        prior_scale: prior of slope_scale and intercept_scale. Default HalfNormal(1): coefficients of two
+            clients rarely differ by more than 2 or 3. HalfCauchy has a longer tail; LogNormal avoids 0.
+        intercept_loc: prior of intercept_loc alone. Default: `prior_loc`.
+        intercept_scale: prior of intercept_scale alone. Default: `prior_scale`.
+        centred: whether the local sites are the coefficients themselves. Default False: they are standardised
+            offsets, which suits clients with few rows; see `priors.varying`.
     """
 
     intercept: Whose | None
@@ -48,15 +57,19 @@ class Coefficients(TypedDict, total=False):
 
 
 class Predictor:
-    """The linear predictor of a regression: call it outside the clients plate, and its answer inside.
+    """The linear predictor of a regression.
+
+    Call it outside the clients plate to sample the global sites. It returns a function; call that inside the
+    plate to sample the local sites and get the predictor.
 
     Args:
-        x: the field of features, (D,) or () a row; None: an intercept alone.
-        outputs: () or (K,), the shape of a row's predictor.
-        **options: of `Coefficients`.
+        x: name of the field of features, (F,) or () per row. None: an intercept alone.
+        outputs: shape of the predictor of one row: () or (classes,).
+        **options: the keys of `Coefficients`.
 
     Raises:
-        ValueError: another word than those allowed, no coefficient at all, or a prior of scales that allows negative ones.
+        ValueError: `intercept` or `slopes` is not one of its allowed values; `x` and `intercept` are both
+            None; or a prior of scales allows negative values or is a number that is not > 0.
     """
 
     def __init__(
@@ -72,17 +85,11 @@ class Predictor:
         intercept_scale: Prior | None = None,
         centred: bool = False,
     ) -> None:
-        for name, value, words in (
-            ("intercept", intercept, (*get_args(Whose), None)),
-            ("slopes", slopes, get_args(Whose)),
-        ):
-            if value not in words:
-                raise ValueError(
-                    f"{name} is {value!r}; it must be one of {', '.join(map(repr, words))}"
-                )
+        _check_choice("intercept", intercept, (*get_args(Whose), None))
+        _check_choice("slopes", slopes, get_args(Whose))
         if x is None and intercept is None:
             raise ValueError(
-                "a regression on nothing: name a field of features, or keep the intercept"
+                "x and intercept are both None: name a field of features, or keep the intercept"
             )
         self.x, self.outputs, self.centred, self.whose = (
             x,
@@ -103,7 +110,15 @@ class Predictor:
                 check_scale(argument, prior)
 
     def __call__(self, batch: ClientBatch) -> Callable[[], Tensor]:
-        """Sample the global sites; the answer, called inside the clients plate, the clients' own: (C, B, *outputs)."""
+        """Sample the global sites.
+
+        Args:
+            batch: the rows of C clients.
+
+        Returns:
+            A function to call inside the clients plate. It samples the local sites and returns the predictor,
+            in a shape that broadcasts to (C, B, *outputs).
+        """
         x = None if self.x is None else features(batch, self.x)
         slope = None if x is None else self._coefficient("slope", (x.shape[-1], *self.outputs))
         intercept = (
@@ -112,16 +127,17 @@ class Predictor:
             else self._coefficient("intercept", self.outputs)
         )
 
-        def own() -> Tensor:
+        def predict() -> Tensor:
             parts = [intercept()] if intercept else []
             if x is not None and slope:
-                k = "k" * len(self.outputs)
-                parts.append(torch.einsum(f"...d,...d{k}->...{k}", x, slope()))
+                letter = "k" * len(self.outputs)
+                parts.append(torch.einsum(f"...d,...d{letter}->...{letter}", x, slope()))
             return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-        return own
+        return predict
 
     def _coefficient(self, name: str, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Sample the global sites of one coefficient; return a function that gives the coefficient."""
         prior = either(self.loc[name], lambda: dist.Normal(0.0, 2.5))
         if self.whose[name] == "global":
             value = given(name, prior, shape)
@@ -133,11 +149,23 @@ class Predictor:
         return lambda: varying(name, loc, scale, centred=self.centred)
 
 
+def _check_choice(name: str, value: str | None, allowed: tuple[str | None, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(map(repr, allowed))}")
+
+
 def features(batch: ClientBatch, name: str) -> Tensor:
-    """A field as rows of features, (C, B, D), in the model's dtype; one number a row is one feature."""
+    """Return a field as rows of features, (C, B, F), in the model's dtype.
+
+    A field with one number per row is a single feature.
+
+    Raises:
+        ValueError: a row of the field is neither a vector (F,) nor a single number ().
+    """
     x = field(batch, name)
     if x.dim() not in (2, 3):
         raise ValueError(
-            f"field '{name}' has shape {tuple(x.shape[2:])} a row: a regression needs rows of numbers, (D,) or ()"
+            f"field '{name}' has shape {tuple(x.shape[2:])} per row: "
+            f"a regression needs a vector (F,) or a single number () per row"
         )
     return (x if x.dim() == 3 else x[..., None]).to(batch.counts.dtype)

@@ -1,4 +1,4 @@
-"""An `nn.Module` as a pure function of its weights: some a client's own, some shared."""
+"""An `nn.Module` as a pure function of its weights, some of them local and some global."""
 
 from __future__ import annotations
 
@@ -26,14 +26,21 @@ RUNNING = ("running_mean", "running_var")
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:
-    """A copy that a likelihood can be made of: each row's output a function of that row and the weights, and of nothing else.
+    """Copy a module, after checking that each row's output depends on that row and the weights alone.
+
+    The likelihood of a client is a product over its rows only for such a module.
+
+    Args:
+        module: any module; it is left as it is.
 
     Raises:
-        ValueError: lazy weights, none that require a gradient, statistics of other rows (BatchNorm), or dropout in training mode.
+        ValueError: the module has lazy parameters or buffers, no parameter that requires a gradient, a layer
+            that normalises by statistics of other rows (BatchNorm), or dropout in training mode.
     """
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise ValueError(
-            "the module is lazy, its shapes unknown: run it once on a few rows, or declare its sizes"
+            "the module is lazy, so the shapes of its weights are unknown: "
+            "run it once on a few rows, or declare its sizes"
         )
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(
@@ -45,8 +52,8 @@ def frozen_copy(module: nn.Module) -> nn.Module:
             getattr(part, key, None) is not None for key in RUNNING
         ):
             raise ValueError(
-                f"{label} normalises by statistics of other rows, which are no weights with a prior and which federated averages "
-                f"have often spoilt: use nn.GroupNorm or nn.LayerNorm"
+                f"{label} normalises by statistics of other rows, which are not weights with a prior, "
+                f"and averaging over clients often spoils them: use nn.GroupNorm or nn.LayerNorm"
             )
         rate = (
             getattr(part, "p", 0.0)
@@ -55,54 +62,63 @@ def frozen_copy(module: nn.Module) -> nn.Module:
         )
         if part.training and isinstance(rate, float) and rate > 0.0:
             raise ValueError(
-                f"{label} drops units at random while training: call module.eval(), the posterior is noise enough"
+                f"{label} drops units at random in training mode: "
+                f"call module.eval(), since the posterior is already a source of noise"
             )
     return copy.deepcopy(module)
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors to infer, by name: those that require a gradient, a tied one once."""
+    """Return the tensors to infer, by name: the parameters that require a gradient.
+
+    A tied parameter occurs once, under its first name.
+    """
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
 def own_names(names: Sequence[str], local: Local) -> frozenset[str]:
-    """Which of the names are a client's own: "all", "none", a regular expression, prefixes, or a predicate.
+    """Return the names of the local tensors.
+
+    Args:
+        names: the names of all tensors.
+        local: "all", "none", a regular expression searched for in each name, a sequence of prefixes, or a
+            predicate `(name) -> bool`.
 
     Raises:
-        ValueError: a pattern or prefix that matches none.
+        ValueError: the regular expression, the predicate or one of the prefixes matches no name.
     """
     if local in ("all", "none"):
         return frozenset(names if local == "all" else ())
-    tests: dict[str, Callable[[str], object]]
+    rules: dict[str, Callable[[str], object]]
     if callable(local):
-        tests = {"the predicate": local}
+        rules = {"the predicate": local}
     elif isinstance(local, str):
-        tests = {f"the pattern '{local}'": re.compile(local).search}
+        rules = {f"the pattern '{local}'": re.compile(local).search}
     else:
-        tests = {f"the prefix '{prefix}'": partial(_starts, prefix) for prefix in local}
+        rules = {f"the prefix '{prefix}'": partial(_has_prefix, prefix) for prefix in local}
     chosen: set[str] = set()
-    for what, test in tests.items():
-        found = {name for name in names if test(name)}
+    for rule, matches in rules.items():
+        found = {name for name in names if matches(name)}
         if not found:
             raise ValueError(
-                f"local: {what} matches none of the module's parameters: {', '.join(names)}"
+                f"local: {rule} matches none of the module's parameters: {', '.join(names)}"
             )
         chosen |= found
     return frozenset(chosen)
 
 
-def _starts(prefix: str, name: str) -> bool:
+def _has_prefix(prefix: str, name: str) -> bool:
     return name.startswith(prefix)
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """What clients' own tensors are Normal about, for layers that draw what comes out of them in place of their weights.
+    """The Normals of local tensors, for layers that sample their outputs instead of their weights.
 
     Args:
-        loc: (C, 1, *shape) each.
-        scale: (C, 1, *shape) each.
-        key: (C, 2), of the noise.
+        loc: name -> means, (C, 1, *shape).
+        scale: name -> standard deviations > 0, (C, 1, *shape).
+        key: (C, 2) int32, the keys of the noise.
     """
 
     loc: Mapping[str, Tensor]
@@ -110,8 +126,11 @@ class Spread:
     key: Tensor
 
 
-class _Locally(TorchFunctionMode):
-    """Dense layers of one client whose outputs are drawn, each row's apart: Kingma, Salimans and Welling 2015, Eq. (6)."""
+class _SampledOutputs(TorchFunctionMode):
+    """A mode in which one client's dense layers sample their outputs, row by row, instead of their weights.
+
+    Reference: Eq. (6), Kingma, Salimans and Welling 2015, arXiv:1506.02557.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor], spread: Spread) -> None:
         super().__init__()
@@ -121,17 +140,19 @@ class _Locally(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not nn.functional.linear or id(args[1]) not in self._names:
             return func(*args, **(kwargs or {}))
-        x, weight, bias = args[0], self._names[id(args[1])], args[2] if len(args) > 2 else None
-        of_bias = self._names.get(id(bias))
+        x, weight_name, bias = args[0], self._names[id(args[1])], args[2] if len(args) > 2 else None
+        bias_name = self._names.get(id(bias))
         loc, scale = self._spread.loc, self._spread.scale
-        middle = func(x, loc[weight], bias if of_bias is None else loc[of_bias])
+        mean = func(x, loc[weight_name], bias if bias_name is None else loc[bias_name])
         variance = func(
-            x.square(), scale[weight].square(), None if of_bias is None else scale[of_bias].square()
+            x.square(),
+            scale[weight_name].square(),
+            None if bias_name is None else scale[bias_name].square(),
         )
-        key = noise.fold(self._spread.key, noise.word(f"out of {weight}"))
-        drawn = noise.normals(key, tuple(middle.shape), middle.dtype)
-        # at 0, where no input is lit, a root has no slope
-        return middle + variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt() * drawn
+        key = noise.fold(self._spread.key, noise.word(f"out of {weight_name}"))
+        drawn = noise.normals(key, tuple(mean.shape), mean.dtype)
+        # the variance is 0 where all inputs are 0, and there the square root has no finite gradient
+        return mean + variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt() * drawn
 
 
 def apply(
@@ -141,18 +162,19 @@ def apply(
     x: Tensor,
     spread: Spread | None = None,
 ) -> Tensor:
-    """The outputs of all rows, (C, B, K).
+    """Return the outputs of all rows, (C, B, outputs).
 
     Args:
-        module: whose parameters are replaced by name.
-        own: (C, 1, *shape) each.
-        shared: (*shape) each.
-        x: (C, B, ...).
-        spread: of own tensors; None: own tensors are taken as they are.
+        module: the network, whose parameters are replaced by name.
+        own: local tensors by name, (C, 1, *shape) each.
+        shared: global tensors by name, (*shape) each.
+        x: inputs, (C, B, ...).
+        spread: the Normals of local tensors, for local reparameterisation. Default None: the local tensors
+            are used as they are.
     """
 
     def of_client(own: Mapping[str, Tensor], spread: Any, rows: Tensor) -> Tensor:
-        with nullcontext() if spread is None else _Locally(own, Spread(*spread)):
+        with nullcontext() if spread is None else _SampledOutputs(own, Spread(*spread)):
             output: Tensor = functional_call(module, {**shared, **own}, (rows,))
         return output
 
@@ -161,8 +183,8 @@ def apply(
             0, x.shape[:2]
         )
         return output if output.dim() > 2 else output[..., None]
-    lanes = {name: value[:, 0] for name, value in own.items()}
-    about = (
+    slots = {name: value[:, 0] for name, value in own.items()}
+    normals = (
         None
         if spread is None
         else (
@@ -170,20 +192,28 @@ def apply(
             spread.key,
         )
     )
-    if (
-        len(x) == 1
-    ):  # a vmap inside the engine's would give the same numbers, 4 % later on a small network
-        first = tree_map(lambda v: v[0], {"lanes": lanes, "about": about or ()})
-        output = of_client(first["lanes"], first["about"] or None, x[0])[None]
+    if len(x) == 1:
+        # a vmap nested in the engine's gives the same numbers, but takes 4 % longer on a small network
+        first = tree_map(lambda v: v[0], {"slots": slots, "normals": normals or ()})
+        output = of_client(first["slots"], first["normals"] or None, x[0])[None]
     else:
-        output = torch.vmap(of_client, in_dims=(0, None if about is None else 0, 0))(
-            lanes, about, x
+        output = torch.vmap(of_client, in_dims=(0, None if normals is None else 0, 0))(
+            slots, normals, x
         )
     return output if output.dim() > 2 else output[..., None]
 
 
 def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
-    """The spread of the guide's own sites `site` + name, those that are Normal; None where there is no guide to ask, or none is."""
+    """Return those of the guide's local distributions that are Normal, as a `Spread`.
+
+    Args:
+        names: names of the local tensors; the site of each is `site` + name.
+        site: the beginning of the sites' names.
+        key: (C, 2) int32, the keys of the noise.
+
+    Returns:
+        None where the model runs without a guide, or where no such distribution is Normal.
+    """
     found = {name: getattr(posterior_of(site + name), "base_dist", None) for name in names}
     normal = {name: fn for name, fn in found.items() if type(fn) is dist.Normal}
     return (

@@ -1,4 +1,4 @@
-"""Likelihoods of a row given a network's output: any function `(output (C, B, K)) -> distribution of batch shape (C, B)`."""
+"""Likelihoods for networks: functions `(output (C, B, outputs)) -> distribution` of batch shape (C, B)."""
 
 from __future__ import annotations
 
@@ -15,36 +15,47 @@ from hierfl.program.recipes import recorded
 
 @dataclass(frozen=True)
 class Likelihood:
-    """A likelihood, with global numbers of its own if it needs any.
+    """A likelihood of each row given the network's output, with global unknowns of its own if it needs any.
+
+    A plain function is enough where there are none:
+    `bayesian_network(net, likelihood=lambda out: dist.Laplace(out[..., 0], 1.0))`.
 
     Args:
-        of: `(output, **numbers) -> distribution`, output (C, B, K), batch shape (C, B); a row's own dimensions by `.to_event`.
-        priors: name of a number -> its prior, a global site of that name (or a known value).
-
-    A plain function serves too: `bayesian_network(net, likelihood=lambda out: dist.Laplace(out[..., 0], 1.0))`.
+        of: `(output, **numbers) -> distribution`, with output (C, B, outputs) and batch shape (C, B).
+            Dimensions within a row are declared by `.to_event`.
+        priors: name of a number -> its prior, which makes a global site of that name, or its known value.
     """
 
     of: Callable[..., Distribution]
     priors: Mapping[str, Prior] = field(default_factory=dict)
 
     def __call__(self) -> Callable[[Tensor], Distribution]:
-        """Sample its global numbers, outside the plates; the answer takes the output, inside them."""
+        """Sample the global numbers, outside the plates.
+
+        Returns:
+            A function `(output) -> distribution`, to call inside both plates.
+        """
         numbers = {name: given(name, prior) for name, prior in self.priors.items()}
         return lambda output: self.of(output, **numbers)
 
 
 class Bernoulli(dist.Bernoulli):  # type: ignore[misc]
-    """Pyro's, for labels of any dtype: torch's takes none but floats."""
+    """Pyro's Bernoulli for labels of any dtype, where torch's accepts only floats."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of 0/1 labels."""
+        """Return the log probability of 0/1 labels."""
         density: Tensor = super().log_prob(value.to(self.logits.dtype))
         return density
 
 
 @recorded
 def categorical() -> Likelihood:
-    """Labels 0..K-1: y ~ Categorical(softmax(output)).
+    """Return the likelihood of labels 0, 1, ..., with one output per class.
+
+        y ~ Categorical(softmax(output))
+
+    Raises:
+        ValueError: the network has fewer than 2 outputs. This is found when the model runs.
 
     >>> categorical().priors
     {}
@@ -53,7 +64,8 @@ def categorical() -> Likelihood:
     def of(output: Tensor) -> Distribution:
         if output.shape[-1] < 2:
             raise ValueError(
-                "a categorical likelihood needs an output a class, two at least; for 0/1 labels take bernoulli()"
+                f"the network gives {output.shape[-1]} output per row: categorical() needs one per class, "
+                f"at least 2; for 0/1 labels use bernoulli()"
             )
         return dist.Categorical(logits=output)
 
@@ -62,17 +74,29 @@ def categorical() -> Likelihood:
 
 @recorded
 def bernoulli() -> Likelihood:
-    """Labels 0/1, one output a row: y ~ Bernoulli(sigmoid(output))."""
+    """Return the likelihood of 0/1 labels, with one output per row.
+
+        y ~ Bernoulli(sigmoid(output))
+
+    Raises:
+        ValueError: the network has several outputs. This is found when the model runs.
+    """
     return Likelihood(lambda output: Bernoulli(logits=single(output)))
 
 
 @recorded
 def normal(scale: Prior | None = None) -> Likelihood:
-    """Real labels, one output a row: y ~ Normal(output, noise_scale^2).
+    """Return the likelihood of real labels, with one output per row.
+
+        y ~ Normal(output, noise_scale^2)
 
     Args:
-        scale: prior of the global site `noise_scale`, or a number > 0 where it is known. Default HalfNormal(1), for y of about
-            unit scale.
+        scale: prior of the global site `noise_scale` (), a standard deviation, or its known value > 0.
+            Default HalfNormal(1), for y of about unit scale.
+
+    Raises:
+        ValueError: `scale` is a prior that allows negative values, or a number that is not > 0; or the
+            network has several outputs, which is found when the model runs.
     """
     prior = either(scale, lambda: dist.HalfNormal(1.0))
     return Likelihood(
@@ -83,14 +107,24 @@ def normal(scale: Prior | None = None) -> Likelihood:
 
 @recorded
 def poisson() -> Likelihood:
-    """Counts 0, 1, 2, ..., one output a row: y ~ Poisson(exp(output))."""
+    """Return the likelihood of counts 0, 1, 2, ..., with one output per row.
+
+        y ~ Poisson(exp(output))
+
+    Raises:
+        ValueError: the network has several outputs. This is found when the model runs.
+    """
     return Likelihood(lambda output: dist.Poisson(single(output).exp()))
 
 
 def single(output: Tensor) -> Tensor:
-    """The only output of each row, (C, B) of (C, B, 1)."""
+    """Return the only output of each row: (C, B) from (C, B, 1).
+
+    Raises:
+        ValueError: there are several outputs.
+    """
     if output.shape[-1] != 1:
         raise ValueError(
-            f"this likelihood takes one output a row; the network gives {output.shape[-1]}"
+            f"the network gives {output.shape[-1]} outputs per row: this likelihood takes exactly 1"
         )
     return output[..., 0]

@@ -1,4 +1,4 @@
-"""Linear regression with varying intercepts and slopes, and a noise scale that is global, each client's own, or known."""
+"""Linear regression with varying intercepts and slopes; its noise scale is global, local or known."""
 
 from __future__ import annotations
 
@@ -26,34 +26,49 @@ def linear(
     noise_spread: Prior | None = None,
     **coefficients: Unpack[Coefficients],
 ) -> Model:
-    """y_kn ~ Normal(a_k + x_kn . b_k, sigma^2), or sigma_k^2 with log sigma_k ~ Normal(log sigma, spread^2).
+    """Build a linear regression with varying intercepts and slopes.
 
-    Gelman and Hill's radon is `linear(slopes="global", prior_loc=Normal(0, 1), noise_scale=HalfNormal(1))`; Rubin's eight schools
+        y_kn ~ Normal(a_k + x_kn . b_k, sigma^2)
+
+    With varying noise sigma is local: log sigma_k ~ Normal(log sigma, spread^2).
+
+    Gelman and Hill's radon model is
+    `linear(slopes="global", prior_loc=Normal(0, 1), noise_scale=HalfNormal(1))`; Rubin's eight schools are
     `linear(x=None, noise_scale="sigma", prior_loc=Normal(0, 5), prior_scale=HalfCauchy(5))`.
 
-    Sites: those of `Coefficients`; `noise_scale` (sigma, global); with varying noise `noise_spread` (global) and `log_noise`
-    (log sigma_k, local); the observed one, named as the field `y`.
+    Sites:
+
+    * those of `Coefficients`.
+    * `noise_scale` (), global: sigma, unless it is known.
+    * with varying noise, `noise_spread` (), global, and `log_noise` (C, 1), local: log sigma_k. With
+      `centred=False` the local site is `log_noise_offset`, and `log_noise` is deterministic.
+    * the observed site, named after the field `y`.
 
     Args:
-        x: the field of features, (D,) or () a row; None: no slopes.
-        y: the field of labels.
-        noise: "global", one sigma, or "varying", each client's own.
-        noise_scale: prior of sigma, or a number where it is known, or the field that holds each row's known standard deviation.
-            Default HalfNormal(1), for y of about unit scale.
-        noise_spread: prior of spread. Default HalfNormal(0.5): sigmas of two clients rarely differ by more than a factor 4.
-        **coefficients: as `Coefficients`.
+        x: name of the field of features, (F,) or () per row. None: no slopes.
+        y: name of the field of labels, real numbers.
+        noise: "global", one sigma for all clients, or "varying", one for each.
+        noise_scale: prior of sigma, a standard deviation; or its known value > 0; or the name of the field
+            that holds the known standard deviation of each row. Default HalfNormal(1), for y of about unit
+            scale.
+        noise_spread: prior of spread, or its known value > 0. Default HalfNormal(0.5): the sigmas of two
+            clients rarely differ by more than a factor of 4.
+        **coefficients: the keys of `Coefficients`.
 
     Raises:
-        ValueError: as `Coefficients`; another word for `noise`, or varying noise whose scale is known for each row.
+        ValueError: `noise` is neither "global" nor "varying"; `noise` is "varying" and `noise_scale` is a
+            field; a prior of scales allows negative values or is a number that is not > 0; or as for
+            `Predictor`.
 
     >>> linear(slopes="global", centred=True).__name__
     'linear'
     """
     if noise not in ("global", "varying"):
-        raise ValueError(f"noise is {noise!r}; it must be 'global' or 'varying'")
+        raise ValueError(f"noise is {noise!r}: it must be 'global' or 'varying'")
     if noise == "varying" and isinstance(noise_scale, str):
         raise ValueError(
-            f"noise_scale is the field '{noise_scale}', known for each row: it cannot vary as well"
+            f"noise_scale is the field '{noise_scale}', which gives the noise scale of each row: "
+            f"it cannot be combined with noise='varying'"
         )
     for argument, prior in (("noise_scale", noise_scale), ("noise_spread", noise_spread)):
         if prior is not None and not isinstance(prior, str):

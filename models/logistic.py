@@ -14,17 +14,19 @@ from hierfl.program.sites import Model
 
 @recorded
 def logistic(x: str | None = "x", y: str = "y", **coefficients: Unpack[Coefficients]) -> Model:
-    """y_kn ~ Bernoulli(sigmoid(a_k + x_kn . b_k)), labels 0/1.
+    """Build a logistic regression with varying intercepts and slopes.
 
-    Sites: those of `Coefficients`; the observed one, named as the field `y`.
+        y_kn ~ Bernoulli(sigmoid(a_k + x_kn . b_k))
+
+    Sites: those of `Coefficients`, and the observed one, named after the field `y`.
 
     Args:
-        x: the field of features, (D,) or () a row; None: no slopes.
-        y: the field of labels.
-        **coefficients: as `Coefficients`.
+        x: name of the field of features, (F,) or () per row. None: no slopes.
+        y: name of the field of labels, 0 or 1, of any dtype.
+        **coefficients: the keys of `Coefficients`.
 
     Raises:
-        ValueError: as `Coefficients`.
+        ValueError: as for `Predictor`.
 
     >>> logistic(slopes="global", centred=True).__name__
     'logistic'

@@ -1,4 +1,4 @@
-"""A network whose weights are each client's own, under a prior that is learned above them: what FedMAP fits."""
+"""A network with local weights under a prior whose parameters are learned: the model that FedMAP fits."""
 
 from __future__ import annotations
 
@@ -27,25 +27,36 @@ def map_network(
     x: str = "x",
     y: str = "y",
 ) -> Model:
-    """y_kn ~ likelihood(f(x_kn; w_k)),  w_k ~ prior(theta, ...), a site `w.<tensor>` for each tensor `theta.<tensor>`.
+    """Build a network whose weights are all local, under a prior whose parameters are learned.
+
+        y_kn ~ likelihood(f(x_kn; w_k)),    w_k ~ prior(theta, ...)  for each tensor
+
+    Sites and params, for a tensor `0.weight` of the module:
+
+    * `theta.0.weight` (*shape), a global param, and the other global params that its prior declares.
+    * `w.0.weight` (C, 1, *shape), a local site.
+    * `hyper`, a global factor: minus the priors' penalties on their own params.
+    * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
     Args:
-        module: as in `bayesian_network`.
-        prior: `Isotropic`, `LearnedVariance`, `LearnedNormal` or `InputConvex` of `hierfl.models.map_priors`, or one's own; or
-            several, each for the tensors whose names begin with its key, the first that fits ("": all that are left).
-        likelihood: from `hierfl.models.likelihood`, or `(output (C, B, K)) -> distribution`. Default `categorical()`.
-        x: the field that goes in.
-        y: the field of labels.
+        module: as for `bayesian_network`.
+        prior: `Isotropic`, `LearnedVariance`, `LearnedNormal` or `InputConvex` of `hierfl.models.map_priors`,
+            or another `MapPrior`. Or a mapping from prefixes of tensor names to priors: the first prefix that
+            fits applies, and "" fits every name. Default `Isotropic()`.
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
+            of batch shape (C, B). Default `categorical()`.
+        x: name of the field of inputs.
+        y: name of the field of labels.
 
     Raises:
-        ValueError: a module that `bayesian_network` refuses; a tensor for which no prior is given.
+        ValueError: `bayesian_network` does not accept the module, or a tensor has no prior.
 
     >>> map_network(nn.Linear(2, 3)).__name__
     'map_network'
     """
     net = frozen_copy(module)
     tensors = weights(net)
-    priors = {name: _of(prior, name) for name in tensors}
+    priors = {name: _prior_of(prior, name) for name in tensors}
     given_output = (
         likelihood
         if isinstance(likelihood, Likelihood)
@@ -71,12 +82,14 @@ def map_network(
     return map_network
 
 
-def _of(prior: MapPrior | Mapping[str, MapPrior], name: str) -> MapPrior:
+def _prior_of(prior: MapPrior | Mapping[str, MapPrior], name: str) -> MapPrior:
+    """Return the prior of the tensor `name`."""
     if not isinstance(prior, Mapping):
         return prior
-    for beginning, each in prior.items():
-        if name.startswith(beginning):
+    for prefix, each in prior.items():
+        if name.startswith(prefix):
             return each
     raise ValueError(
-        f"prior: none of {', '.join(map(repr, prior))} begins '{name}': give one for it, or one for \"\", all others"
+        f"prior: none of the prefixes {', '.join(map(repr, prior))} fits '{name}': "
+        f'add one for it, or "" for all other tensors'
     )

@@ -1,8 +1,10 @@
-"""Priors of weights that are learned above the clients: FedMAP's, some of them no densities but penalties.
+"""Learned priors of local weights, as in FedMAP; some of them are penalties and not densities.
 
-Each is a frozen dataclass of three functions of one tensor: `above(name, start)` declares what is learned, `given(above)` is the
-prior of a client's own tensor, `hyper(above)` a penalty on what is learned. Where there is a closed form, `best(above, mean, spread)`
-is what minimises the weighted mean of -log prior over clients whose tensors have that mean and that variance about it.
+Each is a frozen dataclass with three functions of one tensor: `above(name, start)` declares the global
+params, `given(above)` returns the prior of a client's local tensor, and `hyper(above)` is a penalty on the
+global params themselves. Where there is a closed form, `best(gamma, mean, spread)` returns the global params
+that minimise the weighted mean of -log prior over clients, given the mean of the clients' tensors and their
+variance about it.
 """
 
 from __future__ import annotations
@@ -26,25 +28,35 @@ Above = dict[str, Tensor]
 
 
 class MapPrior(Protocol):
-    """What stands above the clients' own tensors."""
+    """A prior of the clients' local tensors, with global params that are learned."""
 
     def above(self, name: str, start: Tensor) -> Above:
-        """Declare the global params of the tensor `name`; `theta` is what a client's tensor starts from."""
+        """Declare the global params of the tensor `name` and return them by name.
+
+        Args:
+            name: the tensor's.
+            start: the module's own values, (*shape).
+
+        Returns:
+            The params. `theta` (*shape), among them, is what a client's tensor starts from.
+        """
 
     def given(self, above: Above) -> Any:
-        """The prior of a client's tensor, a distribution of event shape `theta.shape` with mean theta."""
+        """Return the prior of a local tensor, a distribution of event shape `theta.shape` and mean theta."""
 
     def hyper(self, above: Above) -> Tensor:
-        """A penalty on the global params themselves, ()."""
+        """Return the penalty on the global params themselves, ()."""
 
 
 class Penalised(TorchDistribution):
-    """A weight's tensor under exp(-penalty(w)): without its normaliser, so good for points (a delta guide), not for draws.
+    """A tensor with the unnormalised density exp(-penalty(w)).
+
+    It is for point estimates (guide `delta`), not for draws.
 
     Args:
-        centre: (*event,), where guides start.
-        penalty: w (*event,) -> (), smooth.
-        batch_shape: of the plates it stands in.
+        centre: (*event), where guides start.
+        penalty: a smooth function w (*event) -> ().
+        batch_shape: shape of the plates around it.
     """
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012 (torch's own form)
@@ -57,7 +69,7 @@ class Penalised(TorchDistribution):
 
     @property
     def support(self) -> Any:
-        """All of R^n."""
+        """All real tensors."""
         return constraints.independent(constraints.real, len(self.event_shape))
 
     @property
@@ -66,11 +78,11 @@ class Penalised(TorchDistribution):
         return self.centre.expand(self.batch_shape + self.event_shape)
 
     def expand(self, batch_shape: Any, _instance: object = None) -> Penalised:
-        """The same in other plates."""
+        """Return the same distribution with another batch shape."""
         return Penalised(self.centre, self.penalty, tuple(batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Minus the penalty of each tensor, (*batch,)."""
+        """Return minus the penalty of each tensor, (*batch)."""
         events = value.reshape(-1, *self.event_shape)
         lead = value.shape[: value.dim() - len(self.event_shape)]
         each = (
@@ -82,102 +94,125 @@ class Penalised(TorchDistribution):
 
 
 def _theta(name: str, start: Tensor) -> Tensor:
+    """Declare the global param theta, which starts at the module's values."""
     value: Tensor = pyro.param(f"theta.{name}", start.clone)
     return value
 
 
 @dataclass(frozen=True)
 class Isotropic:
-    """w_k ~ Normal(theta, variance) up to its constant: the penalty |w_k - theta|^2 / (2 variance), FedMAP's Eq. (6) and (7).
+    """A Normal prior of known variance, up to its constant.
+
+        w_k ~ Normal(theta, variance),    penalty |w_k - theta|^2 / (2 variance)
 
     Args:
-        variance: sigma^2 > 0. Default: the authors' shipped configuration.
+        variance: sigma^2 > 0. Default: that of the authors' released configuration.
+
+    Raises:
+        ValueError: `variance` is not > 0.
+
+    Reference: Eq. (6) and (7) of FedMAP.
     """
 
     variance: float = 15.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no variance."""
+        """Check that the variance is > 0."""
         _positive(variance=self.variance)
 
     def above(self, name: str, start: Tensor) -> Above:
-        """Theta."""
+        """Declare theta."""
         return {"theta": _theta(name, start)}
 
     def given(self, above: Above) -> Penalised:
-        """The penalty about theta."""
+        """Return the penalty about theta."""
         theta = above["theta"]
         return Penalised(theta, lambda w: (w - theta).square().sum() / (2.0 * self.variance))
 
     def hyper(self, above: Above) -> Tensor:
-        """None."""
+        """Return 0: theta has no penalty."""
         return torch.zeros(())
 
     def best(self, gamma: Above, mean: Tensor, spread: Tensor) -> Above:
-        """Theta <- the clients' mean."""
+        """Return the best theta, the mean of the clients' tensors."""
         return {"theta": mean}
 
 
 @dataclass(frozen=True)
 class LearnedVariance:
-    """A weight's own precision, learned as the paper has it (A.2, Eq. 18 and Lemma 1): no density, for it has no normaliser.
+    """A penalty with a learned precision for each weight, as in the paper.
 
         R = sum_j alpha(s_j)/2 (w_j - theta_j)^2 + eps (s_j^2 + theta_j^2),    alpha(s) = 1 / (s + c),  s > -c
 
-    Without the normaliser s is no variance: at the optimum s (s + c)^2 = V / (4 eps) with V the clients' spread, so that it is eps
-    that decides. For one that is a variance take `LearnedNormal`.
+    R lacks the normaliser of a Normal, so it is no density and s is not a variance. At the optimum
+    s (s + c)^2 = V / (4 eps), with V the variance of the clients' weights about theta, so that eps determines
+    s. For a prior that learns a variance use `LearnedNormal`.
 
     Args:
-        c: > 0. Default: A.4's, as is eps.
-        eps: > 0.
+        c: > 0. Default: that of A.4 of the paper.
+        eps: > 0. Default: that of A.4 of the paper.
+
+    Raises:
+        ValueError: `c` or `eps` is not > 0.
+
+    Reference: A.2, Eq. (18) and Lemma 1 of FedMAP.
     """
 
     c: float = 1.0
     eps: float = 1e-4
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive."""
+        """Check that both numbers are > 0."""
         _positive(c=self.c, eps=self.eps)
 
     def above(self, name: str, start: Tensor) -> Above:
-        """Theta, and s from 0."""
+        """Declare theta, and s, which starts at 0."""
         return {"theta": _theta(name, start), "s": pyro.param(f"s.{name}", torch.zeros_like(start))}
 
     def alpha(self, s: Tensor) -> Tensor:
-        """The precision; s is kept off -c, where it would be infinite."""
+        """Return the precision of each weight, with s clamped just above -c, where it is infinite."""
         return 1.0 / (s.clamp(min=-0.999 * self.c) + self.c)
 
     def given(self, above: Above) -> Penalised:
-        """The part of R that a client's weights are in."""
+        """Return the part of R that depends on a client's weights."""
         theta, precision = above["theta"], self.alpha(above["s"])
         return Penalised(theta, lambda w: (precision * (w - theta).square()).sum() / 2.0)
 
     def hyper(self, above: Above) -> Tensor:
-        """The rest of R."""
+        """Return the rest of R, which depends on the global params alone."""
         return self.eps * (above["theta"].square().sum() + above["s"].square().sum())
 
     def best(self, gamma: Above, mean: Tensor, spread: Tensor) -> Above:
-        """One exact step in theta, then in s: theta = alpha mean / (alpha + 2 eps), and s > 0 solves s (s + c)^2 = V / (4 eps)."""
+        """Return the best theta at the given s, and then the best s at that theta; both are exact.
+
+        theta = alpha mean / (alpha + 2 eps),    s (s + c)^2 = V / (4 eps) with s > 0
+        """
         alpha = self.alpha(gamma["s"])
         theta = alpha * mean / (alpha + 2.0 * self.eps)
-        wanted = (spread + (mean - theta).square()) / (4.0 * self.eps)
-        s = wanted ** (1.0 / 3.0)  # above the root, from where Newton's steps fall monotonically
+        target = (spread + (mean - theta).square()) / (4.0 * self.eps)
+        s = target ** (1.0 / 3.0)  # above the root: from there Newton's steps decrease to it
         for _ in range(60):
-            s = s - (s * (s + self.c).square() - wanted) / ((s + self.c) * (3.0 * s + self.c))
+            s = s - (s * (s + self.c).square() - target) / ((s + self.c) * (3.0 * s + self.c))
         return {"theta": theta, "s": s}
 
 
 @dataclass(frozen=True)
 class LearnedNormal:
-    """w_k ~ Normal(theta, v), a variance learned for each weight: a density, its normaliser with it (empirical Bayes).
+    """A Normal prior with a learned variance for each weight, normaliser included: empirical Bayes.
 
-    The joint mode in (w, v) has v = 0 and all clients alike, so v has a scaled inverse chi-squared hyper-prior: as if besides the
-    clients (whose weights sum to 1) `strength` more of them lay `typical` away from theta.
+        w_k ~ Normal(theta, v)
+
+    The joint mode in (w, v) is degenerate: v is 0 and all clients are alike. Therefore v has a scaled inverse
+    chi-squared hyper-prior. It acts like additional clients at the distance `typical` from theta, with the
+    total weight `strength`, where the weights of the actual clients sum to 1.
 
     Args:
-        start: v before the first round.
-        strength: > 0, of the hyper-prior, 1: as strong as all clients together.
-        typical: > 0, the distance it expects, a standard deviation.
+        start: v before the first round, > 0.
+        strength: strength of the hyper-prior, > 0; 1 is as strong as all clients together.
+        typical: the distance from theta that the hyper-prior expects, a standard deviation > 0.
+
+    Raises:
+        ValueError: one of the three is not > 0.
     """
 
     start: float = 0.01
@@ -185,26 +220,29 @@ class LearnedNormal:
     typical: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive."""
+        """Check that all three numbers are > 0."""
         _positive(start=self.start, strength=self.strength, typical=self.typical)
 
     def above(self, name: str, start: Tensor) -> Above:
-        """Theta and log v."""
+        """Declare theta and log v."""
         begin = torch.full_like(start, math.log(self.start))
         return {"theta": _theta(name, start), "log_v": pyro.param(f"log_v.{name}", begin)}
 
     def given(self, above: Above) -> Any:
-        """The Normal."""
+        """Return Normal(theta, v)."""
         theta = above["theta"]
         return dist.Normal(theta, (0.5 * above["log_v"]).exp()).to_event(theta.dim())
 
     def hyper(self, above: Above) -> Tensor:
-        """Minus the log density of v, constants apart."""
+        """Return minus the log density of v, without its constants."""
         log_v = above["log_v"]
         return 0.5 * self.strength * (log_v + self.typical**2 * (-log_v).exp()).sum()
 
     def best(self, gamma: Above, mean: Tensor, spread: Tensor) -> Above:
-        """Theta <- the mean, v <- (V + strength typical^2) / (1 + strength)."""
+        """Return the best theta and log v.
+
+        theta = mean,    v = (V + strength typical^2) / (1 + strength)
+        """
         return {
             "theta": mean,
             "log_v": ((spread + self.strength * self.typical**2) / (1.0 + self.strength)).log(),
@@ -213,16 +251,21 @@ class LearnedNormal:
 
 @dataclass(frozen=True)
 class InputConvex:
-    """A learned penalty, convex in a client's tensor and theta together, as in the authors' later code.
+    """A learned penalty that is jointly convex in a client's tensor and theta, as in the authors' later code.
 
-        R = out . softplus(A w + B theta + b) + a/2 |w - theta|^2 + eps (|w|^2 + |theta|^2),    out = softplus(raw) > 0
+        R = out . softplus(A w + B theta + b) + a/2 |w - theta|^2 + eps (|w|^2 + |theta|^2),
+        out = softplus(raw) > 0
 
-    The middle keeps clients near theta, which is their weighted mean; what A, B, b and raw learn is by gradient steps of the server.
+    The second term keeps clients near theta, which is their weighted mean. The server learns A, B, b and raw
+    by gradient steps.
 
     Args:
-        hidden: width. Default: our choice.
-        pull: a. Default: the authors', as is eps.
-        eps: keeps all of it strongly convex.
+        hidden: width, the number of rows of A and B, > 0. Default: our choice.
+        pull: a > 0. Default: the authors'.
+        eps: > 0; it makes R strongly convex. Default: the authors'.
+
+    Raises:
+        ValueError: one of the three is not > 0.
     """
 
     hidden: int = 8
@@ -230,41 +273,41 @@ class InputConvex:
     eps: float = 1e-4
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive."""
+        """Check that all three numbers are > 0."""
         _positive(hidden=self.hidden, pull=self.pull, eps=self.eps)
 
     def above(self, name: str, start: Tensor) -> Above:
-        """Theta and the weights of the network, one for a tensor."""
+        """Declare theta and the weights of the penalty's network, one network per tensor."""
         size, key = start.numel(), noise.fold(noise.root_key(0), noise.word(name))
-        by = {"own": (self.hidden, size), "theirs": (self.hidden, size)}
-        first = {
+        shapes = {"own": (self.hidden, size), "theirs": (self.hidden, size)}
+        matrices = {
             part: pyro.param(
                 f"convex_{part}.{name}",
                 noise.normals(noise.fold(key, i), shape, start.dtype) / (2 * size) ** 0.5,
             )
-            for i, (part, shape) in enumerate(by.items())
+            for i, (part, shape) in enumerate(shapes.items())
         }
         bias = pyro.param(f"convex_bias.{name}", torch.zeros(self.hidden, dtype=start.dtype))
         raw = pyro.param(f"convex_out.{name}", torch.full((self.hidden,), -4.0, dtype=start.dtype))
-        return {"theta": _theta(name, start), **first, "bias": bias, "raw": raw}
+        return {"theta": _theta(name, start), **matrices, "bias": bias, "raw": raw}
 
     def given(self, above: Above) -> Penalised:
-        """R, as it is."""
+        """Return the whole of R."""
         theta = above["theta"]
 
         def penalty(w: Tensor) -> Tensor:
-            inside = above["own"] @ w.flatten() + above["theirs"] @ theta.flatten() + above["bias"]
-            near = 0.5 * self.pull * (w - theta).square().sum()
+            hidden = above["own"] @ w.flatten() + above["theirs"] @ theta.flatten() + above["bias"]
+            pull = 0.5 * self.pull * (w - theta).square().sum()
             return (
-                softplus(above["raw"]) @ softplus(inside)
-                + near
+                softplus(above["raw"]) @ softplus(hidden)
+                + pull
                 + self.eps * (w.square().sum() + theta.square().sum())
             )
 
         return Penalised(theta, penalty)
 
     def hyper(self, above: Above) -> Tensor:
-        """None."""
+        """Return 0: R is all in the clients' prior."""
         return torch.zeros(())
 
 

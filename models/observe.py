@@ -1,4 +1,4 @@
-"""What a model reads of a batch, and where it observes it."""
+"""How a model reads a field of a batch, and how it observes one."""
 
 from __future__ import annotations
 
@@ -10,21 +10,28 @@ from hierfl.data.batch import ClientBatch
 
 
 def field(batch: ClientBatch, name: str) -> Tensor:
-    """A field by its name, whatever else a batch has of that name."""
+    """Return a field by its name, even if `ClientBatch` has an attribute of the same name."""
     value: Tensor = batch.fields[name] if name in batch.fields else getattr(batch, name)
     return value
 
 
 def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
-    """Observe a field, inside both plates; a site of the field's name.
+    """Observe a field, at a site of the field's name. Call it inside both plates.
+
+    Args:
+        name: the field's, and the site's.
+        fn: the likelihood, of batch shape (C, B).
+        batch: the rows of C clients.
 
     Raises:
-        ValueError: labels of another shape than the distribution's, which would broadcast silently.
+        ValueError: a row of the field has another number of dimensions than an event of the likelihood;
+            without this check it would broadcast silently.
     """
     y = field(batch, name)
     if y.dim() != 2 + len(fn.event_shape):
         found, wanted = tuple(y.shape[2:]), tuple(fn.event_shape)
         raise ValueError(
-            f"field '{name}' has shape {found} a row, its likelihood ({type(fn).__name__}) {wanted}"
+            f"field '{name}' has shape {found} per row, "
+            f"but its likelihood ({type(fn).__name__}) needs {wanted}"
         )
     pyro.sample(name, fn, obs=y)

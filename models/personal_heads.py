@@ -1,4 +1,4 @@
-"""FedVI's model: one embedding for all, and on top of a common classifier a small one of each client's own."""
+"""FedVI's model: a shared embedding and classifier, with a small local classifier for each client."""
 
 from __future__ import annotations
 
@@ -21,25 +21,42 @@ Merge = Callable[[Tensor, Tensor], Tensor]
 
 
 class PersonalHeads:
-    """y_kn ~ likelihood(G(r_g) + r_l beta_k + bias_k),  (r_g, r_l) = E(x_kn),  beta_k ~ Normal(0, prior_scale^2).
+    """A network with a global embedding E and head G, and a local head for each client.
 
-    E, the `embedding`, and G, one dense layer, are global params. A client's own are the sites `beta` (features_local, K) and
-    `bias` (K,), a point under a flat prior. A model to be called on a batch; `global_features` is what a guide reads of its rows.
+        y_kn ~ likelihood(G(r_g) + r_l beta_k + bias_k),    (r_g, r_l) = E(x_kn)
+        beta_k ~ Normal(0, prior_scale^2)
+
+    An instance is a model, to be called on a batch.
+
+    Sites and params:
+
+    * `embedding.<tensor>` (*shape), global params: the weights of E.
+    * `head.weight` (features - local_features, outputs) and `head.bias` (outputs,), global params: the dense
+      layer G.
+    * `beta` (C, 1, local_features, outputs), a local site.
+    * `bias` (C, 1, outputs), a local site under a flat prior, to be inferred as a point.
+    * `global_prior`, a global factor, where `global_scale` is given.
+    * the observed site, named after the field `y`, and the global sites of the likelihood, if any.
 
     Args:
-        embedding: rows (B, ...) -> (B, features), of images or of tables; dropout off (the posterior is noise enough).
-        outputs: K, classes or whatever the likelihood takes.
-        features: of the embedding. Default: the paper's, as is `local_features`.
-        local_features: how many of them, the last, the clients' own heads read.
-        prior_scale: of beta; None: Glorot's, sqrt(2 / (local_features + K)), "the initialiser's" of the paper.
-        likelihood: from `hierfl.models.likelihood`, or `(output (C, B, K)) -> distribution`. Default `categorical()`.
-        merge: of the outputs of G and of the client's own head. Default: their sum, the paper's.
-        global_scale: standard deviation of a Normal prior of the global params, for `gamma` > 0; None: flat.
-        x: the field that goes in.
-        y: the field of labels.
+        embedding: maps rows (B, ...) to (B, features). Dropout must be off: the posterior is already a source
+            of noise.
+        outputs: number of outputs: classes, or whatever the likelihood takes.
+        features: number of features of the embedding. Default: the paper's.
+        local_features: how many of them, the last ones, the local heads read. Default: the paper's.
+        prior_scale: standard deviation of beta, > 0. Default None: Glorot's
+            sqrt(2 / (local_features + outputs)), which the paper calls the initialiser's.
+        likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
+            of batch shape (C, B). Default `categorical()`.
+        merge: combines the outputs of G and of the local head. Default: their sum, as in the paper.
+        global_scale: standard deviation of a Normal prior of the global params, for `gamma` > 0 in
+            `hierfl.methods.fedvi`. Default None: a flat prior.
+        x: name of the field of inputs.
+        y: name of the field of labels.
 
     Raises:
-        ValueError: no feature left for G or for the clients; a module that `bayesian_network` refuses.
+        ValueError: `local_features` leaves no feature to G or to the local heads; or `bayesian_network` does
+            not accept the embedding.
 
     Reference: Section 5 of Vedadi et al. 2023, arXiv:2305.13672.
     """
@@ -60,7 +77,8 @@ class PersonalHeads:
     ) -> None:
         if not 0 < local_features < features:
             raise ValueError(
-                f"local_features is {local_features}; of {features} features some go to each head: 1 to {features - 1}"
+                f"local_features is {local_features}: of {features} features each head needs some, "
+                f"so it must be 1 to {features - 1}"
             )
         self.net = frozen_copy(embedding)
         self.tensors = weights(self.net)
@@ -80,23 +98,25 @@ class PersonalHeads:
         self.__name__ = "personal_heads"
 
     def _embedded(self, batch: ClientBatch) -> Tensor:
-        own = {
+        """Return the embedding of all rows, (C, B, features)."""
+        params = {
             name: pyro.param(f"embedding.{name}", start.clone())
             for name, start in self.tensors.items()
         }
-        found = apply(self.net, {}, own, field(batch, self.x))
-        if found.shape[2:] != (self.features,):
+        features = apply(self.net, {}, params, field(batch, self.x))
+        if features.shape[2:] != (self.features,):
             raise ValueError(
-                f"the embedding gives {tuple(found.shape[2:])} a row; features={self.features} are asked for"
+                f"the embedding gives shape {tuple(features.shape[2:])} per row, "
+                f"but features={self.features}: the two must agree"
             )
-        return found
+        return features
 
     def global_features(self, batch: ClientBatch) -> Tensor:
-        """R_g of every row, (C, B, features - local_features)."""
+        """Return r_g of every row, (C, B, features - local_features): what a guide reads."""
         return self._embedded(batch)[..., : self.features - self.local_features]
 
     def __call__(self, batch: ClientBatch) -> None:
-        """The generative program."""
+        """Run the model on a batch."""
         label, above = self.likelihood(), self.features - self.local_features
         start = (
             noise.normals(noise.fold(noise.root_key(0), noise.word("head")), (above, self.outputs))
@@ -115,9 +135,8 @@ class PersonalHeads:
             pyro.factor("global_prior", each.sum())
         with batch.clients():
             scale = torch.full((self.local_features, self.outputs), self.prior_scale)
-            beta = pyro.sample(
-                "beta", dist.Normal(torch.zeros_like(scale), scale).to_event(2)
-            )  # (C, 1, features, K)
+            # (C, 1, local_features, outputs)
+            beta = pyro.sample("beta", dist.Normal(torch.zeros_like(scale), scale).to_event(2))
             flat = Penalised(torch.zeros(self.outputs), lambda b: 0.0 * b.sum())
             bias = pyro.sample("bias", flat)
             common = rows[..., :above] @ weight + offset

@@ -1,4 +1,4 @@
-"""Poisson regression with varying intercepts and slopes, and an exposure."""
+"""Poisson regression with varying intercepts and slopes, and with an exposure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ def poisson(
     exposure: str | None = None,
     **coefficients: Unpack[Coefficients],
 ) -> Model:
-    """y_kn ~ Poisson(e_kn exp(a_k + x_kn . b_k)), counts 0, 1, 2, ...
+    """Build a Poisson regression with varying intercepts and slopes.
 
-    Sites: those of `Coefficients`; the observed one, named as the field `y`.
+        y_kn ~ Poisson(e_kn exp(a_k + x_kn . b_k))
+
+    Sites: those of `Coefficients`, and the observed one, named after the field `y`.
 
     Args:
-        x: the field of features, (D,) or () a row; None: no slopes.
-        y: the field of counts.
-        exposure: the field that holds e, > 0: person-years, area (an offset o is the exposure exp(o)). Default 1.
-        **coefficients: as `Coefficients`.
+        x: name of the field of features, (F,) or () per row. None: no slopes.
+        y: name of the field of counts 0, 1, 2, ...
+        exposure: name of the field that holds the exposure e > 0, such as person-years or area. An offset o
+            is the exposure exp(o). Default None: e = 1.
+        **coefficients: the keys of `Coefficients`.
 
     Raises:
-        ValueError: as `Coefficients`.
+        ValueError: as for `Predictor`.
 
     >>> poisson(slopes="global", exposure="person_years").__name__
     'poisson'
@@ -41,9 +44,9 @@ def poisson(
 
     def poisson(batch: ClientBatch) -> None:
         own = predictor(batch)
-        at_risk = 1.0 if exposure is None else field(batch, exposure)
+        exposed = 1.0 if exposure is None else field(batch, exposure)
         with batch.clients():
-            rate = at_risk * own().exp()
+            rate = exposed * own().exp()
             with batch.data():
                 observe(y, dist.Poisson(rate), batch)
 

@@ -1,4 +1,4 @@
-"""Priors of one number or one tensor as sites: global ones, and a client's own given those."""
+"""Priors as sites: global ones of a number or a tensor, and local ones given those."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 Prior = TorchDistributionMixin | Tensor | float
-"""A distribution (of one number, meant for each alike, or of the whole tensor); or a known value, which makes no site."""
+"""A distribution, of one number (the same for each element) or of the whole tensor; or a known value."""
 
 
 def given(
     name: str, prior: Prior, shape: tuple[int, ...] = (), *, start: Tensor | None = None
 ) -> Tensor:
-    """A tensor with a prior: a global site where the prior is a distribution, else the known value.
+    """Return a tensor that has a prior: the value of a global site, or a known value.
+
+    A distribution makes a global site; a number or a tensor makes none.
 
     Args:
-        name: of the site.
-        prior: of shape () or `shape`, batch and event dimensions alike.
-        shape: of the value.
-        start: where a guide should start, `shape`; None: at the prior's mean.
+        name: the site's.
+        prior: a distribution or a known value, of shape () or `shape`. The shape of a distribution is that of
+            its batch and event dimensions together.
+        shape: shape of the tensor.
+        start: initial value for guides, of shape `shape`. Default None: the prior's mean.
 
     Raises:
-        ValueError: a prior of another shape.
+        ValueError: the prior's shape is neither () nor `shape`.
+        TypeError: the prior is a torch distribution that is not Pyro's.
     """
     if not is_distribution(prior):
         known = torch.as_tensor(prior, dtype=torch.get_default_dtype())
@@ -36,85 +40,100 @@ def given(
         return known.expand(shape)
     _check_shape(name, prior.shape(), shape)
     each = prior if prior.shape() == torch.Size(shape) else prior.expand(shape)
-    value: Tensor = pyro.sample(name, each.to_event(len(each.batch_shape)), infer=_start(start))
+    value: Tensor = pyro.sample(
+        name, each.to_event(len(each.batch_shape)), infer=_start_option(start)
+    )
     return value
 
 
 def _check_shape(name: str, found: torch.Size, wanted: tuple[int, ...]) -> None:
     if found not in (torch.Size(), torch.Size(wanted)):
         raise ValueError(
-            f"the prior of '{name}' has shape {tuple(found)}: it must be of one number, or of shape {wanted}"
+            f"the prior of '{name}' has shape {tuple(found)}: "
+            f"it must be the prior of one number, or have shape {wanted}"
         )
 
 
 def varying(
     name: str, loc: Tensor, scale: Tensor, *, centred: bool, start: Tensor | None = None
 ) -> Tensor:
-    """A client's own tensor, to be called inside the clients plate: (C, 1, *event) with `loc`'s shape as event.
+    """Return a local tensor, (C, 1, *event), where *event is the shape of `loc`.
 
-        centred:      w_k ~ Normal(loc, scale^2),                               a site `name`
-        non-centred:  w_k = loc + scale * z_k,  z_k ~ Normal(0, 1),             a site `name_offset`, and `name` recorded
+    Call it inside the clients plate.
 
-    One density of (loc, scale, w) in two coordinates. The posterior of z_k hardly depends on scale where clients have few rows,
-    that of w_k where they have many: choose accordingly if the guide cannot follow (all but `guides.conditional`).
+        centred:      w_k ~ Normal(loc, scale^2)
+        non-centred:  w_k = loc + scale * z_k,    z_k ~ Normal(0, 1)
+
+    Centred, `name` is a local site. Non-centred, `name_offset` (z_k) is the local site, and `name` is
+    deterministic.
+
+    Both are the same density of (loc, scale, w) in different coordinates. The posterior of z_k hardly depends
+    on the scale where clients have few rows, and that of w_k hardly does where they have many. Choose
+    accordingly if the guide cannot represent this dependence; only `guides.conditional` can.
 
     Args:
-        name: of the site.
-        loc: (*event,), the mean.
-        scale: () or (*event,), > 0, the standard deviation.
+        name: name of w_k.
+        loc: mean, (*event).
+        scale: standard deviation > 0, () or (*event).
         centred: which of the two.
-        start: where a guide should start, `loc`'s shape; None: at the prior's mean.
+        start: initial value of w_k for guides, in the shape of `loc`. Default None: the prior's mean.
     """
     event = loc.dim()
     if centred:
         value: Tensor = pyro.sample(
-            name, dist.Normal(loc, scale).to_event(event), infer=_start(start)
+            name, dist.Normal(loc, scale).to_event(event), infer=_start_option(start)
         )
         return value
     start = None if start is None else (start - loc) / scale
     offset = pyro.sample(
         f"{name}_offset",
         dist.Normal(torch.zeros_like(loc), 1.0).to_event(event),
-        infer=_start(start),
+        infer=_start_option(start),
     )
     value = pyro.deterministic(name, loc + scale * offset, event_dim=event)
     return value
 
 
-def _start(start: Tensor | None) -> Any:
+def _start_option(start: Tensor | None) -> Any:
     return {} if start is None else {"start": start}
 
 
 def check_scale(argument: str, prior: Prior) -> Prior:
-    """A prior of a scale, as it is.
+    """Return the prior of a scale, after checking it.
+
+    Args:
+        argument: name of the argument, for the message.
+        prior: a distribution or a known value.
 
     Raises:
-        ValueError: one that allows negative values.
+        ValueError: the distribution allows negative values, or the known value is not > 0 everywhere.
     """
     if is_distribution(prior):
-        good = not bool(prior.support.check(-torch.ones(prior.shape())).any())
+        positive = not bool(prior.support.check(-torch.ones(prior.shape())).any())
     else:
-        good = bool((torch.as_tensor(prior) > 0.0).all())
-    if not good:
+        positive = bool((torch.as_tensor(prior) > 0.0).all())
+    if not positive:
         raise ValueError(
-            f"{argument} is {prior}, not all > 0: give a HalfNormal, a HalfCauchy, a LogNormal or a number"
+            f"{argument} is {prior}, but a scale must be > 0: "
+            f"use a HalfNormal, a HalfCauchy, a LogNormal or a number > 0"
         )
     return prior
 
 
 def is_distribution(prior: Prior) -> TypeGuard[TorchDistributionMixin]:
-    """Whether a prior is a distribution, and no known value.
+    """Return whether a prior is a distribution, rather than a known value.
 
     Raises:
-        TypeError: a distribution of torch that is not Pyro's.
+        TypeError: the prior is a torch distribution that is not Pyro's.
     """
     if isinstance(prior, Distribution) and not isinstance(prior, TorchDistributionMixin):
         raise TypeError(
-            f"{type(prior).__name__} is torch's own: take pyro.distributions.{type(prior).__name__}"
+            f"{type(prior).__name__} is a torch distribution, not Pyro's: "
+            f"use pyro.distributions.{type(prior).__name__}"
         )
     return isinstance(prior, Distribution)
 
 
 def either(prior: Prior | None, default: Callable[[], Prior]) -> Prior:
-    """The prior handed in, or the default, made now: in torch's default dtype of now."""
+    """Return the prior if there is one, else the default, made now, in torch's current default dtype."""
     return default() if prior is None else prior

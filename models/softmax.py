@@ -17,29 +17,30 @@ from hierfl.program.sites import Model
 def softmax(
     num_classes: int, x: str | None = "x", y: str = "y", **coefficients: Unpack[Coefficients]
 ) -> Model:
-    """y_kn ~ Categorical(softmax(a_k + x_kn . b_k)), a_k (K,) and b_k (D, K), labels 0..K-1.
+    """Build a softmax regression with varying intercepts and slopes.
 
-    Every class has coefficients, none is the reference: the likelihood leaves their mean over the classes free and the prior
-    holds it, so that no class is treated unlike another. Compare classes by differences of coefficients.
+        y_kn ~ Categorical(softmax(a_k + x_kn . b_k)),    a_k (classes,),  b_k (F, classes)
 
-    Sites: those of `Coefficients`; the observed one, named as the field `y`.
+    Every class has coefficients; none is the reference. The likelihood does not determine their mean over the
+    classes; the prior determines it, and so all classes are treated alike. Compare classes by differences of
+    coefficients.
+
+    Sites: those of `Coefficients`, and the observed one, named after the field `y`.
 
     Args:
-        num_classes: K, 2 or more.
-        x: the field of features, (D,) or () a row; None: no slopes.
-        y: the field of labels.
-        **coefficients: as `Coefficients`.
+        num_classes: number of classes, 2 or more.
+        x: name of the field of features, (F,) or () per row. None: no slopes.
+        y: name of the field of labels, 0 to num_classes - 1.
+        **coefficients: the keys of `Coefficients`.
 
     Raises:
-        ValueError: as `Coefficients`; fewer than two classes.
+        ValueError: `num_classes` is less than 2; or as for `Predictor`.
 
     >>> softmax(3, centred=True).__name__
     'softmax'
     """
     if num_classes < 2:
-        raise ValueError(
-            f"num_classes is {num_classes}: a softmax chooses among two classes or more"
-        )
+        raise ValueError(f"num_classes is {num_classes}: it must be 2 or more")
     predictor = Predictor(x, (num_classes,), **coefficients)
 
     def softmax(batch: ClientBatch) -> None:

@@ -1,4 +1,4 @@
-"""Priors of a network's weights: what stands above each tensor, and a client's own given that."""
+"""Priors of a network's weights: of each tensor's mean and scale, and of local tensors given these."""
 
 from __future__ import annotations
 
@@ -19,20 +19,24 @@ Scale = Literal["learned"] | Prior
 
 @dataclass(frozen=True, eq=False)
 class WeightPriors:
-    """w_k ~ Normal(theta, s^2) for each tensor that is a client's own, theta alone for each other.
+    """The priors of all weight tensors of a network.
+
+        w_k ~ Normal(theta, s^2)  for each local tensor,    theta alone  for each global one
 
     Args:
-        tensors: name -> the module's own values.
-        own: names of those that are a client's own.
-        loc: theta of those.
-        scale: s.
-        scale_start: where a learned s starts.
-        scale_link: how it is learned.
-        shared: prior of the other tensors' theta; None: point estimates.
+        tensors: name -> the module's own values, (*shape).
+        own: names of the local tensors.
+        loc: theta of the local tensors: "zero", "module" (the module's values), "learned", a number or a
+            prior.
+        scale: s, > 0: "learned", a number or a prior.
+        scale_start: initial value of a learned s, > 0.
+        scale_link: "softplus" or "exp", the function from a real number to a learned s.
+        shared: prior of theta of the global tensors. None: point estimates.
         centred: see `priors.varying`.
 
     Raises:
-        ValueError: another word than those allowed, or a scale that is not > 0.
+        ValueError: `loc` or `scale` is a string other than these, `scale_link` is neither "softplus" nor
+            "exp", or a scale is not > 0.
     """
 
     tensors: Mapping[str, Tensor]
@@ -45,14 +49,15 @@ class WeightPriors:
     centred: bool
 
     def __post_init__(self) -> None:
-        """Refuse what is no prior."""
+        """Check the arguments."""
         if isinstance(self.loc, str) and self.loc not in ("zero", "module", "learned"):
             raise ValueError(
-                f"prior_loc is {self.loc!r}; it must be 'zero', 'module', 'learned', a number or a distribution"
+                f"prior_loc is {self.loc!r}: "
+                f"it must be 'zero', 'module', 'learned', a number or a distribution"
             )
         if isinstance(self.scale, str) and self.scale != "learned":
             raise ValueError(
-                f"prior_scale is {self.scale!r}; it must be 'learned', a number or a distribution"
+                f"prior_scale is {self.scale!r}: it must be 'learned', a number or a distribution"
             )
         check_scale("scale_start", self.scale_start)
         scale_constraint(self.scale_link)
@@ -60,7 +65,12 @@ class WeightPriors:
             check_scale("prior_scale", self.scale)
 
     def above(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Theta of every tensor and s of the clients' own, by name: global params and sites, outside the plate."""
+        """Declare the global params and sites. Call it outside the plates.
+
+        Returns:
+            theta of every tensor by name, (*shape) each, and s of the local tensors by name, () or (*shape)
+            each.
+        """
         return {name: self._theta(name) for name in self.tensors}, {
             name: self._scale(name) for name in self.tensors if name in self.own
         }
@@ -84,8 +94,9 @@ class WeightPriors:
         return given(f"scale.{name}", self.scale)
 
     def below(self, theta: Mapping[str, Tensor], scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The clients' own tensors, (C, 1, *shape) each, inside the plate."""
-        # A guide starts at the prior's mean. Where that is not the module's values it must be told: at 0 a network has no slope.
+        """Sample the local tensors, (C, 1, *shape) each. Call it inside the clients plate."""
+        # Guides start at the prior's mean. Where that is a given number, they start at the module's values
+        # instead: with all weights at 0, a network has no gradient.
         known = self.loc == "zero" if isinstance(self.loc, str) else not is_distribution(self.loc)
         return {
             name: varying(

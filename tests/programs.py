@@ -1,4 +1,4 @@
-"""What the tests of the core share: small federations, programs known in closed form, and that closed form."""
+"""Shared by the tests of the core: small federations, models, and closed-form posteriors of some of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from hierfl.data.clients import ClientData
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family
 
-NAMES = ("north", "south", "east", "west", "mid")  # their order is not that of the alphabet
-fit = partial(
-    hierfl.fit, compile=False
-)  # a few rounds do not repay compiling; tests of the compiled step are apart
+NAMES = ("north", "south", "east", "west", "mid")  # not in alphabetical order
+# compiling does not pay for a few rounds; the compiled step has tests of its own
+fit = partial(hierfl.fit, compile=False)
 read = hierfl.read
 
 FAMILIES: dict[str, Family] = {
@@ -40,7 +39,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def federation(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> ClientData:
-    """Ragged clients with features x (2,), labels y, ill (0/1) and visits (counts), and a field of clients, `height`."""
+    """Clients with different numbers of rows.
+
+    Fields: features x (2,), labels y, ill (0/1) and visits (counts). Client field: `height`.
+    """
     g = torch.Generator().manual_seed(seed)
     n = sum(counts)
     x = torch.randn(n, 2, generator=g)
@@ -56,7 +58,10 @@ def federation(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> Client
 
 
 def regression(batch: ClientBatch) -> None:
-    """Varying slopes with an unknown spread, their mean moved by a field of clients: nothing in it is conjugate."""
+    """Varying slopes with an unknown spread, whose mean is shifted by a client field.
+
+    No part of it is conjugate.
+    """
     loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
     spread = pyro.sample("spread", dist.HalfNormal(1.0))
     lift = pyro.sample("lift", dist.Normal(0.0, 1.0))
@@ -69,7 +74,7 @@ def regression(batch: ClientBatch) -> None:
 
 
 def logistic(batch: ClientBatch) -> None:
-    """The same slopes under 0/1 labels, with known spread."""
+    """Varying slopes with a known spread, and 0/1 labels."""
     loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
     with batch.clients():
         slope = pyro.sample("slope", dist.Normal(loc, 0.7).to_event(1))
@@ -77,7 +82,7 @@ def logistic(batch: ClientBatch) -> None:
             pyro.sample("ill", dist.Bernoulli(logits=(batch.x * slope).sum(-1)), obs=batch.ill)
 
 
-# ------------------------------------------------------------------------------------------------ closed form
+# ---------------------------------------------------------------------------------------------- closed forms
 def three() -> ClientData:
     """Example E2 of methods_bayesian.md."""
     return ClientData.from_clients(
@@ -101,7 +106,7 @@ NOISE = 0.8
 
 
 def slopes(batch: ClientBatch) -> None:
-    """g ~ MVN, b_k ~ MVN(g, L), y ~ Normal(x b_k, v): all variances known, all correlated."""
+    """g ~ MVN, b_k ~ MVN(g, L), y ~ Normal(x b_k, v): all variances are known, and all numbers correlated."""
     g = pyro.sample("g", dist.MultivariateNormal(PRIOR_LOC, scale_tril=PRIOR_TRIL))
     with batch.clients():
         b = pyro.sample("b", dist.MultivariateNormal(g, scale_tril=SPREAD_TRIL))
@@ -111,7 +116,17 @@ def slopes(batch: ClientBatch) -> None:
 
 @dataclass(frozen=True)
 class Exact:
-    """The posterior of a linear-Gaussian hierarchy: of g, of each b_k, of b_k given g (mean at g, covariance, slope in g)."""
+    """The posterior of a linear-Gaussian hierarchy, with K unknowns at each level.
+
+    Args:
+        loc: mean of g, (K,).
+        cov: covariance of g, (K, K).
+        own_loc: mean of each b_k, (N, K).
+        own_cov: covariance of each b_k, (N, K, K).
+        given_slope: slope of the mean of b_k given g, (N, K, K).
+        given_cov: covariance of b_k given g, (N, K, K).
+        log_evidence: log density of all rows.
+    """
 
     loc: Tensor
     cov: Tensor
@@ -123,7 +138,7 @@ class Exact:
 
 
 def exact(data: ClientData, name: str) -> Exact:
-    """Oracle O1 of methods_in_depth.md, for `means` or `slopes`."""
+    """Return the posterior of `means` or `slopes`: oracle O1 of methods_in_depth.md."""
     if name == "means":
         m0, s0, spread, v = torch.zeros(1), 4.0 * torch.eye(1), torch.eye(1), 1.0
         designs = [torch.ones(int(c), 1) for c in data.counts]
@@ -162,7 +177,10 @@ def exact(data: ClientData, name: str) -> Exact:
 
 # ------------------------------------------------------------------------------------------------ handlers
 class Given(Messenger):
-    """Params and draws that are handed in, for running a program under Pyro's own machinery: written apart from hierfl's."""
+    """Params and draws that are given, for running a model under Pyro's own machinery.
+
+    It is written independently of hierfl's handlers.
+    """
 
     def __init__(self, params: Params, values: dict[str, Tensor]) -> None:
         super().__init__()
@@ -178,7 +196,7 @@ class Given(Messenger):
 
 
 def at_random(program: Program, *, seed: int = 0, by: float = 0.3) -> Params:
-    """All params, away from where they start: of one client for local ones."""
+    """Return all params at random points near their start: those of one client for local ones."""
     g = torch.Generator().manual_seed(seed)
     shared, own = program.start()
     return {

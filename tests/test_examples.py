@@ -1,4 +1,4 @@
-"""Every example runs, small; one that is not listed here fails."""
+"""Every example runs with --smoke, and every example is listed here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = {  # and a word that each must say
+EXAMPLES = {  # file -> text that its output must contain
     "fedabml_toy.py": "from least squares",
     "fedmap_lines.py": "client 5, 50 rows",
     "fedmap_synthetic.py": "FedMAP",
@@ -28,7 +28,7 @@ def test_every_example_is_listed() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_runs(name: str) -> None:
+def test_example_runs(name: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name), "--smoke"],

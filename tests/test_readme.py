@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, with fewer rounds and draws."""
+"""The Python of the README runs as it stands, with fewer rounds and draws."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def run(code: str, **names: Any) -> dict[str, Any]:
+    """Run a block of the README with fewer rounds and draws; return the names that it defines."""
     small = re.sub(r"rounds=\d+", "rounds=4", re.sub(r"draws=\d+", "draws=10", code))
     small = small.replace("every=100", "every=2").replace("score_every=50", "score_every=2")
     exec(compile(small, "README.md", "exec"), names)
     return names
 
 
-def test_there_are_four_blocks() -> None:
+def test_readme_has_four_blocks() -> None:
     assert len(BLOCKS) == 4
 
 
-def test_the_program_and_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_fit_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     code = BLOCKS[0].replace(
@@ -56,7 +57,7 @@ def test_the_program_and_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
-def test_the_method() -> None:
+def test_block_that_writes_a_method() -> None:
     data = hierfl.ClientData.from_arrays(
         [0] * 9 + [1] * 30, x=torch.randn(39, 4), y=torch.arange(39) % 3
     )

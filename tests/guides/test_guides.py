@@ -1,4 +1,4 @@
-"""Every family covers every kind of latent site, on any model, by one call; so do guides written by hand."""
+"""Every guide family handles every kind of latent site of any model, and so do hand-written guides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from hierfl.program.program import Answer
 from hierfl.program.sites import Family
 from tests.programs import FAMILIES, at_random, federation, fit, logistic, read, regression
 
-SHAPES = {  # site -> shape of one draw, of one client for local ones, and its support
+# site -> shape of one draw (of one client for local sites), and support
+SHAPES = {
     "real": ((), dist.constraints.real),
     "weights": ((3,), dist.constraints.simplex),
     "spread": ((2,), dist.constraints.positive),
@@ -36,7 +37,10 @@ SHAPES = {  # site -> shape of one draw, of one client for local ones, and its s
 
 
 def rich(batch: ClientBatch) -> None:
-    """A site of every kind, global and local: intervals, simplices, vectors, correlations, and a plate besides clients."""
+    """A site of every kind, global and local.
+
+    There are intervals, simplices, vectors, correlations, and a plate besides that of the clients.
+    """
     real = pyro.sample("real", dist.Normal(0.0, 1.0))
     weights = pyro.sample("weights", dist.Dirichlet(torch.full((3,), 2.0)))
     spread = pyro.sample("spread", dist.HalfNormal(1.0).expand([2]).to_event(1))
@@ -66,29 +70,30 @@ def rich(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(loc, rate), obs=batch.y)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:There is a performance drop"
-)  # vmap over a simplex's or a correlation's transform
+# vmap over the transform of a simplex or of a correlation gives this warning
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_kind_of_site_is_covered(family: str) -> None:
+def test_every_family_handles_every_kind_of_site(family: str) -> None:
     guide = guides.conditional(newton_steps=10) if family == "conditional" else FAMILIES[family]
     fitted = fit(hierfl.methods.fedsvi(rich, guide), federation((5, 3, 7)), rounds=2)
     draws = fitted.draws(7)
     found = {**draws.shared, **draws.own}
     assert set(found) == set(SHAPES)
     for name, (shape, support) in SHAPES.items():
-        lead = (7, 3) if name.startswith("own") else (7,)
-        assert found[name].shape == (*lead, *shape), name
+        leading = (7, 3) if name.startswith("own") else (7,)
+        assert found[name].shape == (*leading, *shape), name
         assert bool(support.check(found[name]).all()), name
         distinct = len(found[name].reshape(7, -1).unique(dim=0))
         assert distinct == (1 if family == "delta" else 7), name
     if family != "delta":
-        assert len(draws.own["own_rate"].unique()) == 21, "no two clients draw alike"
+        assert len(draws.own["own_rate"].unique()) == 21, "all clients draw different values"
     assert fitted.history["elbo"].notna().all()
 
 
-def test_a_client_whose_mode_is_not_reached_says_how_to_mend() -> None:
-    with pytest.raises(ValueError, match="newton_steps"):
+def test_conditional_without_a_mode_suggests_more_newton_steps() -> None:
+    with pytest.raises(
+        ValueError, match="after newton_steps=1, the log joint of a client is not curved"
+    ):
         fit(
             hierfl.methods.fedsvi(rich, guides.conditional(newton_steps=1)),
             federation((5, 3, 7)),
@@ -96,17 +101,19 @@ def test_a_client_whose_mode_is_not_reached_says_how_to_mend() -> None:
         )
 
 
-# ------------------------------------------------------------------ one call, options, names
+# ------------------------------------------------------------------ options and names
 @pytest.mark.parametrize("name", guides.__all__)
-def test_what_is_exported_is_documented_and_named_as_it_is_called(name: str) -> None:
+def test_exported_guides_are_documented_and_keep_their_names(name: str) -> None:
     made = getattr(guides, name)
     assert (made.__doc__ or "").split("\n")[0].endswith((".", ":"))
     assert made.__name__ == name
     if isinstance(made, Family):
-        assert made.build.__name__ == name, "a recipe on disk finds a family by its function's name"
+        assert made.build.__name__ == name, (
+            "a saved recipe looks a family up by its function's name"
+        )
 
 
-def test_options_are_kept_one_over_the_other() -> None:
+def test_later_options_override_earlier_ones() -> None:
     wide = guides.low_rank(rank=3)(init_scale=0.5)
     assert dict(wide.options) == {"rank": 3, "init_scale": 0.5}
     assert dict(wide(rank=1).options) == {"rank": 1, "init_scale": 0.5}
@@ -117,7 +124,8 @@ def test_options_are_kept_one_over_the_other() -> None:
 
 @pytest.mark.parametrize(
     ("family", "sizes"),
-    [  # of regression: 4 global numbers, 2 local ones
+    # `regression` has 4 global and 2 local numbers
+    [
         (guides.delta, {"loc.at": (2,), "spread.at": (), "lift.at": (), "slope.at": (1, 1, 2)}),
         (
             guides.low_rank(rank=3),
@@ -136,20 +144,20 @@ def test_options_are_kept_one_over_the_other() -> None:
         ),
     ],
 )
-def test_params(family: Family, sizes: dict[str, tuple[int, ...]]) -> None:
+def test_shapes_of_params(family: Family, sizes: dict[str, tuple[int, ...]]) -> None:
     shared, own = read(regression, family, federation()).start()
     found = {name: tuple(value.shape) for name, value in {**shared, **own}.items()}
     assert sizes.items() <= found.items()
     assert {name for name in own if name.startswith("_shared")} == set()
     if family.build in (guides.conditional.build, guides.unrolled.build, guides.amortised.build):
-        assert own == {}, "clients keep nothing"
+        assert own == {}, "clients keep no state"
     if family.options.get("full") is False:
         assert "_local.lower" not in found
 
 
 @pytest.mark.parametrize("family", ["structured", "conditional", "amortised", "unrolled"])
 @pytest.mark.parametrize("shared", [full_normal, diagonal_normal, low_rank_normal, spline_flow])
-def test_any_posterior_of_the_global_sites(family: str, shared: object) -> None:
+def test_families_take_any_posterior_of_the_global_sites(family: str, shared: object) -> None:
     program = read(regression, FAMILIES[family](shared=shared), federation())
     terms = program.terms(at_random(program, by=0.05), full_batch(federation(), torch.tensor([0])))
     assert all(bool(t.isfinite().all()) for t in terms)
@@ -159,8 +167,8 @@ def test_any_posterior_of_the_global_sites(family: str, shared: object) -> None:
 @pytest.mark.parametrize(
     "family", [name for name in FAMILIES if name not in ("delta", "structured_flow")]
 )
-def test_where_a_guide_starts(family: str, init_scale: float) -> None:
-    """At the priors' middles, with the standard deviation that was asked for."""
+def test_guides_start_at_the_prior_with_the_given_scale(family: str, init_scale: float) -> None:
+    """Guides start at the middles of the priors, with standard deviation `init_scale`."""
     options: dict[str, Any] = (
         {"shared": lambda block: full_normal(block, init_scale=init_scale)}
         if "shared" in _options(family)
@@ -171,9 +179,8 @@ def test_where_a_guide_starts(family: str, init_scale: float) -> None:
     program = read(regression, FAMILIES[family](**options), data)
     shared, own = program.start()
     batch = full_batch(data, torch.tensor([0]))
-    with pyro.validation_enabled(
-        False
-    ):  # its checks look at values, which no map over draws allows
+    # Pyro's checks look at values, which vmap does not allow
+    with pyro.validation_enabled(False):
         draws = torch.vmap(lambda d: program.draw({**shared, **own}, batch.redrawn(d)))(
             torch.arange(2000, dtype=torch.int32)
         )
@@ -186,11 +193,13 @@ def test_where_a_guide_starts(family: str, init_scale: float) -> None:
 
 
 def _options(family: str) -> set[str]:
+    """Names of the options of a family."""
     code = FAMILIES[family].build.__code__
     return set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 def by_hand(batch: ClientBatch) -> None:
+    """A hand-written guide for `logistic`."""
     loc = pyro.param("g", torch.zeros(2))
     pyro.sample("loc", dist.Normal(loc, 0.1).to_event(1))
     with batch.clients():
@@ -201,7 +210,7 @@ def by_hand(batch: ClientBatch) -> None:
         pyro.sample("slope", dist.Normal(loc + own, scale).to_event(1))
 
 
-def test_guides_by_hand_go_wherever_a_family_does() -> None:
+def test_hand_written_guide_can_replace_a_family() -> None:
     data = federation((6, 6, 6))
     fitted = fit(hierfl.methods.fedsvi(logistic, by_hand), data, rounds=60, seed=1)
     assert fitted.history["elbo"].tail(10).mean() > fitted.history["elbo"].head(10).mean()
@@ -210,7 +219,7 @@ def test_guides_by_hand_go_wherever_a_family_does() -> None:
     assert {"w", "s"} == set(fitted.progress.table["params"])
 
 
-def test_delta_finds_the_map_and_nothing_is_drawn() -> None:
+def test_delta_converges_to_the_map() -> None:
     data = federation((6, 4, 5))
     options = {
         "optimiser": hierfl.optimisers.Adam(0.1),
@@ -224,10 +233,10 @@ def test_delta_finds_the_map_and_nothing_is_drawn() -> None:
             name: v[k].clone().requires_grad_() for name, v in fitted.progress.table["mean"].items()
         }
         terms = fitted.program.terms({**params, **own}, full_batch(data, torch.tensor([k])))
-        (slope,) = torch.autograd.grad(
+        (local_gradient,) = torch.autograd.grad(
             terms.loss(fitted.program.share).sum(), list(own.values()), retain_graph=True
         )
-        assert slope.abs().max() < 0.02, "each client stands at the top of its own log joint"
+        assert local_gradient.abs().max() < 0.02, "each client is at the mode of its log joint"
         total = total + terms.loss(fitted.program.share).sum()
     (gradient,) = torch.autograd.grad(total, list(params.values()))
     assert gradient.abs().max() < 0.02
@@ -237,6 +246,7 @@ def test_delta_finds_the_map_and_nothing_is_drawn() -> None:
 def local_params(
     batch: ClientBatch, params: dict[str, Tensor], program: hierfl.Program
 ) -> tuple[Tensor, Tensor]:
+    """Mean and scale of the guide's local vector, (C, 1, D) each."""
     with Answer(params, batch):
         nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
     site = nodes["_local"]["fn"].base_dist
@@ -244,15 +254,15 @@ def local_params(
 
 
 @pytest.mark.parametrize("fields", [None, ("x",), ("x", "y")])
-def test_amortised_sees_a_set_of_rows(fields: tuple[str, ...] | None) -> None:
+def test_amortised_ignores_padding_and_order(fields: tuple[str, ...] | None) -> None:
     data = federation((5, 3, 7))
     program = read(regression, guides.amortised(fields=fields, hidden=6), data)
     params = at_random(program)
     alone = local_params(full_batch(data, torch.tensor([0])), params, program)
     padded = local_params(full_batch(data, torch.tensor([2, 0])), params, program)
     order = torch.tensor([3, 1, 4, 0, 2, *range(5, 15)])
-    turned = data.with_fields(**{name: value[order] for name, value in data.fields.items()})
-    shuffled = local_params(full_batch(turned, torch.tensor([0])), params, program)
+    permuted = data.with_fields(**{name: value[order] for name, value in data.fields.items()})
+    shuffled = local_params(full_batch(permuted, torch.tensor([0])), params, program)
     again = type(data)(
         {k: data.fields[k] for k in reversed(list(data.fields))},
         data.offsets,
@@ -261,21 +271,23 @@ def test_amortised_sees_a_set_of_rows(fields: tuple[str, ...] | None) -> None:
     )
     reordered = local_params(full_batch(again, torch.tensor([0])), params, program)
     for k in range(2):
-        assert torch.allclose(padded[k][1], alone[k][0], atol=1e-12), "padding is not seen"
-        assert torch.allclose(shuffled[k], alone[k], atol=1e-12), "nor the order of rows"
-        assert torch.allclose(reordered[k], alone[k], atol=1e-12), "nor that of fields"
+        assert torch.allclose(padded[k][1], alone[k][0], atol=1e-12), "padded rows have no effect"
+        assert torch.allclose(shuffled[k], alone[k], atol=1e-12), "the order of rows has no effect"
+        assert torch.allclose(reordered[k], alone[k], atol=1e-12), (
+            "the order of fields has no effect"
+        )
     other = local_params(full_batch(data, torch.tensor([1])), params, program)
     assert not torch.allclose(other[0], alone[0], atol=1e-3)
 
 
-def test_amortised_names_the_field_it_lacks() -> None:
+def test_amortised_names_the_missing_field() -> None:
     with pytest.raises(
-        ValueError, match="the amortised guide reads the field 'age', which these data lack"
+        ValueError, match="the amortised guide reads the field 'age', which the data do not have"
     ):
         read(regression, guides.amortised(fields=("x", "age")), federation())
 
 
-def test_a_family_leaves_no_state_between_programs() -> None:
+def test_programs_of_one_family_share_no_state() -> None:
     one = read(regression, guides.structured, federation())
     before = {k: v.clone() for k, v in named_leaves(one.start()).items()}
     read(logistic, guides.structured, federation((3, 2)))

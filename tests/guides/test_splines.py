@@ -1,4 +1,4 @@
-"""The flow is a bijection whose Jacobian it knows, so that what it makes of a Normal is a density; and it learns."""
+"""The spline flow is a bijection with the right Jacobian, so that it maps a Normal to a density."""
 
 import math
 
@@ -14,8 +14,8 @@ from hierfl.guides.splines import SplineFlow, spline
 GRID = 400
 
 
-def wild(flow: SplineFlow, size: float) -> dict[str, Tensor]:
-    """Weights far from the start, so that the flow bends."""
+def far_from_start(flow: SplineFlow, size: float) -> dict[str, Tensor]:
+    """Weights far from the start, so that the flow is far from the identity."""
     key = noise.root_key(3)
     return {
         name: value.detach()
@@ -25,7 +25,7 @@ def wild(flow: SplineFlow, size: float) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("spread", [0.0, 2.0])
-def test_a_spline_rises_and_knows_its_slope(spread: float) -> None:
+def test_spline_increases_and_returns_its_log_slope(spread: float) -> None:
     x = torch.linspace(-7.0, 7.0, 1401)
     raw = [
         spread * noise.normals(noise.fold(noise.root_key(1), k), (n,)).expand(len(x), n)
@@ -42,9 +42,9 @@ def test_a_spline_rises_and_knows_its_slope(spread: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_the_jacobian_is_that_of_the_map(size: int) -> None:
-    flow = SplineFlow(size, hidden=3, bins=6)  # narrower than the widest: it widens by itself
-    weights = wild(flow, 0.5)
+def test_log_determinant_agrees_with_autograd(size: int) -> None:
+    flow = SplineFlow(size, hidden=3, bins=6)  # for size 5 the flow widens its networks to 5
+    weights = far_from_start(flow, 0.5)
     e = 2.0 * noise.normals(noise.root_key(5), (50, size))
 
     def value(one: Tensor) -> Tensor:
@@ -57,10 +57,13 @@ def test_the_jacobian_is_that_of_the_map(size: int) -> None:
     assert bool((torch.linalg.det(jacobian) > 0).all())
 
 
-def test_what_it_makes_of_a_normal_integrates_to_1() -> None:
-    """Of z = f(e): E_q[r(z) / q(z)] is the integral of r, which is 1 for a density r, if q is the density of z."""
+def test_transformed_normal_integrates_to_1() -> None:
+    """Let q be the density of z = f(e), e standard normal, and r any density.
+
+    Then E_q[r(z) / q(z)] is the integral of r, which is 1.
+    """
     flow = SplineFlow(2, hidden=16, bins=8)
-    weights = wild(flow, 0.2)
+    weights = far_from_start(flow, 0.2)
     unit = (torch.arange(GRID) + 0.5) / GRID
     e = dist.Normal(0.0, 1.0).icdf(torch.cartesian_prod(unit, unit))
     z, log_det = functional_call(flow, weights, (e,))

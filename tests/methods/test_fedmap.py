@@ -584,7 +584,7 @@ def test_a_prior_for_each_layer() -> None:
         not torch.equal(both.message["gamma"]["theta.0.bias"], f.message["gamma"]["theta.0.bias"])
         for f in (loose, tight)
     )
-    with pytest.raises(ValueError, match=r"prior: none of '1\.' begins '0\.weight'"):
+    with pytest.raises(ValueError, match=r"prior: none of the prefixes '1\.' fits '0\.weight'"):
         personal({"1.": Isotropic()})
 
 

@@ -354,9 +354,11 @@ def test_a_bound_of_no_confidence_is_refused(eta: float, delta: float) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="local_features is 6; of 6 features"):
+    with pytest.raises(ValueError, match="local_features is 6: of 6 features"):
         heads(local_features=6)
     with pytest.raises(ValueError, match=r"tau \(-1"):
         method(tau=-1.0)
-    with pytest.raises(hierfl.ProgramError, match=r"the embedding gives \(6,\) a row; features=7"):
+    with pytest.raises(
+        hierfl.ProgramError, match=r"the embedding gives shape \(6,\) per row, but features=7"
+    ):
         fit(method(heads(features=7)), federation(), rounds=1)

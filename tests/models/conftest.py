@@ -1,4 +1,4 @@
-"""Three ragged clients with a field for every model."""
+"""The fixture `data`: three ragged clients with a field for every model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of every model share: three clients, values drawn at random, and densities by hand."""
+"""Shared by the tests of all models: three clients, random values of the sites, and densities by hand."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def alone(data: ClientData, k: int) -> ClientBatch:
 
 
 def rows_of(data: ClientData, k: int) -> Arrays:
-    """One client's rows, without batch or padding."""
+    """One client's rows, without a batch and without padded rows."""
     return {name: value.numpy() for name, value in data.select([k]).fields.items()}
 
 
 def values_at_random(program: Program, clients: int = 3, seed: int = 0) -> Values:
-    """A value of every latent site, away from where guides start: (C, 1, *event) for local ones."""
+    """A random value of every latent site, away from where guides start: (C, 1, *event) for local ones."""
     g = torch.Generator().manual_seed(seed)
     values = {}
     for site in program.latents.sites:
@@ -64,26 +64,26 @@ def values_at_random(program: Program, clients: int = 3, seed: int = 0) -> Value
 
 
 def params_at_random(program: Program, seed: int = 0) -> Params:
-    """Unconstrained values of the model's own params."""
+    """Random unconstrained values of the model's own params."""
     g = torch.Generator().manual_seed(seed)
-    own = [
+    specs = [
         spec
         for spec in program.params
         if spec.name.startswith(("theta.", "scale.")) and not spec.name.endswith(".at")
     ]
     return {
-        spec.name: spec.start + 0.3 * torch.randn(spec.start.shape, generator=g) for spec in own
+        spec.name: spec.start + 0.3 * torch.randn(spec.start.shape, generator=g) for spec in specs
     }
 
 
 def of_client(program: Program, values: Values, k: int) -> Values:
-    """What of the values one client sees."""
+    """The values that one client sees: the global ones and its own local ones."""
     local = {site.name for site in program.latents.local_block.sites}
     return {name: value[k : k + 1] if name in local else value for name, value in values.items()}
 
 
 def numbers(values: Values, k: int, local: set[str]) -> Arrays:
-    """The same in plain shapes, as NumPy arrays."""
+    """The values of one client as NumPy arrays, without the dimensions of the plates."""
     return {
         name: (value[k, 0] if name in local else value).detach().numpy()
         for name, value in values.items()
@@ -93,29 +93,30 @@ def numbers(values: Values, k: int, local: set[str]) -> Arrays:
 def densities(
     program: Program, values: Values, batch: ClientBatch, params: Params | None = None
 ) -> tuple[Tensor, Tensor]:
+    """Log joint densities: the local part of each client (C,), and the global part ()."""
     return log_joint(program.model, values, batch, params or {})
 
 
 def check_every_engine(
     program: Program, data: ClientData, values: Values, params: Params | None = None
 ) -> Tensor:
-    """Pooled, one by one and under vmap, each client's density is the same; (C,)."""
+    """Check that each client's density is the same pooled, one by one and under vmap; return it, (C,)."""
     pooled, shared = densities(program, values, everyone(data), params)
-    each = [
+    one_by_one = [
         densities(program, of_client(program, values, k), alone(data, k), params)
         for k in range(data.num_clients)
     ]
-    torch.testing.assert_close(torch.cat([own for own, _ in each]), pooled)
-    for _, again in each:
+    torch.testing.assert_close(torch.cat([own for own, _ in one_by_one]), pooled)
+    for _, again in one_by_one:
         torch.testing.assert_close(again, shared)
     local = {site.name for site in program.latents.local_block.sites}
-    lanes = {name: value[:, None] for name, value in values.items() if name in local}
+    slots = {name: value[:, None] for name, value in values.items() if name in local}
     above = {name: value for name, value in values.items() if name not in local}
 
-    def one(lane: Values, batch: ClientBatch) -> Tensor:
-        return densities(program, {**above, **lane}, batch, params)[0]
+    def one(slot: Values, batch: ClientBatch) -> Tensor:
+        return densities(program, {**above, **slot}, batch, params)[0]
 
-    torch.testing.assert_close(over_batch(one, True)(lanes, everyone(data))[:, 0], pooled)
+    torch.testing.assert_close(over_batch(one, True)(slots, everyone(data))[:, 0], pooled)
     return pooled
 
 

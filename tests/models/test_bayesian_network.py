@@ -1,4 +1,4 @@
-"""Bayesian networks: what is global and what local, densities by hand, every engine alike."""
+"""Bayesian networks: local and global tensors, densities by hand, and agreement of all engines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mlp(outputs: int = 3) -> nn.Module:
 
 
 def names(program: Program) -> tuple[set[str], set[str], set[str]]:
-    """Local sites, global sites, and the model's own params."""
+    """Names of the local sites, of the global sites, and of the model's own params."""
     local = {site.name for site in program.latents.local_block.sites}
     return (
         local,
@@ -48,9 +48,8 @@ def names(program: Program) -> tuple[set[str], set[str], set[str]]:
 
 
 EVERY = {"0.weight", "0.bias", "2.weight", "2.bias"}
-STANDARD = functools.partial(
-    dist.Normal, 0.0, 1.0
-)  # made in the test, whose dtype is not that of import
+# called inside a test, because the default dtype there differs from that at import
+STANDARD = functools.partial(dist.Normal, 0.0, 1.0)
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "all local": dict,
     "not centred": lambda: {"centred": False},
@@ -158,7 +157,7 @@ def test_global_sites_by_hand(data: ClientData) -> None:
     assert densities(program, values, everyone(data))[1].item() == pytest.approx(by_hand)
 
 
-def test_both_coordinates_are_one_density(data: ClientData) -> None:
+def test_centred_and_non_centred_models_have_the_same_density(data: ClientData) -> None:
     centred, offset = (
         read(
             models.bayesian_network(mlp(), y="kind", prior_scale=0.3, centred=c), guides.delta, data
@@ -178,7 +177,7 @@ def test_both_coordinates_are_one_density(data: ClientData) -> None:
     torch.testing.assert_close(in_z - weights * np.log(0.3), in_w)
 
 
-def test_a_network_is_what_fedavg_averages(data: ClientData) -> None:
+def test_network_has_the_loss_and_gradient_of_plain_torch(data: ClientData) -> None:
     net = mlp()
     program = read(models.network(net, y="kind"), guides.delta, data)
     assert names(program) == (set(), set(), {f"theta.{name}" for name in EVERY})
@@ -199,7 +198,7 @@ def test_a_network_is_what_fedavg_averages(data: ClientData) -> None:
     )
 
 
-def test_pictures_and_gradients_for_all_clients_at_once(data: ClientData) -> None:
+def test_image_network_has_a_gradient_for_every_param(data: ClientData) -> None:
     net = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
     )
@@ -215,7 +214,7 @@ def test_pictures_and_gradients_for_all_clients_at_once(data: ClientData) -> Non
     assert all(bool((g != 0).any()) for g in gradient.values())
 
 
-def test_starts(data: ClientData) -> None:
+def test_guides_start_at_the_weights_of_the_module(data: ClientData) -> None:
     net = mlp()
     weight = net.get_parameter("0.weight").detach()
     learned = read(models.bayesian_network(net, y="kind"), guides.delta, data)
@@ -235,7 +234,7 @@ def test_starts(data: ClientData) -> None:
         torch.testing.assert_close(site["infer"]["start"], expected)
 
 
-def test_the_module_is_left_alone(data: ClientData) -> None:
+def test_later_changes_of_the_module_have_no_effect(data: ClientData) -> None:
     net = mlp()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     program = read(models.network(net, y="kind"), guides.delta, data)
@@ -265,7 +264,7 @@ def test_frozen_and_tied_parameters(data: ClientData) -> None:
     ("label", "likelihood"),
     [("ill", bernoulli()), ("visits", poisson()), ("y", normal()), ("y", normal(0.5))],
 )
-def test_likelihoods_of_one_output(label: str, likelihood: Any, data: ClientData) -> None:
+def test_likelihoods_with_one_output(label: str, likelihood: Any, data: ClientData) -> None:
     for net in (mlp(1), nn.Sequential(mlp(1), nn.Flatten(0))):
         program = read(
             models.bayesian_network(net, likelihood=likelihood(), y=label), guides.mean_field, data

@@ -1,4 +1,7 @@
-"""Bregman priors: identities of section 1.9 and oracles O7 and O8 of methods_in_depth.md, and a convex g of one's own."""
+"""Bregman priors: closed forms against autograd and SciPy, and a convex g of the user's own.
+
+The identities are those of section 1.9 of methods_in_depth.md, and the oracles O7 and O8 are from there too.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,15 @@ from tests.programs import federation
 COV = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
 
 
-def together(s: Tensor) -> Tensor:
+def interacting(s: Tensor) -> Tensor:
+    """A g that is not separable: its numbers interact."""
     return 0.5 * s @ COV @ s
 
 
-PRIORS: dict[str, tuple[BregmanPrior, Tensor, Tensor]] = {  # with two points where means may be
+# name -> prior, and two points in the domain of its means
+PRIORS: dict[str, tuple[BregmanPrior, Tensor, Tensor]] = {
     "gaussian": (gaussian(), torch.tensor([0.3, -1.2]), torch.tensor([1.0, 0.4])),
-    "gaussian of a precision": (
+    "gaussian with a precision": (
         gaussian(torch.tensor([4.0, 0.5])),
         torch.tensor([0.3, -1.2]),
         torch.tensor([1.0, 0.4]),
@@ -41,12 +46,12 @@ PRIORS: dict[str, tuple[BregmanPrior, Tensor, Tensor]] = {  # with two points wh
     "bernoulli": (bernoulli(), torch.tensor([0.2, 0.7]), torch.tensor([0.5, 0.9])),
     "poisson": (poisson(), torch.tensor([0.2, 3.0]), torch.tensor([1.5, 0.9])),
     "exponential": (exponential(), torch.tensor([0.2, 3.0]), torch.tensor([1.5, 0.9])),
-    "correlated, one's own": (
-        BregmanPrior(together),
+    "correlated, user-defined": (
+        BregmanPrior(interacting),
         torch.tensor([0.3, -1.2]),
         torch.tensor([1.0, 0.4]),
     ),
-    "cosh, one's own": (
+    "cosh, user-defined": (
         BregmanPrior(torch.cosh),
         torch.tensor([0.3, -1.2]),
         torch.tensor([1.0, 0.4]),
@@ -54,7 +59,7 @@ PRIORS: dict[str, tuple[BregmanPrior, Tensor, Tensor]] = {  # with two points wh
 }
 CLOSED = {
     "gaussian": lambda x, m: 0.5 * (x - m).square(),
-    "gaussian of a precision": lambda x, m: 0.5 * torch.tensor([4.0, 0.5]) * (x - m).square(),
+    "gaussian with a precision": lambda x, m: 0.5 * torch.tensor([4.0, 0.5]) * (x - m).square(),
     "bernoulli": lambda x, m: x * (x / m).log() + (1 - x) * ((1 - x) / (1 - m)).log(),
     "poisson": lambda x, m: x * (x / m).log() - x + m,
     "exponential": lambda x, m: x / m - (x / m).log() - 1.0,
@@ -84,12 +89,12 @@ def test_identities(name: str) -> None:
         + prior.divergence(y, mean)
         + ((prior.natural_of(y) - s) * (x - y)).sum()
     )
-    assert torch.allclose(prior.divergence(x, mean), three, atol=1e-10), "three points"
+    assert torch.allclose(prior.divergence(x, mean), three, atol=1e-10), "three-point identity"
 
 
 @pytest.mark.parametrize("name", PRIORS)
-def test_closed_forms_are_those_of_g(name: str) -> None:
-    """Gradient, inverse and conjugate as autograd and Newton have them from g alone, and their derivatives."""
+def test_closed_forms_agree_with_autograd_and_newton(name: str) -> None:
+    """Gradient, inverse and conjugate, and their derivatives, against those found from g alone."""
     prior, x, _ = points(name)
     bare = BregmanPrior(prior.g, natural=prior.natural, mean=prior.mean)
     s = prior.natural_of(x)
@@ -122,7 +127,7 @@ def test_divergences_in_closed_form(name: str) -> None:
     )
 
 
-def test_the_kernel_of_the_exponential_is_a_gamma_of_mode_mu() -> None:
+def test_exponential_kernel_is_a_gamma_density_with_mode_mu() -> None:
     """Oracle O8."""
     lam, mean = 3.0, 0.8
     kernel = BregmanKernel(exponential(), torch.tensor([mean]), lam)
@@ -137,8 +142,8 @@ def test_the_kernel_of_the_exponential_is_a_gamma_of_mode_mu() -> None:
         )
 
 
-def test_values_without_their_constraint_are_natural_parameters() -> None:
-    for name in ("bernoulli", "exponential", "cosh, one's own"):
+def test_unconstrained_values_are_natural_parameters() -> None:
+    for name in ("bernoulli", "exponential", "cosh, user-defined"):
         prior, x, _ = points(name)
         transform = biject_to(Means(prior))
         assert torch.allclose(transform.inv(x), prior.natural_of(x)) and torch.allclose(
@@ -149,7 +154,7 @@ def test_values_without_their_constraint_are_natural_parameters() -> None:
     assert Means(bernoulli()).check(torch.tensor([0.5, 1.5])).tolist() == [True, False]
 
 
-def test_a_step_out_of_the_domain_is_halved_towards_its_bound() -> None:
+def test_keep_inside_moves_a_value_halfway_to_the_bound() -> None:
     before = torch.tensor([-1.0, -1.0])
     assert keep_inside(exponential().natural, torch.tensor([-0.3, 0.2]), before).tolist() == [
         -0.3,
@@ -162,7 +167,7 @@ def test_a_step_out_of_the_domain_is_halved_towards_its_bound() -> None:
 
 
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "exponential"])
-def test_a_network_starts_at_the_modules_weights_and_has_the_divergence_for_its_kl(
+def test_network_starts_at_the_module_and_its_kl_is_the_divergence(
     name: str,
 ) -> None:
     module = nn.Linear(2, 1)
@@ -188,8 +193,8 @@ def test_a_network_starts_at_the_modules_weights_and_has_the_divergence_for_its_
     )
 
 
-def test_refusals() -> None:
+def test_invalid_precision_and_sampling_raise() -> None:
     with pytest.raises(ValueError, match=r"precision is -1\.0: it must be > 0"):
         gaussian(-1.0)
-    with pytest.raises(NotImplementedError, match="guide delta"):
+    with pytest.raises(NotImplementedError, match=r"fit its sites with guides\.delta"):
         BregmanKernel(poisson(), torch.ones(2)).sample()

@@ -1,4 +1,4 @@
-"""What the regressions share: the split, the coordinates, the priors, and what is refused."""
+"""Shared by the regressions: local and global coefficients, both parametrisations, priors and errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_every_engine_agrees(
 
 
 @pytest.mark.parametrize(("name", "own"), REGRESSIONS, ids=str)
-def test_both_coordinates_are_one_density(name: str, own: dict[str, Any], data: ClientData) -> None:
+def test_centred_and_non_centred_models_have_the_same_density(
+    name: str, own: dict[str, Any], data: ClientData
+) -> None:
     factory = getattr(models, name)
     centred, offset = (read(factory(**own, centred=c), guides.delta, data) for c in (True, False))
     values = values_at_random(centred)
@@ -78,7 +80,7 @@ def test_both_coordinates_are_one_density(name: str, own: dict[str, Any], data: 
     torch.testing.assert_close(same, above)
 
 
-def test_default_priors_and_the_recorded_value(data: ClientData) -> None:
+def test_default_priors_and_deterministic_slope(data: ClientData) -> None:
     program = read(models.logistic(y="ill"), guides.delta, data)
     assert [
         (site.name, site.is_local, tuple(site.start.shape)) for site in program.latents.sites
@@ -128,7 +130,7 @@ def test_priors_as_arguments(data: ClientData) -> None:
     torch.testing.assert_close(densities(program, values, everyone(data))[1], by_hand)
 
 
-def test_correlated_prior_and_known_numbers(data: ClientData) -> None:
+def test_correlated_prior_and_known_values(data: ClientData) -> None:
     joint = dist.MultivariateNormal(torch.zeros(2), torch.tensor([[1.0, 0.8], [0.8, 1.0]]))
     known: dict[str, Any] = {
         "prior_scale": torch.tensor([0.5, 2.0]),
@@ -149,7 +151,7 @@ def test_correlated_prior_and_known_numbers(data: ClientData) -> None:
     )
 
 
-def test_features_of_a_client_and_whole_numbers(data: ClientData) -> None:
+def test_client_fields_and_integer_features(data: ClientData) -> None:
     program = read(models.linear(x="region", slopes="global", centred=True), guides.delta, data)
     values = values_at_random(program)
     own = check_every_engine(program, data, values)
@@ -163,7 +165,7 @@ def test_features_of_a_client_and_whole_numbers(data: ClientData) -> None:
     assert check_every_engine(counted, data, values_at_random(counted)).isfinite().all()
 
 
-def test_a_guide_written_by_hand(data: ClientData) -> None:
+def test_hand_written_guide(data: ClientData) -> None:
     def guide(batch: ClientBatch) -> None:
         positive = dist.constraints.positive
         for name, event in (("slope_loc", (2,)), ("intercept_loc", ())):
@@ -186,7 +188,7 @@ def test_a_guide_written_by_hand(data: ClientData) -> None:
     assert program.terms({**shared, **own}, alone(data, 0)).loss(1 / 3).isfinite().all()
 
 
-def test_gradients_reach_every_coefficient(data: ClientData) -> None:
+def test_every_coefficient_has_a_gradient(data: ClientData) -> None:
     program = read(models.poisson(y="visits"), guides.delta, data)
     values = {
         name: value.detach().requires_grad_() for name, value in values_at_random(program).items()
@@ -197,7 +199,7 @@ def test_gradients_reach_every_coefficient(data: ClientData) -> None:
         assert (gradient != 0).all()
 
 
-def test_made_again_from_its_recipe(data: ClientData) -> None:
+def test_remade_from_its_recipe(data: ClientData) -> None:
     for name, own in REGRESSIONS:
         model = getattr(models, name)(**own, slopes="global", centred=True)
         assert recipe_of(model) is not None
@@ -212,32 +214,35 @@ def test_made_again_from_its_recipe(data: ClientData) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"slopes": "random"}, "slopes is 'random'; it must be one of 'varying', 'global'"),
+        ({"slopes": "random"}, "slopes is 'random': it must be one of 'varying', 'global'"),
         (
             {"intercept": "fixed"},
-            "intercept is 'fixed'; it must be one of 'varying', 'global', None",
+            "intercept is 'fixed': it must be one of 'varying', 'global', None",
         ),
-        ({"x": None, "intercept": None}, "a regression on nothing"),
+        ({"x": None, "intercept": None}, "x and intercept are both None"),
         (
             {"prior_scale": dist.Normal(0.0, 1.0)},
-            r"prior_scale is Normal\(.*, not all > 0: give a HalfNormal",
+            r"prior_scale is Normal\(.*, but a scale must be > 0: use a HalfNormal",
         ),
-        ({"intercept_scale": 0.0}, "intercept_scale is 0.0, not all > 0"),
+        ({"intercept_scale": 0.0}, "intercept_scale is 0.0, but a scale must be > 0"),
     ],
 )
-def test_refused_at_once(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise_when_the_model_is_built(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         models.logistic(**options)
 
 
-def test_an_unknown_option_is_refused() -> None:
+def test_unknown_option_raises() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'slope'"):
         models.logistic(slope="global")  # type: ignore[call-arg]
 
 
-def test_torch_distributions_are_refused() -> None:
+def test_torch_distribution_raises() -> None:
     with pytest.raises(
-        TypeError, match=r"HalfNormal is torch's own: take pyro\.distributions\.HalfNormal"
+        TypeError,
+        match=r"HalfNormal is a torch distribution, not Pyro's: use pyro\.distributions\.HalfNormal",
     ):
         models.logistic(prior_scale=torch.distributions.HalfNormal(1.0))  # type: ignore[arg-type]
 
@@ -247,20 +252,25 @@ def test_torch_distributions_are_refused() -> None:
     [
         (
             {"prior_loc": dist.Normal(torch.zeros(3), 1.0)},
-            r"prior of 'slope_loc' has shape \(3,\): .* or of shape \(2,\)",
+            r"prior of 'slope_loc' has shape \(3,\): .* or have shape \(2,\)",
         ),
         (
             {"prior_loc": dist.Normal(torch.zeros(2), 1.0)},
-            r"prior of 'intercept_loc' has shape \(2,\): .* or of shape \(\)",
+            r"prior of 'intercept_loc' has shape \(2,\): .* or have shape \(\)",
         ),
         (
             {"x": "picture"},
-            r"field 'picture' has shape \(1, 4, 4\) a row: a regression needs rows of numbers",
+            r"field 'picture' has shape \(1, 4, 4\) per row: a regression needs a vector \(F,\)",
         ),
-        ({"y": "x"}, r"field 'x' has shape \(2,\) a row, its likelihood \(Bernoulli\) \(\)"),
+        (
+            {"y": "x"},
+            r"field 'x' has shape \(2,\) per row, but its likelihood \(Bernoulli\) needs \(\)",
+        ),
         ({"x": "nothing"}, "the data have no field 'nothing'; they have"),
     ],
 )
-def test_refused_when_read(options: dict[str, Any], message: str, data: ClientData) -> None:
+def test_invalid_shapes_raise_when_the_program_is_read(
+    options: dict[str, Any], message: str, data: ClientData
+) -> None:
     with pytest.raises(ProgramError, match=message):
         read(models.logistic(**{"y": "ill", **options}), guides.delta, data)

@@ -1,4 +1,4 @@
-"""Logistic, softmax and Poisson regression: their densities by hand, and what is refused."""
+"""Logistic, softmax and Poisson regression: densities by hand, and errors."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ def test_density_by_hand(name: str, data: ClientData) -> None:
         )
 
 
-def test_softmax_treats_no_class_unlike_another(data: ClientData) -> None:
+def test_softmax_is_invariant_under_permutation_of_classes(data: ClientData) -> None:
     program = read(models.softmax(3, y="kind", centred=True), guides.delta, data)
     assert {s.name: tuple(s.event_shape) for s in program.latents.local_block.sites} == {
         "intercept": (3,),
         "slope": (2, 3),
     }
-    values, turn = values_at_random(program), torch.tensor([1, 2, 0])
-    renamed = data.with_fields(kind=turn.argsort()[data.fields["kind"]])
-    permuted = {name: value[..., turn] for name, value in values.items()}
+    values, order = values_at_random(program), torch.tensor([1, 2, 0])
+    renamed = data.with_fields(kind=order.argsort()[data.fields["kind"]])
+    permuted = {name: value[..., order] for name, value in values.items()}
     torch.testing.assert_close(
         check_every_engine(program, data, values), check_every_engine(program, renamed, permuted)
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64])
-def test_logistic_takes_labels_of_any_dtype(dtype: torch.dtype, data: ClientData) -> None:
+def test_logistic_accepts_labels_of_any_dtype(dtype: torch.dtype, data: ClientData) -> None:
     program = read(MODELS["logistic"], guides.delta, data)
     values = values_at_random(program)
     other = data.with_fields(ill=data.fields["ill"].to(dtype))
@@ -77,15 +77,13 @@ def test_logistic_takes_labels_of_any_dtype(dtype: torch.dtype, data: ClientData
     )
 
 
-def test_labels_out_of_range_are_refused(data: ClientData) -> None:
+def test_label_out_of_range_raises(data: ClientData) -> None:
     with pytest.raises(
         ValueError, match=r"field 'kind' of client '.*' has the value 2, outside the support"
     ):
         read(models.softmax(2, y="kind"), guides.delta, data)
 
 
-def test_one_class_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="num_classes is 1: a softmax chooses among two classes or more"
-    ):
+def test_single_class_raises() -> None:
+    with pytest.raises(ValueError, match="num_classes is 1: it must be 2 or more"):
         models.softmax(1)

@@ -1,4 +1,4 @@
-"""Likelihoods: the built-in ones, and a user's own."""
+"""Likelihoods of networks: built-in and user-defined."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.models.scene import (
 OUTPUT = torch.tensor([[[0.3], [-1.2]]])
 
 
-def test_each_by_hand() -> None:
+def test_built_in_likelihoods_by_hand() -> None:
     y = torch.tensor([[1.0, 0.0]])
     expected = torch.log(
         torch.stack([torch.sigmoid(OUTPUT[0, 0, 0]), torch.sigmoid(-OUTPUT[0, 1, 0])])
@@ -57,7 +57,7 @@ def test_noise_scale_is_a_global_site(data: ClientData) -> None:
     assert own.item() == pytest.approx(half_normal(values["noise_scale"].numpy(), 2.0))
 
 
-def test_a_plain_function(data: ClientData) -> None:
+def test_plain_function_as_likelihood(data: ClientData) -> None:
     def laplace(output: Tensor) -> TorchDistributionMixin:
         fn: TorchDistributionMixin = dist.Laplace(output[..., 0], output[..., 1].exp())
         return fn
@@ -71,7 +71,7 @@ def test_a_plain_function(data: ClientData) -> None:
     )
 
 
-def test_a_function_with_global_numbers(data: ClientData) -> None:
+def test_user_likelihood_with_global_numbers(data: ClientData) -> None:
     def student(output: Tensor, df: Tensor, width: Tensor) -> TorchDistributionMixin:
         fn: TorchDistributionMixin = dist.StudentT(df, output[..., 0], width)
         return fn
@@ -81,7 +81,7 @@ def test_a_function_with_global_numbers(data: ClientData) -> None:
     assert [site.name for site in program.latents.sites] == ["df"]
 
 
-def test_labels_of_several_numbers(data: ClientData) -> None:
+def test_vector_labels(data: ClientData) -> None:
     model = models.network(
         nn.Linear(2, 2), likelihood=lambda output: dist.Normal(output, 1.0).to_event(1), y="x"
     )
@@ -91,12 +91,22 @@ def test_labels_of_several_numbers(data: ClientData) -> None:
 @pytest.mark.parametrize(
     ("outputs", "likelihood", "label", "message"),
     [
-        (1, categorical(), "ill", r"two at least; for 0/1 labels take bernoulli\(\)"),
-        (3, bernoulli(), "ill", "this likelihood takes one output a row; the network gives 3"),
-        (1, normal(1.0), "x", r"field 'x' has shape \(2,\) a row, its likelihood \(Normal\) \(\)"),
+        (1, categorical(), "ill", r"at least 2; for 0/1 labels use bernoulli\(\)"),
+        (
+            3,
+            bernoulli(),
+            "ill",
+            "the network gives 3 outputs per row: this likelihood takes exactly 1",
+        ),
+        (
+            1,
+            normal(1.0),
+            "x",
+            r"field 'x' has shape \(2,\) per row, but its likelihood \(Normal\) needs \(\)",
+        ),
     ],
 )
-def test_refused(
+def test_wrong_number_of_outputs_or_label_shape_raises(
     outputs: int, likelihood: Likelihood, label: str, message: str, data: ClientData
 ) -> None:
     with pytest.raises(ProgramError, match=message):
@@ -107,11 +117,11 @@ def test_refused(
         )
 
 
-def test_a_scale_must_be_positive() -> None:
-    with pytest.raises(ValueError, match=r"scale is 0.0, not all > 0"):
+def test_scale_must_be_positive() -> None:
+    with pytest.raises(ValueError, match=r"scale is 0.0, but a scale must be > 0"):
         normal(0.0)
 
 
-def test_made_again_from_its_recipe() -> None:
+def test_remade_from_its_recipe() -> None:
     for likelihood in (categorical(), bernoulli(), normal(0.5), poisson()):
         assert set(remake(describe(likelihood)).priors) == set(likelihood.priors)

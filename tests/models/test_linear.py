@@ -1,4 +1,4 @@
-"""Linear regression: its density by hand, the three kinds of noise, and what is refused."""
+"""Linear regression: densities by hand, global, varying and known noise, and errors."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ def test_known_noise_makes_no_site(data: ClientData) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise": "none"}, "noise is 'none'; it must be 'global' or 'varying'"),
+        ({"noise": "none"}, "noise is 'none': it must be 'global' or 'varying'"),
         (
             {"noise": "varying", "noise_scale": "years"},
-            "noise_scale is the field 'years', known for each row: it cannot vary",
+            "noise_scale is the field 'years', .*: it cannot be combined with noise='varying'",
         ),
-        ({"noise_scale": -1.0}, "noise_scale is -1.0, not all > 0"),
+        ({"noise_scale": -1.0}, "noise_scale is -1.0, but a scale must be > 0"),
         ({"noise_spread": dist.Normal(0.0, 1.0)}, "noise_spread is Normal"),
     ],
 )
-def test_refused(options: dict[str, object], message: str) -> None:
+def test_invalid_noise_raises(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.linear(**options)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Local reparameterisation: another draw of the same likelihood, with the same mean and less noise, on every engine."""
+"""Local reparameterisation: the same expected likelihood, with less gradient noise, on every engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mlp(*sizes: int) -> nn.Module:
 def data() -> ClientData:
     g = torch.Generator().manual_seed(1)
     x = torch.randn(30, 3, generator=g)
-    x[::7] = 0.0  # rows without input: no spread comes out but the bias's
+    x[::7] = 0.0  # rows of zeros, whose outputs vary through the bias alone
     return ClientData.from_arrays(torch.arange(30) % 3, x=x, y=torch.arange(30) % 2, z=x.sum(1))
 
 
@@ -51,7 +51,7 @@ def program(data: ClientData, net: nn.Module, *, local: bool, **options: Any) ->
 
 
 def nll(program: Program, params: Any, data: ClientData, draws: int) -> Tensor:
-    """(draws,): of client 1's rows."""
+    """Negative log likelihood of client 1's rows at each draw, (draws,)."""
     batch = full_batch(data, torch.tensor([1]), seed=5)
     return torch.vmap(lambda d: program.terms(params, batch.redrawn(d)).nll.sum())(
         torch.arange(draws, dtype=torch.int32)
@@ -66,8 +66,11 @@ def params_of(program: Program) -> Any:
     }
 
 
-def test_the_likelihood_and_its_slope_have_the_same_mean(data: ClientData) -> None:
-    """Two layers, so that the second is given what the first draws. Standard errors are of both sides; 5 of them are allowed."""
+def test_likelihood_and_gradient_have_the_same_mean(data: ClientData) -> None:
+    """Two layers, so that the second takes sampled outputs of the first as its input.
+
+    The standard error includes both estimates; a difference of 5 standard errors is allowed.
+    """
     found = []
     for local in (False, True):
         p = program(data, mlp(3, 4, 2), local=local)
@@ -86,14 +89,14 @@ def test_the_likelihood_and_its_slope_have_the_same_mean(data: ClientData) -> No
         values = torch.vmap(each, chunk_size=500)(torch.arange(DRAWS, dtype=torch.int32))
         found.append((values.mean(0), values.std(0) / DRAWS**0.5, values.std(0)))
     (one, error_1, noise_1), (two, error_2, noise_2) = found
-    apart = (one - two).abs() / (error_1.square() + error_2.square()).sqrt().clamp(min=1e-12)
-    assert float(apart.max()) < 5.0
+    distance = (one - two).abs() / (error_1.square() + error_2.square()).sqrt().clamp(min=1e-12)
+    assert float(distance.max()) < 5.0
     assert float(noise_2[1:].square().sum() / noise_1[1:].square().sum()) < 0.9, (
-        "the slope is less noisy"
+        "the gradient is less noisy"
     )
 
 
-def test_a_linear_layer_gives_the_expectation_in_closed_form(data: ClientData) -> None:
+def test_linear_layer_matches_the_closed_form_expectation(data: ClientData) -> None:
     """E (z - x w - b)^2 / 2 s^2 = ((z - x m - m_b)^2 + x^2 v + v_b) / 2 s^2 for Normal weights."""
     p = program(data, mlp(3, 1), local=True, likelihood=normal(0.5), y="z")
     params, batch = params_of(p), full_batch(data, torch.tensor([1]))
@@ -103,17 +106,17 @@ def test_a_linear_layer_gives_the_expectation_in_closed_form(data: ClientData) -
         if name.endswith("scale")
     }
     x, z = batch.x[0], batch.z[0]
-    middle = x @ params["w.0.weight.loc"].flatten() + params["w.0.bias.loc"].flatten()
+    mean = x @ params["w.0.weight.loc"].flatten() + params["w.0.bias.loc"].flatten()
     variance = x.square().sum(1) * scale["w.0.weight.scale"] ** 2 + scale["w.0.bias.scale"] ** 2
-    wanted = (
-        ((z - middle).square() + variance) / (2 * 0.5**2)
+    expected = (
+        ((z - mean).square() + variance) / (2 * 0.5**2)
         + torch.tensor(0.5 * (2 * torch.pi) ** 0.5).log()
     ).sum()
     values = nll(p, params, data, DRAWS)
-    assert abs(float(values.mean() - wanted)) < 5.0 * float(values.std()) / DRAWS**0.5
+    assert abs(float(values.mean() - expected)) < 5.0 * float(values.std()) / DRAWS**0.5
 
 
-def test_slopes_are_finite_where_no_input_is_lit(data: ClientData) -> None:
+def test_gradient_is_finite_where_all_inputs_are_zero(data: ClientData) -> None:
     p = program(data, nn.Linear(3, 2, bias=False), local=True)
     params, batch = params_of(p), full_batch(data, torch.tensor([0]))
     slopes = torch.func.grad(lambda v: p.terms(v, batch).nll.sum())(params)
@@ -121,7 +124,7 @@ def test_slopes_are_finite_where_no_input_is_lit(data: ClientData) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "pooled", "compiled"])
-def test_every_engine_draws_the_same(engine: str, data: ClientData) -> None:
+def test_every_engine_makes_the_same_draws(engine: str, data: ClientData) -> None:
     method = hierfl.methods.fedsvi(
         models.bayesian_network(mlp(3, 4, 2), local_reparameterisation=True),
         guides.mean_field,
@@ -138,8 +141,12 @@ def test_every_engine_draws_the_same(engine: str, data: ClientData) -> None:
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-def test_no_weight_is_drawn_where_outputs_are(data: ClientData) -> None:
-    """Noise of the weights would be most of the work: with the draws in the graph, as many as there are outputs."""
+def test_weights_are_not_sampled_where_outputs_are(data: ClientData) -> None:
+    """Sampling the weights would be most of the work.
+
+    A graph in which draws are made has one cosine for every two normal numbers, so their sizes count the
+    draws.
+    """
     counts = []
     for local in (False, True):
         p = program(data, mlp(3, 50, 2), local=local)
@@ -160,7 +167,7 @@ def test_no_weight_is_drawn_where_outputs_are(data: ClientData) -> None:
     assert counts[1] == (10 * 50 + 10 * 2) / 2
 
 
-def test_other_guides_draw_weights_as_ever(data: ClientData) -> None:
+def test_other_guides_sample_weights_as_usual(data: ClientData) -> None:
     for guide in (guides.delta, guides.low_rank):
         one, two = (
             read(models.bayesian_network(mlp(3, 2), local_reparameterisation=on), guide, data)
@@ -172,12 +179,12 @@ def test_other_guides_draw_weights_as_ever(data: ClientData) -> None:
         )
 
 
-def test_weights_that_are_not_centred_are_refused() -> None:
-    with pytest.raises(ValueError, match="centred=True"):
+def test_non_centred_weights_raise() -> None:
+    with pytest.raises(ValueError, match="local_reparameterisation is set and centred is False"):
         models.bayesian_network(mlp(3, 2), local_reparameterisation=True, centred=False)
 
 
-def test_several_draws_are_one_more_plate(data: ClientData) -> None:
+def test_draws_under_vmap_agree_with_single_draws(data: ClientData) -> None:
     p = program(data, mlp(3, 2), local=True)
     params, batch = params_of(p), full_batch(data, torch.tensor([1]), seed=5)
     at_once = over_draws(lambda b: p.terms(params, b).nll.sum(), batch, 7, keyed=True)

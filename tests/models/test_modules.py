@@ -1,4 +1,4 @@
-"""What a module must be to make a likelihood of, and what is said of one that is not."""
+"""Which modules can make a likelihood, and the errors for those that cannot."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ NAMES = ["0.weight", "0.bias"]
         (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), "InstanceNorm2d normalises"),
         (
             nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5)),
-            r"'1' \(Dropout\) drops units at random while training: call module.eval",
+            r"'1' \(Dropout\) drops units at random in training mode: call module.eval",
         ),
         (nn.LSTM(2, 3, num_layers=2, dropout=0.1), "LSTM drops units"),
-        (nn.LazyLinear(3), "the module is lazy, its shapes unknown"),
+        (nn.LazyLinear(3), "the module is lazy, so the shapes of its weights are unknown"),
         (nn.ReLU(), "no parameter that requires a gradient"),
         (nn.Linear(2, 3).requires_grad_(False), "no parameter that requires a gradient"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_refused(module: nn.Module, message: str) -> None:
+def test_unsuitable_modules_raise(module: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.network(module)
 
@@ -56,7 +56,7 @@ def test_refused(module: nn.Module, message: str) -> None:
         type(module[-1]).__name__ if isinstance(module, nn.Sequential) else type(module).__name__
     ),
 )
-def test_accepted(module: nn.Module) -> None:
+def test_suitable_modules_are_accepted(module: nn.Module) -> None:
     assert callable(models.network(module))
 
 
@@ -71,7 +71,7 @@ def test_accepted(module: nn.Module) -> None:
         (lambda name: False, "local: the predicate matches none"),
     ],
 )
-def test_a_choice_that_matches_nothing(local: Any, message: str) -> None:
+def test_local_that_matches_no_name_raises(local: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         own_names(NAMES, local)
 
@@ -81,17 +81,17 @@ def test_a_choice_that_matches_nothing(local: Any, message: str) -> None:
     [
         (
             {"prior_loc": "mean"},
-            "prior_loc is 'mean'; it must be 'zero', 'module', 'learned', a number or a distribution",
+            "prior_loc is 'mean': it must be 'zero', 'module', 'learned', a number or a distribution",
         ),
         (
             {"prior_scale": "free"},
-            "prior_scale is 'free'; it must be 'learned', a number or a distribution",
+            "prior_scale is 'free': it must be 'learned', a number or a distribution",
         ),
-        ({"prior_scale": -0.1}, "prior_scale is -0.1, not all > 0"),
-        ({"scale_start": 0.0}, "scale_start is 0.0, not all > 0"),
+        ({"prior_scale": -0.1}, "prior_scale is -0.1, but a scale must be > 0"),
+        ({"scale_start": 0.0}, "scale_start is 0.0, but a scale must be > 0"),
     ],
 )
-def test_priors_that_are_none(options: dict[str, Any], message: str) -> None:
+def test_invalid_priors_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.bayesian_network(nn.Linear(2, 3), **options)
 
