@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import frozen_copy
-from hierfl.models.likelihood import Likelihood, categorical
+from hierfl.models.likelihood import Likelihood, as_likelihood
 from hierfl.models.observe import field, observe
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -141,13 +141,7 @@ def batch_norm_network(
         for name, p in net.named_parameters()
         if p.requires_grad and name not in norm_tensors
     }
-    given_output = (
-        likelihood
-        if isinstance(likelihood, Likelihood)
-        else Likelihood(likelihood)
-        if likelihood
-        else categorical()
-    )
+    given_output = as_likelihood(likelihood)
 
     def run_client(
         shared: dict[str, Tensor], own: dict[str, Tensor], rows: Tensor, mask: Tensor

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import Local, apply, frozen_copy, own_names, spread_of, weights
-from hierfl.models.likelihood import Likelihood, categorical
+from hierfl.models.likelihood import Likelihood, as_likelihood
 from hierfl.models.observe import field, observe
 from hierfl.models.priors import Prior
 from hierfl.models.weight_priors import Loc, Scale, WeightPriors
@@ -107,7 +107,7 @@ def bayesian_network(
         shared=global_prior,
         centred=centred,
     )
-    given_output = _as_likelihood(likelihood)
+    given_output = as_likelihood(likelihood)
 
     def bayesian_network(batch: ClientBatch) -> None:
         (theta, scale), label = priors.above(), given_output()
@@ -138,12 +138,3 @@ def network(
     `bayesian_network(module, local="none")`, which documents the arguments and the errors.
     """
     return bayesian_network(module, likelihood=likelihood, x=x, y=y, local="none")
-
-
-def _as_likelihood(
-    likelihood: Likelihood | Callable[[Tensor], TorchDistributionMixin] | None,
-) -> Likelihood:
-    """Return `likelihood` as a `Likelihood`: a plain function is wrapped, and None is `categorical()`."""
-    if isinstance(likelihood, Likelihood):
-        return likelihood
-    return Likelihood(likelihood) if likelihood else categorical()

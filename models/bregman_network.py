@@ -16,7 +16,7 @@ from torch.distributions.transforms import Transform
 from hierfl.data.batch import ClientBatch
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.functional import apply, frozen_copy, weights
-from hierfl.models.likelihood import Likelihood, categorical
+from hierfl.models.likelihood import Likelihood, as_likelihood
 from hierfl.models.observe import field, observe
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -198,13 +198,7 @@ def bregman_network(
     net = frozen_copy(module)
     tensors = weights(net)
     to_weights = biject_to(prior.mean).inv if link is None else link
-    given_output = (
-        likelihood
-        if isinstance(likelihood, Likelihood)
-        else Likelihood(likelihood)
-        if likelihood
-        else categorical()
-    )
+    given_output = as_likelihood(likelihood)
 
     def bregman_network(batch: ClientBatch) -> None:
         label = given_output()

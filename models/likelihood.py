@@ -39,6 +39,13 @@ class Likelihood:
         return lambda output: self.of(output, **numbers)
 
 
+def as_likelihood(likelihood: Likelihood | Callable[[Tensor], Distribution] | None) -> Likelihood:
+    """Return a likelihood as a `Likelihood`: a plain function is wrapped, and None is `categorical()`."""
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    return Likelihood(likelihood) if likelihood else categorical()
+
+
 class Bernoulli(dist.Bernoulli):  # type: ignore[misc]
     """Pyro's Bernoulli for labels of any dtype, where torch's accepts only floats."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
-from hierfl.models.likelihood import Likelihood, categorical
+from hierfl.models.likelihood import Likelihood, as_likelihood
 from hierfl.models.map_priors import Isotropic, MapPrior
 from hierfl.models.observe import field, observe
 from hierfl.program.recipes import recorded
@@ -57,13 +57,7 @@ def map_network(
     net = frozen_copy(module)
     tensors = weights(net)
     priors = {name: _prior_of(prior, name) for name in tensors}
-    given_output = (
-        likelihood
-        if isinstance(likelihood, Likelihood)
-        else Likelihood(likelihood)
-        if likelihood
-        else categorical()
-    )
+    given_output = as_likelihood(likelihood)
 
     def map_network(batch: ClientBatch) -> None:
         label = given_output()

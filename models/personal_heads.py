@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
-from hierfl.models.likelihood import Likelihood, categorical
+from hierfl.models.likelihood import Likelihood, as_likelihood
 from hierfl.models.map_priors import Penalised
 from hierfl.models.observe import field, observe
 
@@ -87,13 +87,7 @@ class PersonalHeads:
             (2.0 / (local_features + outputs)) ** 0.5 if prior_scale is None else prior_scale
         )
         self.merge = merge
-        self.likelihood = (
-            likelihood
-            if isinstance(likelihood, Likelihood)
-            else Likelihood(likelihood)
-            if likelihood
-            else categorical()
-        )
+        self.likelihood = as_likelihood(likelihood)
         self.global_scale, self.x, self.y = global_scale, x, y
         self.__name__ = "personal_heads"
 
