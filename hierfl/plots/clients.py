@@ -45,29 +45,41 @@ def client_forest(
     values = _draws(draws, names)
     count = np.ones(len(names)) if rows is None else np.asarray(rows, dtype=float)
     order = np.argsort(-count, kind="stable")
-    at = np.arange(len(names), dtype=float)
     tails = [0.5 - prob / 2, 0.25, 0.5, 0.75, 0.5 + prob / 2]
-    low, q1, middle, q3, high = np.quantile(values[:, order], tails, axis=0)
     if expected is not None:
-        band = np.asarray(expected, dtype=float)
-        ends = np.quantile(band, tails, axis=0)
-        left, centre, right = (np.broadcast_to(ends[i], len(names)) for i in (0, 2, 4))
-        if band.ndim == 2:
-            left, centre, right = left[order], centre[order], right[order]
-        ax.barh(
-            at,
-            right - left,
-            left=left,
-            height=1.0,
-            color=BAND,
-            label="expected of a client",
-            zorder=1,
-        )
-        ax.vlines(centre, at - 0.5, at + 0.5, color=GREY, linewidth=1.0, zorder=2)
-    thin = 1.0 if len(names) <= NAMED else 0.6
+        _prior_band(ax, np.asarray(expected, dtype=float), order, tails)
+    size = _sizes(count[order], largest=46.0 if len(names) <= NAMED else 22.0)
+    _posterior_intervals(ax, values[:, order], tails, size)
+    if alone is not None:
+        _local_only_marks(ax, np.asarray(alone, dtype=float)[order], size)
+    _label_clients(ax, [names[i] for i in order], count[order], with_rows=rows is not None)
+    return plain(ax)
+
+
+def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[float]) -> None:
+    at = np.arange(len(order), dtype=float)
+    ends = np.quantile(band, tails, axis=0)
+    left, centre, right = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
+    if band.ndim == 2:
+        left, centre, right = left[order], centre[order], right[order]
+    ax.barh(
+        at,
+        right - left,
+        left=left,
+        height=1.0,
+        color=BAND,
+        label="expected of a client",
+        zorder=1,
+    )
+    ax.vlines(centre, at - 0.5, at + 0.5, color=GREY, linewidth=1.0, zorder=2)
+
+
+def _posterior_intervals(ax: Axes, values: Floats, tails: list[float], size: Floats) -> None:
+    at = np.arange(values.shape[1], dtype=float)
+    low, q1, middle, q3, high = np.quantile(values, tails, axis=0)
+    thin = 1.0 if len(at) <= NAMED else 0.6
     ax.hlines(at, low, high, color=COLOURS[0], linewidth=thin, zorder=3)
     ax.hlines(at, q1, q3, color=COLOURS[0], linewidth=2.6 * thin, zorder=3)
-    size = _sizes(count[order], largest=46.0 if len(names) <= NAMED else 22.0)
     ax.scatter(
         middle,
         at,
@@ -78,26 +90,28 @@ def client_forest(
         label="posterior",
         zorder=4,
     )
-    if alone is not None:
-        lone = np.asarray(alone, dtype=float)[order]
-        style: dict[str, Any] = {
-            "facecolor": "white",
-            "edgecolor": COLOURS[1],
-            "linewidth": 1.1,
-            "marker": "D",
-            "zorder": 3.5,
-        }
-        ax.scatter(lone, at, s=np.maximum(size * 0.7, 8.0), label="its own rows alone", **style)
+
+
+def _local_only_marks(ax: Axes, alone: Floats, size: Floats) -> None:
+    at = np.arange(len(alone), dtype=float)
+    style: dict[str, Any] = {
+        "facecolor": "white",
+        "edgecolor": COLOURS[1],
+        "linewidth": 1.1,
+        "marker": "D",
+        "zorder": 3.5,
+    }
+    ax.scatter(alone, at, s=np.maximum(size * 0.7, 8.0), label="its own rows alone", **style)
+
+
+def _label_clients(ax: Axes, names: list[str], rows: Floats, *, with_rows: bool) -> None:
     if len(names) <= NAMED:
-        label = [f"{names[i]} ({int(count[i])})" if rows is not None else names[i] for i in order]
-        ax.set_yticks(at, label)
+        label = [f"{name} ({int(n)})" for name, n in zip(names, rows, strict=True)]
+        ax.set_yticks(np.arange(len(names), dtype=float), label if with_rows else names)
         ax.tick_params(axis="y", length=0)
     else:
-        ax.set_yticks(
-            [0, len(names) - 1], [f"{int(count[order[0]])} rows", f"{int(count[order[-1]])}"]
-        )
+        ax.set_yticks([0, len(names) - 1], [f"{int(rows[0])} rows", f"{int(rows[-1])}"])
     ax.set_ylim(len(names) - 0.4, -0.6)
-    return plain(ax)
 
 
 def shrinkage(
@@ -131,18 +145,7 @@ def shrinkage(
     count = np.ones(len(x)) if rows is None else np.asarray(rows, dtype=float)
     span = np.array([min(x.min(), y.min()), max(x.max(), y.max())])
     span += 0.06 * max(float(np.ptp(span)), 1e-9) * np.array([-1.0, 1.0])
-    ax.plot(
-        span, span, color=GREY, linewidth=1.0, linestyle="--", label="nothing borrowed", zorder=1
-    )
-    if centre is not None:
-        ax.axhline(
-            centre,
-            color=GREY,
-            linewidth=1.0,
-            linestyle=":",
-            label="middle of all clients",
-            zorder=1,
-        )
+    _reference_lines(ax, span, centre)
     ax.vlines(x, x, y, color=COLOURS[5], linewidth=0.9, zorder=2)
     size = _sizes(count, largest=70.0)
     ax.scatter(
@@ -161,6 +164,21 @@ def shrinkage(
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(6))
     return plain(ax)
+
+
+def _reference_lines(ax: Axes, span: Floats, centre: float | None) -> None:
+    ax.plot(
+        span, span, color=GREY, linewidth=1.0, linestyle="--", label="nothing borrowed", zorder=1
+    )
+    if centre is not None:
+        ax.axhline(
+            centre,
+            color=GREY,
+            linewidth=1.0,
+            linestyle=":",
+            label="middle of all clients",
+            zorder=1,
+        )
 
 
 def prior_and_clients(
@@ -231,16 +249,7 @@ def client_map(
             f"a map needs three clients or more that differ, and has {len(names)}, {int((sd > 0).sum())} numbers differ"
         )
     scale = sd if unit is None else np.asarray(unit, dtype=float)
-    centred = (values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0]
-    left, singular, _ = np.linalg.svd(centred, full_matrices=False)
-    at = np.zeros((len(names), 2))
-    kept = min(2, len(singular))
-    at[:, :kept] = left[:, :kept] * singular[:kept]
-    at *= np.where(
-        np.abs(at).max(0) == at.max(0), 1.0, -1.0
-    )  # a component has no sign of its own: its largest is positive
-    share = np.zeros(2)
-    share[:kept] = (singular**2 / (singular**2).sum())[:kept]
+    at, share = _components((values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0])
     count = np.ones(len(names)) if rows is None else np.asarray(rows, dtype=float)
     size = _sizes(count, largest=110.0)
     ax.axhline(0.0, color=BAND, linewidth=0.8, zorder=0)
@@ -255,6 +264,27 @@ def client_map(
         linewidth=0.5,
         zorder=2,
     )
+    _name_outermost(ax, at, names, size)
+    ax.margins(0.16)
+    ax.set(xlabel=f"first component ({share[0]:.0%})", ylabel=f"second component ({share[1]:.0%})")
+    ax.set_xticks([])
+    ax.set_yticks([])
+    return plain(ax)
+
+
+def _components(centred: Floats) -> tuple[Floats, Floats]:
+    """First two principal components (N, 2) of centred columns (N, d), and their shares of the variance (2,)."""
+    left, singular, _ = np.linalg.svd(centred, full_matrices=False)
+    at, share, kept = np.zeros((len(centred), 2)), np.zeros(2), min(2, len(singular))
+    at[:, :kept] = left[:, :kept] * singular[:kept]
+    at *= np.where(
+        np.abs(at).max(0) == at.max(0), 1.0, -1.0
+    )  # a component has no sign of its own: its largest is positive
+    share[:kept] = (singular**2 / (singular**2).sum())[:kept]
+    return at, share
+
+
+def _name_outermost(ax: Axes, at: Floats, names: Sequence[str], size: Floats) -> None:
     far = np.argsort(-np.linalg.norm(at, axis=1))[: len(names) if len(names) <= 12 else 8]
     for i in far:
         ax.annotate(
@@ -265,11 +295,6 @@ def client_map(
             ha="center",
             fontsize="small",
         )
-    ax.margins(0.16)
-    ax.set(xlabel=f"first component ({share[0]:.0%})", ylabel=f"second component ({share[1]:.0%})")
-    ax.set_xticks([])
-    ax.set_yticks([])
-    return plain(ax)
 
 
 def _draws(draws: ArrayLike, names: Sequence[str]) -> Floats:

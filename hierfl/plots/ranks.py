@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from hierfl.plots.style import COLOURS
@@ -40,6 +41,16 @@ def rank_ecdf(ax: Axes, found: Sbc, site: str, *, prob: float = 0.95) -> Axes:
         step="mid",
         label=f"{prob:.0%} band",
     )
+    _rank_lines(ax, frame, site)
+    ax.axhline(0.0, color="0.4", linewidth=0.7, linestyle=":")
+    ax.set_xlim(0.0, 1.0)
+    ax.set_xlabel("fractional rank of the truth")
+    ax.set_ylabel("ECDF less the uniform one")
+    return _titled(ax, site)
+
+
+def _rank_lines(ax: Axes, frame: pd.DataFrame, site: str) -> None:
+    at = frame.index.to_numpy()
     names = [name for name in frame.columns if name not in ("low", "high")]
     many = len(names) > len(COLOURS)
     for k, name in enumerate(names):
@@ -58,22 +69,6 @@ def rank_ecdf(ax: Axes, found: Sbc, site: str, *, prob: float = 0.95) -> Axes:
             alpha=0.6 if many else 1.0,
             label=label,
         )
-    ax.axhline(0.0, color="0.4", linewidth=0.7, linestyle=":")
-    ax.set_xlim(0.0, 1.0)
-    ax.set_xlabel("fractional rank of the truth")
-    ax.set_ylabel("ECDF less the uniform one")
-    ax.set_title(site, fontsize=9, loc="left")
-    ax.legend(
-        frameon=False,
-        fontsize=7,
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        borderaxespad=0.1,
-        ncols=3,
-        columnspacing=1.0,
-    )
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
 
 
 def rank_histogram(ax: Axes, found: Sbc, site: str, *, bins: int = 20, prob: float = 0.95) -> Axes:
@@ -102,6 +97,11 @@ def rank_histogram(ax: Axes, found: Sbc, site: str, *, bins: int = 20, prob: flo
     )
     ax.set_xlabel(f"rank of the truth among {found.draws} draws")
     ax.set_ylabel("replications" if len(ranks) == found.replications else "numbers")
+    return _titled(ax, site)
+
+
+def _titled(ax: Axes, site: str) -> Axes:
+    """The site's name above the axes on the left, the legend on the right."""
     ax.set_title(site, fontsize=9, loc="left")
     ax.legend(
         frameon=False,

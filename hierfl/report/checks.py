@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyro
 import torch
 from pyro import poutine
+from torch import Tensor
 
 from hierfl.posterior.corrected import K_HAT
 from hierfl.program.program import Answer, Program, untouched_store
@@ -16,6 +17,7 @@ from hierfl.report.blocks import FEW_ROWS, Check, answered, listed, number
 from hierfl.report.checks_of_predictions import predictions, strangers
 from hierfl.report.measurements import Measured
 
+UNCERTAINTY = "Does every number have an uncertainty?"
 LITTLE = 0.1  # nats: two Normals of one width that lie 0.45 sd apart; what hardly tells a client from any other
 
 
@@ -30,6 +32,13 @@ def checks(found: Measured) -> list[Check]:
 
 # ------------------------------------------------------------------------------------------------ the run
 def _run(found: Measured) -> Iterator[Check]:
+    yield _participation(found)
+    yield _converged(found)
+    yield from _held_out_score(found)
+    yield from _concentration(found)
+
+
+def _participation(found: Measured) -> Check:
     history, fit = found.fit.history, found.fit
     asked = (
         float(history["clients"].sum()) / len(fit.clients)
@@ -37,54 +46,78 @@ def _run(found: Measured) -> Iterator[Check]:
         else float(len(history))
     )
     needed = min(5, len(history))
-    yield answered(
+    return answered(
         "Was every client asked often enough?",
         asked < needed,
         f"A client took part in {number(asked)} rounds on average"
         + (f", fewer than {needed}: some may never have been asked." if asked < needed else "."),
     )
+
+
+def _converged(found: Measured) -> Check:
     question = "Has the run arrived?"
     if isinstance(found.run, str):
-        yield Check(question, "not asked", _sentence(found.run))
-    else:
-        yield answered(question, not found.run.converged, found.run.verdict)
-    if "held_out_log_score" in history:
-        scores = history.set_index("round")["held_out_log_score"].dropna()
-        fallen = float(scores.max() - scores.iloc[-1])
-        yield answered(
-            "Did the held-out score go on rising?",
-            fallen > 0.01,
-            f"It was best after round {int(scores.idxmax()) + 1} of {len(history)}"
-            + (
-                f", and has fallen by {number(fallen)} nats a row since: the fit may have learned its rows by heart."
-                if fallen > 0.01
-                else "."
-            ),
-        )
-    if "effective_clients" in history:
-        effective, took_part = (
-            float(history["effective_clients"].iloc[-1]),
-            float(history["clients"].iloc[-1]),
-        )
-        alone = took_part > 1 and effective < max(1.5, 0.1 * took_part)
-        yield answered(
-            "Do all clients count?",
-            alone,
-            f"The last round's weights are worth {number(effective)} of {took_part:.0f} clients"
-            + (": a few decide for all. Weight clients by rows instead." if alone else "."),
-        )
+        return Check(question, "not asked", _sentence(found.run))
+    return answered(question, not found.run.converged, found.run.verdict)
+
+
+def _held_out_score(found: Measured) -> Iterator[Check]:
+    history = found.fit.history
+    if "held_out_log_score" not in history:
+        return
+    scores = history.set_index("round")["held_out_log_score"].dropna()
+    fallen = float(scores.max() - scores.iloc[-1])
+    yield answered(
+        "Did the held-out score go on rising?",
+        fallen > 0.01,
+        f"It was best after round {int(scores.idxmax()) + 1} of {len(history)}"
+        + (
+            f", and has fallen by {number(fallen)} nats a row since: the fit may have learned its rows by heart."
+            if fallen > 0.01
+            else "."
+        ),
+    )
+
+
+def _concentration(found: Measured) -> Iterator[Check]:
+    history = found.fit.history
+    if "effective_clients" not in history:
+        return
+    effective, took_part = (
+        float(history["effective_clients"].iloc[-1]),
+        float(history["clients"].iloc[-1]),
+    )
+    alone = took_part > 1 and effective < max(1.5, 0.1 * took_part)
+    yield answered(
+        "Do all clients count?",
+        alone,
+        f"The last round's weights are worth {number(effective)} of {took_part:.0f} clients"
+        + (": a few decide for all. Weight clients by rows instead." if alone else "."),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the posterior
 def _posterior(found: Measured) -> Iterator[Check]:
-    question = "Does every number have an uncertainty?"
     if found.draws is None:
         size = found.fit.program.latents.local_block.size
         yield Check(
-            question, "not asked", f"A client has {size:,} numbers: too many to draw and hold here."
+            UNCERTAINTY,
+            "not asked",
+            f"A client has {size:,} numbers: too many to draw and hold here.",
         )
         return
     sites = {**found.draws.shared, **found.draws.own}
+    yield from _not_finite(sites)
+    program = found.fit.program
+    points = [
+        s.name for s in program.latents.sites if bool((sites[s.name] == sites[s.name][:1]).all())
+    ] + _params_of(program)
+    yield _uncertainty(points)
+    yield from _guide(found)
+    yield from _scales(found, points)
+
+
+def _not_finite(sites: Mapping[str, Tensor]) -> Iterator[Check]:
     bad = [name for name, value in sites.items() if not bool(value.isfinite().all())]
     if bad:
         yield Check(
@@ -92,47 +125,49 @@ def _posterior(found: Measured) -> Iterator[Check]:
             "warning",
             f"Draws of {listed(bad)} are not finite: nothing about them can be trusted.",
         )
-    program = found.fit.program
-    points = [
-        s.name for s in program.latents.sites if bool((sites[s.name] == sites[s.name][:1]).all())
-    ] + _params_of(program)
-    yield answered(
-        question,
+
+
+def _uncertainty(points: list[str]) -> Check:
+    return answered(
+        UNCERTAINTY,
         bool(points),
         f"No: {listed(points)} {'is a point estimate' if len(points) == 1 else 'are point estimates'}, and no interval here holds the "
         f"uncertainty of {'it' if len(points) == 1 else 'them'}."
         if points
         else "No site of the model is a point estimate.",
     )
-    yield from _guide(found)
+
+
+def _scales(found: Measured, points: list[str]) -> Iterator[Check]:
     scales = [
         s.name
-        for s in program.latents.global_block.sites
+        for s in found.fit.program.latents.global_block.sites
         if not _reaches_below_0(s.support) and s.name not in points
     ]
+    if not scales:
+        return
     guide = found.fit.method.guide
     family = guide.__name__ if isinstance(guide, Family) else None  # type: ignore[attr-defined]
-    if scales:
-        question = "May the scales above the clients depend on the clients?"
-        if family == "mean_field":
-            yield Check(
-                question,
-                "warning",
-                f"No: the mean-field guide takes every number to be independent of all others. Intervals of {listed(scales)} are then "
-                f"as a rule too narrow; guides.structured or guides.conditional do not assume it.",
-            )
-        elif family is not None:
-            yield Check(
-                question,
-                "good",
-                f"The guide ({family}) lets the clients' numbers depend on {listed(scales)}.",
-            )
-        else:
-            yield Check(
-                question,
-                "not asked",
-                "The guide is one's own: what it takes to be independent is not read off it.",
-            )
+    question = "May the scales above the clients depend on the clients?"
+    if family == "mean_field":
+        yield Check(
+            question,
+            "warning",
+            f"No: the mean-field guide takes every number to be independent of all others. Intervals of {listed(scales)} are then "
+            f"as a rule too narrow; guides.structured or guides.conditional do not assume it.",
+        )
+    elif family is not None:
+        yield Check(
+            question,
+            "good",
+            f"The guide ({family}) lets the clients' numbers depend on {listed(scales)}.",
+        )
+    else:
+        yield Check(
+            question,
+            "not asked",
+            "The guide is one's own: what it takes to be independent is not read off it.",
+        )
 
 
 def _guide(found: Measured) -> Iterator[Check]:
