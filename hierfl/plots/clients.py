@@ -174,7 +174,7 @@ def shrinkage(
         color=COLOURS[0],
         edgecolor="white",
         linewidth=0.5,
-        label="client (area: rows)",
+        label="client (area: number of rows)",
         zorder=3,
     )
     ax.set(

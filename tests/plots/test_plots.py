@@ -1,4 +1,4 @@
-"""Plots show the intervals, bins and names they are given, in colours that the colour-blind can tell apart."""
+"""Plots show the intervals, bins and names they are given, in colours that all can tell apart."""
 
 import numpy as np
 import pytest
