@@ -111,7 +111,7 @@ def _concentration(found: Measured) -> Iterator[Check]:
     )
 
 
-# ------------------------------------------------------------------------------------------------ the posterior
+# ---------------------------------------------------------------------------------------------- the posterior
 def _posterior(found: Measured) -> Iterator[Check]:
     """Check the draws of the posterior."""
     if found.draws is None:
