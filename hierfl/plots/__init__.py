@@ -1,7 +1,11 @@
-"""Pictures of runs, posteriors and predictions: each function draws on Matplotlib's Axes and returns them."""
+"""Plots of runs, posteriors and predictions.
+
+Each function draws on the Matplotlib Axes that it is given, and returns them.
+"""
 
 from hierfl.diagnostics.calibration import equal_mass
-from hierfl.plots.clients import client_forest, client_map, prior_and_clients, shrinkage
+from hierfl.plots.clients import client_forest, prior_and_clients, shrinkage
+from hierfl.plots.maps import client_map
 from hierfl.plots.posteriors import forest
 from hierfl.plots.predictions import coverage, entropies, rates, reliability
 from hierfl.plots.ranks import rank_ecdf, rank_histogram

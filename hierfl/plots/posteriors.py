@@ -1,4 +1,4 @@
-"""Posteriors: clients' coefficients beside one another, and over what the global level expects of them."""
+"""Plots of posteriors: the clients' coefficients beside each other and over the global prior."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ def forest(
     prob: float = 0.9,
     labels: Mapping[str, str] | None = None,
 ) -> Axes:
-    """Every client's coefficients, median and interval, over the band where the global level expects a client's.
+    """Draw the median and interval of every client's coefficients, over a band for the global prior.
 
     Args:
-        ax: to draw on.
-        local: draws with the dimensions of draws, `client`, and one of named coefficients.
-        prior: draws of a new client's coefficient, the same but for `client`.
-        prob: of the central intervals.
-        labels: coefficient -> what to write at it; the names themselves where it has none.
+        ax: axes to draw on.
+        local: posterior draws with the dimensions of the draws, `client`, and one dimension of named
+            coefficients.
+        prior: draws of a new client's coefficients: the same dimensions without `client`.
+        prob: probability of the central intervals and of the band.
+        labels: coefficient -> text on the y axis; a coefficient that is missing here keeps its own name.
+
+    Returns:
+        `ax`.
     """
     (dim,) = [str(d) for d in prior.dims if d not in ("chain", "draw")]
     names = [str(name) for name in local.coords[dim].values]
@@ -63,6 +67,7 @@ _POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.2, "elinewidth":
 
 
 def _interval(draws: DataArray, prob: float, dim: str) -> tuple[NDArray[np.float64], ...]:
+    """Return the lower end, median and upper end of the central `prob` interval, each (coefficients,)."""
     over = [d for d in draws.dims if d != dim]
     quantiles = draws.quantile([0.5 - prob / 2, 0.5, 0.5 + prob / 2], dim=over).transpose(
         "quantile", dim

@@ -1,4 +1,4 @@
-"""Predictions beside what came true."""
+"""Plots of predictions against the observed labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hierfl.plots.style import BAND, COLOURS, GREY, MARKERS, plain
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STEEP = 8.0  # a density that is higher somewhere hides what is low on a linear axis
+STEEP = 8.0  # with a higher peak, a linear axis would hide the low parts of a density
 
 
 def reliability(
@@ -29,20 +29,26 @@ def reliability(
     prob: float = 0.9,
     colours: Sequence[str] = COLOURS,
 ) -> Axes:
-    """How often the label is 1 among rows of like predicted probability: on the diagonal, predictions are calibrated.
+    """Draw the share of labels that are 1 against the predicted probability.
 
-    Bins hold equal numbers of rows (one more or less). A point stands at its bin's mean prediction and share of ones; its
-    interval is Jeffreys' for that share (Brown, Cai and DasGupta 2001), and says how far chance alone would take it.
+    On the diagonal, predictions are calibrated.
+
+    Rows are sorted by predicted probability and cut into bins of equal size (within one row). Each point
+    shows the mean prediction of its bin and the share of ones. Its error bar is Jeffreys' interval for that
+    share (Brown, Cai and DasGupta 2001), which shows how far chance alone would move the point.
 
     Args:
-        ax: to draw on.
-        predicted: name -> (probabilities (n,), labels 0/1 (n,)).
-        bins: how many; never so many that one has less than 2 rows.
-        prob: of the intervals.
-        colours: one a name.
+        ax: axes to draw on.
+        predicted: legend name -> (probabilities (n,), labels 0/1 (n,)).
+        bins: number of bins, reduced if needed so that each has at least 2 rows.
+        prob: probability of the error bars.
+        colours: one per name, in order.
+
+    Returns:
+        `ax`.
 
     Raises:
-        ValueError: probabilities and labels of different lengths, or no rows.
+        ValueError: probabilities and labels have different lengths, or there are no rows.
     """
     ax.plot([0.0, 1.0], [0.0, 1.0], color="0.6", linewidth=1.0, zorder=1)
     shifts = np.linspace(-0.006, 0.006, len(predicted)) if len(predicted) > 1 else np.zeros(1)
@@ -72,18 +78,26 @@ def reliability(
 
 
 def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float = 0.9) -> Axes:
-    """How often central intervals hold a number, by their probability: on the diagonal, they are calibrated; below, too narrow.
+    """Draw the observed coverage of central predictive intervals against their probability.
+
+    On the diagonal the intervals are calibrated; below it they are too narrow.
 
     Args:
-        ax: to draw on.
-        replicates: (S, n), of `Fit.replicate`.
-        labels: (n,).
-        prob: of the interval of each share.
+        ax: axes to draw on.
+        replicates: (S, n) draws of the labels, from `Fit.replicate`.
+        labels: (n,) observed labels.
+        prob: probability of the band around the observed coverage (Jeffreys' interval).
+
+    Returns:
+        `ax`.
+
+    Raises:
+        ValueError: `replicates` and `labels` do not have the shapes (S, n) and (n,).
     """
     draws, y = np.asarray(replicates, dtype=float), np.asarray(labels, dtype=float)
     if draws.ndim != 2 or draws.shape[1:] != y.shape:
         raise ValueError(
-            f"replicates have shape {draws.shape}, labels {y.shape}: (S, n) and (n,) are needed"
+            f"replicates have shape {draws.shape}, labels {y.shape}: they must be (S, n) and (n,)"
         )
     nominal = np.linspace(0.05, 0.95, 19)
     ends = np.quantile(draws, [0.5 - nominal / 2, 0.5 + nominal / 2], axis=0, method="inverted_cdf")
@@ -106,23 +120,34 @@ def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float 
         ylim=(0.0, 1.0),
         aspect="equal",
         xlabel="probability of the interval",
-        ylabel="share of rows inside",
+        ylabel="share of rows inside the interval",
     )
     return plain(ax)
 
 
 def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
-    """Each client's mean label beside the predictive interval of it, of `hierfl.diagnostics.client_rates`.
+    """Draw each client's observed mean label over its predictive interval.
 
     Args:
-        ax: to draw on.
-        table: a row a client: rows, observed, expected, low, high, covered.
-        most: clients with a line of their own and a name; of more, the order is that of the expected mean, along the x axis.
+        ax: axes to draw on.
+        table: result of `hierfl.diagnostics.client_rates`, one row per client, with the columns rows,
+            observed, expected, low, high and covered.
+        most: up to this many clients have a line and a name each. More clients are unnamed and sorted along
+            the x axis by their expected mean.
+
+    Returns:
+        `ax`.
     """
     if len(table) <= most:
         at = np.arange(len(table), dtype=float)
         ax.hlines(
-            at, table["low"], table["high"], color=BAND, linewidth=7.0, label="predicted", zorder=1
+            at,
+            table["low"],
+            table["high"],
+            color=BAND,
+            linewidth=7.0,
+            label="predictive interval",
+            zorder=1,
         )
         ax.plot(table["expected"], at, "|", color=GREY, markersize=9.0, zorder=2)
         x, y = table["observed"].to_numpy(), at
@@ -135,14 +160,20 @@ def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
         table = table.sort_values("expected")
         at = np.arange(len(table), dtype=float)
         ax.vlines(
-            at, table["low"], table["high"], color=BAND, linewidth=2.2, label="predicted", zorder=1
+            at,
+            table["low"],
+            table["high"],
+            color=BAND,
+            linewidth=2.2,
+            label="predictive interval",
+            zorder=1,
         )
         x, y = at, table["observed"].to_numpy()
-        ax.set_xlabel("clients, by what is expected of them")
+        ax.set_xlabel("clients, sorted by predicted mean")
     inside = table["covered"].to_numpy(dtype=bool)
     for chosen, label, colour, marker in (
         (inside, "observed", COLOURS[0], "o"),
-        (~inside, "observed, outside", COLOURS[1], "X"),
+        (~inside, "observed, outside the interval", COLOURS[1], "X"),
     ):
         if chosen.any():
             ax.scatter(
@@ -166,13 +197,18 @@ def entropies(
     *,
     labels: tuple[str, str] = ("own rows", "foreign rows"),
 ) -> Axes:
-    """Densities of predictive entropy of own and of foreign rows: thin lines are clients, thick ones all of them (FedABML, Fig. 5).
+    """Draw the densities of predictive entropy of own and of foreign rows.
+
+    Thin lines are single clients, thick lines all clients together (FedABML, Fig. 5).
 
     Args:
-        ax: to draw on.
-        own: (n,) nats, or (clients, n).
-        foreign: the same.
-        labels: of the two.
+        ax: axes to draw on.
+        own: entropies of the clients' own rows, nats: (n,), or (clients, n) to draw each client as well.
+        foreign: entropies of foreign rows, in the same form.
+        labels: legend entries of own and foreign rows.
+
+    Returns:
+        `ax`.
     """
     sets = [np.asarray(values, dtype=float) for values in (own, foreign)]
     grid = np.linspace(0.0, max(float(v.max()) for v in sets) * 1.04 + 0.02, 200)
@@ -189,7 +225,7 @@ def entropies(
         ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.set_ylim(0.0, None)
     ax.set(
-        xlabel="entropy of the prediction, nats",
-        ylabel="density (above 1: log scale)" if steep else "density",
+        xlabel="predictive entropy, nats",
+        ylabel="density (log scale above 1)" if steep else "density",
     )
     return plain(ax)

@@ -1,4 +1,4 @@
-"""A run's progress."""
+"""Plots of the progress of a run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,22 @@ def convergence(
     prob: float = 0.9,
     settled: float = 0.5,
 ) -> Axes:
-    """A number of each round: the median over seeds, and a band from the lowest to the highest, or of `prob` of many seeds.
+    """Draw one column of the history by round: the median over seeds and a band around it.
+
+    With up to nine seeds the band reaches from the lowest to the highest value; with ten or more it is the
+    central interval of probability `prob`.
 
     Args:
-        ax: to draw on.
-        histories: `Fit.history`, of one fit or of one a seed; or method -> such, a colour each.
-        column: of the history; rounds without it are left out.
-        prob: of the band, where there are ten seeds or more.
-        settled: the y axis shows the last part of the run whole, from this share of the rounds on; what falls far below or above
-            it, as first rounds do, is cut off and told by an arrow. 0: everything is shown.
+        ax: axes to draw on.
+        histories: `Fit.history` of one fit, or a sequence with one history per seed; or a mapping from the
+            name of a method to either, one colour each.
+        column: name of the column; rounds without a value are left out.
+        prob: probability of the band, with ten seeds or more.
+        settled: the y axis shows all values from this share of the rounds on. Values of earlier rounds that
+            lie far below or above them are cut off and marked by an arrow. 0: all values are shown.
+
+    Returns:
+        `ax`.
 
     Raises:
         ValueError: a history has no such column.
@@ -55,22 +62,24 @@ def convergence(
         at = int(settled * len(table))
         late += [low.iloc[at:].min(), high.iloc[at:].max()]
         whole += [low.min(), high.max()]
-    _look_at(ax, (min(late), max(late)), (min(whole), max(whole)))
+    _set_limits(ax, (min(late), max(late)), (min(whole), max(whole)))
     ax.set(xlabel="round", ylabel=column)
     return plain(ax)
 
 
 def _by_round(histories: list[pd.DataFrame], column: str) -> pd.DataFrame:
+    """Return one column of several histories as a table, one row per round and one column per history."""
     missing = [h for h in histories if column not in h]
     if missing:
         raise ValueError(
-            f"a history has no column '{column}'; it has {', '.join(map(str, missing[0].columns))}"
+            f"a history has no column '{column}': its columns are {', '.join(map(str, missing[0].columns))}"
         )
     series = [h.set_index("round")[column].astype(float).dropna() for h in histories]
     return pd.concat(series, axis=1, ignore_index=True)
 
 
-def _look_at(ax: Axes, late: tuple[float, float], whole: tuple[float, float]) -> None:
+def _set_limits(ax: Axes, late: tuple[float, float], whole: tuple[float, float]) -> None:
+    """Show the `late` range and up to 3 times its height on either side; mark what is cut off of `whole`."""
     room = max(late[1] - late[0], 1e-9 * max(1.0, abs(late[1])))
     low, high = max(whole[0], late[0] - 3.0 * room), min(whole[1], late[1] + 3.0 * room)
     pad = 0.06 * max(high - low, room)
@@ -81,7 +90,7 @@ def _look_at(ax: Axes, late: tuple[float, float], whole: tuple[float, float]) ->
             ax.text(
                 0.985,
                 height,
-                f"{sign} from {end:.4g}",
+                f"{sign} to {end:.4g}",
                 transform=ax.transAxes,
                 fontsize="small",
                 ha="right",

@@ -1,11 +1,15 @@
-"""The colours and markers of every picture.
+"""Colours and markers of all plots.
 
-Colours are of Okabe and Ito's palette, the first four those that all kinds of colour vision tell apart; markers differ too.
+The colours are Okabe and Ito's palette. The first four can be told apart under every kind of colour vision.
+Markers differ as well, so that no plot relies on colour alone.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +20,12 @@ BAND, GREY = "0.88", "0.45"
 
 
 def plain(ax: Axes) -> Axes:
-    """Without the frame's upper and right side."""
+    """Hide the upper and right side of the frame and return the axes."""
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def mark_areas(rows: NDArray[np.float64], *, largest: float) -> NDArray[np.float64]:
+    """Return areas of marks proportional to `rows`: `largest` at most, 6 at least to be visible."""
+    found: NDArray[np.float64] = np.maximum(largest * rows / rows.max(), 6.0)
+    return found

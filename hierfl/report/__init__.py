@@ -1,4 +1,4 @@
-"""A fit told on one page: what was run, what came of it, and every reason that was found not to trust it."""
+"""A report on a fit, as one HTML page: what was run, what was found, and every reason to distrust it."""
 
 from hierfl.report.blocks import Check
 from hierfl.report.page import Report, write

@@ -1,4 +1,4 @@
-"""What a page is made of: sections of sentences, tables and pictures; and questions with their answers."""
+"""Building blocks of the page: sections of paragraphs, tables and pictures, and checks with their answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-FEW_ROWS = 20  # rows of a client, under which a score of it says little
+FEW_ROWS = 20  # with fewer rows, the score of a client is mostly noise
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -27,7 +27,16 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, the first of each its name."""
+    """A table.
+
+    Args:
+        caption: title above the table.
+        head: column headers.
+        rows: cells of each row; the first is the row's header.
+        note: sentence below the table.
+        words: whether cells hold text, which is left-aligned and wrapped, rather than numbers.
+        kind: tag for the template.
+    """
 
     caption: str
     head: tuple[str, ...]
@@ -39,7 +48,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing as a data URI, and in words."""
+    """A figure.
+
+    Args:
+        source: SVG as a data URI.
+        alt: description for readers who cannot see it.
+        caption: sentence below the figure.
+        width: pixels.
+        height: pixels.
+        kind: tag for the template.
+    """
 
     source: str
     alt: str
@@ -51,7 +69,13 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading."""
+    """A part of the page with a heading.
+
+    Args:
+        name: id of the section in the page.
+        title: heading.
+        blocks: content, in order.
+    """
 
     name: str
     title: str
@@ -60,12 +84,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Check:
-    """A question and its answer.
+    """A question about the fit and its answer.
 
     Args:
-        question: what was asked.
-        verdict: "good", "warning", or "not asked" where it cannot be.
-        answer: in a sentence, with the numbers.
+        question: what was checked.
+        verdict: "good", "warning", or "not asked" if the question cannot be answered for this fit.
+        answer: sentence with the numbers.
     """
 
     question: str
@@ -74,13 +98,13 @@ class Check:
 
 
 def answered(question: str, bad: bool, answer: str) -> Check:
-    """A question whose answer is bad, or good."""
+    """Return a check with the verdict "warning" if `bad`, "good" otherwise."""
     return Check(question, "warning" if bad else "good", answer)
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Drawings whose letters are as large as the page's small ones, and whose bytes depend on their content alone."""
+    """Draw with text as large as the page's small print, and with SVG bytes that depend on content alone."""
     with mpl.rc_context(
         {"font.size": 9.0, "axes.labelsize": 9.0, "svg.hashsalt": "hierfl", "svg.fonttype": "path"}
     ):
@@ -88,7 +112,7 @@ def style() -> Iterator[None]:
 
 
 def picture(figure: Figure, alt: str, caption: str) -> Picture:
-    """A figure drawn as SVG, to be shown at its own size, 96 pixels an inch."""
+    """Return a Matplotlib figure as SVG, to be shown at its own size at 96 pixels per inch."""
     held = io.BytesIO()
     figure.savefig(held, format="svg", metadata={"Date": None})
     source = "data:image/svg+xml;base64," + base64.b64encode(held.getvalue()).decode()
@@ -97,7 +121,7 @@ def picture(figure: Figure, alt: str, caption: str) -> Picture:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """As people read it: significant digits, a true minus, no 1e+03.
+    """Format a number for readers: `digits` significant digits, a true minus sign, no exponent below 1e7.
 
     >>> number(1234.5), number(0.012345), number(12.0), number(float("nan"))
     ('1234', '0.0123', '12.0', 'none')
@@ -114,7 +138,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """A few names in a sentence.
+    """Join names into a phrase; beyond `most` names, give only how many more there are.
 
     >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e", "f"])
     ('a and b', 'a, b, c, d and 2 more')
@@ -127,7 +151,7 @@ def listed(names: Sequence[str], most: int = 4) -> str:
 
 
 def share(value: float) -> str:
-    """A share as whole per cent, never 0 % of something or 100 % of not all.
+    """Format a share as a whole percentage; only exactly 0 and 1 become "0 %" and "100 %".
 
     >>> share(0.254), share(0.001), share(0.999), share(1.0)
     ('25 %', '< 1 %', '> 99 %', '100 %')

@@ -1,13 +1,14 @@
-"""What is asked of a fit, and what the answer is in plain words: each warning is of something measured here."""
+"""Checks of the run, the posterior and the clients. Every warning rests on something measured on this fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyro
 import torch
 from pyro import poutine
+from torch import Tensor
 
 from hierfl.posterior.corrected import K_HAT
 from hierfl.program.program import Answer, Program, untouched_store
@@ -16,11 +17,12 @@ from hierfl.report.blocks import FEW_ROWS, Check, answered, listed, number
 from hierfl.report.checks_of_predictions import predictions, strangers
 from hierfl.report.measurements import Measured
 
-LITTLE = 0.1  # nats: two Normals of one width that lie 0.45 sd apart; what hardly tells a client from any other
+UNCERTAINTY = "Does every parameter have an uncertainty?"
+LITTLE = 0.1  # nats: divergence of two Normals of equal sd, 0.45 sd apart; too little to tell clients apart
 
 
 def checks(found: Measured) -> list[Check]:
-    """All of them, in the order of the page."""
+    """Return all checks, in the order of the page."""
     return [
         check
         for ask in (_run, _posterior, _clients, predictions, strangers)
@@ -30,6 +32,15 @@ def checks(found: Measured) -> list[Check]:
 
 # ------------------------------------------------------------------------------------------------ the run
 def _run(found: Measured) -> Iterator[Check]:
+    """Check the training run."""
+    yield _participation(found)
+    yield _converged(found)
+    yield from _held_out_score(found)
+    yield from _concentration(found)
+
+
+def _participation(found: Measured) -> Check:
+    """Check the mean number of rounds per client: at least 5, or all rounds of a shorter run."""
     history, fit = found.fit.history, found.fit
     asked = (
         float(history["clients"].sum()) / len(fit.clients)
@@ -37,117 +48,166 @@ def _run(found: Measured) -> Iterator[Check]:
         else float(len(history))
     )
     needed = min(5, len(history))
-    yield answered(
-        "Was every client asked often enough?",
+    return answered(
+        "Did the clients take part in enough rounds?",
         asked < needed,
-        f"A client took part in {number(asked)} rounds on average"
-        + (f", fewer than {needed}: some may never have been asked." if asked < needed else "."),
+        f"On average, a client took part in {number(asked)} rounds"
+        + (
+            f", fewer than {needed}: some clients may never have taken part."
+            if asked < needed
+            else "."
+        ),
     )
-    question = "Has the run arrived?"
+
+
+def _converged(found: Measured) -> Check:
+    """Report the verdict of `hierfl.diagnostics.convergence`."""
+    question = "Has the run converged?"
     if isinstance(found.run, str):
-        yield Check(question, "not asked", _sentence(found.run))
-    else:
-        yield answered(question, not found.run.converged, found.run.verdict)
-    if "held_out_log_score" in history:
-        scores = history.set_index("round")["held_out_log_score"].dropna()
-        fallen = float(scores.max() - scores.iloc[-1])
-        yield answered(
-            "Did the held-out score go on rising?",
-            fallen > 0.01,
-            f"It was best after round {int(scores.idxmax()) + 1} of {len(history)}"
-            + (
-                f", and has fallen by {number(fallen)} nats a row since: the fit may have learned its rows by heart."
-                if fallen > 0.01
-                else "."
-            ),
-        )
-    if "effective_clients" in history:
-        effective, took_part = (
-            float(history["effective_clients"].iloc[-1]),
-            float(history["clients"].iloc[-1]),
-        )
-        alone = took_part > 1 and effective < max(1.5, 0.1 * took_part)
-        yield answered(
-            "Do all clients count?",
-            alone,
-            f"The last round's weights are worth {number(effective)} of {took_part:.0f} clients"
-            + (": a few decide for all. Weight clients by rows instead." if alone else "."),
-        )
+        return Check(question, "not asked", _sentence(found.run))
+    return answered(question, not found.run.converged, found.run.verdict)
 
 
-# ------------------------------------------------------------------------------------------------ the posterior
+def _held_out_score(found: Measured) -> Iterator[Check]:
+    """Warn if the held-out score has fallen by more than 0.01 nats per row since its best round."""
+    history = found.fit.history
+    if "held_out_log_score" not in history:
+        return
+    scores = history.set_index("round")["held_out_log_score"].dropna()
+    fallen = float(scores.max() - scores.iloc[-1])
+    yield answered(
+        "Is the held-out score still near its best?",
+        fallen > 0.01,
+        f"The held-out log score was best after round {int(scores.idxmax()) + 1} of {len(history)}"
+        + (
+            f", and has fallen by {number(fallen)} nats per row since: the fit may be overfitting "
+            "the training rows."
+            if fallen > 0.01
+            else "."
+        ),
+    )
+
+
+def _concentration(found: Measured) -> Iterator[Check]:
+    """Warn if the effective number of clients is below 1.5 or a tenth of those that took part."""
+    history = found.fit.history
+    if "effective_clients" not in history:
+        return
+    effective, took_part = (
+        float(history["effective_clients"].iloc[-1]),
+        float(history["clients"].iloc[-1]),
+    )
+    alone = took_part > 1 and effective < max(1.5, 0.1 * took_part)
+    yield answered(
+        "Do all clients contribute to the result?",
+        alone,
+        f"The weights of the last round are equivalent to {number(effective)} equally weighted "
+        f"clients, of {took_part:.0f} that took part"
+        + (
+            ": a few clients dominate the result. Weight clients by their number of rows instead."
+            if alone
+            else "."
+        ),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the posterior
 def _posterior(found: Measured) -> Iterator[Check]:
-    question = "Does every number have an uncertainty?"
+    """Check the draws of the posterior."""
     if found.draws is None:
         size = found.fit.program.latents.local_block.size
         yield Check(
-            question, "not asked", f"A client has {size:,} numbers: too many to draw and hold here."
+            UNCERTAINTY,
+            "not asked",
+            "There are no posterior draws to examine: too few were requested, or the model is "
+            f"too large to hold enough of them ({size:,} parameters per client).",
         )
         return
     sites = {**found.draws.shared, **found.draws.own}
+    yield from _not_finite(sites)
+    program = found.fit.program
+    points = [
+        s.name for s in program.latents.sites if bool((sites[s.name] == sites[s.name][:1]).all())
+    ] + _params_of(program)
+    yield _uncertainty(points)
+    yield from _guide(found)
+    yield from _scales(found, points)
+
+
+def _not_finite(sites: Mapping[str, Tensor]) -> Iterator[Check]:
+    """Warn of sites with draws that are not finite."""
     bad = [name for name, value in sites.items() if not bool(value.isfinite().all())]
     if bad:
         yield Check(
             "Are all draws finite?",
             "warning",
-            f"Draws of {listed(bad)} are not finite: nothing about them can be trusted.",
+            f"Some draws of {listed(bad)} are not finite: no result that involves them can be trusted.",
         )
-    program = found.fit.program
-    points = [
-        s.name for s in program.latents.sites if bool((sites[s.name] == sites[s.name][:1]).all())
-    ] + _params_of(program)
-    yield answered(
-        question,
+
+
+def _uncertainty(points: list[str]) -> Check:
+    """Warn of point estimates, given their names."""
+    return answered(
+        UNCERTAINTY,
         bool(points),
-        f"No: {listed(points)} {'is a point estimate' if len(points) == 1 else 'are point estimates'}, and no interval here holds the "
-        f"uncertainty of {'it' if len(points) == 1 else 'them'}."
+        f"No: {listed(points)} "
+        f"{'is a point estimate' if len(points) == 1 else 'are point estimates'}, and no interval "
+        f"on this page includes {'its' if len(points) == 1 else 'their'} uncertainty."
         if points
-        else "No site of the model is a point estimate.",
+        else "Yes: no parameter of the model is a point estimate.",
     )
-    yield from _guide(found)
+
+
+def _scales(found: Measured, points: list[str]) -> Iterator[Check]:
+    """Warn of a mean-field guide if global scales (positive sites without an upper bound) are inferred."""
     scales = [
         s.name
-        for s in program.latents.global_block.sites
+        for s in found.fit.program.latents.global_block.sites
         if not _reaches_below_0(s.support) and s.name not in points
     ]
+    if not scales:
+        return
     guide = found.fit.method.guide
     family = guide.__name__ if isinstance(guide, Family) else None  # type: ignore[attr-defined]
-    if scales:
-        question = "May the scales above the clients depend on the clients?"
-        if family == "mean_field":
-            yield Check(
-                question,
-                "warning",
-                f"No: the mean-field guide takes every number to be independent of all others. Intervals of {listed(scales)} are then "
-                f"as a rule too narrow; guides.structured or guides.conditional do not assume it.",
-            )
-        elif family is not None:
-            yield Check(
-                question,
-                "good",
-                f"The guide ({family}) lets the clients' numbers depend on {listed(scales)}.",
-            )
-        else:
-            yield Check(
-                question,
-                "not asked",
-                "The guide is one's own: what it takes to be independent is not read off it.",
-            )
+    question = "Does the guide let the global scales depend on the clients' parameters?"
+    if family == "mean_field":
+        yield Check(
+            question,
+            "warning",
+            "No: the mean-field guide treats all parameters as independent, so its intervals for "
+            f"{listed(scales)} are usually too narrow. guides.structured and guides.conditional "
+            "do not assume independence.",
+        )
+    elif family is not None:
+        yield Check(
+            question,
+            "good",
+            f"Yes: in the guide ({family}), the clients' parameters depend on {listed(scales)}.",
+        )
+    else:
+        yield Check(
+            question,
+            "not asked",
+            "The guide is user-defined: what it treats as independent cannot be read from it.",
+        )
 
 
 def _guide(found: Measured) -> Iterator[Check]:
+    """Check the Pareto k-hat of the guide, from the method's own history if that has one."""
     question, history = (
-        "Is the guide near enough to the posterior for weights to make up the rest?",
+        "Is the guide (the approximate posterior) close enough to the posterior for importance "
+        "weights to correct it?",
         found.fit.history,
     )
     if "k_hat" in history and bool(
         history["k_hat"].notna().any()
-    ):  # a method that has weighed its draws already
+    ):  # the method has weighted its draws itself
         k_hat = float(history["k_hat"].dropna().iloc[-1])
         yield answered(
             question,
             k_hat >= K_HAT,
-            f"k-hat of the method's own weights is {number(k_hat, 2)}{_far(k_hat)}.",
+            "The Pareto k-hat of the method's own importance weights is "
+            f"{number(k_hat, 2)}{_far(k_hat)}.",
         )
         return
     if isinstance(found.weighed, str):
@@ -157,49 +217,54 @@ def _guide(found: Measured) -> Iterator[Check]:
     yield answered(
         question,
         weighed.k_hat_guide >= K_HAT,
-        f"{number(weighed.effective, 2)} of {weighed.proposals} draws are effective, and k-hat is {number(weighed.k_hat_guide, 2)}"
-        f"{_far(weighed.k_hat_guide)}.",
+        f"The effective sample size is {number(weighed.effective, 2)} of {weighed.proposals} "
+        f"draws, and the Pareto k-hat is {number(weighed.k_hat_guide, 2)}{_far(weighed.k_hat_guide)}.",
     )
     own = weighed.k_hat_clients.dropna()
     if len(own):
         bad = own[own >= K_HAT]
         yield answered(
-            "Is the guide near enough for every client, given the global level?",
+            "Is the guide close enough for every client's own parameters, given the global ones?",
             bool(len(bad)),
-            f"k-hat is above {K_HAT} for {len(bad)} of {len(own)} clients: {listed([f'{n} {number(k, 2)}' for n, k in bad.items()])}."
+            f"The Pareto k-hat is not below {K_HAT} for {len(bad)} of {len(own)} clients: "
+            f"{listed([f'{n} {number(k, 2)}' for n, k in bad.items()])}."
             if len(bad)
-            else f"The largest k-hat of a client is {number(float(own.max()), 2)}.",
+            else f"The largest Pareto k-hat of any client is {number(float(own.max()), 2)}, below "
+            f"{K_HAT}.",
         )
 
 
 def _far(k_hat: float) -> str:
+    """Return the second half of a sentence that warns of a k-hat of 0.7 or more; empty below that."""
     if k_hat < K_HAT:
         return ""
     return (
-        f", above {K_HAT}: the guide misses a part of the posterior, so that spreads and tails here are the guide's. Draws "
-        f"that are corrected in more rounds, fit.posterior(correct='psis'), may do better, and say whether they do"
+        f", not below {K_HAT}: the guide misses part of the posterior, so the spreads and tails "
+        "on this page are the guide's and not the posterior's. fit.posterior(correct='psis') "
+        "corrects the draws in further rounds; that may do better, and it reports whether it did"
     )
 
 
 def _sentence(words: str) -> str:
+    """Start with a capital letter and end with a full stop."""
     return f"{words[0].upper()}{words[1:]}" + ("" if words.endswith(".") else ".")
 
 
 def _params_of(program: Program) -> list[str]:
-    """The model's own params: learned, but no sites."""
+    """Return the names of the model's own `pyro.param`s: values that are learned but are not latent sites."""
     above, mine = program.start()
     params, batch = {**above, **mine}, program.prototype
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
         given = poutine.condition(
             program.model, data=program.draw(params, batch)
-        )  # a prior need not be one to draw from
+        )  # condition on draws of the guide: not every prior can be drawn from
         with Answer(params, batch):
             nodes = poutine.trace(given).get_trace(batch).nodes
     return [name for name, node in nodes.items() if node["type"] == "param"]
 
 
 def _reaches_below_0(support: object) -> bool:
-    """Whether a support is other than all positive numbers."""
+    """Return False for a support with a lower bound of 0 or more and no upper bound, otherwise True."""
     support = getattr(support, "base_constraint", support)
     bound = getattr(support, "lower_bound", None)
     return (
@@ -209,27 +274,30 @@ def _reaches_below_0(support: object) -> bool:
 
 # ------------------------------------------------------------------------------------------------ the clients
 def _clients(found: Measured) -> Iterator[Check]:
+    """Check the number of rows of each client, and how much those rows add to the global prior."""
     counts, names = found.fit.federation.data.counts.tolist(), found.fit.clients
     few = [
         f"{name}: {count}" for name, count in zip(names, counts, strict=True) if count < FEW_ROWS
     ]
     yield answered(
-        "Has every client rows enough?",
+        "Does every client have enough rows?",
         bool(few),
-        f"{len(few)} of {len(names)} clients have fewer than {FEW_ROWS} rows ({listed(few)}): how well the model fits them cannot be "
-        f"told from their rows."
+        f"{len(few)} of {len(names)} clients have fewer than {FEW_ROWS} rows ({listed(few)}): "
+        "these rows are too few to show how well the model fits those clients."
         if few
-        else f"The smallest has {min(counts)}.",
+        else f"Yes: the smallest client has {min(counts)} rows.",
     )
     if found.told is None:
         return
     nats = found.told["nats"]
     silent = nats[nats < LITTLE]
     yield answered(
-        "Do clients' own rows say much about them?",
+        "Do the clients' own rows inform their estimates?",
         bool(len(silent)),
-        f"{len(silent)} of {len(names)} clients ({listed(list(silent.index))}) tell less than {LITTLE} nats about themselves: their "
-        f"posterior is nearly what would be said of any client."
+        f"The own rows of {len(silent)} of {len(names)} clients ({listed(list(silent.index))}) "
+        f"add less than {LITTLE} nats of information: the posterior of such a client is nearly "
+        "the global prior, which is what would be predicted for any client."
         if len(silent)
-        else f"The least that a client's rows add to what the global level expects of it is {number(float(nats.min()), 2)} nats.",
+        else f"Yes: every client's own rows add at least {number(float(nats.min()), 2)} nats of "
+        "information to the global prior.",
     )

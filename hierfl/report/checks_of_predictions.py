@@ -1,4 +1,4 @@
-"""What is asked of a fit's predictions."""
+"""Checks of a fit's predictions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hierfl.diagnostics import calibration_error, confidence, coverage_p_value, 
 from hierfl.report.blocks import FEW_ROWS, Check, answered, listed, number, share
 from hierfl.report.measurements import Floats, Measured
 
-SURE = 0.01  # of a p value: a report in a hundred warns where nothing is wrong
+SURE = 0.01  # significance level: each test warns falsely in one report of a hundred
 
 
 def predictions(found: Measured) -> Iterator[Check]:
-    """Do probabilities and intervals come true, for all rows, for clients' means, and client by client?"""
+    """Check calibration and coverage: over all rows, for the clients' mean labels, and client by client."""
     if found.prediction is None:
         yield Check(
-            "Do predictions come true?",
+            "Are predictions calibrated?",
             "not asked",
-            "There are no labelled rows of one observed site to score.",
+            "No row can be scored: the rows have no labels, or the model observes no site on rows.",
         )
         return
     prediction, rows = found.prediction, found.prediction.data.num_rows
@@ -28,7 +28,8 @@ def predictions(found: Measured) -> Iterator[Check]:
         not found.held_out,
         f"Yes, on {rows} held-out rows."
         if found.held_out
-        else "No: they are scored on the training rows, which flatters them. Give held_out=.",
+        else "No: they are scored on the training rows, so the scores are too good. Pass unseen "
+        "rows as held_out=.",
     )
     if prediction.kind == "numeric":
         if found.replicates is not None:
@@ -38,11 +39,16 @@ def predictions(found: Measured) -> Iterator[Check]:
         error = calibration_error(p, came_true)
         off = error.p_value <= SURE
         yield answered(
-            "Do predicted probabilities come true?",
+            "Are predicted probabilities calibrated?",
             off,
-            f"The calibration error is {number(error.ece)}; chance alone gives {number(error.by_chance)} for {rows} rows "
-            f"(p = {number(error.p_value, 2)})"
-            + (f": more than chance, predictions are {_too(p, came_true)}." if off else "."),
+            f"The calibration error is {number(error.ece)}; perfectly calibrated predictions "
+            f"would have {number(error.by_chance)} by chance alone, for {rows} rows (p = "
+            f"{number(error.p_value, 2)})"
+            + (
+                f". This is more than chance: the predictions are {_too(p, came_true)}."
+                if off
+                else "."
+            ),
         )
     if found.rates is not None:
         yield _rate_coverage(found)
@@ -50,40 +56,43 @@ def predictions(found: Measured) -> Iterator[Check]:
 
 
 def _too(p: Floats, came_true: Floats) -> str:
-    """Whether the Brier score is worse than it would be were the probabilities right, or better."""
+    """Return "overconfident" if the Brier score is worse than right probabilities would have it."""
     return (
-        "too sure of themselves"
+        "overconfident"
         if ((p - came_true) ** 2).mean() > (p * (1.0 - p)).mean()
-        else "less sure than they could be"
+        else "underconfident"
     )
 
 
 def _numeric_coverage(found: Measured) -> Check:
+    """Warn if the coverage of 90 % intervals of single rows is off by more than 0.03 and more than chance."""
     assert found.prediction is not None and found.replicates is not None
     covered = interval_coverage(found.replicates, found.prediction.known()[0], prob=0.9)
     rate = float(covered.mean())
     off = abs(rate - 0.9) > 0.03 and binomtest(int(covered.sum()), len(covered), 0.9).pvalue <= SURE
-    side = "too narrow" if rate < 0.9 else "wider than need be"
+    side = "too narrow" if rate < 0.9 else "wider than necessary"
     return answered(
-        "Do intervals of single rows cover?",
+        "Do predictive intervals of single rows have the right coverage?",
         bool(off),
-        f"{share(rate)} of {len(covered)} rows lie in their 90 % interval"
-        + (f": intervals are {side}." if off else "."),
+        f"{share(rate)} of {len(covered)} rows lie in their 90 % predictive interval"
+        + (f": the intervals are {side}." if off else "."),
     )
 
 
 def _rate_coverage(found: Measured) -> Check:
+    """Warn if fewer clients' mean labels than chance explains lie in their 90 % intervals."""
     assert found.rates is not None and found.prediction is not None
     covered = found.rates["covered"]
     off = coverage_p_value(covered, 0.9) <= SURE
     outside = list(found.rates.index[~covered])
     what = "event rates" if found.prediction.kind == "binary" else "mean labels"
     return answered(
-        f"Do intervals of clients' {what} cover?",
+        f"Do enough of the clients' {what} lie in their predictive intervals?",
         off,
         f"{int(covered.sum())} of {len(covered)} clients' {what} lie in their 90 % predictive interval"
         + (
-            f", too few by chance: {listed(outside)} {'is' if len(outside) == 1 else 'are'} outside."
+            f", fewer than chance explains: {listed(outside)} "
+            f"{'is' if len(outside) == 1 else 'are'} outside."
             if off
             else (f"; outside: {listed(outside)}." if outside else ".")
         ),
@@ -91,20 +100,43 @@ def _rate_coverage(found: Measured) -> Check:
 
 
 def _by_client(found: Measured) -> Iterator[Check]:
+    """Check the number of scored rows and, for binary labels, compare with each client's event rate."""
+    assert found.prediction is not None
+    prediction = found.prediction
+    counts = prediction.data.counts.tolist()
+    few = [name for name, n in zip(prediction.data.names, counts, strict=True) if n < FEW_ROWS]
+    yield answered(
+        "Is every client scored on enough rows?",
+        bool(few),
+        f"{len(few)} of {len(counts)} clients are scored on fewer than {FEW_ROWS} rows "
+        f"({listed(few)}): their scores are mostly noise."
+        if few
+        else f"Yes: each client is scored on {min(counts)} rows or more.",
+    )
+    if prediction.kind != "binary":
+        return
+    worse = _worse_than_event_rate(found)
+    yield answered(
+        "Does the model predict at least as well as each client's own event rate?",
+        bool(worse),
+        f"Not for {listed(worse)}: using the event rate of the client's own training rows as the "
+        "forecast for every row scores better, by more than two standard errors."
+        if worse
+        else f"Yes: for no client with {FEW_ROWS} or more scored rows does its own event rate in "
+        "training, used as the forecast for every row, score better by more than two standard errors.",
+    )
+
+
+def _worse_than_event_rate(found: Measured) -> list[str]:
+    """Return the clients, of those with enough rows, whose log score is worse than their event rate's.
+
+    Worse means by more than two standard errors. The event rate is that of the training rows, smoothed:
+    (events + 1/2) / (rows + 1).
+    """
     assert found.prediction is not None
     prediction = found.prediction
     label, log_score = prediction.known()
     counts = prediction.data.counts.tolist()
-    few = [name for name, n in zip(prediction.data.names, counts, strict=True) if n < FEW_ROWS]
-    yield answered(
-        "Does every client's own score mean something?",
-        bool(few),
-        f"{len(few)} of {len(counts)} clients are scored on fewer than {FEW_ROWS} rows ({listed(few)}): their own scores are mostly luck."
-        if few
-        else f"Each rests on {min(counts)} rows or more.",
-    )
-    if prediction.kind != "binary":
-        return
     worse, train = [], found.fit.federation.data
     seen = train.fields[found.fit.program.labels[prediction.site]].double()
     for name, y, score in zip(
@@ -119,34 +151,33 @@ def _by_client(found: Measured) -> Iterator[Check]:
         gain = (score - (y * rate.log() + (1.0 - y) * (-rate).log1p())).numpy()
         if len(gain) >= FEW_ROWS and gain.mean() + 2.0 * gain.std(ddof=1) / len(gain) ** 0.5 < 0.0:
             worse.append(name)
-    yield answered(
-        "Is every client served better than by its event rate alone?",
-        bool(worse),
-        f"{listed(worse)}: a forecast of its own event rate for everybody scores better, by more than chance."
-        if worse
-        else "For no client does its event rate, as a forecast for everybody, score better by more than two standard errors.",
-    )
+    return worse
 
 
 def strangers(found: Measured) -> Iterator[Check]:
-    """Are foreign rows told from own ones?"""
+    """Check that predictions of foreign rows are less certain than those of the clients' own rows."""
     if found.foreign is None:
         yield Check(
-            "Does the model know foreign rows when it sees them?",
+            "Are predictions less certain for foreign rows (foreign=) than for the clients' own rows?",
             "not asked",
-            "No foreign rows were given: foreign=.",
+            "No foreign rows were given.",
         )
         return
     overall = found.foreign.overall
-    by = {"entropy of predictions": float(overall["auroc"])}
+    by = {"predictive entropy": float(overall["auroc"])}
     if "mi_auroc" in overall:
         by["mutual information"] = float(overall["mi_auroc"])
     best = max(by, key=by.__getitem__)
     poor = by[best] < 0.75
     told = ", ".join(f"{number(value)} by {name}" for name, value in by.items())
     yield answered(
-        "Does the model know foreign rows when it sees them?",
+        "Are predictions less certain for foreign rows (foreign=) than for the clients' own rows?",
         poor,
-        f"AUROC of foreign against own rows: {told}"
-        + (". It is about as sure of foreign rows as of its own." if poor else f". Go by {best}."),
+        f"AUROC for telling foreign rows from the clients' own rows: {told}"
+        + (
+            ". A value below 0.75 means that predictions are about as certain for foreign rows as "
+            "for own rows, or more certain."
+            if poor
+            else f". Use {best} to detect foreign rows."
+        ),
     )

@@ -1,4 +1,4 @@
-"""The pictures of a report, and what each shows in words for those who do not see it."""
+"""Figures of the report, each with a description in words for readers who cannot see it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ _TIGHT: dict[str, Any] = {"columnspacing": 1.2, "handletextpad": 0.5, "handlelen
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure of `width` by `height` inches with one set of axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
 
 def _legend(figure: Figure, ax: Axes, columns: int = 3) -> None:
+    """Put the legend below the axes, if there is anything to label."""
     handles, names = ax.get_legend_handles_labels()
     if handles:
         figure.legend(
@@ -37,7 +39,7 @@ def _legend(figure: Figure, ax: Axes, columns: int = 3) -> None:
 
 
 def run(found: Measured) -> Picture | None:
-    """The ELBO or the loss of each round."""
+    """Draw the ELBO or the loss of each round; None if the history has neither, or fewer than 2 rounds."""
     history = found.fit.history
     column = next((name for name in ("elbo", "loss") if name in history), None)
     if column is None or len(history) < 2:
@@ -47,23 +49,28 @@ def run(found: Measured) -> Picture | None:
         plots.convergence(ax, history, column=column)
         ax.set_ylabel("ELBO, nats" if column == "elbo" else column)
         values = history[column]
-        alt = f"Line: {column} by round, from {number(values.iloc[0], 4)} in the first to {number(values.iloc[-1], 4)} in the last."
+        alt = (
+            f"Line chart of the {'ELBO' if column == 'elbo' else column} by round: "
+            f"{number(values.iloc[0], 4)} in the first, {number(values.iloc[-1], 4)} in the last."
+        )
         return picture(
             figure,
             alt,
-            f"The {'ELBO' if column == 'elbo' else column} of each round, as the clients estimate it.",
+            "The "
+            f"{'ELBO (evidence lower bound, higher is better)' if column == 'elbo' else column} "
+            "in each round, as estimated by the clients.",
         )
 
 
 def forest(found: Measured, entry: Entry) -> Picture:
-    """One number of every client."""
+    """Draw one scalar of every client."""
     names, rows = list(found.fit.clients), found.fit.federation.data.counts.numpy()
     named = len(names) <= 40
     with style():
         figure, ax = _figure(NARROW, min(7.0, 1.1 + (0.3 if named else 0.075) * len(names)))
         expected = entry.expected
         if expected is not None and found.alike:
-            expected = expected.ravel()  # the same of every client
+            expected = expected.ravel()  # the same for every client
         plots.client_forest(ax, entry.draws, names, rows=rows, alone=entry.alone, expected=expected)
         ax.set_xlabel(entry.label)
         _legend(figure, ax)
@@ -72,25 +79,40 @@ def forest(found: Measured, entry: Entry) -> Picture:
             f"{n} {number(m)} ({number(a)} to {number(b)})"
             for n, a, m, b in zip(names, *ends, strict=True)
         ]
-        alt = f"Forest plot of {entry.label}, median and 90 % interval: {listed(told, 12)}."
-        caption = f"{entry.label} of every client: median, 50 % and 90 % intervals; grey: the 90 % interval expected of a client."
+        alt = (
+            f"Forest plot of {entry.label}, posterior median and 90 % interval: {listed(told, 12)}."
+        )
+        caption = (
+            f"{entry.label} of each client{' (number of rows in brackets)' if named else ''}: "
+            "posterior median, 50 % and 90 % intervals. Grey band: 90 % interval of the global "
+            "prior, which is what the global level alone predicts for a client."
+        )
         return picture(
             figure,
             alt,
             caption
-            + (" Hollow: what its own rows alone would say." if entry.alone is not None else ""),
+            + (
+                " Hollow diamonds: estimates from each client's own rows only."
+                if entry.alone is not None
+                else ""
+            ),
         )
 
 
 def borrowed(entry: Entry) -> float:
-    """How far local-only estimates were moved to the middle: 1 less the slope of the one on the other."""
+    """Return how far estimates are shrunk from the local-only ones to the centre: 0 none, 1 completely.
+
+        1 - (x . y) / (x . x),    x the local-only and y the hierarchical estimates, less the centre
+
+    One minus the slope of the regression of y on x through the origin.
+    """
     assert entry.alone is not None
     x, y = entry.alone - entry.middle, entry.draws.mean(0) - entry.middle
     return float(1.0 - (x @ y) / max(float(x @ x), 1e-300))
 
 
 def shrinkage(found: Measured, entry: Entry) -> Picture:
-    """Local-only estimates beside hierarchical ones."""
+    """Draw the hierarchical estimates of one scalar against the local-only estimates."""
     assert entry.alone is not None
     with style():
         figure, ax = _figure(NARROW, 4.6)
@@ -99,14 +121,17 @@ def shrinkage(found: Measured, entry: Entry) -> Picture:
         ax.set_title(entry.label, fontsize=9)
         _legend(figure, ax, columns=2)
         moved = share(min(max(borrowed(entry), 0.0), 1.0))
-        words = f"estimates are moved {moved} of the way from what a client's own rows alone say to the middle, on the whole."
+        words = (
+            f"over all clients, estimates move {moved} of the way from the local-only estimate "
+            "(own rows only) to the common centre."
+        )
         return picture(
             figure, f"Scatter plot of clients, {entry.label}: {words}", f"{entry.label}: {words}"
         )
 
 
 def densities(found: Measured, entry: Entry) -> Picture:
-    """The global level's expectation beside every client's posterior."""
+    """Draw the densities of the global prior and of every client's posterior, for one scalar."""
     assert entry.expected is not None
     names = list(found.fit.clients)
     with style():
@@ -115,16 +140,19 @@ def densities(found: Measured, entry: Entry) -> Picture:
         ax.set_xlabel(entry.label)
         _legend(figure, ax)
         wide, own = float(entry.expected.std()), float(np.median(entry.draws.std(0)))
-        alt = f"Densities of {entry.label}: expected of a client, sd {number(wide)}; the clients' posteriors, median sd {number(own)}."
+        alt = (
+            f"Densities of {entry.label}: global prior, SD {number(wide)}; the clients' "
+            f"posteriors, median SD {number(own)}."
+        )
         return picture(
             figure,
             alt,
-            f"{entry.label}: what the global level expects of a client, and every client's posterior.",
+            f"{entry.label}: density of the global prior and of each client's posterior.",
         )
 
 
 def clients(found: Measured) -> Picture | None:
-    """Which clients are alike."""
+    """Draw a map of clients; None with fewer than 3 clients or 2 scalars, or if all clients are equal."""
     names = list(found.fit.clients)
     if len(names) < 3 or len(found.own) < 2:
         return None
@@ -135,13 +163,19 @@ def clients(found: Measured) -> Picture | None:
     with style():
         figure, ax = _figure(NARROW, 3.6)
         plots.client_map(ax, means, names, rows=found.fit.federation.data.counts.numpy(), unit=unit)
-        alt = f"Map of {len(names)} clients by the posterior means of their {means.shape[1]} numbers, first two principal components."
-        words = "Which clients are alike: principal components of the posterior means of their numbers, each in its posterior sd."
+        alt = (
+            f"Map of {len(names)} clients: first two principal components of the posterior means "
+            f"of their {means.shape[1]} parameters."
+        )
+        words = (
+            "Clients that lie close together are alike: first two principal components of the "
+            "posterior means of their parameters, each divided by its posterior SD."
+        )
         return picture(figure, alt, words)
 
 
 def calibration(found: Measured) -> Picture | None:
-    """Whether probabilities, or intervals, come true."""
+    """Draw the calibration of probabilities, or the coverage of intervals; None without predictions."""
     prediction = found.prediction
     if prediction is None or (prediction.kind == "numeric" and found.replicates is None):
         return None
@@ -150,28 +184,37 @@ def calibration(found: Measured) -> Picture | None:
         if prediction.kind == "numeric":
             assert found.replicates is not None
             plots.coverage(ax, found.replicates, prediction.known()[0])
-            alt = "Line: share of rows inside central intervals against the intervals' probability; the diagonal is right."
+            alt = (
+                "Line chart: share of rows inside central predictive intervals, by the "
+                "probability of the interval."
+            )
             return picture(
-                figure, alt, "How often central intervals hold a row's label, by their probability."
+                figure,
+                alt,
+                "Share of rows whose label lies in its central predictive interval, by the "
+                "probability of the interval. On the diagonal, intervals are calibrated.",
             )
         p, came_true = confidence(prediction)
         bins = 8 if len(p) < 2000 else 15
         plots.reliability(ax, {"rows": (p, came_true)}, bins=bins)
         binary = prediction.kind == "binary"
         ax.set_xlabel("predicted probability" if binary else "probability of the predicted class")
-        ax.set_ylabel("observed share" if binary else "share that is right")
+        ax.set_ylabel("observed event rate" if binary else "share of correct predictions")
         mean, observed, _, _ = plots.equal_mass(p, came_true, bins=bins)
         told = "; ".join(
             f"{number(a, 2)} predicted, {number(b, 2)} observed"
             for a, b in zip(mean, observed, strict=True)
         )
         alt = f"Reliability diagram of {len(mean)} bins: {told}."
-        words = f"{len(mean)} bins of equal numbers of rows, with 90 % intervals; on the diagonal predictions come true."
+        words = (
+            f"{len(mean)} bins with equal numbers of rows, with 90 % intervals. On the diagonal, "
+            "predictions are calibrated."
+        )
         return picture(figure, alt, words)
 
 
 def rates(found: Measured) -> Picture | None:
-    """Each client's mean label beside its interval."""
+    """Draw each client's mean label over its predictive interval; None if there are no such intervals."""
     table = found.rates
     if table is None or found.prediction is None:
         return None
@@ -182,13 +225,19 @@ def rates(found: Measured) -> Picture | None:
         plots.rates(ax, table)
         (ax.set_xlabel if few else ax.set_ylabel)(what)
         _legend(figure, ax)
-        alt = f"Intervals of clients' {what}s: {int(table['covered'].sum())} of {len(table)} observed values lie inside."
-        words = f"Observed {what} of every client beside its 90 % predictive interval{' (rows in brackets)' if few else ''}."
+        alt = (
+            f"Predictive intervals of clients' {what}s: {int(table['covered'].sum())} of "
+            f"{len(table)} observed values lie inside."
+        )
+        words = (
+            f"Observed {what} of each client and its 90 % predictive "
+            f"interval{', with a tick at the predicted mean (number of rows in brackets)' if few else ''}."
+        )
         return picture(figure, alt, words)
 
 
 def strangers(found: Measured) -> Picture | None:
-    """Entropies of own and foreign rows."""
+    """Draw the predictive entropies of own and of foreign rows; None without foreign rows."""
     if found.foreign is None:
         return None
     with style():
@@ -197,4 +246,9 @@ def strangers(found: Measured) -> Picture | None:
         _legend(figure, ax)
         own, foreign = (number(float(v.mean())) for v in found.foreign.entropies)
         alt = f"Densities of predictive entropy: own rows, mean {own} nats; foreign rows, mean {foreign}."
-        return picture(figure, alt, "Entropy of predictions of own and of foreign rows.")
+        return picture(
+            figure,
+            alt,
+            "Predictive entropy of own rows and of foreign rows; a higher entropy is a less "
+            "certain prediction.",
+        )

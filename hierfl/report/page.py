@@ -1,4 +1,4 @@
-"""The page: sections from what was measured, and all of it as one file of HTML that needs no network."""
+"""The page: measures a fit, writes sections and checks into one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hierfl.data.clients import ClientData
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.report.blocks import Check, Section
 from hierfl.report.checks import checks
-from hierfl.report.measurements import measure
+from hierfl.report.measure import measure
 from hierfl.report.sections import sections
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What was written.
+    """A report that was written.
 
     Args:
-        path: of the page.
-        checks: every question that was asked, and its answer.
+        path: of the HTML file.
+        checks: every check, with its answer.
     """
 
     path: Path
@@ -32,7 +32,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """The answers that warn, in plain words."""
+        """The answers of the checks whose verdict is "warning"."""
         return [check.answer for check in self.checks if check.verdict == "warning"]
 
 
@@ -48,7 +48,7 @@ def write(
     draws: int = 400,
     seed: int = 0,
 ) -> Report:
-    """Measure a fit and write the page. Arguments and errors: `Fit.report`."""
+    """Measure a fit and write the report. The arguments and errors are those of `Fit.report`."""
     found = measure(
         fit, held_out=held_out, foreign=foreign, alone=alone, site=site, draws=draws, seed=seed
     )
@@ -56,7 +56,8 @@ def write(
     names = fit.federation.data.num_clients
     text = page(
         title or f"{fit.method.name}: {names} clients",
-        f"{fit.method.name}, {names} clients, {fit.federation.data.num_rows} training rows, {len(fit.history)} rounds",
+        f"{fit.method.name}, {names} clients, {fit.federation.data.num_rows} training rows, "
+        f"{len(fit.history)} rounds",
         sections(found),
         asked,
     )
@@ -66,7 +67,7 @@ def write(
 
 
 def page(title: str, subtitle: str, parts: list[Section], asked: list[Check]) -> str:
-    """One file of HTML."""
+    """Return the page as HTML."""
     source = files("hierfl.report").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(source).render(

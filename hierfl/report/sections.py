@@ -1,4 +1,4 @@
-"""The sections of a page, from what was measured."""
+"""Sections of the page, made from the measurements."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hierfl.report import figures
 from hierfl.report.blocks import Picture, Section, Table, Text, number, share
 from hierfl.report.measurements import Entry, Measured
 
-SHOWN = 3  # numbers of clients that are drawn: those in which clients differ most
-ROWS = 200  # of a table
+SHOWN = 3  # local scalars that are drawn: those in which clients differ most
+ROWS = 200  # most rows of a table
 
 
 def sections(found: Measured) -> list[Section]:
-    """Those that there is something to say in."""
+    """Return the sections of the page, leaving out those without content."""
     made = (
         _run(found),
         _convergence(found),
@@ -31,6 +31,7 @@ def sections(found: Measured) -> list[Section]:
 
 
 def _run(found: Measured) -> Section:
+    """Describe the settings, size and cost of the run."""
     fit, data = found.fit, found.fit.federation.data
     history, counts = fit.history, data.counts
     guide, latents = fit.method.guide, fit.program.latents
@@ -38,11 +39,15 @@ def _run(found: Measured) -> Section:
     facts = {
         "Method": fit.method.name,
         "Model": getattr(fit.method.model, "__name__", type(fit.method.model).__name__),
-        "Guide": getattr(guide, "__name__", type(guide).__name__),
-        "Clients": f"{data.num_clients}, with {int(counts.min())} to {int(counts.max())} rows (median {int(counts.median())})",
-        "Latent numbers": f"{latents.global_block.size:,} for all, {latents.local_block.size:,} for each client",
-        "Rounds": f"{len(history)}, {int(history['clients'].max()) if 'clients' in history else data.num_clients} clients in each",
-        "Sent": _bytes(history),
+        "Guide (approximate posterior)": getattr(guide, "__name__", type(guide).__name__),
+        "Clients": f"{data.num_clients}, with {int(counts.min())} to {int(counts.max())} rows "
+        f"(median {int(counts.median())})",
+        "Parameters": f"{latents.global_block.size:,} global, {latents.local_block.size:,} for "
+        "each client",
+        "Rounds": f"{len(history)}, with at most "
+        f"{int(history['clients'].max()) if 'clients' in history else data.num_clients} clients "
+        "in each",
+        "Communication": _bytes(history),
         "Time": f"{number(float(history['seconds'].sum()))} s"
         if "seconds" in history
         else "not recorded",
@@ -52,19 +57,28 @@ def _run(found: Measured) -> Section:
     }
     return Section(
         "run",
-        "What was run",
-        (Table("The run", ("Item", "Value"), tuple(facts.items()), words=True),),
+        "The run",
+        (
+            Table(
+                "Settings, size and cost of the run",
+                ("Item", "Value"),
+                tuple(facts.items()),
+                words=True,
+            ),
+        ),
     )
 
 
 def _bytes(history: pd.DataFrame) -> str:
+    """Describe how many bytes were sent in each direction."""
     if "bytes_up" not in history:
         return "not recorded"
     down, up = (float(history[f"bytes_{way}"].sum()) for way in ("down", "up"))
-    return f"{_size(down)} to clients, {_size(up)} from them; no row of data"
+    return f"{_size(down)} to clients, {_size(up)} from clients; no rows of data"
 
 
 def _size(count: float) -> str:
+    """Format a number of bytes with its unit."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000.0 or unit == "GB":
             return f"{number(count)} {unit}"
@@ -73,15 +87,17 @@ def _size(count: float) -> str:
 
 
 def _convergence(found: Measured) -> Section | None:
+    """Show the ELBO or loss by round, with the verdict on convergence."""
     drawn = figures.run(found)
     verdict = [] if isinstance(found.run, str) else [Text(found.run.verdict)]
     return None if drawn is None else Section("convergence", "Convergence", (*verdict, drawn))
 
 
 def _shared(found: Measured) -> Section | None:
+    """Show the posterior of the global parameters."""
     if not found.shared:
         return None
-    head = ("Number", "Mean", "Sd", "5 %", "Median", "95 %")
+    head = ("Parameter", "Mean", "SD", "5 %", "Median", "95 %")
     rows = [
         (
             e.label,
@@ -90,23 +106,28 @@ def _shared(found: Measured) -> Section | None:
         for e in found.shared
     ]
     table = Table(
-        "Posterior of what all clients share",
+        "Posterior of the global parameters, which all clients share: mean, standard deviation "
+        "(SD) and quantiles",
         head,
         tuple(rows[:ROWS]),
-        note=_left_out(len(rows), "numbers"),
+        note=_left_out(len(rows), "parameters"),
     )
     return Section("global", "The global level", (table,))
 
 
 def _own(found: Measured) -> list[Section]:
+    """Show the posterior of the clients' parameters, and their shrinkage."""
     entries = found.own
     if not entries:
         return []
     shown = sorted(entries, key=lambda e: -e.apart)[:SHOWN]
     blocks: list[Text | Table | Picture] = []
     if len(entries) > SHOWN:
-        words = f"A client has {len(entries)} numbers. Drawn are the {len(shown)} in which clients differ most"
-        blocks.append(Text(f"{words}, for how well each is known."))
+        words = (
+            f"Each client has {len(entries)} parameters. The figures show the {len(shown)} in "
+            "which clients differ most"
+        )
+        blocks.append(Text(f"{words}, relative to their uncertainty."))
     blocks += [figures.forest(found, e) for e in shown]
     if shown[0].expected is not None:
         blocks.append(figures.densities(found, shown[0]))
@@ -122,29 +143,10 @@ def _own(found: Measured) -> list[Section]:
 
 
 def _client_table(found: Measured, shown: list[Entry]) -> Table:
+    """Tabulate the posterior of each client, largest first."""
     data = found.fit.federation.data
-    k_hat = None if isinstance(found.weighed, str) else found.weighed.k_hat_clients
-    head = ["Client", "Rows", *(f"{e.label} (sd)" for e in shown)]
-    extra: list[tuple[str, pd.Series, str]] = []
-    if found.told is not None:
-        extra.append(
-            (
-                "Told, nats",
-                found.told["nats"],
-                "Told: what its own rows add to what is expected of a client.",
-            )
-        )
-        extra.append(
-            (
-                "Narrower by",
-                found.told["narrower"],
-                "Narrower: its variance beside the one expected, a mean over its numbers.",
-            )
-        )
-    if k_hat is not None:
-        extra.append(
-            ("k-hat", k_hat, "k-hat: of its own numbers given the global ones, to be under 0.7.")
-        )
+    head = ["Client", "Rows", *(f"{e.label}, mean (SD)" for e in shown)]
+    extra = _client_columns(found)
     order, rows = np.argsort(-data.counts.numpy(), kind="stable"), []
     for i in order[:ROWS]:
         cells = [data.names[i], str(int(data.counts[i]))]
@@ -154,21 +156,61 @@ def _client_table(found: Measured, shown: list[Entry]) -> Table:
         ]
         values = [(name, float(series.iloc[i])) for name, series, _ in extra]
         rows.append(
-            (*cells, *(share(v) if name == "Narrower by" else number(v, 2) for name, v in values))
+            (
+                *cells,
+                *(share(v) if name == "Variance reduction" else number(v, 2) for name, v in values),
+            )
         )
     head += [name for name, _, _ in extra]
     note = " ".join([words for _, _, words in extra] + [_left_out(len(order), "clients")]).strip()
-    return Table("Posterior of every client, by rows", tuple(head), tuple(rows), note=note)
+    return Table(
+        "Posterior of each client, sorted by number of rows", tuple(head), tuple(rows), note=note
+    )
+
+
+def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
+    """Return further columns of the table of clients: header, value of each client, explanation."""
+    k_hat = None if isinstance(found.weighed, str) else found.weighed.k_hat_clients
+    extra: list[tuple[str, pd.Series, str]] = []
+    if found.told is not None:
+        extra.append(
+            (
+                "Information, nats",
+                found.told["nats"],
+                "Information: what the client's own rows add to the global prior "
+                "(Kullback-Leibler divergence).",
+            )
+        )
+        extra.append(
+            (
+                "Variance reduction",
+                found.told["narrower"],
+                "Variance reduction: from the global prior to the client's posterior, mean over "
+                "its parameters.",
+            )
+        )
+    if k_hat is not None:
+        extra.append(
+            (
+                "k-hat",
+                k_hat,
+                "k-hat: Pareto k-hat of the guide for the client's parameters, given the global "
+                "ones; it should be below 0.7.",
+            )
+        )
+    return extra
 
 
 def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
+    """Show how much the own rows narrow the global prior, and how far local-only estimates are shrunk."""
     blocks: list[Text | Picture] = []
     if found.told is not None:
         told = found.told["narrower"].sort_values()
         least, most = (f"{told.index[k]} ({share(float(told.iloc[k]))})" for k in (0, -1))
         words = (
-            f"A client's own rows narrow the spread (variance) that the global level leaves it by {share(float(told.mean()))} on "
-            f"average: least at {least}, most at {most}."
+            "On average, a client's own rows reduce the variance of its parameters by "
+            f"{share(float(told.mean()))}, compared with the global prior: least for {least}, "
+            f"most for {most}."
         )
         blocks.append(Text(words))
     if shown:
@@ -176,7 +218,8 @@ def _shrinkage(found: Measured, shown: list[Entry]) -> Section:
     else:
         blocks.append(
             Text(
-                "What each client would say alone was not given (alone=), so that estimates are not drawn beside it."
+                "No local-only fit was given (alone=), so the estimates cannot be compared with "
+                "local-only ones."
             )
         )
     return Section("shrinkage", "Shrinkage", tuple(blocks))
@@ -189,34 +232,26 @@ SCORES = {
     "brier": "Brier score",
     "rmse": "RMSE",
     "crps": "CRPS",
-    "coverage": "In 90 % interval",
+    "coverage": "Coverage of 90 % intervals",
     "ece": "Calibration error",
-    "ece_by_chance": "by chance",
+    "ece_by_chance": "Calibration error by chance",
     "sharpness": "Sharpness",
 }
 
 
 def _predictions(found: Measured) -> Section | None:
+    """Show the calibration and the scores of predictions."""
     if found.scores is None:
         return None
     rows = "held-out" if found.held_out else "training"
     drawn = [figure for figure in (figures.calibration(found), figures.rates(found)) if figure]
-    columns = [name for name in SCORES if name in found.scores]
-    each = [
-        (str(name), *(str(int(row[c])) if c == "rows" else number(float(row[c])) for c in columns))
-        for name, row in found.scores.iterrows()
-    ]
-    note = (
-        "The log score is in nats a row, higher is better; sharpness is the Brier score (of numbers: the sd) that such predictions "
-        "would have were they calibrated."
-    )
-    clients = Table(
-        f"Scores of every client, on {rows} rows",
-        ("Client", *(SCORES[c] for c in columns)),
-        tuple(each[:ROWS]),
-        note=f"{note} {_left_out(len(each), 'clients')}".strip(),
-    )
-    summary = across_clients(found.scores)
+    tables = (_score_summary(found.scores), _score_table(found.scores, rows))
+    return Section("predictions", "Predictions and calibration", (*drawn, *tables))
+
+
+def _score_summary(scores: pd.DataFrame) -> Table:
+    """Tabulate each score over all clients, with its spread."""
+    summary = across_clients(scores)
     lines = [
         (
             SCORES[str(name)],
@@ -225,25 +260,54 @@ def _predictions(found: Measured) -> Section | None:
         )
         for name, row in summary.iterrows()
     ]
-    head = ("Score", "By rows", "By clients", "Worst tenth", "Variance", "Worst client")
-    over = Table(
-        "How even scores are over clients",
+    head = (
+        "Score",
+        "Weighted by rows",
+        "Equal weights",
+        "Worst tenth",
+        "Variance over clients",
+        "Worst client",
+    )
+    return Table(
+        "Scores over all clients, and how much they vary",
         head,
         tuple(lines),
-        note="Worst tenth: the mean over the worst tenth of the clients, one at least.",
+        note="Weighted by rows, equal weights: mean over clients (of RMSE weighted by rows, the "
+        "root mean square). Worst tenth: mean over the worst tenth of the clients, at least one.",
     )
-    return Section("predictions", "Predictions and calibration", (*drawn, over, clients))
+
+
+def _score_table(scores: pd.DataFrame, rows: str) -> Table:
+    """Tabulate the scores of each client on its "held-out" or "training" `rows`."""
+    columns = [name for name in SCORES if name in scores]
+    each = [
+        (str(name), *(str(int(row[c])) if c == "rows" else number(float(row[c])) for c in columns))
+        for name, row in scores.iterrows()
+    ]
+    note = (
+        "Higher is better for the log score (nats per row) and the accuracy; lower is better for "
+        "the Brier score, RMSE, CRPS and calibration error. By chance: the calibration error of "
+        "perfectly calibrated predictions for so few rows. Sharpness: the Brier score that the "
+        "predictions would have if they were calibrated; for numeric labels, the mean predictive SD."
+    )
+    return Table(
+        f"Scores of each client on {rows} rows",
+        ("Client", *(SCORES[c] for c in columns)),
+        tuple(each[:ROWS]),
+        note=f"{note} {_left_out(len(each), 'clients')}".strip(),
+    )
 
 
 def _strangers(found: Measured) -> Section | None:
+    """Show how well the uncertainty of predictions separates foreign rows from the clients' own rows."""
     drawn = figures.strangers(found)
     if drawn is None or found.foreign is None:
         return None
     names = {
         "auroc": "AUROC, entropy",
-        "fpr95": "FPR95",
+        "fpr95": "FPR95, entropy",
         "mi_auroc": "AUROC, mutual information",
-        "mi_fpr95": "FPR95",
+        "mi_fpr95": "FPR95, mutual information",
     }
     columns = [c for c in names if c in found.foreign.clients]
     rows = [("All", *(number(float(found.foreign.overall[c])) for c in columns))]
@@ -252,17 +316,19 @@ def _strangers(found: Measured) -> Section | None:
         for name, row in found.foreign.clients.iterrows()
     ]
     note = (
-        "AUROC: the chance that a foreign row scores higher than an own one. FPR95: the share of foreign rows that pass where 95 % of "
-        "own rows do."
+        "AUROC: the probability that a foreign row has a higher entropy (or mutual information), "
+        "and so a less certain prediction, than an own row; 0.5 is chance. FPR95: the share of "
+        "foreign rows accepted by a threshold that accepts 95 % of own rows; lower is better."
     )
     table = Table(
-        "Foreign rows told from own ones",
+        "How well the uncertainty of predictions separates foreign rows from own rows",
         ("Client", *(names[c] for c in columns)),
         tuple(rows[: ROWS + 1]),
         note=note,
     )
-    return Section("foreign", "Out of distribution", (drawn, table))
+    return Section("foreign", "Foreign rows", (drawn, table))
 
 
 def _left_out(count: int, what: str) -> str:
-    return f"{count - ROWS} more {what} are left out." if count > ROWS else ""
+    """Say how many entries a table of at most 200 rows leaves out; empty if none."""
+    return f"{count - ROWS} more {what} are not shown." if count > ROWS else ""

@@ -1,4 +1,4 @@
-"""Against pooled NUTS: a fit that is right is found so, one that is off is found so and by how much, and NUTS itself is judged."""
+"""Comparison with pooled NUTS: exact fits pass, planted errors are measured, and NUTS itself is checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.programs import exact, federation, fit, means, slopes, three
 
 
 @pytest.mark.filterwarnings("ignore:NUTS itself has not converged")
-def test_an_exact_fit_is_found_right() -> None:
+def test_an_exact_fit_agrees_with_nuts() -> None:
     fitted = fit(fedlaplace(means, corrections=0, radius=10.0, points=4), three(), rounds=4)
     found = fitted.check(against="nuts", draws=300, warmup=150, chains=1)
     assert isinstance(found, AgainstNuts) and list(found.table.index) == ["g", "b"]
@@ -29,11 +29,13 @@ def test_an_exact_fit_is_found_right() -> None:
         fitted.clients
     )
     again = fitted.check(reference=found.reference)
-    assert again.table["mean_off"].max() < 0.3, "NUTS is not run again"
+    assert again.table["mean_off"].max() < 0.3, (
+        "a given reference is used and NUTS is not run again"
+    )
 
 
 def true_draws(count: int = 4000) -> Reference:
-    """Draws of the exact posterior of `slopes`, as NUTS would give them."""
+    """Return draws of the exact posterior of `slopes`, in the form of a NUTS reference."""
     known = exact(federation(), "slopes")
     g = dist.MultivariateNormal(known.loc, known.cov).sample((count,))
     given = dist.MultivariateNormal(torch.zeros(2), known.given_cov).sample((count,))
@@ -41,7 +43,7 @@ def true_draws(count: int = 4000) -> Reference:
     return Reference({"g": g}, {"b": b}, {"g": 1.0, "b": 1.0}, 0.0)
 
 
-def test_what_is_off_is_found_with_its_size() -> None:
+def test_planted_errors_are_found_with_their_size() -> None:
     found = against_nuts(
         planted(shift=0.5, wide=0.6, own={"east": 1.5}), draws=1000, reference=true_draws()
     )
@@ -60,7 +62,7 @@ def test_what_is_off_is_found_with_its_size() -> None:
 
 
 def learned(batch: ClientBatch) -> None:
-    """A scale that is learned, not inferred."""
+    """A model whose scale is learned, not inferred."""
     scale = pyro.param("scale", torch.tensor(1.0), constraint=dist.constraints.positive)
     with batch.clients():
         b = pyro.sample("b", dist.Normal(torch.zeros(batch.num_clients, 1), scale))
@@ -77,8 +79,8 @@ def own_param(batch: ClientBatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:NUTS itself has not converged")
-def test_params_that_are_learned_stay_where_the_fit_has_them() -> None:
-    """b_k ~ Normal(0, s^2), y ~ Normal(b_k, 1), s held: conjugate."""
+def test_learned_params_are_held_at_their_fitted_values() -> None:
+    """Conjugate: b_k ~ Normal(0, s^2), y ~ Normal(b_k, 1), with s held fixed."""
     data = federation()
     fitted = fit(fedsvi(learned, guides.conditional(newton_steps=0)), data, rounds=15)
     scale = fitted.message["params"]["scale"].exp()
@@ -89,7 +91,7 @@ def test_params_that_are_learned_stay_where_the_fit_has_them() -> None:
     assert not pyro.get_param_store().keys()
 
 
-def test_refusals() -> None:
+def test_invalid_arguments_are_refused() -> None:
     fitted = planted()
     with pytest.raises(ValueError, match="draws is 5 and chains 2"):
         fitted.check(draws=5)

@@ -1,4 +1,4 @@
-"""A verdict on a run: of series that are made up, and of runs that have arrived, have not, or cannot tell."""
+"""Verdicts on convergence: for made-up histories, and for runs that have converged or have not."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.programs import federation, fit, means, slopes, three
 FAST = hierfl.optimisers.Adam(0.1)
 
 
-def test_the_rise_and_its_error_are_those_of_known_series() -> None:
-    """Independent noise, and noise that is as good as a quarter of its values: the error is right for both."""
+def test_the_rise_and_its_error_are_right_for_known_series() -> None:
+    """The error is right for independent noise and for noise in which each value is repeated 8 times."""
     g = np.random.default_rng(0)
     rises, errors = [], []
     for _ in range(300):
@@ -63,13 +63,13 @@ def test_verdicts_on_a_history(values: np.ndarray, words: str) -> None:
     assert found.converged == words.startswith("Converged")
 
 
-def test_a_loss_is_judged_too() -> None:
+def test_a_loss_gets_a_verdict_too() -> None:
     fitted = with_history(fit(fedsvi(means), three(), rounds=1), "loss", np.linspace(3.0, 1.0, 100))
     assert convergence(fitted).verdict.startswith("Not converged: the loss still improves")
 
 
-def test_a_run_that_has_arrived_and_one_that_has_not() -> None:
-    """From one start: the short run's gradient is far from noise, the long one's is noise."""
+def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
+    """From the same start, the short run's gradient is far above its noise, the long run's is not."""
     method = fedsvi(slopes, guides.conditional(newton_steps=0), optimiser=FAST, num_particles=8)
     long = convergence(fit(method, federation(), rounds=400))
     assert (
@@ -88,7 +88,7 @@ def test_a_run_that_has_arrived_and_one_that_has_not() -> None:
     assert short.gradient["ratio"].max() > 10.0 and not short.gradient["still"].all()
 
 
-def test_the_gradient_is_that_of_all_clients_by_any_engine() -> None:
+def test_engines_agree_on_the_gradient_over_all_clients() -> None:
     runs = [
         fit(fedsvi(slopes), federation(), rounds=40, engine=engine)
         for engine in ("vectorised", "sequential")
@@ -98,7 +98,7 @@ def test_the_gradient_is_that_of_all_clients_by_any_engine() -> None:
     assert list(one.index) == [spec.name for spec in runs[0].program.params if not spec.is_local]
 
 
-def test_refusals() -> None:
+def test_invalid_arguments_are_refused() -> None:
     short = fit(fedsvi(means), three(), rounds=5)
     with pytest.raises(ValueError, match="the run has 5 rounds: a trend needs at least 40"):
         convergence(short)

@@ -1,4 +1,4 @@
-"""Heart disease: 90 % predictive intervals of hospitals' event rates cover those of patients held out of the fit."""
+"""Heart disease: 90 % predictive intervals of the hospitals' event rates cover those of held-out patients."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def test_intervals_of_event_rates_cover_over_five_splits() -> None:
     for seed in range(5):
         train, test = datasets.heart_disease().split(0.7, seed=seed)
         fitted = fit(demo.hierarchical_posterior(), train, rounds=60, seed=seed)
-        prediction = fitted.predict(
-            test, draws=1, seed=seed
-        )  # its labels are asked for here, no mean
+        # only the labels of the prediction are used, so one draw is enough
+        prediction = fitted.predict(test, draws=1, seed=seed)
         tables.append(client_rates(prediction, fitted.replicate(test, draws=200, seed=seed)))
     found = pd.concat(tables)
     assert len(found) == 20
     assert coverage_p_value(found["covered"], 0.9) > 0.01, found  # 15 of 20 or more
-    assert (found["high"] - found["low"]).mean() < 0.3  # and not because they hold everything
+    assert (
+        found["high"] - found["low"]
+    ).mean() < 0.3  # intervals do not cover merely by being wide

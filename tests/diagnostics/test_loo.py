@@ -1,4 +1,4 @@
-"""Leave-one-out against what it stands for: evidences of hierarchies in closed form, and on radon fits without the county."""
+"""Leave-one-out against exact refits: evidences of conjugate hierarchies, and radon fits without a county."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTS = (5, 3, 7, 2)
 
 @cache
 def gaussian() -> Fit:
-    """The exact posterior of `slopes`."""
+    """Return the exact posterior of `slopes`."""
     return fit(
         fedlaplace(slopes, corrections=0, radius=10.0, points=4), federation(COUNTS), rounds=4
     )
@@ -43,7 +43,7 @@ def without(data: ClientData, row: int) -> ClientData:
 # ------------------------------------------------------------------ closed form
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
 @pytest.mark.parametrize("inner", [1, 4])
-def test_leaving_a_client_out_is_the_ratio_of_evidences(inner: int) -> None:
+def test_leaving_a_client_out_gives_the_ratio_of_evidences(inner: int) -> None:
     data, found = federation(COUNTS), loo(gaussian(), "client", draws=4000, inner=inner)
     whole = exact(data, "slopes").log_evidence
     for name in data.names:
@@ -56,7 +56,7 @@ def test_leaving_a_client_out_is_the_ratio_of_evidences(inner: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
-def test_leaving_a_row_out_is_the_ratio_of_evidences() -> None:
+def test_leaving_a_row_out_gives_the_ratio_of_evidences() -> None:
     data, found = federation(COUNTS), loo(gaussian(), draws=4000)
     whole = exact(data, "slopes").log_evidence
     assert found.table["client"].tolist() == [data.names[k] for k in data.row_client]
@@ -70,8 +70,8 @@ def test_leaving_a_row_out_is_the_ratio_of_evidences() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
-def test_weights_mend_a_guide_that_is_off() -> None:
-    """A guide of too wide a spread, shifted: corrected, its leave-one-out is that of the exact posterior."""
+def test_weights_correct_an_inexact_guide() -> None:
+    """Corrected by weights, a shifted and too wide guide gives the leave-one-out of the exact posterior."""
     from tests.posterior.test_corrected import planted
 
     data, off = federation(), planted(shift=0.6, wide=1.2)
@@ -118,7 +118,7 @@ def test_the_better_model_comes_first() -> None:
 
 
 # ------------------------------------------------------------------ refusals and warnings
-def test_refusals() -> None:
+def test_invalid_arguments_are_refused() -> None:
     fitted = gaussian()
     with pytest.raises(
         ValueError, match="draws is 10: it must be 100 or more, since a tail is fitted"
@@ -142,7 +142,7 @@ def test_refusals() -> None:
             loo(unlabelled, by, draws=100)
 
 
-def test_an_outlying_client_is_warned_of() -> None:
+def test_an_outlying_client_raises_a_warning() -> None:
     data = federation((20, 20, 20, 20))
     y = data.fields["y"].clone()
     y[:20] += 40.0 * data.fields["x"][:20, 0]
@@ -159,8 +159,8 @@ def test_an_outlying_client_is_warned_of() -> None:
 @pytest.mark.skipif(
     not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out"
 )
-def test_leaving_a_county_out_is_a_fit_without_it() -> None:
-    """Twenty counties, from the largest to the smallest: fits without them, from scratch."""
+def test_leaving_a_county_out_agrees_with_a_refit_without_it() -> None:
+    """Twenty counties, from the largest to the smallest, are each left out of a fit from scratch."""
     data = RADON.data()
     method: Any = fedlaplace(radon_centred)
     found = loo(hierfl.fit(method, data, rounds=20, compile=False), "client", draws=2000).table

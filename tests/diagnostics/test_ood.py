@@ -1,4 +1,4 @@
-"""Entropies and how well they tell own rows from foreign ones, against definitions written out."""
+"""Predictive entropies, and how well they separate own from foreign rows, against written-out definitions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_auroc_is_the_share_of_pairs_in_order() -> None:
     assert auroc(a, b) == pytest.approx(pairs)
 
 
-def test_auroc_is_that_of_scikit_learn() -> None:
+def test_auroc_equals_that_of_scikit_learn() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     g = np.random.Generator(np.random.Philox(1))
     a, b = g.normal(1.0, 1.0, 50), g.normal(0.0, 2.0, 80)
@@ -45,11 +45,10 @@ def test_auroc_is_that_of_scikit_learn() -> None:
     )
 
 
-def test_fpr95_lets_just_95_percent_of_own_rows_pass() -> None:
+def test_the_threshold_of_fpr95_accepts_95_percent_of_own_rows() -> None:
     own = np.arange(100.0)
-    assert (
-        fpr95([94.0, 94.5, 95.0, 200.0], own) == 0.25
-    )  # the threshold is 94: 95 of 100 own rows are at most that
+    # the threshold is 94: 95 of the 100 own rows are at most that
+    assert fpr95([94.0, 94.5, 95.0, 200.0], own) == 0.25
     assert fpr95(own, own) == 0.95
     assert fpr95([1e9], own) == 0.0
 
@@ -83,12 +82,12 @@ def test_a_point_estimate_has_no_mutual_information() -> None:
     assert float(mutual_information(fitted.predict(federation(), draws=1)).max()) < 1e-12
 
 
-def test_sure_predictions_have_entropy_0() -> None:
+def test_certain_predictions_have_entropy_0() -> None:
     p = torch.eye(3)[[0, 1]]
     assert predictive_entropy(classes(p, torch.zeros(2), [2])).tolist() == [0.0, 0.0]
 
 
-def test_every_client_is_compared_with_its_own_rows_alone() -> None:
+def test_foreign_rows_are_compared_with_the_same_clients_own_rows() -> None:
     flat, sure = torch.full((3, 4), 0.25), torch.tensor([[0.97, 0.01, 0.01, 0.01]]).repeat(3, 1)
     own = classes(torch.cat([sure, flat]), torch.zeros(6), [3, 3])
     foreign = classes(torch.cat([flat, sure]), torch.zeros(6), [3, 3])
@@ -103,7 +102,7 @@ def test_every_client_is_compared_with_its_own_rows_alone() -> None:
     assert {"mi_auroc", "mi_fpr95"} <= set(found.clients.columns)
 
 
-def test_numbers_are_compared_by_their_spread() -> None:
+def test_numeric_labels_are_compared_by_their_predictive_sd() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
     far = federation().with_fields(x=30.0 * federation().fields["x"]).without("y")
     found = out_of_distribution(
@@ -114,13 +113,13 @@ def test_numbers_are_compared_by_their_spread() -> None:
         mutual_information(fitted.predict(far, draws=2))
 
 
-def test_foreign_rows_need_a_client_that_has_own_ones() -> None:
+def test_foreign_rows_need_a_client_with_own_rows() -> None:
     p = torch.full((3, 2), 0.5)
     with pytest.raises(KeyError, match="unknown client 'c1'"):
         out_of_distribution(classes(p, torch.zeros(3), [3]), classes(p, torch.zeros(3), [1, 2]))
 
 
-def test_the_density_of_entropies_is_one_and_is_not_lost_at_0() -> None:
+def test_the_density_of_entropies_integrates_to_one_and_is_right_at_0() -> None:
     grid = np.linspace(0.0, 3.0, 3001)
     density = entropy_density(np.array([0.0, 0.01, 0.02, 1.0]), grid)
     assert np.trapezoid(density, grid) == pytest.approx(1.0, abs=1e-3)

@@ -1,4 +1,7 @@
-"""PRIOR's coherence and loss deviations, FedMAP's effective clients, FedVI's gaps: against closed forms."""
+"""Diagnostics of single papers against closed forms.
+
+PRIOR's coherence and loss deviations, FedMAP's effective clients, FedVI's generalisation gaps.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def test_coherence_of_two_vectors_is_the_squared_cosine() -> None:
     )
 
 
-def test_coherence_goes_from_right_angles_to_dependence() -> None:
+def test_coherence_is_0_for_orthogonal_and_1_for_dependent_vectors() -> None:
     assert coherence(torch.eye(4)).estimate == 0.0
     v = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     near = torch.cat(
@@ -74,7 +77,7 @@ def test_slopes_of_fedavg_are_the_gradients_of_the_loss() -> None:
 
 
 def test_slopes_of_pfedme_are_those_of_the_moreau_envelope() -> None:
-    """lam (theta - w_i): of unit prior scale, whatever the client's loss is."""
+    """lam (theta - w_i), with unit prior scale; this holds for any loss of the client."""
     model = bayesian_network(line(), likelihood=normal(1.0), prior_loc="learned", prior_scale=1.0)
     fitted = fit(pfedme(model, steps=3, batch_size=None), federation(), rounds=2)
     own, names = fitted.draws(1).own, list(fitted.program.start()[0])
@@ -86,7 +89,7 @@ def test_slopes_of_pfedme_are_those_of_the_moreau_envelope() -> None:
     assert 0.0 < coherence(away[:3]).estimate < 1.0
 
 
-def test_slopes_do_not_depend_on_the_engine_or_on_who_is_beside() -> None:
+def test_slopes_do_not_depend_on_the_engine() -> None:
     both = [
         fit(fedsvi(regression), federation(), rounds=2, engine=e)
         for e in ("vectorised", "sequential")
@@ -96,7 +99,7 @@ def test_slopes_do_not_depend_on_the_engine_or_on_who_is_beside() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ deviations
-def test_deviations_are_from_the_weighted_mean_and_0_without_rows() -> None:
+def test_deviations_are_from_the_weighted_mean_and_0_for_an_absent_class() -> None:
     p = torch.tensor([0.9, 0.2, 0.6, 0.5, 0.7])
     y = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0])
     data = ClientData({"x": p}, torch.tensor([0, 2, 5]), ("a", "b"))
@@ -109,11 +112,13 @@ def test_deviations_are_from_the_weighted_mean_and_0_without_rows() -> None:
         columns=[0, 1],
     )
     np.testing.assert_allclose(found.to_numpy(), expected.to_numpy(), atol=1e-12)
-    assert found.loc["a", 1] + 3 * found.loc["b", 1] == pytest.approx(0.0)  # weighted, they cancel
+    assert found.loc["a", 1] + 3 * found.loc["b", 1] == pytest.approx(
+        0.0
+    )  # weighted by rows, deviations sum to 0
 
 
-# ------------------------------------------------------------------------------------------------ clients that count
-def test_effective_clients_count_equal_weights_and_see_a_lone_one() -> None:
+# ------------------------------------------------------------------------------------------ effective clients
+def test_effective_clients_of_equal_and_of_dominant_weights() -> None:
     assert effective_clients([-500.0] * 7) == 7.0
     assert effective_clients([0.0, -1e5, -1e5]) == 1.0
     n = np.array([60, 1, 2, 3, 50])
@@ -122,7 +127,7 @@ def test_effective_clients_count_equal_weights_and_see_a_lone_one() -> None:
         effective_clients([0.0, float("nan")])
 
 
-def test_fedmaps_history_has_them() -> None:
+def test_the_history_of_fedmap_has_effective_clients() -> None:
     data = federation()
     fitted = fit(fedmap(map_network(line(), likelihood=normal(1.0)), omega="size"), data, rounds=1)
     assert fitted.history["effective_clients"][0] == pytest.approx(
@@ -131,7 +136,7 @@ def test_fedmaps_history_has_them() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ gaps
-def test_gaps_are_losses_from_seen_to_unseen() -> None:
+def test_generalisation_gaps_are_differences_of_scores() -> None:
     train, rest = federation(counts=(30, 30, 30, 30, 30)).split(0.5, seed=0)
     fitted = fit(fedsvi(logistic, guide=delta), train.select([0, 1, 2]), rounds=30)
     here, there = (

@@ -1,4 +1,4 @@
-"""Simulation-based calibration: a guide that is exact is found so, one that is too narrow is caught, and both by keyed replications."""
+"""Simulation-based calibration: an exact guide passes, one that is too narrow fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.program.test_refusals import gamma_guide, gamma_model
 from tests.programs import federation, logistic, means
 
 slow = pytest.mark.skipif(
-    not os.environ.get("HIERFL_SLOW"), reason="minutes: HIERFL_SLOW=1 runs it"
+    not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out"
 )
 COUNTS = (1, 1, 2, 2, 4, 4, 8, 8)
 
@@ -44,7 +44,7 @@ def rows_of(*counts: int) -> ClientData:
 
 
 def varying_slopes(batch: ClientBatch) -> None:
-    """A linear-Gaussian hierarchy of known variances: the structured guide holds its posterior, mean field does not."""
+    """A linear-Gaussian hierarchy of known variances, for which the structured guide is exact."""
     g = pyro.sample("g", dist.Normal(torch.zeros(2), 1.5).to_event(1))
     with batch.clients():
         b = pyro.sample("b", dist.Normal(g, 1.0).to_event(1))
@@ -53,7 +53,7 @@ def varying_slopes(batch: ClientBatch) -> None:
 
 
 def unknown_spread(batch: ClientBatch) -> None:
-    """The same with the clients' spread to be found."""
+    """The same hierarchy with an unknown scale of the clients' slopes."""
     g = pyro.sample("g", dist.Normal(torch.zeros(2), 1.5).to_event(1))
     tau = pyro.sample("tau", dist.LogNormal(torch.zeros(()), 0.5))
     with batch.clients():
@@ -62,9 +62,9 @@ def unknown_spread(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal((batch.x * b).sum(-1), 1.0), obs=batch.y)
 
 
-# ------------------------------------------------------------------------------------------------ what it finds
-def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_caught() -> None:
-    """E2's kind of model, ten clients of one row: how much too narrow mean field is about the global mean is known."""
+# ------------------------------------------------------------------------------------------------ verdicts
+def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
+    """E2's kind of model with ten clients of one row: mean field's sd of the global mean is known."""
     data = rows_of(*[1] * 10)
     options: dict[str, Any] = {
         "replications": 120,
@@ -78,14 +78,15 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_caught() -> None:
     assert exact.table().p.min() > 0.001
     assert exact.coverage().loc["g", "cover 90%"] == pytest.approx(0.9, abs=0.08)
     assert exact.coverage().loc["b", "cover 90%"] == pytest.approx(0.9, abs=0.03)
-    ratio = (
-        (0.25 + 10.0 / 2.0) / (0.25 + 10.0)
-    ) ** 0.5  # of mean field's spread of g to the posterior's
+    # ratio of mean field's sd of g to the posterior's
+    ratio = ((0.25 + 10.0 / 2.0) / (0.25 + 10.0)) ** 0.5
     inside = 2.0 * float(dist.Normal(0.0, 1.0).cdf(torch.tensor(1.6449 * ratio))) - 1.0
     assert inside < 0.77
     assert narrow.coverage().loc["g", "cover 90%"] == pytest.approx(inside, abs=0.1)
     frame = narrow.ecdf("g")
-    assert bool(((frame[""] < frame.low) | (frame[""] > frame.high)).any()), "out of the band"
+    assert bool(((frame[""] < frame.low) | (frame[""] > frame.high)).any()), (
+        "the curve leaves the band"
+    )
     frame = exact.ecdf("g")
     assert bool(((frame[""] >= frame.low) & (frame[""] <= frame.high)).all())
 
@@ -93,7 +94,10 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_caught() -> None:
 @slow
 @pytest.mark.slow
 def test_500_replications_of_varying_slopes() -> None:
-    """Chi-square p of every number above 0.001, 90 % intervals cover 0.87 to 0.93; mean field's of the global mean below 0.85."""
+    """The structured guide is calibrated in every scalar; mean field is too narrow for the global mean.
+
+    Structured: chi-square p above 0.001, 90 % intervals cover 0.87 to 0.93. Mean field: below 0.85.
+    """
     exact = sbc(
         varying_slopes,
         guides.structured,
@@ -120,7 +124,7 @@ def test_500_replications_of_varying_slopes() -> None:
 @slow
 @pytest.mark.slow
 def test_500_replications_with_an_unknown_spread() -> None:
-    """Its posterior is no Gaussian: both guides are too narrow in tau, and the tool says so; g and b are right with structure."""
+    """The posterior is not Gaussian: structured is right for g and b, both are too narrow for tau."""
     exact, narrow = (
         sbc(unknown_spread, family, rows_of(*COUNTS), replications=500, steps=800, particles=1)
         for family in (guides.structured, guides.mean_field)
@@ -130,8 +134,8 @@ def test_500_replications_with_an_unknown_spread() -> None:
     assert (narrow.coverage()["cover 90%"] < 0.85).all()
 
 
-# ------------------------------------------------------------------------------------------------ how it is run
-def test_a_replication_is_a_function_of_its_number() -> None:
+# ----------------------------------------------------------------------------------------------- replications
+def test_a_replication_depends_only_on_the_seed_and_its_number() -> None:
     options: dict[str, Any] = {"steps": 3, "draws": 19, "particles": 2, "seed": 4}
     five, three = (
         sbc(varying_slopes, guides.structured, rows_of(2, 1), replications=n, **options)
@@ -151,8 +155,8 @@ def test_a_replication_is_a_function_of_its_number() -> None:
 @pytest.mark.parametrize(
     "family", [guides.structured, guides.conditional, guides.amortised(hidden=3)]
 )
-def test_a_step_of_all_is_a_step_of_each(family: Any) -> None:
-    """One step of SGD under vmap against autograd of the pooled program, one data set after another."""
+def test_a_vectorised_step_equals_one_step_per_replication(family: Any) -> None:
+    """One SGD step under vmap equals autograd of the pooled program, data set by data set."""
     data = rows_of(2, 1, 3)
     program = read(varying_slopes, family, data)
     batch, ids = full_batch(data, torch.arange(3)), torch.arange(2, dtype=torch.int32)
@@ -175,7 +179,7 @@ def test_a_step_of_all_is_a_step_of_each(family: Any) -> None:
             ), name
 
 
-def test_data_sets_are_the_models_own() -> None:
+def test_simulated_data_have_the_moments_of_the_model() -> None:
     program = read(varying_slopes, guides.delta, rows_of(3, 5))
     batch = full_batch(rows_of(3, 5), torch.arange(2))
     before = torch.get_rng_state()
@@ -189,9 +193,8 @@ def test_data_sets_are_the_models_own() -> None:
 
 
 def visits(batch: ClientBatch) -> None:
-    rate = pyro.sample(
-        "rate", dist.Gamma(2.0, 1.0)
-    )  # no transform of normals: drawn by torch itself
+    # a Gamma is not a transformed normal: torch itself draws it
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
     with batch.clients():
         own = pyro.sample("own", dist.Normal(0.0, 0.3))
         each = pyro.deterministic("each", rate * own.exp())
@@ -199,7 +202,7 @@ def visits(batch: ClientBatch) -> None:
             pyro.sample("visits", dist.Poisson(each), obs=batch.visits)
 
 
-def test_counts_classes_and_what_is_computed() -> None:
+def test_counts_binary_labels_and_deterministic_sites() -> None:
     options: dict[str, Any] = {"replications": 4, "steps": 2, "draws": 9}
     counts = sbc(visits, guides.mean_field, federation((3, 4)), **options)
     program = read(visits, guides.mean_field, federation((3, 4)))
@@ -223,9 +226,9 @@ def test_counts_classes_and_what_is_computed() -> None:
     ]
 
 
-# ------------------------------------------------------------------------------------------------ tables, bands, pictures
+# --------------------------------------------------------------------------------------- tables, bands, plots
 def uniform(replications: int = 200, draws: int = 99) -> Sbc:
-    """Every rank as often as any other."""
+    """Return ranks of which every value is equally frequent, except for one client whose ranks are all 0."""
     ranks: NDArray[np.int64] = np.arange(replications) % (draws + 1)
     own = np.stack([ranks, ranks[::-1], np.full(replications, 0)], 1)
     return Sbc(
@@ -238,7 +241,7 @@ def uniform(replications: int = 200, draws: int = 99) -> Sbc:
     )
 
 
-def test_tables_by_hand() -> None:
+def test_tables_against_values_by_hand() -> None:
     found = uniform()
     table = found.table().set_index(["site", "client"])
     assert table.loc[("g", None)].p.item() == 1.0
@@ -253,7 +256,7 @@ def test_tables_by_hand() -> None:
 
 
 @pytest.mark.parametrize("count", [60, 500])
-def test_the_band_holds_the_whole_curve_as_often_as_it_says(count: int) -> None:
+def test_the_band_covers_the_whole_curve_with_its_nominal_probability(count: int) -> None:
     at = np.arange(1, 100) / 100.0
     low, high = ecdf_band(count, at, prob=0.9)
     generator = np.random.default_rng(7)
@@ -264,7 +267,7 @@ def test_the_band_holds_the_whole_curve_as_often_as_it_says(count: int) -> None:
     assert inside / 2000 == pytest.approx(0.9, abs=0.03)
 
 
-def test_pictures_take_and_return_axes() -> None:
+def test_plots_take_and_return_axes() -> None:
     figure = Figure()
     axes = figure.subplots(1, 3)
     for ax, (draw, site) in zip(
@@ -312,13 +315,13 @@ def of_twice(batch: ClientBatch) -> None:
         (of_twice, "site 'y' observes something computed from the field 'y'"),
     ],
 )
-def test_models_that_no_data_can_be_drawn_from(model: Any, match: str) -> None:
+def test_models_from_which_no_data_can_be_drawn_are_refused(model: Any, match: str) -> None:
     with pytest.raises(ProgramError, match=match):
         sbc(model, guides.delta, rows_of(3, 2), replications=2, steps=1)
 
 
 @pytest.mark.filterwarnings("ignore:site 'w' is drawn from Gamma")
-def test_guides_and_numbers_it_cannot_take() -> None:
+def test_unsupported_guides_and_arguments_are_refused() -> None:
     with pytest.raises(ProgramError, match="this guide draws one client at a time"):
         sbc(gamma_model, gamma_guide, rows_of(3, 2), replications=2)
     with pytest.raises(ValueError, match="must be 1 or more"):

@@ -1,4 +1,4 @@
-"""Scores, calibration and fairness: closed forms, and what chance gives."""
+"""Scores, calibration and fairness, against closed forms and against what chance alone gives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.runs.test_fit import kinds
 
 
 def binary(p: Tensor, y: Tensor | None, counts: list[int]) -> Prediction:
-    """Predictions made by hand."""
+    """Return binary predictions with the given probabilities and labels."""
     data = ClientData(
         {"x": p}, torch.tensor([0, *np.cumsum(counts)]), tuple(f"c{i}" for i in range(len(counts)))
     )
@@ -50,7 +50,7 @@ def fitted(kind: str) -> Fit:
 
 
 # ------------------------------------------------------------------------------------------------ calibration
-def test_calibrated_labels_are_calibrated_and_others_are_not() -> None:
+def test_calibrated_probabilities_pass_and_distorted_ones_fail() -> None:
     g = np.random.Generator(np.random.Philox(1))
     p = g.random(400)
     y = g.random(400) < p
@@ -59,7 +59,7 @@ def test_calibrated_labels_are_calibrated_and_others_are_not() -> None:
     assert wrong.p_value < 0.01 and wrong.ece > 2 * wrong.by_chance
 
 
-def test_p_values_are_uniform_when_all_is_right() -> None:
+def test_p_values_are_uniform_under_calibration() -> None:
     g = np.random.Generator(np.random.Philox(2))
     found = []
     for seed in range(200):
@@ -68,7 +68,7 @@ def test_p_values_are_uniform_when_all_is_right() -> None:
     assert 0.02 <= np.mean(np.array(found) <= 0.1) <= 0.2
 
 
-def test_the_errors_are_the_weighted_gaps_of_bins() -> None:
+def test_calibration_errors_are_the_weighted_gaps_of_the_bins() -> None:
     p, y = np.array([0.1, 0.2, 0.3, 0.6, 0.9]), np.array([0, 0, 1, 1, 1])
     found = calibration_error(p, y, bins=2)
     gaps = np.array([abs(1 / 3 - 0.2), 1.0 - 0.75])
@@ -77,7 +77,7 @@ def test_the_errors_are_the_weighted_gaps_of_bins() -> None:
     assert 0.0 < found.by_chance < 0.5 and found.rows == 5
 
 
-def test_murphys_parts_make_up_the_brier_score_where_a_bin_has_one_prediction() -> None:
+def test_murphys_parts_sum_to_the_brier_score_if_bins_have_one_prediction() -> None:
     p, y = np.repeat([0.2, 0.5, 0.9], 20), np.random.Generator(np.random.Philox(3)).random(60) < 0.5
     share = y.reshape(3, 20).mean(1)
     resolution, uncertainty = ((share - y.mean()) ** 2).mean(), y.mean() * (1 - y.mean())
@@ -87,7 +87,7 @@ def test_murphys_parts_make_up_the_brier_score_where_a_bin_has_one_prediction() 
 
 
 # ------------------------------------------------------------------------------------------------ scores
-def test_crps_of_many_draws_is_that_of_the_normal() -> None:
+def test_crps_of_many_draws_is_the_closed_form_of_the_normal() -> None:
     g = torch.Generator().manual_seed(0)
     y = torch.tensor([-1.0, 0.3, 2.5])
     found = crps(1.0 + 0.5 * torch.randn(40_000, 3, generator=g), y)
@@ -96,7 +96,7 @@ def test_crps_of_many_draws_is_that_of_the_normal() -> None:
     np.testing.assert_allclose(found, exact, atol=0.01)
 
 
-def test_crps_is_the_double_sum_and_of_few_draws_unbiased() -> None:
+def test_crps_is_the_double_sum_and_unbiased_for_few_draws() -> None:
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(7, 4, generator=g), torch.randn(4, generator=g)
     pairs = (x[:, None] - x[None]).abs().sum((0, 1)) / (7 * 6)
@@ -143,7 +143,7 @@ def test_a_calibrated_brier_score_is_its_sharpness() -> None:
     assert table["brier"].item() == pytest.approx(table["sharpness"].item(), abs=0.008)
 
 
-def test_the_worst_decile_is_of_the_worst_clients() -> None:
+def test_the_worst_decile_is_the_mean_over_the_worst_clients() -> None:
     p = torch.linspace(0.05, 0.95, 20)
     table = binary(p, torch.ones(20), [1] * 20).scores()
     found = across_clients(table)
@@ -156,7 +156,7 @@ def test_the_worst_decile_is_of_the_worst_clients() -> None:
         across_clients(table[["rows"]])
 
 
-# ------------------------------------------------------------------------------------------------ replicates and rates
+# --------------------------------------------------------------------------------------- replicates and rates
 def test_replicates_have_the_moments_of_the_prediction() -> None:
     for kind in ("binary", "numeric"):
         rows = fitted(kind).federation.data
@@ -175,7 +175,7 @@ def test_replicates_have_the_moments_of_the_prediction() -> None:
     )
 
 
-def test_a_clients_replicates_do_not_depend_on_who_else_is_asked(
+def test_replicates_do_not_depend_on_the_other_clients(
     global_generator_untouched: None,
 ) -> None:
     rows = fitted("binary").federation.data
@@ -186,8 +186,8 @@ def test_a_clients_replicates_do_not_depend_on_who_else_is_asked(
     assert not torch.equal(whole, fitted("binary").replicate(rows, draws=30, seed=6))
 
 
-def test_rates_cover_as_often_as_they_say() -> None:
-    """Clients whose probability is drawn anew for each replicate, and for what is observed: 90 % of their rates are covered."""
+def test_intervals_of_rates_have_their_nominal_coverage() -> None:
+    """Each client's probability is redrawn for each replicate and for the data; 90 % of rates are covered."""
     g = torch.Generator().manual_seed(4)
     clients, each = 200, 60
     p = torch.rand(201, clients, generator=g).repeat_interleave(each, 1)
@@ -197,14 +197,13 @@ def test_rates_cover_as_often_as_they_say() -> None:
     assert table["rows"].tolist() == [each] * clients and bool(
         (table["low"] <= table["high"]).all()
     )
-    narrow = (
-        torch.rand(200, clients * each, generator=g) < 0.5
-    ).double()  # as if rows did not vary together
+    # independent rows ignore that the rows of a client share its probability: too narrow
+    narrow = (torch.rand(200, clients * each, generator=g) < 0.5).double()
     fewer = client_rates(binary(p.mean(0), y[0], [each] * clients), narrow)["covered"]
     assert coverage_p_value(fewer, 0.9) < 1e-6 < coverage_p_value(table["covered"], 0.9)
 
 
-def test_intervals_of_rows_cover_as_often_as_they_say() -> None:
+def test_intervals_of_rows_have_their_nominal_coverage() -> None:
     g = torch.Generator().manual_seed(5)
     covered = interval_coverage(
         torch.randn(2000, 3000, generator=g), torch.randn(3000, generator=g), prob=0.8
@@ -237,6 +236,8 @@ def test_intervals_of_rows_cover_as_often_as_they_say() -> None:
         ),
     ],
 )
-def test_what_cannot_be_scored_is_refused(call: Callable[[], object], message: str) -> None:
+def test_predictions_that_cannot_be_scored_are_refused(
+    call: Callable[[], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""Pictures of clients, runs and predictions show the numbers that they are given."""
+"""Plots of clients, runs and predictions show the numbers they are given."""
 
 from __future__ import annotations
 
@@ -57,29 +57,28 @@ def test_a_forest_has_the_client_with_most_rows_on_top() -> None:
     np.testing.assert_allclose(
         points(ax, "posterior"), np.stack([[1.0, 2.0, 0.0, 3.0], range(4)], 1), atol=0.06
     )
-    np.testing.assert_allclose(points(ax, "its own rows alone")[:, 0], [8.0, 7.0, 9.0, 6.0])
-    (band,) = [c for c in ax.containers if c.get_label() == "expected of a client"]
+    np.testing.assert_allclose(points(ax, "own rows only")[:, 0], [8.0, 7.0, 9.0, 6.0])
+    (band,) = [c for c in ax.containers if c.get_label() == "global prior"]
     np.testing.assert_allclose([b.get_width() for b in band], 4 * 1.645, rtol=0.08)
     lines = [c.get_segments() for c in ax.collections if isinstance(c, LineCollection)]
     widths = sorted(float(np.mean([s[1, 0] - s[0, 0] for s in segments])) for segments in lines)
-    np.testing.assert_allclose(
-        widths, [0.0, 2 * 0.674, 2 * 1.645], atol=0.06
-    )  # the middles of the band; 50 %; 90 %
+    # the medians of the band, the 50 % intervals, the 90 % intervals
+    np.testing.assert_allclose(widths, [0.0, 2 * 0.674, 2 * 1.645], atol=0.06)
 
 
-def test_a_forest_of_many_clients_names_none() -> None:
+def test_a_forest_of_many_clients_has_no_names() -> None:
     many = np.random.default_rng(0).standard_normal((50, 60))
     ax = plots.client_forest(axes(), many, [f"c{i}" for i in range(60)], rows=np.arange(1, 61))
     assert [t.get_text() for t in ax.get_yticklabels()] == ["60 rows", "1"]
-    with pytest.raises(ValueError, match=r"\(S, 3\) are needed"):
+    with pytest.raises(ValueError, match=r"it must be \(S, 3\)"):
         plots.client_forest(axes(), many, ["a", "b", "c"])
 
 
-def test_shrinkage_leads_from_the_diagonal_to_the_estimate() -> None:
+def test_shrinkage_lines_join_the_diagonal_to_the_hierarchical_estimate() -> None:
     alone, together = np.array([0.0, 2.0, 10.0]), np.array([1.0, 2.0, 6.0])
     ax = plots.shrinkage(axes(), alone, together, rows=[1, 2, 3], centre=3.0)
     np.testing.assert_allclose(
-        points(ax, "a client, sized by rows"), np.stack([alone, together], 1)
+        points(ax, "client (area: number of rows)"), np.stack([alone, together], 1)
     )
     (lines,) = [c for c in ax.collections if isinstance(c, LineCollection)]
     np.testing.assert_allclose(
@@ -90,9 +89,9 @@ def test_shrinkage_leads_from_the_diagonal_to_the_estimate() -> None:
         plots.shrinkage(axes(), alone, together[:2])
 
 
-def test_densities_of_few_clients_are_named_and_each_is_one() -> None:
+def test_few_clients_are_named_and_densities_integrate_to_one() -> None:
     ax = plots.prior_and_clients(axes(), draws().ravel(), draws(), NAMES)
-    assert ax.get_legend_handles_labels()[1] == ["expected of a client", *NAMES]
+    assert ax.get_legend_handles_labels()[1] == ["global prior", *NAMES]
     for line in ax.lines:
         x, y = xy(line)
         assert np.trapezoid(y, x) == pytest.approx(1.0, abs=0.03)
@@ -103,10 +102,10 @@ def test_densities_of_few_clients_are_named_and_each_is_one() -> None:
     many = plots.prior_and_clients(
         axes(), draws().ravel(), np.tile(draws(50), (1, 3)), [f"c{i}" for i in range(12)]
     )
-    assert many.get_legend_handles_labels()[1] == ["expected of a client", "a client"]
+    assert many.get_legend_handles_labels()[1] == ["global prior", "a client"]
 
 
-def test_a_map_keeps_distances_of_a_plane() -> None:
+def test_a_map_preserves_the_distances_of_planar_data() -> None:
     g = np.random.default_rng(0)
     flat = g.standard_normal((30, 2))
     flat = (flat - flat.mean(0)) / flat.std(0)
@@ -125,7 +124,9 @@ def test_a_map_keeps_distances_of_a_plane() -> None:
     np.testing.assert_allclose(
         np.linalg.norm(at[:, None] - at[None], axis=-1), distances[1], atol=0.01
     )
-    with pytest.raises(ValueError, match="three clients or more that differ"):
+    with pytest.raises(
+        ValueError, match="3 or more clients that differ: there are 5, and they differ in 0 columns"
+    ):
         plots.client_map(axes(), np.ones((5, 2)), list("abcde"))
 
 
@@ -133,20 +134,20 @@ def history(values: list[float]) -> pd.DataFrame:
     return pd.DataFrame({"round": range(len(values)), "elbo": values})
 
 
-def test_convergence_is_the_median_over_seeds_and_its_band_holds_all() -> None:
+def test_convergence_draws_the_median_over_seeds_and_a_band_over_all() -> None:
     runs = [history([-1000.0, -10.0, -9.0, -8.0 + s]) for s in (-1.0, 0.0, 3.0)]
     ax = plots.convergence(axes(), {"svi": runs})
     assert xy(ax.lines[0])[1].tolist() == [-1000.0, -10.0, -9.0, -8.0]
     band = np.asarray(ax.collections[0].get_paths()[0].vertices)
     assert {(3.0, -9.0), (3.0, -5.0)} <= {(float(x), float(y)) for x, y in band}
-    assert ax.get_ylim()[0] > -1000.0 and [t.get_text() for t in ax.texts] == ["↓ from -1000"]
+    assert ax.get_ylim()[0] > -1000.0 and [t.get_text() for t in ax.texts] == ["↓ to -1000"]
     whole = plots.convergence(axes(), runs[0], settled=0.0)
     assert whole.get_ylim()[0] < -1000.0 and not whole.texts
-    with pytest.raises(ValueError, match="no column 'loss'; it has round, elbo"):
+    with pytest.raises(ValueError, match="no column 'loss': its columns are round, elbo"):
         plots.convergence(axes(), runs, column="loss")
 
 
-def test_coverage_of_the_right_intervals_is_on_the_diagonal() -> None:
+def test_coverage_of_calibrated_intervals_is_on_the_diagonal() -> None:
     g = np.random.default_rng(0)
     ax = plots.coverage(axes(), g.standard_normal((2000, 3000)), g.standard_normal(3000))
     x, y = xy(ax.lines[1])
@@ -157,7 +158,7 @@ def test_coverage_of_the_right_intervals_is_on_the_diagonal() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 60])
-def test_rates_outside_their_interval_have_another_mark(count: int) -> None:
+def test_rates_outside_their_interval_have_their_own_marker(count: int) -> None:
     table = pd.DataFrame(
         {
             "rows": range(1, count + 1),
@@ -175,13 +176,14 @@ def test_rates_outside_their_interval_have_another_mark(count: int) -> None:
         np.sort(points(ax, "observed")[:, axis]), table.observed[table.covered]
     )
     np.testing.assert_allclose(
-        np.sort(points(ax, "observed, outside")[:, axis]), table.observed[~table.covered]
+        np.sort(points(ax, "observed, outside the interval")[:, axis]),
+        table.observed[~table.covered],
     )
     if count == 4:
         assert ax.get_yticklabels()[0].get_text() == "c0 (1)"
 
 
-def test_entropies_are_drawn_of_all_rows_and_of_clients() -> None:
+def test_entropies_draw_one_line_per_client_and_one_for_all() -> None:
     g = np.random.default_rng(0)
     own, foreign = g.uniform(0.0, 0.7, (5, 40)), g.uniform(0.5, 1.5, (5, 40))
     ax = plots.entropies(axes(), own, foreign, labels=("tests", "letters"))
@@ -206,7 +208,7 @@ DRAWN: list[Callable[[Axes], Axes]] = [
 
 
 @pytest.mark.parametrize("draw", DRAWN)
-def test_every_function_draws_on_the_axes_it_is_given_and_returns_them(
+def test_every_function_draws_on_the_given_axes_and_returns_them(
     draw: Callable[[Axes], Axes],
 ) -> None:
     ax = axes()

@@ -1,4 +1,4 @@
-"""Pictures show the numbers they are given: intervals, bins, names; and in colours that all can tell apart."""
+"""Plots show the intervals, bins and names they are given, in colours that all can tell apart."""
 
 import numpy as np
 import pytest
@@ -44,10 +44,10 @@ def test_forest_shows_medians_and_intervals_of_every_client_and_the_prior() -> N
     np.testing.assert_allclose(
         bands, [[2 * m - 2 * half, 2 * m + 2 * half] for m in (0.0, 1.0, 2.0)], atol=0.24
     )
-    assert ax.get_ylim()[0] > ax.get_ylim()[1], "the first name stands at the top"
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "the first coefficient is at the top"
 
 
-def test_no_two_clients_of_a_coefficient_overlap() -> None:
+def test_clients_of_one_coefficient_do_not_overlap() -> None:
     local, prior = draws(50)
     ax = plots.forest(axes(), local, prior)
     heights = {
@@ -70,7 +70,7 @@ def test_reliability_of_calibrated_predictions_lies_on_the_diagonal() -> None:
     assert inside.mean() >= 0.7
 
 
-def test_bins_hold_equal_numbers_and_their_intervals_are_jeffreys() -> None:
+def test_bins_have_equal_sizes_and_jeffreys_intervals() -> None:
     p, y = np.linspace(0, 1, 11), np.array([0, 0, 0, 1, 0, 1, 1, 0, 1, 1, 1])
     mean, share, low, high = plots.equal_mass(p, y, bins=3, prob=0.95)
     np.testing.assert_allclose(mean, [0.15, 0.55, 0.9])
@@ -81,12 +81,14 @@ def test_bins_hold_equal_numbers_and_their_intervals_are_jeffreys() -> None:
 
 
 @pytest.mark.parametrize(("p", "y"), [([0.1, 0.2], [1]), ([], []), ([[0.1]], [[1]])])
-def test_rows_that_do_not_match_are_refused(p: list[float], y: list[int]) -> None:
+def test_probabilities_and_labels_that_do_not_match_are_refused(
+    p: list[float], y: list[int]
+) -> None:
     with pytest.raises(ValueError, match=r"both must be \(n,\), n > 0"):
         plots.equal_mass(p, y)
 
 
-def test_reliability_draws_each_name() -> None:
+def test_reliability_has_a_legend_entry_per_name() -> None:
     source = np.random.default_rng(3)
     rows = {
         name: (source.uniform(size=40), source.integers(0, 2, size=40)) for name in ("one", "two")
@@ -97,7 +99,10 @@ def test_reliability_draws_each_name() -> None:
 
 
 def test_colours_differ_in_lightness_or_hue_for_the_colour_blind() -> None:
-    """In each simulated deficiency (Viénot, Brettel and Mollon 1999) no two of the first four colours come close."""
+    """No two of the first four colours are close under a simulated deficiency.
+
+    Reference: Viénot, Brettel and Mollon 1999.
+    """
     linear = np.array([to_rgb(c) for c in plots.COLOURS[:4]]) ** 2.2
     protan = np.array([[0.11238, 0.88762, 0.0], [0.11238, 0.88762, 0.0], [0.00401, -0.00401, 1.0]])
     deutan = np.array([[0.29275, 0.70725, 0.0], [0.29275, 0.70725, 0.0], [-0.02234, 0.02234, 1.0]])

@@ -1,4 +1,7 @@
-"""A fit in ArviZ: groups, dimensions, labels, networks by layer; with ArviZ 0.x here, and with 1.x where its interpreter is at hand."""
+"""A fit as ArviZ data: groups, dimensions, labels, networks summarised by layer.
+
+Tested with ArviZ 0.x here, and with 1.x if `HIERFL_PYTHON312` names an interpreter that has it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def named(data: ClientData) -> ClientData:
-    """The same with names for the columns of x."""
+    """Return the same clients with names for the columns of x."""
     return ClientData(
         data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
     )
@@ -45,7 +48,7 @@ def ill() -> Fit:
 
 
 # ------------------------------------------------------------------ the groups
-def test_attributes_say_what_was_run(ill: Fit) -> None:
+def test_attributes_describe_the_run(ill: Fit) -> None:
     attrs = ill.posterior(5, seed=3)["posterior"].attrs
     assert (attrs["method"], attrs["seed"], attrs["draws_seed"], attrs["rounds"]) == (
         "fedsvi",
@@ -65,7 +68,7 @@ def test_attributes_say_what_was_run(ill: Fit) -> None:
     )
 
 
-def test_log_likelihoods_are_those_of_the_draws(ill: Fit) -> None:
+def test_log_likelihoods_belong_to_the_draws(ill: Fit) -> None:
     data = ill.federation.data
     found: Any = ill.posterior(20, seed=3, log_likelihood=True)
     slope = found["posterior"]["slope"].values[0]
@@ -79,7 +82,7 @@ def test_log_likelihoods_are_those_of_the_draws(ill: Fit) -> None:
     assert given["row_client"].values.tolist() == [data.names[k] for k in owner]
     assert np.array_equal(found["observed_data"]["ill"].values, y)
     loo: Any = az.loo
-    with warnings.catch_warnings(action="ignore"):  # of k-hats: twenty draws
+    with warnings.catch_warnings(action="ignore"):  # twenty draws give high k-hats
         assert np.isfinite(loo(found).elpd_loo)
 
 
@@ -97,8 +100,8 @@ def test_engines_agree_on_the_groups() -> None:
     assert np.allclose(a, b, atol=1e-10)
 
 
-def test_predictive_labels_are_of_the_predictive_distribution(ill: Fit) -> None:
-    """Shares of ones, against the probabilities that `predict` gives; and a client's labels do not depend on who else is asked."""
+def test_predictive_labels_follow_the_predictive_distribution(ill: Fit) -> None:
+    """Shares of ones match `predict`; a client's labels do not depend on the other clients."""
     rows = ill.federation.data.select(["east", "north"])
     found: Any = ill.posterior_predictive(4000, rows=rows, seed=1)
     drawn = found["posterior_predictive"]["ill"]
@@ -114,20 +117,20 @@ def test_predictive_labels_are_of_the_predictive_distribution(ill: Fit) -> None:
 
 
 @pytest.mark.usefixtures("global_generator_untouched")
-def test_prior_draws_have_the_priors_moments(ill: Fit) -> None:
+def test_prior_draws_have_the_moments_of_the_prior(ill: Fit) -> None:
     found: Any = ill.prior(4000, predictive=True)
     loc, slope = found["prior"]["loc"].values[0], found["prior"]["slope"].values[0]
     assert np.abs(loc.std(0) - 1.0).max() < 0.05
     within = slope - loc[:, None]
     assert np.abs(within.std(0) - 0.7).max() < 0.05, (
-        "a client's own, given the same draw of the global sites"
+        "sd of the local sites around the same draw of the global site"
     )
     assert np.abs(np.corrcoef(within[:, 0, 0], within[:, 1, 0])[0, 1]) < 0.05
     assert found["prior_predictive"]["ill"].values.mean() == pytest.approx(0.5, abs=0.05)
 
 
 def counts(batch: ClientBatch) -> None:
-    """Poisson labels, a Gamma prior (drawn by torch itself), a value a client, a deterministic site."""
+    """Poisson labels, a Gamma prior that torch itself draws, a label per client and a deterministic site."""
     rate = pyro.sample("rate", dist.Gamma(3.0, 2.0))
     pyro.deterministic("log_rate", rate.log())
     with batch.clients():
@@ -137,7 +140,7 @@ def counts(batch: ClientBatch) -> None:
             pyro.sample("visits", dist.Poisson(own), obs=batch.visits)
 
 
-def test_counts_values_of_clients_and_priors_that_torch_draws() -> None:
+def test_counts_client_level_labels_and_priors_that_torch_draws() -> None:
     fitted = fit(fedsvi(counts), federation(), rounds=2)
     found: Any = fitted.posterior(6, log_likelihood=True)
     assert found["log_likelihood"]["height"].dims == ("chain", "draw", "client")
@@ -157,14 +160,14 @@ def test_counts_values_of_clients_and_priors_that_torch_draws() -> None:
 
 
 def heavy(batch: ClientBatch) -> None:
-    """Labels that torch draws one at a time only."""
+    """A model with Student t labels, which torch can draw one at a time only."""
     with batch.clients():
         own = pyro.sample("own", dist.Normal(torch.zeros(1, 1), 1.0))
         with batch.data():
             pyro.sample("y", dist.StudentT(4.0, own, 0.1), obs=batch.y)
 
 
-def test_labels_that_no_mapped_sampler_draws() -> None:
+def test_labels_without_a_vectorised_sampler() -> None:
     fitted = fit(fedsvi(heavy), federation(), rounds=2)
     drawn, again = (
         fitted.posterior_predictive(40)["posterior_predictive"]["y"].values for _ in range(2)
@@ -187,7 +190,7 @@ def net() -> Fit:
 
 def test_a_large_network_is_summarised_by_layer(net: Fit) -> None:
     whole: Any = net.posterior(7, seed=1)["posterior"]
-    assert whole["w.0.weight"].shape == (1, 7, 4, 6, 2), "small ones are written out"
+    assert whole["w.0.weight"].shape == (1, 7, 4, 6, 2), "small networks are written in full"
     short: Any = net.posterior(7, seed=1, expand=10)["posterior"]
     assert set(short.data_vars) == {"w_mean", "w_sd", "w_rms", "w_largest"}
     assert short["w_sd"].dims == ("chain", "draw", "client", "w_layer")
@@ -204,7 +207,7 @@ def test_a_large_network_is_summarised_by_layer(net: Fit) -> None:
         assert np.allclose(short[f"w_{name}"].values[..., 0], wanted, atol=1e-12)
 
 
-def test_chosen_sites_are_written_out_however_large(net: Fit) -> None:
+def test_chosen_sites_are_written_in_full_whatever_their_size(net: Fit) -> None:
     found: Any = net.posterior(7, seed=1, expand=10, sites=["w.2.bias"])["posterior"]
     assert set(found.data_vars) == {"w.2.bias"}
     assert np.array_equal(found["w.2.bias"], net.posterior(7, seed=1)["posterior"]["w.2.bias"])
@@ -215,7 +218,7 @@ def test_chosen_sites_are_written_out_however_large(net: Fit) -> None:
 
 
 # ------------------------------------------------------------------ refusals
-def test_refusals(ill: Fit) -> None:
+def test_invalid_arguments_are_refused(ill: Fit) -> None:
     with pytest.raises(ValueError, match="draws is 0"):
         ill.posterior(0)
     with pytest.raises(ValueError, match="correct is 'sir'"):
@@ -261,7 +264,7 @@ print(json.dumps({"elpd": one.elpd, "p": one.p, "se": one.se, "each": one.each.t
 
 
 def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
-    """Arrays saved here become a DataTree there; leave-one-out and comparison are the same by either ArviZ."""
+    """Arrays saved here become a DataTree there; both versions of ArviZ agree on elpd and comparison."""
     python = os.environ.get("HIERFL_PYTHON312")
     if not python:
         pytest.skip(
@@ -301,5 +304,5 @@ def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
     assert np.allclose(there["each"], one.each, atol=1e-6)
     back: Any = az.from_netcdf(str(tmp_path / "posterior.nc"))  # type: ignore[no-untyped-call]
     assert back["posterior"]["slope"].dims == ("chain", "draw", "client", "x"), (
-        "what 1.x writes, 0.x reads"
+        "ArviZ 0.x reads what 1.x has written"
     )

@@ -1,4 +1,4 @@
-"""Weights that make the guide's draws the posterior's: constant where it is exact, right where it is not, and honest where it is bad."""
+"""Importance weights: equal for an exact guide, correct an inexact one, and warn of a bad one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.programs import exact, federation, fit, logistic, means, regression, 
 
 
 def scale_params(prefix: str, tril: Tensor) -> dict[str, Tensor]:
-    """A factor (..., d, d) as the params of a scale and a unit lower triangle."""
+    """Return the params of a scale and a unit lower triangle for a Cholesky factor (..., d, d)."""
     scale = tril.diagonal(dim1=-2, dim2=-1)
     lower = (tril / scale[..., None]).tril(-1)
     return {f"{prefix}.scale": transform_to(positive).inv(scale), f"{prefix}.lower": lower}
@@ -43,7 +43,14 @@ def planted(
     own: dict[str, float] | None = None,
     engine: Any = "vectorised",
 ) -> Fit:
-    """The exact posterior of `slopes` as a structured guide, its global mean off by `shift` sd, scales times `wide`, own `own`."""
+    """Return a structured guide of `slopes` that is the exact posterior but for planted errors.
+
+    Args:
+        shift: error of the global mean, in posterior sd.
+        wide: factor of the global scales.
+        own: client -> factor of its local scales; 1 if a client is missing.
+        engine: as in `hierfl.fit`.
+    """
     data = federation()
     known = exact(data, "slopes")
     tril = torch.linalg.cholesky(known.cov)
@@ -53,7 +60,7 @@ def planted(
         known.loc + shift * tril.diagonal(), torch.linalg.inv(known.cov * wide**2)
     )
     given = torch.linalg.cholesky(known.given_cov) * factors[:, None, None]
-    # the slope is along (z - loc) / scale of the guide, whose centre has moved
+    # the guide's slope multiplies (z - loc) / scale with the guide's own, shifted loc
     slope, scale = known.given_slope, tril.diagonal() * wide
     loc = known.own_loc + (slope @ (shift * tril.diagonal()))
     local = {
@@ -76,7 +83,7 @@ def planted(
 
 # ------------------------------------------------------------------ exact guides
 @pytest.mark.parametrize("name", ["means", "slopes"])
-def test_weights_are_equal_where_the_guide_is_exact(name: str) -> None:
+def test_weights_of_an_exact_guide_are_equal(name: str) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
     fitted = fit(fedlaplace(model, corrections=0, radius=10.0, points=4), data, rounds=4)
     found = corrected(fitted, 200, proposals=200)
@@ -94,15 +101,15 @@ def test_a_planted_exact_guide_is_exact(inner: int) -> None:
     assert found.k_hat == 0.0
 
 
-# ------------------------------------------------------------------ guides that are off, and bad ones
+# ------------------------------------------------------------------ inexact and bad guides
 @pytest.mark.parametrize("inner", [1, 8])
-def test_draws_of_a_guide_that_is_off_become_the_posteriors(inner: int) -> None:
+def test_corrected_draws_of_an_inexact_guide_follow_the_posterior(inner: int) -> None:
     fitted = planted(shift=0.5, wide=1.2, own={"east": 1.3, "west": 1.2})
     known = exact(federation(), "slopes")
     found = corrected(fitted, 4000, proposals=16000, inner=inner)
     plain = fitted.draws(4000)
     off = ((plain.shared["g"].mean(0) - known.loc) / known.cov.diagonal().sqrt()).abs().max()
-    assert off > 0.4, "the guide itself is far off"
+    assert off > 0.4, "the guide itself has a large error"
     assert found.k_hat < 0.7 and found.log_evidence == pytest.approx(known.log_evidence, abs=0.05)
     for drawn, loc, cov in (
         (found.draws.shared["g"], known.loc, known.cov),
@@ -113,20 +120,20 @@ def test_draws_of_a_guide_that_is_off_become_the_posteriors(inner: int) -> None:
         close(drawn.std(0) / sd, torch.ones_like(sd), 0.06)
 
 
-def test_k_hat_is_high_where_the_guide_is_planted_bad() -> None:
-    """A normal of s standard deviations of the right one has weights of tail 1 - s^2."""
+def test_k_hat_of_a_bad_global_guide_is_high() -> None:
+    """A Normal of s times the right standard deviation has weights with tail index 1 - s^2."""
     with pytest.warns(
         UserWarning, match=r"k-hat is \d\.\d\d, above 0.7: the guide misses a part of the posterior"
     ):
         found = corrected(planted(wide=0.1, shift=0.5), 500, proposals=4000, inner=1, rounds=1)
     assert found.k_hat == found.k_hat_guide > 0.7 and found.rounds == 1
     assert (found.k_hat_clients == 0.0).all(), (
-        "given the global sites, all clients are exact: it is the global guide that is bad"
+        "given the global sites, all clients are exact: only the global guide is bad"
     )
 
 
-def test_more_rounds_mend_a_global_guide_that_is_bad() -> None:
-    """At points of a t that is fitted to what the weights say: the posterior, from a tenth of its spread."""
+def test_more_rounds_correct_a_bad_global_guide() -> None:
+    """A Student t fitted to the weighted draws recovers the posterior from a tenth of its scale."""
     known = exact(federation(), "slopes")
     found = corrected(planted(wide=0.1, shift=0.5), 1000, proposals=4000, inner=2)
     assert (
@@ -145,7 +152,9 @@ def test_more_rounds_mend_a_global_guide_that_is_bad() -> None:
     close(found.draws.shared["g"].std(0) / known.cov.diagonal().sqrt(), torch.ones(2), 0.1)
 
 
-def test_a_guide_that_fails_farther_out_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guide_that_fails_far_from_its_centre_gets_no_further_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from hierfl.posterior import corrected as psis
 
     def only_its_own(fitted: Fit, count: int, **options: Any) -> Any:
@@ -163,13 +172,13 @@ def test_a_guide_that_fails_farther_out_is_taken_as_it_is(monkeypatch: pytest.Mo
     assert found.rounds == 1 and found.k_hat == found.k_hat_guide
 
 
-def test_k_hat_of_a_client_says_which_client_is_bad() -> None:
+def test_k_hat_by_client_finds_the_bad_client() -> None:
     k_hat = own_k_hat(planted(own={"east": 0.25, "south": 1.1}))
     assert k_hat["east"] > 0.7
     assert k_hat["north"] == k_hat["west"] == 0.0 and k_hat["south"] < 0.4
 
 
-def test_inner_draws_mend_a_client_that_is_off() -> None:
+def test_inner_draws_improve_inexact_clients() -> None:
     fitted = planted(own={name: 1.6 for name in federation().names})
     few, many = (
         posterior_weights(weigh(fitted, 2000, inner=inner).total).effective for inner in (1, 16)
@@ -177,8 +186,8 @@ def test_inner_draws_mend_a_client_that_is_off() -> None:
     assert many > 2.0 * few
 
 
-# ------------------------------------------------------------------ federated, and the same by any engine
-def test_one_number_a_draw_leaves_a_client_and_they_add_up() -> None:
+# ------------------------------------------------------------------ clients and engines
+def test_log_weights_of_a_client_alone_equal_those_among_all_clients() -> None:
     data = federation()
     fitted = fit(fedsvi(regression), data, rounds=3)
     whole = weigh(fitted, 50, inner=3)
@@ -194,8 +203,8 @@ def fit_of(fitted: Fit, name: str) -> Restricted:
     return restricted(fitted, fitted.federation.data.select([name]))
 
 
-def test_a_networks_weights_are_those_of_its_draws() -> None:
-    """Where an ELBO takes the mean over a dense layer's weights at once, a weight must not: it is of one draw."""
+def test_importance_weights_of_a_network_belong_to_its_draws() -> None:
+    """The ELBO may average over the weights of a dense layer; an importance weight is of one draw."""
     data = federation().with_fields(y=federation().fields["visits"].long() % 2)
     model = hierfl.models.bayesian_network(
         torch.nn.Linear(2, 2), prior_loc=0.0, prior_scale=0.5, local_reparameterisation=True
@@ -252,7 +261,7 @@ def test_every_guide_with_a_density_gives_the_same_evidence(family: str) -> None
 
 
 def evidence() -> float:
-    """Log p(y) of `logistic` on `federation()`, by draws of its prior."""
+    """Return log p(y) of `logistic` on `federation()`, estimated with draws of the prior."""
     data, g = federation(), torch.Generator().manual_seed(0)
     loc = torch.randn(20_000, 1, 2, generator=g)
     total = torch.zeros(len(loc))
@@ -275,7 +284,7 @@ def gamma_guide(batch: ClientBatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:site 'rate' is drawn from Gamma")
-def test_a_guide_that_torch_draws_and_no_own_sites() -> None:
+def test_a_guide_that_torch_draws_without_local_sites() -> None:
     """Conjugate: Gamma(3 + sum y, 2 + n)."""
     data = federation()
     found = corrected(fit(fedsvi(gamma_model, gamma_guide), data, rounds=1), 150, proposals=150)
@@ -295,7 +304,7 @@ def test_single_precision_gives_the_same_evidence() -> None:
 
 
 # ------------------------------------------------------------------ in ArviZ, and refusals
-def test_a_corrected_posterior_says_so_in_arviz() -> None:
+def test_attributes_describe_the_correction() -> None:
     found: Any = planted(shift=0.4).posterior(100, correct="psis", log_likelihood=True)
     attrs = found["posterior"].attrs
     assert (
@@ -316,7 +325,7 @@ def beside_a_point(batch: ClientBatch) -> None:
         pyro.sample("slope", dist.Normal(torch.zeros(batch.num_clients, 1, 2), 0.5).to_event(1))
 
 
-def test_refusals() -> None:
+def test_invalid_arguments_are_refused() -> None:
     data = federation()
     point = fit(fedsvi(regression, guides.delta), data, rounds=1)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A client without data is predicted for from the global level alone, and as the prior has it."""
+"""Predictions for clients without data come from the global level alone, with the moments of the prior."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_moments_are_those_of_the_prior_given_the_global_draws(fitted: Fit) -> N
     torch.testing.assert_close(found.sd, spread.expand(4), atol=0.0, rtol=0.06)
 
 
-def test_what_is_expected_of_a_client_has_the_prior_s_moments_and_knows_no_row_of_its(
+def test_expected_of_clients_has_the_moments_of_the_prior_and_uses_no_own_rows(
     fitted: Fit,
 ) -> None:
     draws = 4000
@@ -65,7 +65,9 @@ def test_what_is_expected_of_a_client_has_the_prior_s_moments_and_knows_no_row_o
         found.mean(0), shared["loc"].mean().expand(3), atol=4 * float(spread) / draws**0.5, rtol=0.0
     )
     torch.testing.assert_close(found.std(0), spread.expand(3), atol=0.0, rtol=0.08)
-    assert float(found[:, :2].T.corrcoef()[0, 1].abs()) < 0.9  # drawn apart, given the same globals
+    assert (
+        float(found[:, :2].T.corrcoef()[0, 1].abs()) < 0.9
+    )  # clients are independent given the globals
 
 
 def test_log_score_is_of_the_mean_density(fitted: Fit) -> None:
@@ -83,7 +85,7 @@ def test_log_score_is_of_the_mean_density(fitted: Fit) -> None:
     torch.testing.assert_close(found, known, atol=0.05, rtol=0.0)
 
 
-def test_labels_names_and_other_newcomers_change_nothing(
+def test_predictions_ignore_labels_names_and_other_new_clients(
     fitted: Fit, global_generator_untouched: None
 ) -> None:
     new = rows(["new", "b", "other"])
@@ -93,7 +95,7 @@ def test_labels_names_and_other_newcomers_change_nothing(
     torch.testing.assert_close(unlabelled.mean, all_three.mean)
     turned = predict_from_prior(fitted, new.select(["other", "b", "new"]), draws=30)
     torch.testing.assert_close(turned.mean.reshape(3, 4).flip(0).flatten(), all_three.mean)
-    # "b" was fitted near 1; as a newcomer it is as wide as any
+    # "b" was fitted near 1; as a new client it is as uncertain as any other
     assert all_three.sd is not None
     assert float(all_three.sd[4:8].min()) > 2 * float(fitted.predict(rows(["b"])).sd.max())  # type: ignore[union-attr]
     again, moved = (predict_from_prior(fitted, new, draws=30, seed=seed) for seed in (0, 1))
@@ -101,7 +103,7 @@ def test_labels_names_and_other_newcomers_change_nothing(
     assert not torch.equal(moved.mean, all_three.mean)
 
 
-def test_ragged_newcomers_keep_their_rows_apart(fitted: Fit) -> None:
+def test_new_clients_with_different_numbers_of_rows(fitted: Fit) -> None:
     x = [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([5.0])]
     new = ClientData.from_clients({name: {"x": v, "y": v} for name, v in zip("pq", x, strict=True)})
     found = predict_from_prior(fitted, new, draws=30)
@@ -112,7 +114,7 @@ def test_ragged_newcomers_keep_their_rows_apart(fitted: Fit) -> None:
     torch.testing.assert_close(predict_from_prior(sequential, new, draws=30).mean, found.mean)
 
 
-def test_a_point_estimate_leaves_the_spread_of_clients() -> None:
+def test_a_mean_field_fit_predicts_new_clients() -> None:
     method = methods.fedsvi(
         gaussian, guides.mean_field, optimiser=Adam(0.1), local_optimiser=Adam(0.1)
     )
@@ -120,7 +122,7 @@ def test_a_point_estimate_leaves_the_spread_of_clients() -> None:
     assert predict_from_prior(point, rows(["new"]), draws=200).scores().loc["new", "rmse"] > 0.0
 
 
-def test_fields_that_the_model_needs_are_asked_for(fitted: Fit) -> None:
+def test_missing_fields_are_refused(fitted: Fit) -> None:
     with pytest.raises(
         ValueError, match="the rows have no field 'x', which the model or its guide reads"
     ):

@@ -1,4 +1,4 @@
-"""The page in a browser: headless Chromium lays it out, wide and narrow, light and dark, and prints it."""
+"""Headless Chromium lays out the page wide and narrow, light and dark, and prints it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ BROWSER = os.environ.get("HIERFL_CHROMIUM") or next(
     (found for found in map(shutil.which, NAMES) if found), None
 )
 pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="no Chromium or Chrome is on the path: the page cannot be laid out"
+    BROWSER is None, reason="no Chromium or Chrome on the path: install one, or set HIERFL_CHROMIUM"
 )
 WIDE, NARROW = 1280, 360
 
-# What a person would see, measured in the page itself: overflow, pictures, contrast, and what the keyboard reaches, in its order.
+# Measures inside the page what a person would see: overflow, pictures, contrast and the tab order.
 MEASURE = """
 <script>
 addEventListener("load", () => {
@@ -77,7 +77,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """One run of the browser, with a profile of its own and no network."""
+    """Run the browser once, with its own profile and no network."""
     assert BROWSER is not None
     fixed = [
         "--headless",
@@ -105,7 +105,7 @@ def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def laid_out(page: Path, width: int, dark: bool) -> dict[str, Any]:
     probe = page.with_name(f"probe-{width}-{dark}.html")
     text = page.read_text(encoding="utf-8").replace("</body>", f"{MEASURE}</body>")
-    if width < 500:  # no window is narrower; a frame may be
+    if width < 500:  # a window cannot be narrower than 500 pixels, but a frame can
         frame = f'style="width: {width}px; height: 900px; border: 0"'
         text = f'<!DOCTYPE html><html><body><iframe {frame} srcdoc="{html.escape(text)}"></iframe></body></html>'
     probe.write_text(text, encoding="utf-8")
@@ -124,32 +124,31 @@ def laid_out(page: Path, width: int, dark: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_it_fits_every_width_and_all_pictures_show(page: Path, width: int) -> None:
+def test_the_page_fits_every_width_and_shows_all_pictures(page: Path, width: int) -> None:
     found = laid_out(page, width, False)
     assert found["inner"] == width and found["wide"] <= width
     assert found["images"] >= 8 and found["broken"] == found["stretched"] == 0
-    assert found["small"] > (
-        0.95 if width > 1000 else 0.6
-    )  # of the size at which a figure's letters are 12 pixels high
+    # figures are shown at this share of the size at which their letters are 12 pixels high
+    assert found["small"] > (0.95 if width > 1000 else 0.6)
     assert found["fetched"] == []
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_words_can_be_read_by_day_and_night(page: Path, dark: bool) -> None:
+def test_text_has_enough_contrast_in_light_and_dark_mode(page: Path, dark: bool) -> None:
     found = laid_out(page, WIDE, dark)
     assert (sum(found["ground"][:3]) < 200) == dark
     assert found["contrast"][0] >= 4.5, found["contrast"]  # WCAG 2.2, level AA
 
 
-def test_the_keyboard_reaches_all_in_the_order_of_the_page(page: Path) -> None:
+def test_the_keyboard_reaches_everything_in_page_order(page: Path) -> None:
     found = laid_out(page, WIDE, False)
     assert found["focus"][0] == "A#main" and found["forced"] == 0
     links = [name for name in found["focus"] if name.startswith("A#")][1:]
     assert links[0] == "A#summary" and links[-1] == "A#checks" and len(links) == 9
-    assert found["focus"].count("DIV") >= 5  # tables that scroll
+    assert found["focus"].count("DIV") >= 5  # scrollable tables
 
 
-def test_it_prints_whole(page: Path, tmp_path: Path) -> None:
+def test_the_page_prints_on_several_pages(page: Path, tmp_path: Path) -> None:
     printed = tmp_path / "report.pdf"
     done = browse(page, f"--print-to-pdf={printed}", "--no-pdf-header-footer")
     assert printed.exists(), done.stderr[-2000:]

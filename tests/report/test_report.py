@@ -1,4 +1,4 @@
-"""The page opens by itself, says what was measured, and warns of what is so and of nothing else."""
+"""The report is one self-contained page, shows what was measured, and warns of real problems only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.runs.test_fit import kinds
 
 
 class Page(HTMLParser):
-    """Elements, ids and text of a page."""
+    """Elements, ids and text of an HTML page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 
 def labelled(counts: tuple[int, ...] = (60, 50, 40, 30), *, seed: int = 1) -> ClientData:
-    """Rows whose labels follow `logistic`."""
+    """Return clients whose labels follow `logistic`."""
     data = federation(counts, seed=seed)
     g = torch.Generator().manual_seed(seed)
     slope = torch.tensor([1.0, -1.0]) + 0.7 * torch.randn(len(counts), 2, generator=g)
@@ -95,7 +95,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Page]:
     return report, Page(path.read_text(encoding="utf-8"))
 
 
-def test_every_part_is_there_once_and_can_be_reached(written: tuple[Report, Page]) -> None:
+def test_every_section_occurs_once_and_is_linked(written: tuple[Report, Page]) -> None:
     page = written[1]
     assert not page.open and page.all("html")[0]["lang"] == "en"
     ids = Counter(a["id"] for _, a in page.elements if "id" in a)
@@ -118,7 +118,7 @@ def test_every_part_is_there_once_and_can_be_reached(written: tuple[Report, Page
     assert "Four <clients> & a page" in page.text
 
 
-def test_it_needs_no_network_and_runs_nothing(written: tuple[Report, Page]) -> None:
+def test_the_page_needs_no_network_and_runs_no_script(written: tuple[Report, Page]) -> None:
     report, page = written
     text = report.path.read_text(encoding="utf-8")
     assert (
@@ -132,7 +132,7 @@ def test_it_needs_no_network_and_runs_nothing(written: tuple[Report, Page]) -> N
     assert not re.search(r"https?://", re.sub(r'src="data:[^"]*"', "", text))
 
 
-def test_pictures_have_words_and_tables_have_heads(written: tuple[Report, Page]) -> None:
+def test_pictures_have_alt_texts_and_tables_have_headers(written: tuple[Report, Page]) -> None:
     page = written[1]
     images = page.all("img")
     assert len(images) >= 8 and all(len(i["alt"]) > 20 and int(i["width"]) > 100 for i in images)
@@ -147,7 +147,7 @@ def test_pictures_have_words_and_tables_have_heads(written: tuple[Report, Page])
     )
 
 
-def test_its_numbers_are_those_of_the_fit(written: tuple[Report, Page]) -> None:
+def test_the_numbers_on_the_page_are_those_of_the_fit(written: tuple[Report, Page]) -> None:
     f, test = fitted("binary")
     page, draws = written[1], f.draws(100)
     loc = draws.shared["loc"]
@@ -221,19 +221,21 @@ def test_every_kind_of_fit_is_reported(name: str, tmp_path: Path) -> None:
 def test_a_network_too_large_to_draw_is_reported_without_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hierfl.report.measurements.NUMBERS", 100)
+    monkeypatch.setattr("hierfl.report.measure.NUMBERS", 100)
     report = fitted("binary")[0].report(tmp_path / "r.html", draws=60)
     page = Page(report.path.read_text(encoding="utf-8"))
-    assert "too many to draw and hold here" in page.text and not any(
+    assert "too large to hold enough of them (2 parameters per client)" in page.text and not any(
         a.get("id") == "clients" for _, a in page.elements
     )
 
 
-def test_what_has_no_page_is_refused(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     f, test = fitted("binary")
-    with pytest.raises(ValueError, match="no labels for site 'ill': nothing to score"):
+    with pytest.raises(
+        ValueError, match="no labels for site 'ill': pass labelled rows, or omit held_out"
+    ):
         f.report(tmp_path / "r.html", held_out=test.without("ill"))
-    with pytest.raises(ValueError, match="none is the same"):
+    with pytest.raises(ValueError, match="at least one must be in both"):
         f.report(tmp_path / "r.html", alone=fitted("classes")[0], draws=60)
     with pytest.raises(KeyError, match="was not fitted"):
         f.report(
@@ -241,7 +243,7 @@ def test_what_has_no_page_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_sound_fit_is_warned_of_nothing(tmp_path: Path) -> None:
+def test_a_sound_fit_has_no_warnings(tmp_path: Path) -> None:
     f, test = fitted("binary")
     report = f.report(tmp_path / "r.html", held_out=test, draws=100)
     assert (
@@ -251,15 +253,16 @@ def test_a_sound_fit_is_warned_of_nothing(tmp_path: Path) -> None:
     assert sum(check.verdict == "good" for check in report.checks) >= 8
 
 
-def test_every_warning_stands_at_the_top_and_among_the_answers(
+def test_every_warning_is_at_the_top_and_among_the_checks(
     written: tuple[Report, Page],
 ) -> None:
-    """A logistic regression is the surer of rows the further out they lie: the page says so."""
+    """Logistic regression is more certain of rows that lie farther out, so foreign rows raise a warning."""
     report, page = written
     assert (
-        len(report.warnings) == 1 and "as sure of foreign rows as of its own" in report.warnings[0]
+        len(report.warnings) == 1
+        and "about as certain for foreign rows as for own rows" in report.warnings[0]
     )
-    assert page.text.count(report.warnings[0]) == 2 and "1 warning of " in page.text
+    assert page.text.count(report.warnings[0]) == 2 and "1 warning from " in page.text
 
 
 # ------------------------------------------------------------------------------------------------ words

@@ -1,4 +1,4 @@
-"""A report warns of what is so, and of nothing else: each warning is planted once, and once it is not there."""
+"""Every warning of the report is raised by a planted problem, and is not raised without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hierfl.methods import fedsvi
 from hierfl.models import bayesian_network, network
 from hierfl.report.blocks import Check
 from hierfl.report.checks import checks
-from hierfl.report.measurements import Measured, measure
+from hierfl.report.measure import measure
+from hierfl.report.measurements import Measured
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.report.test_report import fitted
@@ -40,7 +41,7 @@ def measured(f: Fit, **given: Any) -> Measured:
     return measure(f, **{**options, **given})
 
 
-def test_training_rows_and_few_rows_are_told() -> None:
+def test_scoring_training_rows_and_clients_with_few_rows_raise_warnings() -> None:
     f = fit(
         fedsvi(logistic, guides.conditional(newton_steps=2)), federation((30, 4, 25, 3)), rounds=5
     )
@@ -49,31 +50,31 @@ def test_training_rows_and_few_rows_are_told() -> None:
     assert "training rows" in told["Are predictions scored on rows that the fit has not seen?"]
     assert (
         "2 of 4 clients have fewer than 20 rows (south: 4 and west: 3)"
-        in told["Has every client rows enough?"]
+        in told["Does every client have enough rows?"]
     )
 
 
-def test_points_are_told() -> None:
+def test_point_estimates_raise_a_warning() -> None:
     f = fit(fedsvi(regression, guides.delta), federation((30, 30, 30)), rounds=3)
-    assert "Does every number have an uncertainty?" in warned(checks(measured(f)))
+    assert "Does every parameter have an uncertainty?" in warned(checks(measured(f)))
     net = torch.nn.Linear(2, 1)
     model = network(net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0))
     learned = fit(methods.fedavg(model), federation((30, 30, 30)), rounds=2)
     told = [
         c.answer
         for c in checks(measured(learned))
-        if c.question == "Does every number have an uncertainty?"
+        if c.question == "Does every parameter have an uncertainty?"
     ]
     assert told[0].startswith("No: theta.weight and theta.bias are point estimates")
     kept = bayesian_network(
         net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0), prior_loc=dist.Normal(0.0, 1.0)
     )
     whole = fit(fedsvi(kept), federation((30, 30, 30)), rounds=2)
-    assert "Does every number have an uncertainty?" not in warned(checks(measured(whole)))
+    assert "Does every parameter have an uncertainty?" not in warned(checks(measured(whole)))
 
 
-def test_a_mean_field_guide_is_told_only_where_there_are_scales() -> None:
-    question = "May the scales above the clients depend on the clients?"
+def test_a_mean_field_guide_raises_a_warning_only_with_global_scales() -> None:
+    question = "Does the guide let the global scales depend on the clients' parameters?"
     data = federation((30, 30, 30))
     for family, bad in ((guides.mean_field, True), (guides.structured, False)):
         assert (
@@ -87,32 +88,35 @@ def test_a_mean_field_guide_is_told_only_where_there_are_scales() -> None:
 
 
 def sharpened(found: Measured, by: float) -> Measured:
-    """The same rows with log odds `by` times as large."""
+    """Return the same measurements with log odds `by` times as large."""
     assert found.prediction is not None and found.prediction.label is not None
     p, y = torch.sigmoid(by * torch.logit(found.prediction.mean)), found.prediction.label
     log_score = torch.where(y > 0.5, p, 1 - p).log()
     return replace(found, prediction=replace(found.prediction, mean=p, log_score=log_score))
 
 
-def test_probabilities_that_do_not_come_true_are_told() -> None:
+def test_miscalibrated_probabilities_raise_a_warning() -> None:
     f, test = fitted("binary")
-    found, question = measured(f, held_out=test), "Do predicted probabilities come true?"
+    found, question = measured(f, held_out=test), "Are predicted probabilities calibrated?"
     assert question not in warned(checks(found))
     assert question in warned(checks(sharpened(found, 8.0)))
-    served = "Is every client served better than by its event rate alone?"
+    served = "Does the model predict at least as well as each client's own event rate?"
     assert served not in warned(checks(found)) and served in warned(checks(sharpened(found, -3.0)))
 
 
-def test_intervals_of_rates_that_do_not_cover_are_told() -> None:
+def test_event_rates_outside_their_intervals_raise_a_warning() -> None:
     f, test = fitted("binary")
-    found, question = measured(f, held_out=test), "Do intervals of clients' event rates cover?"
+    found, question = (
+        measured(f, held_out=test),
+        "Do enough of the clients' event rates lie in their predictive intervals?",
+    )
     assert question not in warned(checks(found))
     off = replace(found, replicates=torch.ones_like(found.replicates))  # type: ignore[arg-type]
     told = [c.answer for c in checks(off) if c.question == question and c.verdict == "warning"]
     assert told and told[0].startswith("0 of 4 clients' event rates")
 
 
-def test_intervals_of_numbers_that_do_not_cover_are_told() -> None:
+def test_row_intervals_of_wrong_coverage_raise_a_warning() -> None:
     def narrow(batch: ClientBatch) -> None:
         with batch.clients():
             a = pyro.sample("a", dist.Normal(0.0, 1.0))
@@ -120,7 +124,7 @@ def test_intervals_of_numbers_that_do_not_cover_are_told() -> None:
                 pyro.sample("y", dist.Normal(a, batch.said), obs=batch.y)
 
     g = torch.Generator().manual_seed(0)
-    n, question = 300, "Do intervals of single rows cover?"
+    n, question = 300, "Do predictive intervals of single rows have the right coverage?"
     for said, bad in ((1.0, False), (0.5, True), (2.5, True)):
         data = ClientData.from_arrays(
             np.arange(n) % 3, y=torch.randn(n, generator=g), said=torch.full((n,), said)
@@ -132,9 +136,11 @@ def test_intervals_of_numbers_that_do_not_cover_are_told() -> None:
             assert ("too narrow" in told[0].answer) == (said < 1.0)
 
 
-def test_strangers_that_pass_for_own_rows_are_told() -> None:
+def test_foreign_rows_that_look_like_own_rows_raise_a_warning() -> None:
     f, data = fitted("numeric")
-    question = "Does the model know foreign rows when it sees them?"
+    question = (
+        "Are predictions less certain for foreign rows (foreign=) than for the clients' own rows?"
+    )
     assert question in warned(checks(measured(f, foreign=data.without("y"))))
     far = data.with_fields(x=30.0 * data.fields["x"]).without("y")
     assert question not in warned(checks(measured(f, foreign=far)))
@@ -147,7 +153,7 @@ def vague(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(a, batch.sd), obs=batch.y)
 
 
-def test_clients_whose_rows_tell_little_are_told() -> None:
+def test_clients_with_uninformative_rows_raise_a_warning() -> None:
     g = torch.Generator().manual_seed(0)
     sd = torch.tensor([1.0, 30.0, 1.0]).repeat(25)
     data = ClientData.from_arrays(np.arange(75) % 3, y=torch.randn(75, generator=g), sd=sd)
@@ -160,13 +166,15 @@ def test_clients_whose_rows_tell_little_are_told() -> None:
     exact = 0.5 * (1.0 / (1.0 + precision) - 1.0 + np.log1p(precision) + means**2)
     np.testing.assert_allclose(found.told["nats"], exact, atol=0.25)
     told = [
-        c.answer for c in checks(found) if c.question == "Do clients' own rows say much about them?"
+        c.answer
+        for c in checks(found)
+        if c.question == "Do the clients' own rows inform their estimates?"
     ]
-    assert told[0].startswith("1 of 3 clients (1) tell less than 0.1 nats")
+    assert told[0].startswith("The own rows of 1 of 3 clients (1) add less than 0.1 nats")
 
 
-def test_a_client_that_stands_elsewhere_is_not_silent_though_its_spread_is_that_of_all() -> None:
-    """As under a few steps of a mean-field guide, which move means and leave spreads."""
+def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_priors() -> None:
+    """A few steps of a mean-field guide, for example, move the means and leave the variances."""
     data = ClientData.from_arrays(
         np.arange(75) % 3,
         names=["north", "south", "east"],
@@ -181,24 +189,32 @@ def test_a_client_that_stands_elsewhere_is_not_silent_though_its_spread_is_that_
     own = {"a": found.draws.own["a"] + torch.tensor([0.0, 2.0, 0.0])}
     moved = replace(found, draws=replace(found.draws, own=own))
     told = [
-        c.answer for c in checks(moved) if c.question == "Do clients' own rows say much about them?"
+        c.answer
+        for c in checks(moved)
+        if c.question == "Do the clients' own rows inform their estimates?"
     ]
-    assert told[0].startswith("2 of 3 clients (north and east)")
+    assert told[0].startswith("The own rows of 2 of 3 clients (north and east)")
 
 
 @pytest.mark.parametrize(
     ("column", "values", "question"),
     [
-        ("clients", [1, 0, 0, 1, 0, 0], "Was every client asked often enough?"),
+        ("clients", [1, 0, 0, 1, 0, 0], "Did the clients take part in enough rounds?"),
         (
             "held_out_log_score",
             [-1.0, -0.5, -0.4, -0.42, -0.5, -0.6],
-            "Did the held-out score go on rising?",
+            "Is the held-out score still near its best?",
         ),
-        ("effective_clients", [3.0, 2.0, 1.4, 1.1, 1.0, 1.0], "Do all clients count?"),
+        (
+            "effective_clients",
+            [3.0, 2.0, 1.4, 1.1, 1.0, 1.0],
+            "Do all clients contribute to the result?",
+        ),
     ],
 )
-def test_what_the_history_shows_is_told(column: str, values: list[float], question: str) -> None:
+def test_problems_in_the_history_raise_warnings(
+    column: str, values: list[float], question: str
+) -> None:
     f, test = fitted("binary")
     base = [
         {"round": r, "clients": 4, "held_out_log_score": -1.0 / (r + 1), "effective_clients": 3.5}
