@@ -15,8 +15,10 @@ from torch.distributions import transform_to
 
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.nuts import Reference, nuts
-from hierfl.program.program import Answer, ProgramError, in_clients, untouched_store
+from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
+from hierfl.program.traces import in_clients
 
 if TYPE_CHECKING:
     from hierfl.runs.result import Fit

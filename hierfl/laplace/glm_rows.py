@@ -21,17 +21,10 @@ from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.derivatives import softplus, times
-from hierfl.program.program import (
-    Answer,
-    Program,
-    Site,
-    in_clients,
-    per_client,
-    samples,
-    scored,
-    untouched_store,
-)
+from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.program import Program
 from hierfl.program.sites import Values
+from hierfl.program.traces import Site, in_clients, per_client, samples, scored
 
 TRIES, SIZES = (
     3,

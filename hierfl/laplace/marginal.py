@@ -30,8 +30,9 @@ from torch.func import grad, vjp
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import UNKNOWN, Linear, Parts, parts
 from hierfl.laplace.mode import CAP, LogDensity, client_density, newton_step, prior_centre
-from hierfl.program.program import Program, ProgramError, log_joint
+from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Block
+from hierfl.program.terms import log_joint
 
 LOCAL_LIMIT = (
     300  # on the numbers in a client's own sites: their Hessian is inverted at every point

@@ -18,9 +18,11 @@ from hierfl.engine.client_store import Table, taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.posterior.prediction import Prediction, averaged, gathered, kind_of, moments
+from hierfl.program.handlers import Answer
 from hierfl.program.keyed_draws import NoKeyedDraw
-from hierfl.program.program import Answer, Params, Program, Site
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
+from hierfl.program.traces import Site
 
 SLOTS, AT_ONCE, ROWS_AT_ONCE = (
     64,

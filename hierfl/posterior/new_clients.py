@@ -20,8 +20,9 @@ from hierfl.engine.client_store import taken
 from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.posterior.draws import AT_ONCE, SLOTS, labelled, posterior_draws
 from hierfl.posterior.prediction import Prediction, averaged, gathered, kind_of, moments
+from hierfl.program.handlers import Answer
 from hierfl.program.keyed_draws import NoKeyedDraw
-from hierfl.program.program import Answer, Params
+from hierfl.program.program import Params
 from hierfl.program.sites import Values
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import TransformedDistribution
 
 from hierfl.core.importance_sampling import Split, Weights, heavy_points
-from hierfl.program.program import in_clients, is_latent
+from hierfl.program.traces import in_clients, is_latent
 
 FREEDOM = 7.0  # degrees of the t
 COUNTS = 5  # as many effective draws a coordinate does the proposal before count for, when it is fitted anew

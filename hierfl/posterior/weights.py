@@ -16,8 +16,10 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.draws import Draws, each_client, together
 from hierfl.posterior.proposals import Coordinates
-from hierfl.program.program import Answer, Params, Program, in_clients, samples
+from hierfl.program.handlers import Answer
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
+from hierfl.program.traces import in_clients, samples
 
 if TYPE_CHECKING:
     from hierfl.runs.result import Fit

@@ -13,7 +13,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.program import ProgramError, Site, in_clients, untouched_store
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import ProgramError
+from hierfl.program.traces import Site, in_clients
 
 
 class _Marked(Messenger):

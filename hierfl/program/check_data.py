@@ -16,8 +16,9 @@ from torch.distributions.constraints import Constraint
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.program.prior_centre import Centre
-from hierfl.program.program import ProgramError, in_clients, is_deterministic
+from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
+from hierfl.program.traces import in_clients, is_deterministic
 
 
 def check_names(data: ClientData) -> None:

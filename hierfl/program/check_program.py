@@ -7,14 +7,9 @@ from typing import Any
 import pyro.distributions as dist
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
-from hierfl.program.program import (
-    Program,
-    ProgramError,
-    Site,
-    in_clients,
-    is_latent,
-)
+from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Latents
+from hierfl.program.traces import Site, in_clients, is_latent
 
 
 def check_plates(name: str, site: Site, batch: ClientBatch) -> None:

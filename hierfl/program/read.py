@@ -30,21 +30,12 @@ from hierfl.program.check_data import (
     supports_of,
 )
 from hierfl.program.check_program import check_cover, check_plates, check_start
+from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
 from hierfl.program.prior_centre import Centre, has_mean
-from hierfl.program.program import (
-    Answer,
-    ParamSpec,
-    Program,
-    ProgramError,
-    Reads,
-    Site,
-    in_clients,
-    is_deterministic,
-    is_latent,
-    untouched_store,
-)
+from hierfl.program.program import ParamSpec, Program, ProgramError, Reads
 from hierfl.program.sites import Family, Guide, Latents, LatentSite, Model
+from hierfl.program.traces import Site, in_clients, is_deterministic, is_latent
 
 ROWS = 5  # rows of the clients a program is read on: neither 1 nor 2, so that plates and clients are told apart
 

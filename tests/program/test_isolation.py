@@ -14,7 +14,8 @@ from torch.distributions import transform_to
 import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.program.program import Answer, ProgramError
+from hierfl.program.handlers import Answer
+from hierfl.program.program import ProgramError
 from tests.programs import FAMILIES, federation, fit, logistic, read, regression
 
 constraints = dist.constraints
