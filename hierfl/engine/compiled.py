@@ -91,10 +91,10 @@ class Loop:
     """
 
     def __init__(
-        self, graphs: Graphs, name: object, function: Callable[..., Tree], lane: Tree, *fixed: Tree
+        self, graphs: Graphs, name: object, function: Callable[..., Tree], work: Tree, *fixed: Tree
     ) -> None:
         self._graphs, self._name, self._function = graphs, name, function
-        self._lane, self._lane_spec = tree_flatten(lane)
+        self._work, self._work_spec = tree_flatten(work)
         self._fixed_tree = fixed
         self._fixed = [leaf.contiguous() for leaf in tree_leaves(fixed)]
         self._memories = {leaf.untyped_storage().data_ptr() for leaf in self._fixed}
@@ -103,26 +103,26 @@ class Loop:
 
     def step(self, *batch: Tree) -> None:
         """One step; batches have the same structure and shapes every time."""
-        lane = _apart(self._lane, self._memories)
-        leaves = [*lane, *self._fixed, *(leaf.contiguous() for leaf in leaves_of(batch))]
+        work = _apart(self._work, self._memories)
+        leaves = [*work, *self._fixed, *(leaf.contiguous() for leaf in leaves_of(batch))]
         if self._spec is None:
             _, self._spec = tree_flatten((self.value(), *self._fixed_tree, *batch))
             self._graph = self._graphs.graph(
-                self._name, self._function, leaves, self._spec, len(lane)
+                self._name, self._function, leaves, self._spec, len(work)
             )
         if self._graph is None:
-            self._lane, spec = tree_flatten(self._function(*tree_unflatten(leaves, self._spec)))
+            self._work, spec = tree_flatten(self._function(*tree_unflatten(leaves, self._spec)))
         else:
-            self._lane, spec = list(self._graph.run(*leaves)), self._graph.spec
-        if (spec is not self._lane_spec and spec != self._lane_spec) or any(
-            map(_unlike, self._lane, lane)
+            self._work, spec = list(self._graph.run(*leaves)), self._graph.spec
+        if (spec is not self._work_spec and spec != self._work_spec) or any(
+            map(_unlike, self._work, work)
         ):
             self._spec = None  # what comes next is another function
-        self._lane_spec = spec
+        self._work_spec = spec
 
     def value(self) -> Tree:
         """The lane as it is now."""
-        return tree_unflatten(self._lane, self._lane_spec)
+        return tree_unflatten(self._work, self._work_spec)
 
 
 def _unlike(a: Tensor, b: Tensor) -> bool:

@@ -21,7 +21,7 @@ from hierfl.program.read import read
 from hierfl.program.recipes import describe
 
 Engine = Literal["vectorised", "sequential"]
-FEWEST = 4  # clients of a small network worth a core: with fewer, starting each operation takes as long as doing it
+CLIENTS_PER_CORE = 4  # of a small network, at least: with fewer, starting an operation takes as long as the operation
 CHUNK_BYTES = (
     13 << 20
 )  # what a chunk of clients may take: more is no faster, as it leaves the caches
@@ -92,7 +92,9 @@ class Federation:
         """Chunks of clients worked on at once, each by a process on a core of its own, where steps are compiled."""
         if self.graphs is None or not self.at_once or self.device.type != "cpu":
             return 1
-        return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.slots)))
+        return max(
+            1, min(torch.get_num_threads(), self.cohort // min(CLIENTS_PER_CORE, self.slots))
+        )
 
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
         """Clients in chunks, as nearly of one size as can be.
@@ -107,7 +109,7 @@ class Federation:
         even = (n for n in range(fewest, 2 * fewest, cores) if len(ids) % n == 0)
         return ids.split(-(-len(ids) // next(even, fewest)))
 
-    def width(self, parts: Sequence[Tensor], message: Tree) -> int:
+    def slots_to_fill(self, parts: Sequence[Tensor], message: Tree) -> int:
         """Lanes that every chunk fills where steps are compiled: a smaller one repeats its last client, whose second answer is dropped.
 
         So one shape is compiled, not two. Chunks of like rows differ in shape anyhow, and are left as they are: 0.

@@ -27,7 +27,7 @@ from torch import Tensor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Work = Callable[[Iterable[Item]], Iterator[Result]]
+RunAll = Callable[[Iterable[Item]], Iterator[Result]]
 
 CAN_COPY = sys.platform.startswith("linux")  # elsewhere system libraries do not survive a fork
 
@@ -37,7 +37,7 @@ class WorkerDied(RuntimeError):
 
 
 @contextmanager
-def crew(task: Callable[[Item], Result], cores: int) -> Iterator[Work[Item, Result]]:
+def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Result]]:
     """`work(items)` gives `task(item)` for each item in order, `cores` at once, each on one core; for as long as the context lasts.
 
     Args:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, with_leaves
 from hierfl.engine.client_store import Stored, Table
-from hierfl.engine.rounds import ROWS, Progress
+from hierfl.engine.rounds import TABLE_FILE, Progress
 
 FORMAT, VERSION, KEPT = (
     "hierfl-run",
@@ -39,22 +39,40 @@ class CheckpointError(ValueError):
 
 
 def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Path:
-    """Write a checkpoint; nobody ever sees half of one, and the one before it is kept.
+    """Write a checkpoint, whole or not at all; the one before it is kept.
 
     Args:
-        folder: of the run; made if it is not there.
+        folder: of the run; made if it does not exist.
         progress: where the run stands.
-        about: what identifies the run (`hierfl.runs.fit.about`), as JSON.
+        about: what identifies the run (`hierfl.engine.federation.about`), as JSON.
+
+    Returns:
+        The checkpoint's folder.
     """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
+    table = progress.table
+    if isinstance(table, Stored) and table.path != root / TABLE_FILE:
+        table = table.copied(root / TABLE_FILE)
+    draft = _write_draft(root, progress, table, about)
     final = root / f"round-{progress.round:08d}"
+    if (
+        final.exists()
+    ):  # a checkpoint of the same round is removed only once its successor is complete
+        shutil.rmtree(final)
+    os.replace(draft, final)
+    _sync(root)
+    _remove_others(root, final, about)
+    if isinstance(table, Stored):
+        table.pin(_indices(root))
+    return final
+
+
+def _write_draft(root: Path, progress: Progress, table: Table, about: Mapping[str, Any]) -> Path:
+    """Write the files of a checkpoint to a folder that no reader looks into."""
     draft = root / f".draft-{progress.round:08d}-{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    table = progress.table
-    if isinstance(table, Stored) and table.path != root / ROWS:
-        table = table.copied(root / ROWS)
     local = table.index() if isinstance(table, Stored) else table
     hashes = {
         name: _write(draft / f"{name}.safetensors", tree)
@@ -70,22 +88,19 @@ def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Pa
         "history": progress.history,
     }
     _flush(draft / "state.json", json.dumps({**record, "sha256": _digest(record)}).encode())
-    if final.exists():  # the same round again: the older copy makes way only for a complete one
-        shutil.rmtree(final)
-    os.replace(draft, final)
-    _sync(root)
-    for other in checkpoints(
-        root
-    ):  # of a run that was here before: what is written last is what is found
+    return draft
+
+
+def _remove_others(root: Path, final: Path, about: Mapping[str, Any]) -> None:
+    """Remove checkpoints of earlier runs, all but the newest `KEPT` of this one, and drafts of killed processes."""
+    for other in checkpoints(root):
+        # `load` takes the last by name: a later round of an earlier run would hide the one just written
         if other.name > final.name or not _is_of(other, about):
             shutil.rmtree(other, ignore_errors=True)
     for old in checkpoints(root)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
-    for left in root.glob(".draft-*"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    if isinstance(table, Stored):
-        table.pin(_indices(root))
-    return final
+    for draft in root.glob(".draft-*"):
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
@@ -197,9 +212,9 @@ def _read_table(path: Path, expected: str, template: Table) -> Table:
     index = _read(
         path / "local.safetensors", expected, {"places": template.places, "sums": template.sums}
     )
-    found = template.at(path.parent / ROWS, index)
+    found = template.at(path.parent / TABLE_FILE, index)
     if os.fstat(found.file).st_size < found.used * found.row_bytes:
-        raise CheckpointError(f"{ROWS} is truncated or missing")
+        raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
     found.pin(_indices(path.parent))
     return found
 

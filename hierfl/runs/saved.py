@@ -16,7 +16,7 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.runs import checkpoint as state
 
-ROWS, SCHEMA = "local-rows.safetensors", "fit.json"
+ROWS_FILE, SCHEMA_FILE = "local-rows.safetensors", "fit.json"
 
 
 def write(
@@ -36,12 +36,12 @@ def write(
         "names": list(data.names),
         "features": {name: list(labels) for name, labels in data.features.items()},
     }
-    (root / SCHEMA).write_text(json.dumps(schema))
-    (root / ROWS).unlink(missing_ok=True)  # of a fit that was here before
+    (root / SCHEMA_FILE).write_text(json.dumps(schema))
+    (root / ROWS_FILE).unlink(missing_ok=True)  # of a fit that was here before
     if with_data:
         tensors = {f"field.{k}": v.contiguous() for k, v in data.fields.items()}
         tensors |= {f"client_field.{k}": v.contiguous() for k, v in data.client_fields.items()}
-        save_file({**tensors, "offsets": data.offsets}, root / ROWS)
+        save_file({**tensors, "offsets": data.offsets}, root / ROWS_FILE)
 
 
 def newest_record(found: list[Path]) -> dict[str, Any]:
@@ -61,16 +61,16 @@ def read_rows(root: Path) -> ClientData:
     Raises:
         FileNotFoundError: none were.
     """
-    path = root / ROWS
+    path = root / ROWS_FILE
     if not path.exists():
         raise FileNotFoundError(
             f"'{root}' was saved without the clients' rows: hand them in, load(..., data=...)"
         )
     try:
-        schema, tensors = json.loads((root / SCHEMA).read_text()), load_file(path)
+        schema, tensors = json.loads((root / SCHEMA_FILE).read_text()), load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise state.CheckpointError(
-            f"'{path}' or {SCHEMA} beside it is truncated or changed ({error}): load(..., data=...)"
+            f"'{path}' or {SCHEMA_FILE} beside it is truncated or changed ({error}): load(..., data=...)"
         ) from error
     part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
     for name, value in tensors.items():

@@ -14,7 +14,7 @@ from hierfl.core.trees import tree_leaves
 from hierfl.engine import client_store as table
 from hierfl.engine.client_store import DamagedRow, Stored, new_stored
 from hierfl.engine.federation import federate
-from hierfl.engine.rounds import ROWS, begin, rounds
+from hierfl.engine.rounds import TABLE_FILE, begin, rounds
 from hierfl.methods import fedsvi
 from hierfl.runs import checkpoint as state
 from tests.programs import federation, fit, regression
@@ -129,6 +129,6 @@ def test_a_run_that_is_killed_between_checkpoints_goes_on_bit_for_bit(
 def test_a_file_that_is_cut_is_refused(tmp_path: Path, in_a_file: None) -> None:
     data, method = federation(), fedsvi(regression)
     fit(method, data, rounds=2, checkpoint=tmp_path)
-    (tmp_path / ROWS).write_bytes(b"")
-    with pytest.raises(state.CheckpointError, match=f"{ROWS} is truncated or missing"):
+    (tmp_path / TABLE_FILE).write_bytes(b"")
+    with pytest.raises(state.CheckpointError, match=f"{TABLE_FILE} is truncated or missing"):
         hierfl.load(tmp_path, method=method, data=data)

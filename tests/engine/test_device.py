@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,10 @@ import hierfl
 from hierfl import guides, models
 from hierfl.core.device import device_of, on
 from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.engine.chunks import local_step
 from hierfl.engine.federation import federate
-from hierfl.engine.minibatches import batches
+from hierfl.engine.minibatches import steps
 from hierfl.engine.over_clients import over_clients
-from hierfl.engine.rounds import _step
 from hierfl.method import Clock, Method
 from tests.engine.test_engines import METHODS
 from tests.programs import FAMILIES, federation, fit, regression
@@ -77,25 +76,20 @@ def test_nothing_of_a_clients_round_is_left_behind_on_the_processor(name: str) -
     message = federation_.server.down(federation_.server.state, Clock(0, 3))
     own = tree_map(lambda v: v.expand(4, *v.shape), client.own)
     phases = [
-        (phase, next(batches(federation_.data, ids, phase, seed=0, at=(0, 0)))[0])
+        (phase, next(steps(federation_.data, ids, phase, seed=0, at=(0, 0)))[0])
         for phase in client.phases
         if phase.count
     ]
     message, own, rows = there(mode, message), there(mode, own), there(mode, torch.ones(4))
     with mode, on(ELSEWHERE), _Constants(), pyro.validation_enabled(False):
-        lane = over_clients(lambda own: client.start(message, own), at_once=True)(own, count=4)
-        for phase, batch in phases:
-            parts = {
-                field: there(mode, getattr(batch, field))
-                for field in ("fields", "client_fields", "rows", "counts", "own_keys", "root")
-                if getattr(batch, field) is not None
-            }
-            lane = _step(federation_, phase, lane, message, replace(batch, **parts), None)
+        work = over_clients(lambda own: client.start(message, own), at_once=True)(own, count=4)
+        for phase, tensors in phases:
+            work = local_step(phase, at_once=True)(work, message, there(mode, tensors), ())
         up, kept = over_clients(
-            lambda lane, own, n: client.finish(lane, message, own, n), at_once=True
-        )(lane, own, rows, count=4)
+            lambda work, own, n: client.finish(work, message, own, n), at_once=True
+        )(work, own, rows, count=4)
     places = {
-        leaf.device.type for leaf in tree_leaves((lane, up, kept)) if isinstance(leaf, Tensor)
+        leaf.device.type for leaf in tree_leaves((work, up, kept)) if isinstance(leaf, Tensor)
     }
     assert places == {"meta"}
 

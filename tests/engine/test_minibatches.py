@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.data.clients import ClientData
-from hierfl.engine.minibatches import batches, row_plan
+from hierfl.engine.minibatches import batch_of, row_plan, steps
 from hierfl.method import Phase
 from tests.programs import federation
 
@@ -19,7 +19,7 @@ EVERYONE = torch.arange(4)
 
 
 def phase(count: int, size: int | None, unit: Literal["step", "epoch"]) -> Phase:
-    return Phase(lambda lane, message, batch: lane, count, unit, size)
+    return Phase(lambda work, message, batch: work, count, unit, size)
 
 
 def plan(
@@ -106,13 +106,15 @@ def test_what_rows_depend_on() -> None:
 
 def test_no_steps_and_all_rows() -> None:
     data = federation(COUNTS)
-    assert list(batches(data, EVERYONE, phase(0, 2, "step"), seed=0, at=(0, 0))) == []
-    assert list(batches(data, EVERYONE, phase(0, None, "step"), seed=0, at=(0, 0))) == []
-    whole = list(batches(data, EVERYONE, phase(2, None, "step"), seed=0, at=(0, 0)))
-    assert [active for _, active in whole] == [None, None]
-    assert not whole[0][0].is_mini_batch
-    assert whole[0][0].mask().sum(1).tolist() == list(COUNTS)
-    assert not torch.equal(whole[0][0].key, whole[1][0].key), "each step has its own noise"
+    assert list(steps(data, EVERYONE, phase(0, 2, "step"), seed=0, at=(0, 0))) == []
+    assert list(steps(data, EVERYONE, phase(0, None, "step"), seed=0, at=(0, 0))) == []
+    on_all = phase(2, None, "step")
+    whole = list(steps(data, EVERYONE, on_all, seed=0, at=(0, 0)))
+    assert [active for _, active in whole] == [(), ()]
+    first, second = (batch_of(tensors, on_all) for tensors, _ in whole)
+    assert not first.is_mini_batch
+    assert first.mask().sum(1).tolist() == list(COUNTS)
+    assert not torch.equal(first.key, second.key), "each step has its own noise"
     with pytest.raises(ValueError, match="no row plan"):
         row_plan(data, EVERYONE, phase(1, None, "step"), seed=0, at=(0,))
     with pytest.raises(ValueError, match="a phase of -1 steps: the count must be 0 or more"):
