@@ -13,48 +13,57 @@ from hierfl.program.traces import Site, in_clients, is_latent
 
 
 def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
-    """The batch shape of a site must be that of its plates; a global one must not have the clients' dimension."""
+    """Refuse a site whose batch shape is not that of its plates, or that is in the wrong plates.
+
+    Args:
+        name: of the site.
+        site: of a trace.
+        batch: that was traced.
+
+    Raises:
+        ProgramError: the site is in the data plate but not in the clients plate; it is observed outside the clients
+            plate; it is latent in the data plate; or its batch shape is not that of its plates.
+    """
     frames = {f.name: f for f in site["cond_indep_stack"] if f.vectorized}
     shape = tuple(site["fn"].batch_shape)
-    wanted = [1] * max(0, *(-f.dim for f in frames.values()), 0)
-    for frame in frames.values():
-        wanted[frame.dim] = frame.size
     if DATA in frames and CLIENTS not in frames:
         raise ProgramError(
             f"site '{name}' is in the data plate but not in the clients plate: open batch.data() inside batch.clients()"
         )
-    if (
-        site["is_observed"]
-        and CLIENTS not in frames
-        and not isinstance(site["fn"], dist.Unit)
-        and len(shape) > 1
-    ):
+    is_factor = isinstance(site["fn"], dist.Unit)
+    if site["is_observed"] and CLIENTS not in frames and not is_factor and len(shape) > 1:
         raise ProgramError(
             f"site '{name}' is observed outside the clients plate: put it inside `with batch.clients():`"
         )
-    if shape == tuple(wanted):
-        if DATA in frames and is_latent(site):
-            raise ProgramError(
-                f"site '{name}' is latent in the data plate, one value a row (shape {shape}): sum it out, or give the client "
-                f"one site with its rows as event"
-            )
-        return
-    extra = len(shape) - len(wanted)
-    if CLIENTS not in frames and len(shape) >= 2 and shape[-2] == batch.num_clients > 1:
+    wanted = [1] * max(0, *(-f.dim for f in frames.values()), 0)
+    for frame in frames.values():
+        wanted[frame.dim] = frame.size
+    if shape != tuple(wanted):
+        raise _wrong_shape(name, shape, tuple(wanted), list(frames), batch.num_clients)
+    if DATA in frames and is_latent(site):
         raise ProgramError(
+            f"site '{name}' is latent in the data plate, one value a row (shape {shape}): sum it out, or give the client "
+            f"one site with its rows as event"
+        )
+
+
+def _wrong_shape(
+    name: str, shape: tuple[int, ...], wanted: tuple[int, ...], plates: list[str], clients: int
+) -> ProgramError:
+    """Return the error of a site whose batch shape is not that of its plates."""
+    if CLIENTS not in plates and len(shape) >= 2 and shape[-2] == clients > 1:
+        return ProgramError(
             f"site '{name}' stands outside the clients plate, but its batch shape {shape} has the clients in it: it reads a "
             f"local site; move it inside `with batch.clients():`"
         )
-    events = next(
-        (
-            k
-            for k in range(1, len(shape) + 1)
-            if shape[:-k] == tuple(wanted) or all(n == 1 for n in shape[:-k])
-        ),
-        max(extra, 1),
+    fits = (
+        k
+        for k in range(1, len(shape) + 1)
+        if shape[:-k] == wanted or all(n == 1 for n in shape[:-k])
     )
-    raise ProgramError(
-        f"site '{name}' has batch shape {shape}; its plates ({', '.join(frames) or 'none'}) ask for {tuple(wanted)}: "
+    events = next(fits, max(len(shape) - len(wanted), 1))
+    return ProgramError(
+        f"site '{name}' has batch shape {shape}; its plates ({', '.join(plates) or 'none'}) ask for {wanted}: "
         f"declare its own dimensions with .to_event({events}), or open a plate for them"
     )
 
