@@ -152,8 +152,8 @@ def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Activ
         at_once: carry the clients under `torch.vmap`; else one after another.
 
     Returns:
-        (working states, message, the step's tensors, which clients still work) -> working states; the last two are
-        as `steps` yields them.
+        (working states, message, the step's tensors, which clients still work) -> working states; the last
+        two are as `steps` yields them.
     """
 
     def step(work: Tree, message: Tree, tensors: Tree, active: Active) -> Tree:
@@ -166,7 +166,7 @@ def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Activ
 
 
 def _weighted(share: Share | LogShare) -> Share | LogShare:
-    """Return a share whose value is multiplied by its weight; a log weight is applied when shares are summed."""
+    """Return a share with its value multiplied by its weight; log weights are applied in the sum."""
     if isinstance(share, LogShare):
         return LogShare(
             share.value, torch.as_tensor(share.log_weight, dtype=torch.get_default_dtype())
@@ -178,7 +178,7 @@ def _weighted(share: Share | LogShare) -> Share | LogShare:
 def _blamed(
     federation: Federation, phases: tuple[Phase, ...], task: Task, error: Exception
 ) -> ClientError:
-    """Return the error of a chunk with the name of the client at fault: clients are run one by one until one fails."""
+    """Return the error of a chunk naming the client at fault, found by running clients one by one."""
     alone = replace(federation, engine="sequential", graphs=None)
     for i in range(len(task.ids)):
         own, ids = tree_map(lambda v, i=i: v[i : i + 1], (task.own, task.ids))
@@ -188,7 +188,7 @@ def _blamed(
             name = federation.data.names[int(ids)]
             return ClientError(f"round {task.round}: client '{name}' fails: {own_error}")
     return ClientError(
-        f"round {task.round}: a step of {len(task.ids)} clients fails, though not of any alone: {error}"
+        f"round {task.round}: a step of {len(task.ids)} clients fails, though none fails alone: {error}"
     )
 
 
@@ -202,6 +202,7 @@ def _check_finite(sums: dict[str, Share | LogSum], ups: Up, data: ClientData, ta
         if bool(bad.any()):
             name = data.names[int(task.ids[bad.nonzero()[0, 0]])]
             raise ClientError(
-                f"round {task.round}: what client '{name}' sends is not finite ({path}; {int(bad.sum())} of "
-                f"{len(task.ids)} clients): lower the learning rate, or tighten the prior that lets its weights run away"
+                f"round {task.round}: the update of client '{name}' is not finite ({path}; {int(bad.sum())} "
+                f"of {len(task.ids)} clients): lower the learning rate, or tighten the prior that lets its "
+                f"weights grow"
             )

@@ -1,4 +1,4 @@
-"""The rows a client works on at each local step: passes over its rows, reshuffled as a function of its key."""
+"""The rows a client works on at each local step: passes over its rows, shuffled by its key."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def steps(
 ) -> Iterator[tuple[Tree, Active]]:
     """Yield the tensors of each local step of a phase; `batch_of` makes a batch of them.
 
-    A step costs as few operations as possible here: the clients' dimension of the fields is unflattened by `batch_of`
-    alone, which a compiled step has in its graph.
+    A step costs as few operations as possible here: the clients' dimension of the fields is unflattened by
+    `batch_of` alone, which a compiled step has in its graph.
 
     Args:
         data: the federation.
@@ -96,9 +96,9 @@ def row_plan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose the rows of every step of a phase on mini-batches.
 
-    In "step" units a pass drops its last, smaller batch, so that batches are equal and need no mask; as every pass is
-    reshuffled, the dropped rows come up in other passes. In "epoch" units the smaller batch is kept, and clients with
-    fewer rows stop earlier. A client with fewer rows than a batch works on all of them.
+    In "step" units a pass drops its last, smaller batch, so that batches are equal and need no mask; as every
+    pass is reshuffled, the dropped rows come up in other passes. In "epoch" units the smaller batch is kept,
+    and clients with fewer rows stop earlier. A client with fewer rows than a batch works on all of them.
 
     Args:
         data: the federation.

@@ -33,11 +33,12 @@ class Progress:
 
     Args:
         server: the server's state.
-        table: a row of client state for each client, in memory or in a file; rounds change it in place, as it may be
-            larger than everything else.
+        table: a row of client state for each client, in memory or in a file; rounds change it in place, as it
+            may be larger than everything else.
         history: a record of each round.
         round: rounds done.
-        compiled: the run's local steps are compiled; a resumed run then compiles too, and goes on bit for bit.
+        compiled: the run's local steps are compiled; a resumed run then compiles too, and goes on bit for
+            bit.
     """
 
     server: Tree
@@ -54,7 +55,8 @@ def begin(
 
     Args:
         federation: that will run.
-        folder: of the file that holds the client states if they are too large for memory; None: a temporary one.
+        folder: of the file that holds the client states if they are too large for memory; None: a temporary
+            one.
         compiled: the run's local steps will be compiled.
     """
     path = None if folder is None else folder / TABLE_FILE
@@ -63,7 +65,7 @@ def begin(
 
 
 def rounds(federation: Federation, progress: Progress, until: int) -> Iterator[Progress]:
-    """Run rounds up to number `until`, or until the server's state is final, and yield the progress after each."""
+    """Run rounds until `until` are done, or the server has finished, and yield the progress after each."""
     task = partial(work_on, federation, federation.client.phases)
     with crew(task, federation.cores) as run_all:
         while progress.round < until and not federation.server.finished(progress.server):
@@ -88,7 +90,8 @@ def one_round(
     began = time.perf_counter()
     clock = Clock(progress.round, until, federation.cohort)
     data, server = federation.data, federation.server
-    # clients are drawn in the order of their names, so that the cohort does not depend on their order in the data
+    # clients are drawn in the order of their names, so that the cohort does not depend on their order in the
+    # data
     chosen = noise.cohort(federation.seed, clock.round, data.num_clients, federation.cohort)
     ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
@@ -153,7 +156,7 @@ def _in_chunks(
     ids: Tensor,
     clock: Clock,
 ) -> Iterator[dict[str, Share | LogSum]]:
-    """Run one round of some clients: put their states into the table, and yield the sums of each chunk's shares."""
+    """Run one round of some clients, put their states into the table, and yield the sums of each chunk."""
     parts = federation.parts(ids, message)
     slots = federation.slots_to_fill(parts, message)
     tasks = (Task(message, taken(table, part), part, clock.round, slots) for part in parts)

@@ -1,4 +1,4 @@
-"""Rows that clients keep, in a file: the same numbers as in memory, and nothing lost when a run is killed."""
+"""Client state in a file: the same numbers as in memory, and nothing lost when a run is killed."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def test_what_a_checkpoint_points_to_is_not_written_over(tmp_path: Path) -> None
     first = {name: value.clone() for name, value in stored.index().items()}
     stored.pin([first])
     stored.put(torch.arange(2), rows(4.0, 5.0))
-    stored.put(torch.arange(2), rows(6.0, 7.0))  # these two have moved already
+    stored.put(torch.arange(2), rows(6.0, 7.0))  # these two have new places already
     assert same(stored.at(stored.path, first).taken(torch.arange(3)), rows(1.0, 2.0, 3.0))
     assert stored.used == 5
     stored.pin([{name: value.clone() for name, value in stored.index().items()}])
     stored.put(torch.arange(2), rows(8.0, 9.0))
-    assert stored.used == 5, "places that nobody points to are used again"
+    assert stored.used == 5, "free places are used again"
 
 
 def test_a_changed_row_is_refused_by_name(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_run_that_is_killed_between_checkpoints_goes_on_bit_for_bit(
     run = federate(method, data, cohort=2)
     at = state.load(tmp_path, begin(run, tmp_path))
     assert at.round == 6
-    list(rounds(run, at, 8))  # two rounds after the checkpoint, and no other: the process ends here
+    list(rounds(run, at, 8))  # two rounds after the last checkpoint, then the process ends
     found = fit(method, data, rounds=9, cohort=2, checkpoint=tmp_path, every=3, resume=True)
     assert same(
         found.progress.table.taken(torch.arange(4)), whole.progress.table.taken(torch.arange(4))

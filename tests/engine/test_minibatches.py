@@ -1,4 +1,4 @@
-"""Which rows a client works on: passes over its own rows, reshuffled, the same whoever else is in the chunk."""
+"""The rows a client works on: reshuffled passes over its rows, whichever clients are in its chunk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plan(
     seed: int = 0,
     at: tuple[int, ...] = (0, 0),
 ) -> list[list[list[int]]]:
-    """For each client the rows of each of its steps, counted within the client."""
+    """Return for each client the rows of each of its steps, numbered within the client."""
     index, inside, active = row_plan(data, ids, phase(count, size, unit), seed=seed, at=at)
     first = data.offsets[ids]
     return [
@@ -56,7 +56,7 @@ def test_epochs_go_over_every_row_once_each(size: int) -> None:
         assert all(sorted(rows) == list(range(n)) for rows in passes)
         assert all(len(step) == size for step in client if step is not client[-1] and n % size == 0)
         if n > 5:
-            assert len({tuple(rows) for rows in passes}) == 3, "each pass in its own order"
+            assert len({tuple(rows) for rows in passes}) == 3, "each pass has its own order"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 20])
@@ -67,7 +67,7 @@ def test_steps_take_equal_batches_or_all_of_a_small_client(size: int) -> None:
         per = max(1, n // size)
         for e in range(9 // per):
             rows = [row for step in client[e * per : (e + 1) * per] for row in step]
-            assert len(rows) == len(set(rows)), "none twice within a pass"
+            assert len(rows) == len(set(rows)), "no row comes twice within a pass"
         assert all(0 <= row < n for rows in client for row in rows)
 
 
@@ -91,7 +91,7 @@ def test_a_clients_rows_do_not_depend_on_the_others(unit: str, size: int) -> Non
             assert apart[c] == together[k]
 
 
-def test_what_rows_depend_on() -> None:
+def test_rows_depend_on_seed_round_and_phase() -> None:
     data = federation(COUNTS)
     base = plan(data, EVERYONE, 3, 2, "step")
     assert base == plan(data, EVERYONE, 3, 2, "step")
@@ -122,7 +122,10 @@ def test_no_steps_and_all_rows() -> None:
 
 
 def test_a_small_client_that_is_done_is_not_shuffled_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 rows beside 2,000, in batches of 10: it is done after one step of 200, and all rows are shuffled once."""
+    """With batches of 10, a client of 10 rows beside one of 2,000 is done after 1 of 200 steps.
+
+    All rows are shuffled once.
+    """
     shuffles = []
     permutations = noise.permutations
 
