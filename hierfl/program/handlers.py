@@ -20,7 +20,7 @@ from hierfl.program.traces import Site, in_clients
 
 
 class Answer(Messenger):
-    """Answers every `pyro.param` from a dict, and every draw with noise that is a function of the batch's keys.
+    """Answers every `pyro.param` from a dict, and every draw with noise made from the batch's keys.
 
     Args:
         params: unconstrained values by name; a param that is not in it is left to Pyro.

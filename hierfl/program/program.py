@@ -1,8 +1,8 @@
 """A Pyro model and guide as pure functions of named tensors.
 
-The clients plate divides local from global: a site or param whose `cond_indep_stack` holds the plate is local, every
-other one is global. Params come from a dict and draws from the batch's keys, so nothing is read from, or left in,
-Pyro's param store or torch's generator.
+The clients plate divides local from global: a site or param whose `cond_indep_stack` holds the plate is
+local, every other one is global. Params come from a dict and draws from the batch's keys, so nothing is read
+from, or left in, Pyro's param store or torch's generator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Params = dict[str, Tensor]
 
 
 class ProgramError(ValueError):
-    """A model or guide that cannot be run federatedly as it is written; the message names the site and the mend."""
+    """A model or guide that cannot be run federatedly as written; the message names the site and the mend."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,8 @@ class Program:
         latents: the model's latent sites.
         params: every param of model and guide.
         closed: sites whose KL may be taken in closed form: model and guide draw them in the same order.
-        derived: `pyro.deterministic` site -> number of its plates left of the clients; None for a global site.
+        derived: `pyro.deterministic` site -> number of its plates left of the clients; None for a global
+            site.
         labels: observed site -> the field of the data that it observes, as it is or transformed.
         supports: label field -> (its site, the values it can take).
         reads: the fields that model and guide read.
@@ -146,7 +147,7 @@ class Program:
         return (nll + weight * terms.local_kl if weight else nll).sum()
 
     def priors(self, params: Params) -> dict[str, Any]:
-        """Return the prior of each local site, given global params and the global sites at their prior's centre.
+        """Return the prior of each local site, at given params and the centre of the global sites' priors.
 
         Args:
             params: unconstrained, of the model.

@@ -1,7 +1,7 @@
 """Reading a user's program from eager, validated traces.
 
-Traces show which sites and params are global and which local; every mistake is raised as one error that names it and
-its mend.
+The traces show which sites and params are global and which local. A mistake is raised as one error, which
+names it and its mend.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         seed: of starting values that the program itself draws for its params.
 
     Raises:
-        ValueError: NaN or infinity in a field, or labels outside the support of their site; the message names client
-            and field.
+        ValueError: NaN or infinity in a field, or labels outside the support of their site; the message names
+            client and field.
         ProgramError: the program itself is wrong; the message names the site and the mend.
     """
     check_names(data)
@@ -109,8 +109,8 @@ class _Start(Centre):
         free = not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample)
         if free and getattr(msg["fn"].support, "is_discrete", False):
             raise ProgramError(
-                f"site '{msg['name']}' is discrete ({type(msg['fn']).__name__}) and latent, which no guide here can follow: "
-                f"sum it out in the likelihood (dist.MixtureSameFamily), or observe it"
+                f"site '{msg['name']}' is discrete ({type(msg['fn']).__name__}) and latent, which no guide "
+                f"of hierfl supports: sum it out in the likelihood (dist.MixtureSameFamily), or observe it"
             )
         super()._pyro_sample(msg)
 
@@ -131,7 +131,7 @@ def _trace(
                 with handler:
                     trace = poutine.trace(program).get_trace(batch)
             except NoKeyedDraw:
-                # a draw without keys of two clients at once: only its shape matters, `is_keyed` checks the rest
+                # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
                 trace = poutine.trace(program).get_trace(batch)
     except ProgramError:
         raise
@@ -139,7 +139,8 @@ def _trace(
         fields = {k: tuple(v.shape) for k, v in {**batch.fields, **batch.client_fields}.items()}
         dtypes = {k: str(v.dtype).removeprefix("torch.") for k, v in batch.fields.items()}
         raise ProgramError(
-            f"the {what} fails on a batch of {batch.num_clients} client(s): {type(error).__name__}: {error}\n"
+            f"the {what} fails on a batch of {batch.num_clients} client(s): {type(error).__name__}: "
+            f"{error}\n"
             f"the batch's fields, [clients, rows, ...]: {fields}, of {dtypes}"
         ) from error
     for name, site in samples(trace):
@@ -151,7 +152,7 @@ def _trace(
 def _labels(
     model: Model, trace: Any, batch: ClientBatch, data: ClientData
 ) -> tuple[dict[str, str], dict[str, tuple[str, Constraint]]]:
-    """Return the label of each observed site, and the values it can take; labels that it cannot take are refused."""
+    """Return the label field of each observed site, and the labels' supports; refuse labels outside them."""
     with untouched_store():
         labels = label_fields(model, trace, batch)
     supports = supports_of(trace, labels, data)

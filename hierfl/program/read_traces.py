@@ -80,14 +80,15 @@ def params_of(singles: list[Any], pairs: list[Any]) -> tuple[ParamSpec, ...]:
             spec = _param(site, pair.nodes[name])
             if name in specs and specs[name].is_local != spec.is_local:
                 raise ProgramError(
-                    f"param '{name}' is declared both inside and outside the clients plate: give them two names"
+                    f"param '{name}' is declared both inside and outside the clients plate: give them two "
+                    f"names"
                 )
             specs[name] = spec
     return tuple(specs.values())
 
 
 def _param(site: Site, pair: Site) -> ParamSpec:
-    """Return a param's specification; its clients' dimension is the one that differs between one client and two."""
+    """Return a param's specification; its clients' dimension differs between one client and two."""
     constraint = site["kwargs"].get("constraint", dist.constraints.real)
     start = transform_to(constraint).inv(site["value"].detach()).clone()
     before, after = site["value"].shape, pair["value"].shape
@@ -98,8 +99,8 @@ def _param(site: Site, pair: Site) -> ParamSpec:
         if local:
             where, mend = "inside", "give it one entry a client, (num_clients, 1, ...)"
         raise ProgramError(
-            f"param '{site['name']}' is {where} the clients plate, but its shape is {tuple(before)} for one client and "
-            f"{tuple(after)} for two: {mend}"
+            f"param '{site['name']}' is {where} the clients plate, but its shape is {tuple(before)} for one "
+            f"client and {tuple(after)} for two: {mend}"
         )
     axis = differ[0] - len(before) if local else 0
     return ParamSpec(site["name"], local, constraint, start, axis)
@@ -136,13 +137,15 @@ def is_keyed(guide: Any) -> bool:
         except NoKeyedDraw as error:
             if not site["fn"].has_rsample:
                 raise ProgramError(
-                    f"site '{name}' of the guide is drawn from {error}, which has no reparameterised draw: no gradient passes it"
+                    f"site '{name}' of the guide is drawn from {error}, which has no reparameterised draw: "
+                    f"no gradient passes through it"
                 ) from error
             unkeyed.append(name)
     if unkeyed:
         kind = type(guide.nodes[unkeyed[0]]["fn"]).__name__
         warnings.warn(
-            f"site '{unkeyed[0]}' is drawn from {kind}, no transform of normals or uniforms: clients run one at a time",
+            f"site '{unkeyed[0]}' is drawn from {kind}, no known transform of normals or uniforms: clients "
+            f"run one at a time",
             stacklevel=4,
         )
     return not unkeyed

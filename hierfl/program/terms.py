@@ -33,7 +33,11 @@ class Terms(NamedTuple):
     global_kl: Tensor
 
     def loss(self, share: float) -> Tensor:
-        """Return each client's part of the pooled negative ELBO, (C,), with `share` = 1 / N of the global KL."""
+        """Return each client's part of the pooled negative ELBO, (C,).
+
+        Args:
+            share: the part of the global KL that each client counts, 1 / N.
+        """
         return self.nll + self.local_kl + share * self.global_kl
 
 
@@ -43,8 +47,8 @@ _POSTERIOR: ContextVar[Mapping[str, Any] | None] = ContextVar("posterior", defau
 def posterior_of(site: str) -> Any:
     """Return the guide's distribution of a site while the ELBO is estimated; None at all other times.
 
-    With it a model may estimate the expectation of its likelihood, without bias, in another way than at the draw
-    it is given.
+    With it a model may estimate the expectation of its likelihood, without bias, in another way than at the
+    draw it is given.
     """
     return (_POSTERIOR.get() or {}).get(site)
 
@@ -135,7 +139,8 @@ def log_joint(
         params: its params, unconstrained.
 
     Returns:
-        Each client's, of its local sites and rows given the global sites, (C,), and that of the global sites, ().
+        The log density of each client's local sites and rows given the global sites, (C,), and that of the
+        global sites, ().
     """
     with Answer(params, batch):
         trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
@@ -147,7 +152,8 @@ def log_joint(
 def divergence(q: Any, p: Any) -> Tensor:
     """Return KL(q || p) in closed form, of the distributions' batch shape.
 
-    For two Normals, the KL of every weight of a mean-field network, it takes one division where torch's takes ten.
+    For two Normals, the KL of every weight of a mean-field network, it takes one division where torch's takes
+    ten.
 
     Raises:
         NotImplementedError: torch knows no closed form for the two.

@@ -42,7 +42,7 @@ def is_likelihood(site: Site) -> bool:
 
 
 def samples(trace: Any) -> Iterator[tuple[str, Site]]:
-    """Yield name and site of every sample statement of a trace, observed or not, without the plates' indices."""
+    """Yield name and site of every sample statement of a trace, observed or not, but not plates' indices."""
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not isinstance(site["fn"], _Subsample):
             yield name, site
