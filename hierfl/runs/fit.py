@@ -1,4 +1,4 @@
-"""`fit`: a method, data, rounds, and what comes of it; `load`: the same, from disk."""
+"""`fit`, which runs a method on the data of a federation, and `load`, which reads a fit from disk."""
 
 from __future__ import annotations
 
@@ -54,33 +54,36 @@ def fit(
         method: from `hierfl.methods`, or one's own `Method`.
         data: the clients' training rows.
         rounds: exchanges between server and clients.
-        seed: of everything random. Noise is a function of (seed, client, step, site), so no result depends on the
-            engine or on the order of clients.
+        seed: of everything random. Noise is a function of (seed, client, step, site), so no result depends on
+            the engine or on the order of clients.
         cohort: clients a round: None for all, a count, or a share in (0, 1].
-        engine: "vectorised" carries many clients at once; "sequential" runs one after another; "pooled" runs all in
-            one Pyro plate, as if the rows had been brought together, for methods that have such a form. All give the
-            same numbers.
+        engine: "vectorised" carries many clients at once; "sequential" runs one after another; "pooled" runs
+            all in one Pyro plate, as if the rows had been brought together, for methods that have such a
+            form. All give the same numbers.
         chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
-        compile: whether each kind of local step becomes one compiled graph, whose numbers agree with eager ones to
-            rounding. "auto" compiles where the run is long enough to repay it, judged by one eager step that is
-            measured. A resumed run does as the run before it did. From the second round on, chunks of a compiled
-            run are shared among as many processes as `torch.get_num_threads()`, this one and copies of it (on Linux;
-            elsewhere this process does everything).
-        device: where clients work, such as "cuda"; the server, the client states and the returned fit stay on the CPU.
+        compile: whether each kind of local step becomes one compiled graph, whose numbers agree with eager
+            ones to rounding. "auto" compiles where the run is long enough to repay it, judged by one eager
+            step that is measured. A resumed run does as the run before it did. From the second round on,
+            chunks of a compiled run are shared among as many processes as `torch.get_num_threads()`, this one
+            and copies of it (on Linux; elsewhere this process does everything).
+        device: where clients work, such as "cuda"; the server, the client states and the returned fit stay on
+            the CPU.
         checkpoint: folder to write checkpoints to.
         every: rounds between checkpoints; the last round is always written.
         resume: continue from the newest undamaged checkpoint of that folder, if there is one.
-        held_out: labelled rows of the same clients; their mean log score is logged every `score_every` rounds.
+        held_out: labelled rows of the same clients; their mean log score is logged every `score_every`
+            rounds.
         score_every: rounds between scores.
-        patience: stop once so many scores in a row have not improved on the best; the params of the last round are
-            kept.
+        patience: stop once so many scores in a row have not improved on the best; the params of the last
+            round are kept.
         progress: show a progress bar; None: where standard error is a terminal.
 
     Raises:
-        ValueError: bad data, a cohort larger than the federation, a device that is not available, or a checkpoint of
-            another run.
+        ValueError: bad data, a cohort larger than the federation, a device that is not available, or a
+            checkpoint of another run.
         ProgramError: a model or guide that cannot be run as it is written.
-        ClientError: a client's update is not finite.
+        KeyError: `held_out` has a client that `data` does not have.
+        ClientError: a client fails, or its update is not finite.
     """
     _check(rounds, every, score_every, compile, patience, held_out, data)
     eager = federate(
@@ -128,18 +131,19 @@ def _check(
 ) -> None:
     """Refuse bad arguments of `fit` before any work is done."""
     if patience is not None and held_out is None:
-        raise ValueError("patience needs rows to score: give held_out=")
+        raise ValueError("patience needs rows to score: pass held_out=")
     if min(rounds, every, score_every) < 1:
         raise ValueError(
             f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more"
         )
     if compile not in ("auto", True, False):
-        raise ValueError(f"compile is {compile!r}: True, False or 'auto'")
+        raise ValueError(f"compile is {compile!r}: it must be True, False or 'auto'")
     if held_out is not None:
         data.index(held_out.names)  # refuses unknown clients now, not at the first score
 
 
 def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: int) -> bool:
+    """Return whether a new run compiles its local steps."""
     if engine != "vectorised":
         return False
     return worth_compiling(federation, rounds) if compile == "auto" else bool(compile)
@@ -153,7 +157,7 @@ def _resumed(
         return None
     if not resume:
         raise ValueError(
-            f"'{folder}' holds a run already: go on with it by resume=True, or name another folder"
+            f"'{folder}' already holds a run: continue it with resume=True, or name another folder"
         )
     return state.load(folder, begin(federation, folder), run)
 
@@ -180,6 +184,7 @@ def _scores_without_gain(history: Iterable[Mapping[str, Any]]) -> int:
 
 @contextmanager
 def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
+    """Show a progress bar, and yield a function that moves it to where a run stands."""
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda where: None
         return
@@ -209,14 +214,15 @@ def load(
 
     Args:
         folder: of the fit or the run.
-        method: what was fitted; None: made again from its record, for methods, models and guides of hierfl and functions of
-            modules that are imported already.
-        data: the clients' training rows; None: those saved with it.
+        method: that was fitted; None: built again from its record, which works for methods, models and guides
+            of hierfl, and for functions of modules that are imported already.
+        data: the clients' training rows; None: those saved with the fit.
 
     Raises:
-        CheckpointError: no whole checkpoint is there, or it is of another method or other clients.
-        CannotRemake: the method cannot be made again: hand it in.
-        FileNotFoundError: the rows were not saved: hand them in.
+        CheckpointError: the folder holds no undamaged checkpoint, or one of another method or of other
+            clients.
+        CannotRemake: the method cannot be built again: pass it.
+        FileNotFoundError: the rows were not saved: pass them.
     """
     root = Path(folder)
     found = state.checkpoints(root)
