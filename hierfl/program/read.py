@@ -71,6 +71,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         check_cover(latents, guided)
         check_boundary(model, one, "model", _Start())
         check_boundary(built, one, "guide", Answer({}, one))
+        keyed = is_keyed(guided)  # refuses a guide that cannot be drawn at all, before it runs again
         with untouched_store():
             of_model = fields_read(model, one, _Start())
             of_guide = fields_read(built, one, Answer({}, one))
@@ -86,7 +87,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             reads=Reads(of_model, of_guide),
             num_clients=data.num_clients,
             prototype=one,
-            keyed=is_keyed(guided),
+            keyed=keyed,
             reads_all_rows=_reads_all_rows(guide),
         )
         check_start(program, one)
