@@ -55,7 +55,7 @@ def added(one: Share | LogSum, other: Share | LogSum) -> Share | LogSum:
     if isinstance(one, Share) and isinstance(other, Share):
         return Share(add(one.value, other.value), one.weight + other.weight)
     raise TypeError(
-        "a Share and a LogShare do not add up: a client sends the same kinds in every round"
+        "a Share and a LogShare cannot be summed: a client must send the same kinds in every round"
     )
 
 

@@ -1,8 +1,8 @@
 """Client state, a row for each client: in memory where it is small, in a file where it is not.
 
 A row is written to a place in the file that no checkpoint points to, so that a run that is killed finds the
-rows of
-its last checkpoint unchanged. Only clients that have taken part have a place: the file grows with them.
+rows of its last checkpoint unchanged. Only clients that have taken part have a place: the file grows with
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, nbytes, tree_leaves, tree_map, with_leaves
 
-IN_MEMORY = 1 << 30  # bytes: rows of no more in all are kept in memory
+IN_MEMORY = 1 << 30  # bytes; rows that take more in all are kept in a file
 NONE = -1  # the place of a client that has not taken part yet
 
 
@@ -64,7 +64,7 @@ class Stored:
         return nbytes(self.start)
 
     def taken(self, ids: Tensor) -> Tree:
-        """Read the rows of some clients.
+        """Read the rows of some clients; one that has not taken part yet has the row `start`.
 
         Args:
             ids: (C,) int64, the clients' positions in the data.

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.core.trees import Tree, leaves_of, tree_leaves
-from hierfl.engine.graph_rewrites import mend
+from hierfl.engine.graph_rewrites import rewrite
 
 Signature = tuple[Any, ...]
 
@@ -180,7 +180,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of inductor, about its own code
         graph = make_fx(flat)(*_distinct(leaves))
-        mend(graph, given)
+        rewrite(graph, given)
         # no shape is dynamic, but only with a shape environment does inductor cache its result on disk for
         # later runs
         fake = FakeTensorMode(shape_env=ShapeEnv())

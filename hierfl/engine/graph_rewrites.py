@@ -26,7 +26,7 @@ _library.impl("add_product", lambda weight, left, right, factor: None, "Meta")
 add_product = torch.ops.hierfl.add_product.default
 
 
-def mend(graph: fx.GraphModule, given: int = 0) -> None:
+def rewrite(graph: fx.GraphModule, given: int = 0) -> None:
     """Apply all passes to a graph, in order.
 
     Args:
@@ -34,17 +34,17 @@ def mend(graph: fx.GraphModule, given: int = 0) -> None:
         given: how many of its first inputs may be overwritten.
     """
     graph.graph.eliminate_dead_code()  # a dead node would count as a user
-    transposes_cancel(graph)
-    lone_places_are_views(graph)
-    ones_and_zeros_go(graph)
-    logs_undo_exponentials(graph)
+    cancel_transposes(graph)
+    view_only_entries(graph)
+    drop_ones_and_zeros(graph)
+    cancel_logs_of_exponentials(graph)
     graph.graph.eliminate_dead_code()
-    steps_ride_on_products(graph, given)
+    add_products_in_place(graph, given)
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
 
-def transposes_cancel(graph: fx.GraphModule) -> None:
+def cancel_transposes(graph: fx.GraphModule) -> None:
     """(A')' -> A: the gradient of a layer's weight is a product that is transposed twice."""
     for node in graph.graph.nodes:
         if _is(node, aten.transpose.int) and _is(node.args[0], aten.transpose.int):
@@ -54,7 +54,7 @@ def transposes_cancel(graph: fx.GraphModule) -> None:
                 node.replace_all_uses_with(inner.args[0])
 
 
-def lone_places_are_views(graph: fx.GraphModule) -> None:
+def view_only_entries(graph: fx.GraphModule) -> None:
     """Replace a `select_backward` into a dimension of size 1 by a view.
 
     An example is the gradient of w[0] in a plate of one client. The view saves a tensor of zeros to write it
@@ -70,7 +70,7 @@ def lone_places_are_views(graph: fx.GraphModule) -> None:
             node.replace_all_uses_with(view)
 
 
-def ones_and_zeros_go(graph: fx.GraphModule) -> None:
+def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
     """1 x -> x and x + 0 -> x: torch's transform to the positive numbers is exp, times 1, plus 0."""
     for node in graph.graph.nodes:
         for op, idle in ((aten.mul.Tensor, 1.0), (aten.add.Tensor, 0.0)):
@@ -83,7 +83,7 @@ def ones_and_zeros_go(graph: fx.GraphModule) -> None:
                     node.replace_all_uses_with(kept)
 
 
-def logs_undo_exponentials(graph: fx.GraphModule) -> None:
+def cancel_logs_of_exponentials(graph: fx.GraphModule) -> None:
     """log(e^x) -> x, through products, quotients and views: a KL of Normals with scales e^x needs no log."""
     for node in graph.graph.nodes:
         if _is(node, aten.log.default) and (found := _log(graph, node.args[0], node)) is not None:
@@ -115,7 +115,7 @@ def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
     return None
 
 
-def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
+def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
     """W + c (A B + R) -> (W + c R), with c (A B) added in place: the gradient is never written to memory.
 
     Where there is no R (such as the gradient of a prior) and W may be overwritten, nothing is copied either.
@@ -124,29 +124,29 @@ def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
         graph: of a step.
         given: how many of its first inputs may be overwritten.
     """
-    lent = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
-    free = set(lent)
+    overwritable = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
+    free = set(overwritable)
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
     inside: set[fx.Node] = set()  # nodes of sums that are dealt with already
     for node in reversed(list(graph.graph.nodes)):
         if node in inside or not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)):
             continue
         terms = _terms(node, node.meta["val"].shape, inside)
-        riding = next(
+        fused = next(
             (term for term in terms if term.product is not None and term.factor != 1.0), None
         )
-        rest = [term for term in terms if term is not riding]
-        if riding is None or not any(
+        rest = [term for term in terms if term is not fused]
+        if fused is None or not any(
             term.node.meta["val"].shape == node.meta["val"].shape for term in rest
         ):
             continue
-        left, right = riding.product.args  # type: ignore[union-attr]
+        left, right = fused.product.args  # type: ignore[union-attr]
         origin, at_end = None, False
         if len(rest) == 1 and rest[0].factor == 1.0:
             origin = _origin(rest[0].node)
             at_end = (
                 origin in free
-                and not lent & {_origin(left), _origin(right)}
+                and not overwritable & {_origin(left), _origin(right)}
                 and _leaves_only(origin, node, end)
             )
             free -= {origin}
@@ -158,7 +158,7 @@ def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
                 )
                 moved.meta["val"] = node.meta["val"].contiguous()
             # on the tensor itself: inductor would copy a view of it first
-            graph.graph.call_function(add_product, (_viewed(moved), left, right, riding.factor))
+            graph.graph.call_function(add_product, (_viewed(moved), left, right, fused.factor))
         node.replace_all_uses_with(moved)
 
 

@@ -71,7 +71,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         check_cover(latents, guided)
         check_boundary(model, one, "model", _Start())
         check_boundary(built, one, "guide", Answer({}, one))
-        keyed = is_keyed(guided)  # refuses a guide that cannot be drawn at all, before it runs again
+        keyed = is_keyed(guided)  # before the guide runs again: it refuses one that cannot be drawn
         with untouched_store():
             of_model = fields_read(model, one, _Start())
             of_guide = fields_read(built, one, Answer({}, one))
