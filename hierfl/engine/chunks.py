@@ -68,7 +68,7 @@ def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Do
         full = _padded(task)
         try:
             done = client_round(federation, phases, full.message, full.own, full.ids, full.round)
-        except (RuntimeError, ValueError) as error:  # for one, of torch's linear algebra
+        except (RuntimeError, ValueError) as error:  # such as those of torch's linear algebra
             raise _blamed(federation, phases, task, error) from error
         ups, own = tree_map(lambda v: v[: len(task.ids)], done)
         sums = {name: summed(up) for name, up in ups.items()}

@@ -150,9 +150,8 @@ def _compile(
 ) -> Graph | None:
     try:
         return compiled(function, leaves, spec, given)
-    except (
-        Exception
-    ) as error:  # tracing and lowering fail in many ways; the step still runs eagerly
+    except Exception as error:
+        # tracing and lowering can fail in many ways; the step itself is right, and runs eagerly
         warnings.warn(
             f"the step is not compiled and runs eagerly, more slowly: {type(error).__name__}: "
             f"{str(error)[:300]}",
@@ -181,8 +180,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         warnings.simplefilter("ignore")  # of inductor, about its own code
         graph = make_fx(flat)(*_distinct(leaves))
         rewrite(graph, given)
-        # no shape is dynamic, but only with a shape environment does inductor cache its result on disk for
-        # later runs
+        # no shape is dynamic, but without a shape environment inductor does not cache its result on disk
         fake = FakeTensorMode(shape_env=ShapeEnv())
         examples: list[Any] = [fake.from_tensor(leaf, static_shapes=True) for leaf in leaves]
         with tracing(TracingContext(fake)), _instructions_known():

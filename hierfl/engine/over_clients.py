@@ -25,9 +25,7 @@ def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]
 
     def run(*trees: Tree, count: int) -> Tree:
         if at_once:
-            index = torch.arange(
-                count
-            )  # vmap needs a tensor to map over, even where trees have none
+            index = torch.arange(count)  # vmap needs a tensor to map over; trees may have none
             return torch.vmap(lambda _, *t: _tensors(one(*t)))(index, *trees)
         each = [one(*(tree_map(lambda v, i=i: v[i], t) for t in trees)) for i in range(count)]
         return tree_map(lambda *v: torch.stack(v), *each)

@@ -69,6 +69,4 @@ def pooled_rounds(
         yield progress
 
 
-JOINT_PHASE = (
-    1  # number of fedsvi's phase of joint steps, so that the pooled step has the same noise
-)
+JOINT_PHASE = 1  # the number of fedsvi's phase of joint steps, whose noise the pooled step shares

@@ -164,8 +164,7 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
     """
     here, there = socket.socketpair()
     with warnings.catch_warnings():
-        # Python 3.12 warns of forks of a process with threads; no thread of ours holds a lock that a task
-        # needs
+        # Python 3.12 warns of forks of a process with threads; none of ours holds a lock that a task needs
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             process = os.fork()

@@ -90,8 +90,7 @@ def one_round(
     began = time.perf_counter()
     clock = Clock(progress.round, until, federation.cohort)
     data, server = federation.data, federation.server
-    # clients are drawn in the order of their names, so that the cohort does not depend on their order in the
-    # data
+    # clients are drawn in the order of their names: their order in the data does not matter
     chosen = noise.cohort(federation.seed, clock.round, data.num_clients, federation.cohort)
     ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
