@@ -20,7 +20,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.data.preprocess import Scaling, fill_missing, standardise
 from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
-from hierfl.engine.rounds import ClientError
+from hierfl.engine.chunks import ClientError
 from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
 from hierfl.posterior.new_clients import predict_from_prior
 from hierfl.posterior.nuts import nuts

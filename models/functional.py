@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from hierfl.core import noise
 from hierfl.core.trees import tree_map
-from hierfl.program.program import posterior_of
+from hierfl.program.terms import posterior_of
 
 Local = str | Sequence[str] | Callable[[str], bool]
 RUNNING = ("running_mean", "running_var")

@@ -17,8 +17,10 @@ from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.nuts import Reference, nuts
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.program.program import Answer, ProgramError, in_clients, untouched_store
+from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite, Model
+from hierfl.program.traces import in_clients
 
 R_HAT = 1.05  # above it NUTS itself has not converged
 LEAST_DRAWS = 50  # for a standard deviation

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
-from hierfl.program.program import Program, ProgramError, is_deterministic, samples, untouched_store
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model, Values
+from hierfl.program.traces import is_deterministic, samples
 
 Labels = dict[str, Tensor]
 

@@ -1,1 +1,1 @@
-"""Rounds: a cohort is drawn, its clients work in chunks, the server adds up what they send."""
+"""Rounds: draw a cohort, run its clients in chunks, sum their updates, update the server."""

@@ -1,4 +1,4 @@
-"""Weighted sums of what clients send, formed by the engine; the server sees their means."""
+"""Weighted sums of the clients' updates, formed by the engine; the server sees only their means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from hierfl.method import LogShare, Share
 
 
 class LogSum(NamedTuple):
-    """What becomes of `LogShare`s: their weighted mean, and the logs of the sums of weights and of squared weights, ()."""
+    """The sum of `LogShare`s.
+
+    value: their weighted mean.
+    log_weight: () log of the sum of their weights.
+    log_square: () log of the sum of their squared weights.
+    """
 
     value: Tree
     log_weight: Tensor
@@ -21,7 +26,12 @@ class LogSum(NamedTuple):
 
 
 def summed(shares: Share | LogShare) -> Share | LogSum:
-    """The sum of shares with the clients in front."""
+    """Sum shares over clients.
+
+    Args:
+        shares: one share of C clients, C in front of every tensor; a `Share`'s value is multiplied by its
+            weight already.
+    """
     if isinstance(shares, Share):
         return Share(
             tree_map(lambda v: v.sum(0), shares.value), torch.as_tensor(shares.weight).sum(0)
@@ -33,7 +43,11 @@ def summed(shares: Share | LogShare) -> Share | LogSum:
 
 
 def added(one: Share | LogSum, other: Share | LogSum) -> Share | LogSum:
-    """The sum of two sums of shares."""
+    """Return the sum of two sums of shares.
+
+    Raises:
+        TypeError: one is a sum of `Share`s, the other of `LogShare`s.
+    """
     if isinstance(one, LogSum) and isinstance(other, LogSum):
         both = torch.logaddexp(one.log_weight, other.log_weight)
         square = torch.logaddexp(one.log_square, other.log_square)
@@ -41,12 +55,16 @@ def added(one: Share | LogSum, other: Share | LogSum) -> Share | LogSum:
     if isinstance(one, Share) and isinstance(other, Share):
         return Share(add(one.value, other.value), one.weight + other.weight)
     raise TypeError(
-        "a Share and a LogShare do not add up: a client sends the same kinds in every round"
+        "a Share and a LogShare cannot be summed: a client must send the same kinds in every round"
     )
 
 
 def means_of(total: Mapping[str, Share | LogSum]) -> dict[str, Tree]:
-    """The weighted mean of each sum of shares, and by `effective_<name>` how many clients a sum of `LogShare`s stands for."""
+    """Return the weighted mean of each sum of shares, by name.
+
+    For a sum of `LogShare`s there is also `effective_<name>`, (): the effective number of clients,
+    (sum of weights)^2 / sum of squared weights.
+    """
     means: dict[str, Tree] = {}
     for name, share in total.items():
         if isinstance(share, LogSum):

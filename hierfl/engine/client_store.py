@@ -1,7 +1,8 @@
-"""What clients keep between rounds, a row each: in memory where that is small, in a file where it is not.
+"""Client state, a row for each client: in memory where it is small, in a file where it is not.
 
-A row in the file is written to a place of its own that no checkpoint points to, so that a run that is killed finds the rows of
-its last checkpoint as they were. Only clients that have taken part have a place: the file grows with them.
+A row is written to a place in the file that no checkpoint points to, so that a run that is killed finds the
+rows of its last checkpoint unchanged. Only clients that have taken part have a place: the file grows with
+them.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, nbytes, tree_leaves, tree_map, with_leaves
 
-IN_MEMORY = 1 << 30  # bytes of all rows, up to which they are kept in memory
-NONE = -1
+IN_MEMORY = 1 << 30  # bytes; rows that take more in all are kept in a file
+NONE = -1  # the place of a client that has not taken part yet
 
 
 class DamagedRow(ValueError):
-    """A row of the file is not what was written; the message names the file and the client's place in the federation."""
+    """A row of the file is not what was written; the message names file and number of the client."""
 
 
 @dataclass(eq=False)
 class Stored:
-    """Rows in a file.
+    """Rows of client state in a file.
 
     Args:
         path: of the file.
-        start: what a client keeps before its first round.
-        places: (N,) int64, where in the file a client's row is, in rows; -1: the client has not begun.
+        start: client state before the first round.
+        places: (N,) int64, each client's place in the file, counted in rows; -1: it has not taken part yet.
         sums: (N,) int64, CRC-32 of each row.
-        pinned: places that checkpoints point to: they are not written over.
-        free: places that nobody points to.
-        used: places in the file.
+        pinned: places that checkpoints point to; they are not overwritten.
+        free: places that nothing points to.
+        used: number of places in the file.
     """
 
     path: Path
@@ -51,7 +52,7 @@ class Stored:
     used: int = 0
 
     def __post_init__(self) -> None:
-        """Open the file, and close it when nobody needs it any more."""
+        """Open the file; it is closed with the last reference to this object."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         weakref.finalize(self, os.close, self.file)
@@ -59,11 +60,21 @@ class Stored:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Size of one row in bytes."""
         return nbytes(self.start)
 
     def taken(self, ids: Tensor) -> Tree:
-        """The rows of some clients, (C, ...) each leaf."""
+        """Read the rows of some clients; one that has not taken part yet has the row `start`.
+
+        Args:
+            ids: (C,) int64, the clients' positions in the data.
+
+        Returns:
+            Their states, (C, ...) each leaf.
+
+        Raises:
+            DamagedRow: a row is not what was written.
+        """
         rows = np.empty((len(ids), self.row_bytes), np.uint8)
         begun = _packed(tree_map(lambda v: v[None], self.start))[0]
         for k, client in enumerate(ids.tolist()):
@@ -75,12 +86,18 @@ class Stored:
         found = os.pread(self.file, self.row_bytes, place * self.row_bytes)
         if len(found) != self.row_bytes or zlib.crc32(found) != int(self.sums[client]):
             raise DamagedRow(
-                f"'{self.path}' is truncated or changed: the row of client number {client} is not what was written"
+                f"'{self.path}' is truncated or changed: the row of client number {client} is not what was "
+                f"written"
             )
         return np.frombuffer(found, np.uint8)
 
     def put(self, ids: Tensor, rows: Tree) -> None:
-        """Write the rows of some clients."""
+        """Write the rows of some clients.
+
+        Args:
+            ids: (C,) int64, the clients' positions in the data.
+            rows: their states, (C, ...) each leaf.
+        """
         rows = tree_map(lambda own, v: v.to(own.dtype), self.start, rows)
         for client, row in zip(ids.tolist(), _packed(rows), strict=True):
             place = int(self.places[client])
@@ -92,12 +109,16 @@ class Stored:
             self.places[client], self.sums[client] = place, zlib.crc32(content)
 
     def index(self) -> Tree:
-        """Where the rows are, as a checkpoint keeps it; the rows themselves are on disk by then."""
+        """Return places and sums of all rows, for a checkpoint, once the rows themselves are on disk."""
         os.fsync(self.file)
         return {"places": self.places, "sums": self.sums}
 
     def pin(self, indices: list[Tree]) -> None:
-        """The checkpoints that there are now: what they point to stays, what nobody points to is written over."""
+        """Protect the places that checkpoints point to, and free those that nothing points to.
+
+        Args:
+            indices: `index` of every checkpoint on disk.
+        """
         self.pinned = {
             place for index in indices for place in index["places"].tolist() if place != NONE
         }
@@ -105,16 +126,15 @@ class Stored:
         self.free = [place for place in range(self.used) if place not in taken]
 
     def at(self, path: Path, index: Tree) -> Stored:
-        """The rows that an index of another file, or of another time, points to."""
+        """Return the rows that an index points to, of another file or of an earlier time."""
         return Stored(path, self.start, index["places"].clone(), index["sums"].clone())
 
     def copied(self, path: Path) -> Stored:
-        """The same rows in another file, those alone."""
+        """Copy the rows that clients point to, and no others, to another file."""
         n = len(self.places)
         new = Stored(path, self.start, torch.full((n,), NONE), torch.zeros(n, dtype=torch.int64))
-        new.used = -(
-            -os.fstat(new.file).st_size // self.row_bytes
-        )  # behind what is there: older checkpoints may point to it
+        # write behind what is there: older checkpoints may point to it
+        new.used = -(-os.fstat(new.file).st_size // self.row_bytes)
         begun = (self.places != NONE).nonzero()[:, 0]
         for part in begun.split(64):
             new.put(part, self.taken(part))
@@ -125,12 +145,15 @@ Table = Any  # a tree of tensors with the clients in front, or `Stored`
 
 
 def new_table(own: Tree, clients: int, path: Path | None = None) -> Table:
-    """A row a client, none of which has begun.
+    """Return a row of client state for each client, before the first round.
 
     Args:
-        own: what each keeps before its first round.
+        own: client state before the first round.
         clients: N.
-        path: of the file, if one is needed; None: a temporary one.
+        path: of the file, if one is needed; None: a temporary file.
+
+    Returns:
+        A tree of tensors (N, ...) if they take at most `IN_MEMORY` bytes, else rows in a file.
     """
     if nbytes(own) * clients <= IN_MEMORY:
         return tree_map(lambda v: v.expand(clients, *v.shape).clone(), own)
@@ -143,17 +166,17 @@ def new_table(own: Tree, clients: int, path: Path | None = None) -> Table:
 
 
 def new_stored(own: Tree, clients: int, path: Path) -> Stored:
-    """A file of rows, none of which has begun."""
+    """Return rows in a file, of clients that have not taken part yet."""
     return Stored(path, own, torch.full((clients,), NONE), torch.zeros(clients, dtype=torch.int64))
 
 
 def taken(table: Table, ids: Tensor) -> Tree:
-    """The rows of some clients, (C, ...) each leaf: copies."""
+    """Return copies of the rows of some clients, (C, ...) each leaf."""
     return table.taken(ids) if isinstance(table, Stored) else tree_map(lambda v: v[ids], table)
 
 
 def put(table: Table, ids: Tensor, rows: Tree) -> None:
-    """Put rows back in place: the table may be larger than all else, and is never copied."""
+    """Write rows into a table in place; a table may be larger than everything else, so it is never copied."""
     if isinstance(table, Stored):
         table.put(ids, rows)
         return
@@ -162,14 +185,14 @@ def put(table: Table, ids: Tensor, rows: Tree) -> None:
 
 
 def subset(table: Table, ids: Tensor) -> Table:
-    """The table of some clients, to be read."""
+    """Return the table of some clients, to be read from only."""
     if isinstance(table, Stored):
         return table.at(table.path, {"places": table.places[ids], "sums": table.sums[ids]})
     return taken(table, ids)
 
 
 def _packed(rows: Tree) -> Any:
-    """(C, row bytes) uint8."""
+    """Return the bytes of rows, (C, row bytes) uint8."""
     leaves = [
         v.detach().contiguous().flatten(1) if v.dim() > 1 else v.detach()[:, None]
         for v in tree_leaves(rows)
@@ -180,6 +203,7 @@ def _packed(rows: Tree) -> Any:
 
 
 def _unpacked(rows: Any, like: Tree) -> Tree:
+    """Return the rows, (C, ...) each leaf, of their bytes; the inverse of `_packed`."""
     found, at = {}, 0
     for name, leaf in named_leaves(like).items():
         part = np.ascontiguousarray(rows[:, at : at + leaf.nbytes])

@@ -1,7 +1,7 @@
-"""A step as one compiled graph: traced once (Pyro's Python is gone), mended, lowered by inductor, cached by shapes.
+"""A local step as one compiled graph: traced once, without Pyro's Python; rewritten; lowered by inductor.
 
-What may be traced: any step whose draws are functions of keys and whose control flow does not depend on values. What may not
-runs eagerly, with one warning that says why.
+Graphs are cached by the shapes of their inputs. A step can be traced if its draws are functions of keys and
+its control flow does not depend on values. Any other step runs eagerly, with one warning that says why.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.core.trees import Tree, leaves_of, tree_leaves
-from hierfl.engine.graph_rewrites import mend
+from hierfl.engine.graph_rewrites import rewrite
 
 Signature = tuple[Any, ...]
 
 
 class Graph(NamedTuple):
-    """A lowered function of leaves, and the structure of what it gives."""
+    """A lowered function of leaves, and the tree structure of its result."""
 
     run: Callable[..., Any]
     spec: Any
@@ -37,10 +37,10 @@ class Graph(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Graphs:
-    """Compiled functions of trees, by name and by the shapes and layouts of what goes in.
+    """Compiled functions of trees, by name, tree structure and the inputs' shapes, dtypes and devices.
 
     Args:
-        made: what has been compiled; None: what runs eagerly.
+        made: signature -> graph; None for a function that cannot be compiled and runs eagerly.
     """
 
     made: dict[Signature, Graph | None] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class Graphs:
     def run(
         self, name: object, function: Callable[..., Tree], *trees: Tree, give: bool = False
     ) -> Tree:
-        """`function(*trees)`, by its graph; eagerly where it has none.
+        """Return `function(*trees)`, by its graph, or eagerly where it has none.
 
         Args:
             name: of the function.
             function: pure.
-            trees: what it takes.
-            give: the first tree is given away: what it holds may be overwritten.
+            trees: its arguments.
+            give: the tensors of the first tree may be overwritten.
         """
         if give:
             loop = Loop(self, name, function, trees[0], *trees[1:])
@@ -77,7 +77,15 @@ class Graphs:
         spec: Any,
         given: int,
     ) -> Graph | None:
-        """The graph for leaves like these, made now if need be; None: there is none."""
+        """Return the graph for leaves of these shapes, compiled if need be; None if it cannot be compiled.
+
+        Args:
+            name: of the function.
+            function: pure.
+            leaves: of its arguments.
+            spec: the tree structure of its arguments.
+            given: how many of the first leaves may be overwritten.
+        """
         signature = (name, spec, given, *((v.shape, v.dtype, v.device) for v in leaves))
         if signature not in self.made:
             self.made[signature] = _compile(function, leaves, spec, given)
@@ -85,16 +93,24 @@ class Graphs:
 
 
 class Loop:
-    """A step that is taken again and again: lane -> step(lane, *fixed, *batch), the lane written over where that saves a copy.
+    """A step that is repeated: work -> step(work, *fixed, *batch).
 
-    Trees are taken apart once, not at every step: on small networks that was half the time.
+    The working state is overwritten where that saves a copy. Trees are flattened once, not at every step,
+    which took half the time of small networks.
+
+    Args:
+        graphs: the cache of compiled functions.
+        name: of the step.
+        function: the step, pure.
+        work: the working state before the first step.
+        fixed: arguments that are the same at every step.
     """
 
     def __init__(
-        self, graphs: Graphs, name: object, function: Callable[..., Tree], lane: Tree, *fixed: Tree
+        self, graphs: Graphs, name: object, function: Callable[..., Tree], work: Tree, *fixed: Tree
     ) -> None:
         self._graphs, self._name, self._function = graphs, name, function
-        self._lane, self._lane_spec = tree_flatten(lane)
+        self._work, self._work_spec = tree_flatten(work)
         self._fixed_tree = fixed
         self._fixed = [leaf.contiguous() for leaf in tree_leaves(fixed)]
         self._memories = {leaf.untyped_storage().data_ptr() for leaf in self._fixed}
@@ -102,27 +118,27 @@ class Loop:
         self._spec: Any = None
 
     def step(self, *batch: Tree) -> None:
-        """One step; batches have the same structure and shapes every time."""
-        lane = _apart(self._lane, self._memories)
-        leaves = [*lane, *self._fixed, *(leaf.contiguous() for leaf in leaves_of(batch))]
+        """Take one step; every batch has the same structure and shapes."""
+        work = _apart(self._work, self._memories)
+        leaves = [*work, *self._fixed, *(leaf.contiguous() for leaf in leaves_of(batch))]
         if self._spec is None:
             _, self._spec = tree_flatten((self.value(), *self._fixed_tree, *batch))
             self._graph = self._graphs.graph(
-                self._name, self._function, leaves, self._spec, len(lane)
+                self._name, self._function, leaves, self._spec, len(work)
             )
         if self._graph is None:
-            self._lane, spec = tree_flatten(self._function(*tree_unflatten(leaves, self._spec)))
+            self._work, spec = tree_flatten(self._function(*tree_unflatten(leaves, self._spec)))
         else:
-            self._lane, spec = list(self._graph.run(*leaves)), self._graph.spec
-        if (spec is not self._lane_spec and spec != self._lane_spec) or any(
-            map(_unlike, self._lane, lane)
+            self._work, spec = list(self._graph.run(*leaves)), self._graph.spec
+        if (spec is not self._work_spec and spec != self._work_spec) or any(
+            map(_unlike, self._work, work)
         ):
-            self._spec = None  # what comes next is another function
-        self._lane_spec = spec
+            self._spec = None  # the next step has other inputs, and needs another graph
+        self._work_spec = spec
 
     def value(self) -> Tree:
-        """The lane as it is now."""
-        return tree_unflatten(self._lane, self._lane_spec)
+        """Return the working state as it is now."""
+        return tree_unflatten(self._work, self._work_spec)
 
 
 def _unlike(a: Tensor, b: Tensor) -> bool:
@@ -134,18 +150,25 @@ def _compile(
 ) -> Graph | None:
     try:
         return compiled(function, leaves, spec, given)
-    except (
-        Exception
-    ) as error:  # whatever tracing or lowering meets: the step itself is right, and runs eagerly
+    except Exception as error:
+        # tracing and lowering can fail in many ways; the step itself is right, and runs eagerly
         warnings.warn(
-            f"the step is not compiled and runs eagerly, more slowly: {type(error).__name__}: {str(error)[:300]}",
+            f"the step is not compiled and runs eagerly, more slowly: {type(error).__name__}: "
+            f"{str(error)[:300]}",
             stacklevel=2,
         )
         return None
 
 
 def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, given: int) -> Graph:
-    """Trace, mend and lower a function of trees, as a function of their leaves."""
+    """Trace a function of trees, rewrite its graph and lower it, as a function of their leaves.
+
+    Args:
+        function: pure.
+        leaves: of its arguments, as examples.
+        spec: the tree structure of its arguments.
+        given: how many of the first leaves may be overwritten.
+    """
     shape: list[Any] = []
 
     def flat(*leaves: Tensor) -> list[Tensor]:
@@ -154,10 +177,10 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         return out
 
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # inductor's, of its own insides
+        warnings.simplefilter("ignore")  # of inductor, about its own code
         graph = make_fx(flat)(*_distinct(leaves))
-        mend(graph, given)
-        # with a shape environment, though no shape is dynamic, inductor keeps what it makes on disk for the next process
+        rewrite(graph, given)
+        # no shape is dynamic, but without a shape environment inductor does not cache its result on disk
         fake = FakeTensorMode(shape_env=ShapeEnv())
         examples: list[Any] = [fake.from_tensor(leaf, static_shapes=True) for leaf in leaves]
         with tracing(TracingContext(fake)), _instructions_known():
@@ -172,10 +195,11 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
 
 @contextmanager
 def _instructions_known() -> Iterator[None]:
-    """Spare torch its trials of which vector instructions a compiler knows, where that is known: half of a first compilation.
+    """Skip torch's trials of which vector instructions the compiler knows, if it is GCC 12 or later.
 
-    Six programs are compiled when a cache is new, 6 of 12 s for W1, and loaded by as many processes in every run, 1 of 3.4 s. GCC 12
-    knows every instruction that torch asks for; whether the processor does, torch reads elsewhere.
+    With a new cache torch compiles six test programs, which takes 6 of 12 s for W1; in every run as many
+    processes load them, which takes 1 of 3.4 s. GCC 12 knows every instruction that torch asks for. Whether
+    the processor has them, torch reads elsewhere.
     """
     try:
         from torch._inductor.cpp_builder import _is_gcc_version_less_than, get_cpp_compiler, is_gcc
@@ -183,11 +207,7 @@ def _instructions_known() -> Iterator[None]:
 
         known = is_gcc() and not _is_gcc_version_less_than(get_cpp_compiler(), 12)
         trial = VecISA.check_build
-    except (
-        ImportError,
-        AttributeError,
-        RuntimeError,
-    ):  # another release of torch, or no compiler: as it pleases
+    except (ImportError, AttributeError, RuntimeError):  # another release of torch, or no compiler
         known = False
     if not known:
         yield
@@ -200,7 +220,7 @@ def _instructions_known() -> Iterator[None]:
 
 
 def _compile_alone() -> None:
-    """In a copy of this process: compile without the threads and processes that torch compiles on, which are not copied."""
+    """Let a copy of this process compile in its own thread: torch's compile workers are not copied."""
     if "torch._inductor.config" in sys.modules:
         torch._inductor.config.compile_threads = 1
 
@@ -209,7 +229,7 @@ os.register_at_fork(after_in_child=_compile_alone)
 
 
 def _distinct(leaves: list[Tensor]) -> list[Tensor]:
-    """Leaves none of which is there twice: make_fx takes one tensor that comes in twice for one input, silently."""
+    """Clone repeated tensors: make_fx silently takes a tensor that is passed twice for one input."""
     seen: set[int] = set()
     out = []
     for leaf in leaves:
@@ -219,7 +239,7 @@ def _distinct(leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _apart(leaves: list[Tensor], memories: Iterable[int]) -> list[Tensor]:
-    """Leaves in plain layout that may be overwritten: they share no memory with each other, nor with those memories."""
+    """Return contiguous leaves that may be overwritten: none shares memory with another or `memories`."""
     seen = set(memories)
     out = []
     for leaf in leaves:

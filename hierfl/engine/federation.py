@@ -1,4 +1,4 @@
-"""What stays the same from round to round: a program, what clients and server do, the rows, and who is worked on together."""
+"""What stays the same from round to round: program, client, server, data, and how clients are chunked."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ from hierfl.program.read import read
 from hierfl.program.recipes import describe
 
 Engine = Literal["vectorised", "sequential"]
-FEWEST = 4  # clients of a small network worth a core: with fewer, starting each operation takes as long as doing it
-CHUNK_BYTES = (
-    13 << 20
-)  # what a chunk of clients may take: more is no faster, as it leaves the caches
-ACCELERATOR_BYTES = (
-    1 << 30
-)  # the same on an accelerator, whose many cores want all the clients that there are
+# at least: with fewer clients of a small network, starting an operation takes as long as the operation itself
+CLIENTS_PER_CORE = 4
+CHUNK_BYTES = 13 << 20  # of a chunk of clients: a larger one leaves the caches and is no faster
+ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores need large chunks
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +33,15 @@ class Federation:
 
     Args:
         program: the checked program.
-        client: what a client does.
-        server: what the server does.
+        client: the client's part of the method.
+        server: the server's part of the method.
         data: the clients' rows.
         seed: of everything random.
         cohort: clients a round, 1..N.
         engine: "vectorised" or "sequential".
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
-        graphs: compiled steps; None: all runs eagerly.
-        device: where chunks are worked on.
+        graphs: compiled steps; None: steps run eagerly.
+        device: where clients work.
     """
 
     program: Program
@@ -60,17 +57,17 @@ class Federation:
 
     @cached_property
     def rows(self) -> ClientData:
-        """The clients' rows where they are worked on."""
+        """The clients' rows, on the device."""
         return self.data.to(self.device)
 
     @property
     def at_once(self) -> bool:
-        """Whether clients are carried under `torch.vmap`, be it one alone, and steps may be compiled."""
+        """Whether clients are carried under `torch.vmap`, even one alone, and steps may be compiled."""
         return self.engine == "vectorised" and self.program.keyed
 
     @property
     def slots(self) -> int:
-        """Clients carried at once."""
+        """Clients carried at once, at most."""
         if not self.at_once:
             return 1
         if self.chunk is not None:
@@ -84,20 +81,30 @@ class Federation:
         one = row * rows + state + 1
         if self.device.type != "cpu":
             return max(1, ACCELERATOR_BYTES // one)
-        # starting a step one operation after another takes so long that it must be worth it
+        # an eager step starts its operations one by one, which pays only for several clients at once
         return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // one))
 
     @property
     def cores(self) -> int:
-        """Chunks of clients worked on at once, each by a process on a core of its own, where steps are compiled."""
+        """Chunks that run at once, each in its own process on one core; 1 unless steps are compiled."""
         if self.graphs is None or not self.at_once or self.device.type != "cpu":
             return 1
-        return max(1, min(torch.get_num_threads(), self.cohort // min(FEWEST, self.slots)))
+        return max(
+            1, min(torch.get_num_threads(), self.cohort // min(CLIENTS_PER_CORE, self.slots))
+        )
 
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
-        """Clients in chunks, as nearly of one size as can be.
+        """Split clients into chunks of nearly equal size.
 
-        Where they ask for it, those with like numbers of rows (within a factor of 4) are carried together instead.
+        If the method asks for it (`Client.like_rows`), clients with similar numbers of rows, within a factor
+        of 4, are carried together instead.
+
+        Args:
+            ids: (C,) int64, the clients' positions in the data.
+            message: of the server.
+
+        Returns:
+            The ids of each chunk.
         """
         if self.at_once and self.client.like_rows(message):
             kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
@@ -107,16 +114,20 @@ class Federation:
         even = (n for n in range(fewest, 2 * fewest, cores) if len(ids) % n == 0)
         return ids.split(-(-len(ids) // next(even, fewest)))
 
-    def width(self, parts: Sequence[Tensor], message: Tree) -> int:
-        """Lanes that every chunk fills where steps are compiled: a smaller one repeats its last client, whose second answer is dropped.
+    def slots_to_fill(self, parts: Sequence[Tensor], message: Tree) -> int:
+        """Return the number of clients to which chunks are padded, to compile one shape only; 0: no padding.
 
-        So one shape is compiled, not two. Chunks of like rows differ in shape anyhow, and are left as they are: 0.
+        Smaller chunks are padded by repeating the last client; padded results are discarded. Only compiled
+        steps need it. Chunks of clients with similar numbers of rows differ in shape anyway, and are not
+        padded.
+
+        Args:
+            parts: the ids of each chunk.
+            message: of the server.
         """
-        return (
-            0
-            if self.graphs is None or not self.at_once or self.client.like_rows(message)
-            else max(map(len, parts))
-        )
+        if self.graphs is None or not self.at_once or self.client.like_rows(message):
+            return 0
+        return max(map(len, parts))
 
 
 def federate(
@@ -129,16 +140,33 @@ def federate(
     chunk: int | None = None,
     device: str | torch.device = "cpu",
 ) -> Federation:
-    """Check a method's program against the data, and set up what stays the same from round to round."""
+    """Check a method's program against the data, and set up what stays the same from round to round.
+
+    Args:
+        method: to run.
+        data: the clients' rows.
+        seed: of everything random.
+        cohort: clients a round, as in `cohort_size`.
+        engine: "vectorised", "sequential" or "pooled".
+        chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
+        device: where clients work.
+
+    Raises:
+        ValueError: `engine` is none of the three; `chunk` is below 1; `cohort` is out of range, or smaller
+            than N for a method that needs all clients in every round; bad data; a device that is not
+            available.
+        ProgramError: a model or guide that cannot be run as it is written.
+    """
     if engine not in ("vectorised", "sequential", "pooled"):
-        raise ValueError(f"there is no engine '{engine}': vectorised, sequential or pooled")
+        raise ValueError(f"engine is '{engine}': it must be 'vectorised', 'sequential' or 'pooled'")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}: it must be 1 or more")
     size = cohort_size(cohort, data.num_clients)
     if method.everyone and size < data.num_clients:
         raise ValueError(
-            f"{method.name} adds up what all clients send in each round: a cohort of {size} of {data.num_clients} cannot stand in "
-            f"for them; leave cohort=None, or take a method of many small rounds (fedsvi)"
+            f"{method.name} sums the updates of all clients in each round: a cohort of {size} of "
+            f"{data.num_clients} cannot replace them; leave cohort=None, or use a method of many small "
+            f"rounds (fedsvi)"
         )
     program = read(method.model, method.guide, data, seed=seed)
     return Federation(
@@ -155,10 +183,14 @@ def federate(
 
 
 def cohort_size(cohort: int | float | None, population: int) -> int:
-    """Clients a round: all, a count, or a share of them (at least one).
+    """Return the number of clients a round, at least 1.
+
+    Args:
+        cohort: None for all clients, a count, or a share in (0, 1].
+        population: N.
 
     Raises:
-        ValueError: none, or more than there are.
+        ValueError: `cohort` is a share outside (0, 1], or a count outside 1..N.
     """
     if cohort is None:
         return population
@@ -174,7 +206,7 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
 
 
 def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]:
-    """What identifies a run: a checkpoint of another one is refused."""
+    """Return what identifies a run, as JSON: a checkpoint of another run is refused."""
     data = federation.data
     return {
         "method": describe(method),
@@ -195,7 +227,7 @@ def _by_name(fields: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _digest(tensors: list[Tensor]) -> str:
-    """A hash of what tensors hold, so that another split of the same rows is told apart."""
+    """Return a hash of the contents of tensors, which tells two splits of the same rows apart."""
     found = hashlib.sha256()
     for values in tensors:
         found.update(values.contiguous().numpy().tobytes())

@@ -1,4 +1,7 @@
-"""What is mended in the graph of a step before it is lowered: each pass a pattern, each leaves the numbers as they were."""
+"""Graph rewrites applied to a traced step before inductor compiles it.
+
+Each pass replaces one pattern, and none changes the numbers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _library.define("add_product(Tensor(a!) weight, Tensor left, Tensor right, float
 
 
 def _add_product(weight: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-    """Weight += factor * left @ right, in place: a step's gradient is never written, its weights are not copied."""
+    """Weight += factor * left @ right, in place: no gradient is written to memory, and no weight copied."""
     weight.view(left.shape[0], left.shape[1], right.shape[2]).baddbmm_(left, right, alpha=factor)
 
 
@@ -23,26 +26,26 @@ _library.impl("add_product", lambda weight, left, right, factor: None, "Meta")
 add_product = torch.ops.hierfl.add_product.default
 
 
-def mend(graph: fx.GraphModule, given: int = 0) -> None:
-    """The passes, in order.
+def rewrite(graph: fx.GraphModule, given: int = 0) -> None:
+    """Apply all passes to a graph, in order.
 
     Args:
         graph: of a step, as make_fx traces it.
-        given: how many of its first inputs are given away: they may be overwritten.
+        given: how many of its first inputs may be overwritten.
     """
-    graph.graph.eliminate_dead_code()  # what is dead would still count as a use
-    transposes_cancel(graph)
-    lone_places_are_views(graph)
-    ones_and_zeros_go(graph)
-    logs_undo_exponentials(graph)
+    graph.graph.eliminate_dead_code()  # a dead node would count as a user
+    cancel_transposes(graph)
+    view_only_entries(graph)
+    drop_ones_and_zeros(graph)
+    cancel_logs_of_exponentials(graph)
     graph.graph.eliminate_dead_code()
-    steps_ride_on_products(graph, given)
+    add_products_in_place(graph, given)
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
 
-def transposes_cancel(graph: fx.GraphModule) -> None:
-    """(A')' -> A. The gradient of a layer's weight comes transposed twice; seen through, it is a plain product."""
+def cancel_transposes(graph: fx.GraphModule) -> None:
+    """(A')' -> A: the gradient of a layer's weight is a product that is transposed twice."""
     for node in graph.graph.nodes:
         if _is(node, aten.transpose.int) and _is(node.args[0], aten.transpose.int):
             inner = node.args[0]
@@ -51,8 +54,12 @@ def transposes_cancel(graph: fx.GraphModule) -> None:
                 node.replace_all_uses_with(inner.args[0])
 
 
-def lone_places_are_views(graph: fx.GraphModule) -> None:
-    """What is put in the only place along a dimension (the gradient of w[0], one client's) is a view, no tensor of zeros filled in."""
+def view_only_entries(graph: fx.GraphModule) -> None:
+    """Replace a `select_backward` into a dimension of size 1 by a view.
+
+    An example is the gradient of w[0] in a plate of one client. The view saves a tensor of zeros to write it
+    into.
+    """
     for node in graph.graph.nodes:
         if _is(node, aten.select_backward.default) and node.meta["val"].shape[node.args[2]] == 1:
             with graph.graph.inserting_before(node):
@@ -63,8 +70,8 @@ def lone_places_are_views(graph: fx.GraphModule) -> None:
             node.replace_all_uses_with(view)
 
 
-def ones_and_zeros_go(graph: fx.GraphModule) -> None:
-    """1 x -> x and x + 0 -> x: torch's transform to what is positive is exp, times 1, plus 0."""
+def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
+    """1 x -> x and x + 0 -> x: torch's transform to the positive numbers is exp, times 1, plus 0."""
     for node in graph.graph.nodes:
         for op, idle in ((aten.mul.Tensor, 1.0), (aten.add.Tensor, 0.0)):
             if _is(node, op) and not node.kwargs and idle in node.args and len(node.args) == 2:
@@ -76,15 +83,15 @@ def ones_and_zeros_go(graph: fx.GraphModule) -> None:
                     node.replace_all_uses_with(kept)
 
 
-def logs_undo_exponentials(graph: fx.GraphModule) -> None:
-    """log(e^x) -> x, through products, quotients and views: the KL of Normals whose scales are exponentials needs no logarithm."""
+def cancel_logs_of_exponentials(graph: fx.GraphModule) -> None:
+    """log(e^x) -> x, through products, quotients and views: a KL of Normals with scales e^x needs no log."""
     for node in graph.graph.nodes:
         if _is(node, aten.log.default) and (found := _log(graph, node.args[0], node)) is not None:
             node.replace_all_uses_with(found)
 
 
 def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
-    """The logarithm of a node as a node made without one; None where there is none."""
+    """Return a node for the logarithm of `node` that takes no logarithm; None where that is not possible."""
 
     def made(op: Any, *args: Any) -> fx.Node:
         with graph.graph.inserting_before(before):
@@ -108,34 +115,38 @@ def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
     return None
 
 
-def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
-    """W + c (A B + R) -> (W + c R), with c (A B) added in place: no gradient is written.
+def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
+    """W + c (A B + R) -> (W + c R), with c (A B) added in place: the gradient is never written to memory.
 
-    Where there is no R (a prior's pull, say) and W may be overwritten, nothing is copied either.
+    Where there is no R (such as the gradient of a prior) and W may be overwritten, nothing is copied either.
+
+    Args:
+        graph: of a step.
+        given: how many of its first inputs may be overwritten.
     """
-    lent = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
-    free = set(lent)
+    overwritable = set([node for node in graph.graph.nodes if node.op == "placeholder"][:given])
+    free = set(overwritable)
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
-    inside: set[fx.Node] = set()  # of sums that have been seen whole
+    inside: set[fx.Node] = set()  # nodes of sums that are dealt with already
     for node in reversed(list(graph.graph.nodes)):
         if node in inside or not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)):
             continue
         terms = _terms(node, node.meta["val"].shape, inside)
-        riding = next(
+        fused = next(
             (term for term in terms if term.product is not None and term.factor != 1.0), None
         )
-        rest = [term for term in terms if term is not riding]
-        if riding is None or not any(
+        rest = [term for term in terms if term is not fused]
+        if fused is None or not any(
             term.node.meta["val"].shape == node.meta["val"].shape for term in rest
         ):
             continue
-        left, right = riding.product.args  # type: ignore[union-attr]
+        left, right = fused.product.args  # type: ignore[union-attr]
         origin, at_end = None, False
         if len(rest) == 1 and rest[0].factor == 1.0:
             origin = _origin(rest[0].node)
             at_end = (
                 origin in free
-                and not lent & {_origin(left), _origin(right)}
+                and not overwritable & {_origin(left), _origin(right)}
                 and _leaves_only(origin, node, end)
             )
             free -= {origin}
@@ -146,13 +157,17 @@ def steps_ride_on_products(graph: fx.GraphModule, given: int = 0) -> None:
                     aten.clone.default, (moved,), {"memory_format": torch.contiguous_format}
                 )
                 moved.meta["val"] = node.meta["val"].contiguous()
-            # the tensor itself, not a view of it: a view would be copied first
-            graph.graph.call_function(add_product, (_viewed(moved), left, right, riding.factor))
+            # on the tensor itself: inductor would copy a view of it first
+            graph.graph.call_function(add_product, (_viewed(moved), left, right, fused.factor))
         node.replace_all_uses_with(moved)
 
 
 class Term(NamedTuple):
-    """A summand: `factor` times a node, which is `product`, views and constant factors apart (None: no product of its own)."""
+    """A summand, `factor` times `node`.
+
+    product: the batched product that the node is, apart from views and constant factors, if nothing else
+    reads it; else None.
+    """
 
     factor: float
     node: fx.Node
@@ -162,7 +177,10 @@ class Term(NamedTuple):
 def _terms(
     node: fx.Node, shape: torch.Size, inside: set[fx.Node], factor: float = 1.0
 ) -> list[Term]:
-    """What a sum adds up, seen through sums and constant factors that nothing else reads; those are put `inside`."""
+    """Return the summands of a sum, through inner sums and constant factors that nothing else reads.
+
+    Those inner sums are added to `inside`.
+    """
     plus, minus = _is(node, aten.add.Tensor), _is(node, aten.sub.Tensor)
     if (plus or minus) and not node.kwargs and all(isinstance(arg, fx.Node) for arg in node.args):
         signs = (factor, factor if plus else -factor)
@@ -189,7 +207,7 @@ def _inner(node: Any, shape: torch.Size, inside: set[fx.Node], factor: float) ->
 
 
 def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
-    """A fresh tensor, the sum of the terms."""
+    """Return a node for the sum of terms, a new tensor."""
     total: fx.Node | None = None
     for factor, node, _ in terms:
         term = node if factor == 1.0 else graph.graph.call_function(aten.mul.Tensor, (node, factor))
@@ -200,12 +218,12 @@ def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
 
 
 def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
-    """Whether an input's moved value does nothing but leave the graph, and the input itself, or a view of it, does not."""
+    """Return whether only the output reads an input's new value, and it reads no view of the input itself."""
     return _reaches(node, VIEWS) == {end} and end not in _reaches(origin, (*VIEWS, *RESHAPED))
 
 
 def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
-    """What reads a node, or a view of it."""
+    """Return the nodes that read a node or a view of it; `through` are the operations that make views."""
     found = set()
     for user in node.users:
         found |= _reaches(user, through) if any(_is(user, op) for op in through) else {user}
@@ -213,7 +231,7 @@ def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
 
 
 def _is_read_once(weight: fx.Node) -> bool:
-    """Whether a weight is a tensor of its own that nothing else reads."""
+    """Return whether a weight is a new contiguous tensor with one reader."""
     chain = [weight]
     while any(_is(chain[-1], view) for view in VIEWS):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
@@ -226,21 +244,21 @@ def _is_read_once(weight: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """The tensor of the same numbers in the same order that a node is a view of, or the node itself."""
+    """Return the tensor that a node is a view of, with its numbers in the same order; or the node itself."""
     while any(_is(node, view) for view in VIEWS) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def _origin(node: Any) -> Any:
-    """The tensor that a node is a view of, or the node itself."""
+    """Return the tensor that a node is any kind of view of, or the node itself."""
     while isinstance(node, fx.Node) and any(_is(node, view) for view in (*VIEWS, *RESHAPED)):
         node = node.args[0]
     return node
 
 
 def _scaled_product(node: Any) -> tuple[fx.Node | None, float]:
-    """The batched product, and the number it is multiplied by, that a node is, views apart; (None, 1) where it is none."""
+    """Return the batched product that a node is apart from views, and its constant factor; else (None, 1)."""
     factor = 1.0
     while isinstance(node, fx.Node) and len(node.users) == 1:
         if _is(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):

@@ -1,4 +1,4 @@
-"""A function of one client as a function of many: under `torch.vmap`, or one client after another."""
+"""Functions of one client turned into functions of many: under `torch.vmap`, or one client after another."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from hierfl.data.batch import ClientBatch
 
 
 def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]:
-    """A function of one client's trees as a function of trees with the clients in front."""
+    """Return a function of one client's trees as a function of trees with C clients in front.
+
+    Args:
+        one: a function of one client.
+        at_once: under `torch.vmap`; else one client after another.
+
+    Returns:
+        A function of the trees of C clients, which takes C by the keyword `count`.
+    """
 
     def run(*trees: Tree, count: int) -> Tree:
         if at_once:
-            index = torch.arange(count)  # so that there is always something to map over
+            index = torch.arange(count)  # vmap needs a tensor to map over; trees may have none
             return torch.vmap(lambda _, *t: _tensors(one(*t)))(index, *trees)
         each = [one(*(tree_map(lambda v, i=i: v[i], t) for t in trees)) for i in range(count)]
         return tree_map(lambda *v: torch.stack(v), *each)
@@ -28,12 +36,17 @@ def over_clients(one: Callable[..., Tree], at_once: bool) -> Callable[..., Tree]
 def over_batch(
     one: Callable[[Tree, ClientBatch], Tree], at_once: bool
 ) -> Callable[[Tree, ClientBatch], Tree]:
-    """A function of one client's lane and batch as a function of lanes and a batch with the clients in front."""
+    """Return a function of one client's working state and batch as one of C clients' states and their batch.
 
-    def run(lane: Tree, batch: ClientBatch) -> Tree:
-        rows, shared = slots_of(batch)
-        return over_clients(lambda lane, row: one(lane, one_slot(row, shared, batch)), at_once)(
-            lane, rows, count=batch.num_clients
+    Args:
+        one: (working state, batch of one client) -> working state.
+        at_once: under `torch.vmap`; else one client after another.
+    """
+
+    def run(work: Tree, batch: ClientBatch) -> Tree:
+        slots, shared = slots_of(batch)
+        return over_clients(lambda work, slot: one(work, one_slot(slot, shared, batch)), at_once)(
+            work, slots, count=batch.num_clients
         )
 
     return run
@@ -44,33 +57,50 @@ def _tensors(tree: Tree) -> Tree:
 
 
 def where_working(on: Tensor, new: Tree, old: Tree) -> Tree:
-    """The new lanes of clients that still work (C,), the old ones of those that rest."""
+    """Return the new working states of clients that still work, the old ones of those that are done.
+
+    Args:
+        on: (C,) bool, which clients still work.
+        new: working states, C in front.
+        old: likewise.
+    """
     return tree_map(lambda n, o: torch.where(on.view(-1, *[1] * (n.dim() - 1)), n, o), new, old)
 
 
 def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:
-    """A batch of C clients as C batches of one: tensors with the clients in front (for vmap), and what they share."""
-    lanes = {
+    """Split a batch of C clients into C slots, to be mapped over.
+
+    Returns:
+        The clients' own tensors, (C, 1, ...), which `one_slot` makes a batch of one client of; and the
+        tensors that all clients share.
+    """
+    slots = {
         "fields": {name: values[:, None] for name, values in batch.fields.items()},
         "client_fields": {name: values[:, None] for name, values in batch.client_fields.items()},
         "rows": {} if batch.rows is None else {"rows": batch.rows[:, None]},
         "counts": batch.counts[:, None],
         "keys": batch.own_keys[:, None],
     }
-    return lanes, {
+    return slots, {
         "root": batch.root,
         "words": tuple(torch.as_tensor(w, dtype=torch.int32) for w in batch.words),
     }
 
 
-def one_slot(lane: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
-    """The batch of one client that a lane of `slots_of` stands for."""
+def one_slot(slot: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
+    """Return the batch of one client.
+
+    Args:
+        slot: its tensors, one place of the first tree of `slots_of`.
+        shared: the second tree of `slots_of`.
+        like: the batch that was split.
+    """
     return replace(
         like,
-        fields=lane["fields"],
-        client_fields=lane["client_fields"],
-        rows=lane["rows"].get("rows"),
-        counts=lane["counts"],
-        own_keys=lane["keys"],
+        fields=slot["fields"],
+        client_fields=slot["client_fields"],
+        rows=slot["rows"].get("rows"),
+        counts=slot["counts"],
+        own_keys=slot["keys"],
         **shared,
     )

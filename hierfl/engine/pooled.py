@@ -1,4 +1,4 @@
-"""Rounds of a method as steps of one Pyro program with all clients' rows together: the reference of the other engines."""
+"""Rounds as steps of one pooled Pyro program with all clients' rows: the reference for the other engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from hierfl.method import Clock, Method
 def pooled_rounds(
     method: Method, federation: Federation, progress: Progress, until: int
 ) -> Iterator[Progress]:
-    """The rounds of a method, each as one step of the pooled program.
+    """Run rounds of a method, each as one step of the pooled program, and yield the progress after each.
+
+    Args:
+        method: that has a pooled form.
+        federation: its clients and its checked program.
+        progress: where the run stands.
+        until: rounds planned in all.
 
     Raises:
         ValueError: the method has no pooled form, or the guide draws one client at a time.
@@ -30,8 +36,8 @@ def pooled_rounds(
         )
     if not federation.program.keyed:
         raise ValueError(
-            "engine='pooled' draws for all clients at once, which the guide's own sampler cannot: use engine='sequential', "
-            "or a guide of Normals (hierfl.nuts samples the model itself)"
+            "engine='pooled' draws for all clients at once, which the guide's own sampler cannot: use "
+            "engine='sequential', or a guide of Normals (hierfl.nuts samples the model itself)"
         )
     move = method.pooled(federation.program)
     everyone = torch.arange(federation.data.num_clients)
@@ -63,4 +69,4 @@ def pooled_rounds(
         yield progress
 
 
-JOINT_PHASE = 1  # fedsvi's phase of joint steps: the pooled step takes the same noise
+JOINT_PHASE = 1  # the number of fedsvi's phase of joint steps, whose noise the pooled step shares

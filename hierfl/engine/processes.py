@@ -1,9 +1,10 @@
-"""Chunks of clients on processes of their own, one core each: nothing waits at a barrier, nor for Python's one lock.
+"""Chunks of clients on several processes, one core each.
 
-The processes are copies (forks) of this one, made once what is worked on is compiled: programs, data and compiled steps are there
-already, and only what a round changes goes along a line between the two. Threads in their place gained next to nothing: between
-two of its operations each waits for the lock that the other holds. What goes along a line is pickled: both ends are this program, and
-nothing of it is kept, nor comes from elsewhere.
+The processes are copies (forks) of this one. They are made once the local steps are compiled, so that
+programs, data and compiled steps are there already, and only what changes from round to round goes through
+the sockets. Threads gained next to nothing: between any two operations a thread waits for Python's global
+lock. Messages are pickled: both ends are this program, and messages are neither stored nor read from anywhere
+else.
 """
 
 from __future__ import annotations
@@ -27,30 +28,34 @@ from torch import Tensor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Work = Callable[[Iterable[Item]], Iterator[Result]]
+RunAll = Callable[[Iterable[Item]], Iterator[Result]]
 
-CAN_COPY = sys.platform.startswith("linux")  # elsewhere system libraries do not survive a fork
+# on other systems, system libraries do not survive a fork
+CAN_COPY = sys.platform.startswith("linux")
 
 
 class WorkerDied(RuntimeError):
-    """A process that worked on a chunk of clients has ended before it was done."""
+    """A process that worked on a chunk of clients ended before it was done."""
 
 
 @contextmanager
-def crew(task: Callable[[Item], Result], cores: int) -> Iterator[Work[Item, Result]]:
-    """`work(items)` gives `task(item)` for each item in order, `cores` at once, each on one core; for as long as the context lasts.
+def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Result]]:
+    """Make a `run_all(items)` that yields `task(item)` for each item in order, `cores` items at once.
+
+    The first call runs everything in this process, so that all steps are compiled when it is copied. Items
+    are taken and results yielded `cores` at a time. An error of a task is raised here. The copies end with
+    the context.
 
     Args:
-        task: pure: what it changes here it does not change in a copy of this process. Its items and results are trees of tensors.
-        cores: how many items at once. With one, and where no process can be copied, all is done here, on as many cores as torch is told.
-
-    The first call does everything here, so that what is compiled on the way is there when copies are made. Items are taken as
-    they are needed, and results handed over as they come, `cores` at a time. An error of a task comes out here.
+        task: a pure function of trees of tensors: what it changes in one process it does not change in
+            another.
+        cores: how many items at once. With 1, or where a process cannot be copied, this process runs
+            everything, on as many cores as torch is set to use.
     """
     copies: list[Copy] = []
     wanted, ready = cores - 1, False
 
-    def work(items: Iterable[Item]) -> Iterator[Result]:
+    def run_all(items: Iterable[Item]) -> Iterator[Result]:
         nonlocal wanted, ready
         if cores < 2 or not CAN_COPY:
             yield from map(task, items)
@@ -61,7 +66,8 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[Work[Item, Resu
                     copies.append(copied(task, copies))
             except OSError as error:
                 warnings.warn(
-                    f"{len(copies) + 1} processes work where {cores} could: the system makes no more ({error})",
+                    f"{len(copies) + 1} processes work where {cores} could: the system cannot start more "
+                    f"({error})",
                     stacklevel=2,
                 )
                 wanted = len(copies)
@@ -76,7 +82,7 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[Work[Item, Resu
         ready = True
 
     try:
-        yield work
+        yield run_all
     finally:
         for copy in copies:
             copy.end()
@@ -84,7 +90,7 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[Work[Item, Resu
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Torch's operations run on one core."""
+    """Let torch use one core."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -95,20 +101,33 @@ def one_core() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A copy of this process that does a task on what it is sent."""
+    """A copy of this process that runs a task on the items it is sent.
+
+    Args:
+        process: its PID.
+        line: this end of the socket to it.
+    """
 
     process: int
     line: socket.socket
 
     def send(self, item: object) -> None:
-        """Hand over an item."""
+        """Send an item.
+
+        Raises:
+            WorkerDied: the process has ended.
+        """
         try:
             send(self.line, item)
         except OSError as error:
             raise self._died() from error
 
     def receive(self) -> Any:
-        """Wait for the result; an error of the task is raised here."""
+        """Wait for the result; an error of the task is raised here.
+
+        Raises:
+            WorkerDied: the process has ended.
+        """
         try:
             done, answer = receive(self.line)
         except (EOFError, OSError) as error:
@@ -118,28 +137,35 @@ class Copy:
         raise answer
 
     def end(self) -> None:
-        """Nothing of what it does is wanted any more."""
+        """Terminate the process."""
         self.line.close()
         try:
             os.kill(self.process, signal.SIGKILL)
             os.waitpid(self.process, 0)
         except (ProcessLookupError, ChildProcessError):
-            pass  # it has gone, and somebody has asked how
+            pass  # it has ended, and its exit status has been collected
 
     def _died(self) -> WorkerDied:
         return WorkerDied(
-            f"a process that worked on a chunk of clients (PID {self.process}) has gone before it was done, as it would if the "
-            f"system were out of memory: call torch.set_num_threads(1) to work in one process alone, or lower chunk"
+            f"a process that worked on a chunk of clients (PID {self.process}) ended before it was done, "
+            f"perhaps because the system is out of memory: call torch.set_num_threads(1) to use this process "
+            f"alone, or lower chunk"
         )
 
 
 def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
-    """Make a copy of this process that does a task until its line is cut: by us, or because we are no more."""
+    """Make a copy of this process that runs a task on every item it is sent, until its socket is closed.
+
+    The socket also closes when this process ends.
+
+    Args:
+        task: to run.
+        others: copies made before.
+    """
     here, there = socket.socketpair()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python 3.12's, of threads: none of ours holds a lock of a task
+        # Python 3.12 warns of forks of a process with threads; none of ours holds a lock that a task needs
+        warnings.simplefilter("ignore", DeprecationWarning)
         try:
             process = os.fork()
         except OSError:
@@ -151,15 +177,16 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
         return Copy(process, here)
     try:
         for end in (here, *(other.line for other in others)):
-            end.close()  # else they would stay open for as long as this copy lives, and others not learn that we are no more
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts us ends this copy
+            end.close()  # held open here, other copies would not notice that the first process has ended
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted first process ends its copies
         torch.set_num_threads(1)
         _serve(task, there)
     finally:
-        os._exit(0)  # nothing of ours is cleaned up, nor written, twice
+        os._exit(0)  # without the clean-up at exit, which is the first process's alone
 
 
 def _serve(task: Callable[[Any], object], line: socket.socket) -> None:
+    """Run a task on every item that comes in, and send back (True, result) or (False, error)."""
     while True:
         try:
             item = receive(line)
@@ -186,9 +213,9 @@ def _can_be_sent(error: Exception) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------------ what goes along a line
+# ------------------------------------------------------------------------------------------------ messages
 def send(line: socket.socket, tree: object) -> None:
-    """Send a tree: what it is made of, and then its tensors' bytes as they lie in memory."""
+    """Send a tree: its structure, and then the bytes of its tensors as they lie in memory."""
     file, parts = io.BytesIO(), list[memoryview]()
     _Pickler(file, parts).dump(tree)
     head = file.getbuffer()
@@ -199,7 +226,7 @@ def send(line: socket.socket, tree: object) -> None:
 
 
 def receive(line: socket.socket) -> Any:
-    """Wait for a tree.
+    """Wait for a tree and return it.
 
     Raises:
         EOFError: the other end is closed.
@@ -211,9 +238,8 @@ def receive(line: socket.socket) -> Any:
 
 
 def _taken(line: socket.socket, size: int) -> Any:
-    found: Any = torch.empty(
-        size, dtype=torch.uint8
-    ).numpy()  # which begins where vector instructions like it to
+    # torch aligns its memory for vector instructions
+    found: Any = torch.empty(size, dtype=torch.uint8).numpy()
     rest = memoryview(found)
     while rest:
         got = line.recv_into(rest)
@@ -224,13 +250,13 @@ def _taken(line: socket.socket, size: int) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts the bytes of tensors aside."""
+    """Pickles trees, and puts the bytes of their tensors aside in `parts`."""
 
     def __init__(self, file: io.BytesIO, parts: list[memoryview]) -> None:
         super().__init__(file, protocol=5, buffer_callback=lambda part: parts.append(part.raw()))
 
     def reducer_override(self, value: object) -> Any:
-        """A tensor is its bytes, type and shape; all else is as ever."""
+        """Reduce a tensor to its bytes, dtype and shape; other values are pickled as usual."""
         if type(value) is not Tensor:
             return NotImplemented
         numbers: Any = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy()

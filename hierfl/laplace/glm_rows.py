@@ -22,17 +22,10 @@ from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.derivatives import softplus, times
-from hierfl.program.program import (
-    Answer,
-    Program,
-    Site,
-    in_clients,
-    per_client,
-    samples,
-    scored,
-    untouched_store,
-)
+from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.program import Program
 from hierfl.program.sites import Values
+from hierfl.program.traces import Site, in_clients, per_client, samples, scored
 
 # Linearity is tested at random points of these distances from 0, at each distance TRIES times.
 TRIES, SIZES = 3, (0.3, 2.0, 8.0)

@@ -31,8 +31,9 @@ from torch.func import grad, vjp
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import UNKNOWN, Linear, Parts, parts
 from hierfl.laplace.mode import CAP, LogDensity, client_density, newton_step, prior_centre
-from hierfl.program.program import Program, ProgramError, log_joint
+from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Block
+from hierfl.program.terms import log_joint
 
 # The largest D: the Hessian in the local sites is inverted at every point.
 LOCAL_LIMIT = 300

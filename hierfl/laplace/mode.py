@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
+from hierfl.program.handlers import Answer
 from hierfl.program.prior_centre import Centre
-from hierfl.program.program import Answer, Site, log_joint
 from hierfl.program.sites import Block, Latents, Model, Values
+from hierfl.program.terms import log_joint
+from hierfl.program.traces import Site
 
 LogDensity = Callable[[Tensor], Tensor]
 CAP = 4.0  # the longest Newton step, in the unconstrained coordinates of the local sites

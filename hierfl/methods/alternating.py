@@ -16,7 +16,8 @@ from hierfl.core.trees import Tree, lerp
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Clock, Phase, Server, Share, Up, over_draws, slope
 from hierfl.optimisers import Optimiser, Stepped, step
-from hierfl.program.program import Params, Program, ProgramError, Terms
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.terms import Terms
 
 
 @dataclass(frozen=True)

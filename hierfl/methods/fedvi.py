@@ -26,8 +26,9 @@ from hierfl.guides.constructed import constructed
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
-from hierfl.program.program import Params, Program, Terms
+from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
+from hierfl.program.terms import Terms
 
 
 @recorded

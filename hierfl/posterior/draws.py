@@ -19,9 +19,11 @@ from hierfl.posterior.client_loop import (
     each_draw,
 )
 from hierfl.posterior.snapshot import Restricted, Snapshot
+from hierfl.program.handlers import Answer
 from hierfl.program.keyed_draws import NoKeyedDraw
-from hierfl.program.program import Answer, Params, Program, Site
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
+from hierfl.program.traces import Site
 
 
 @dataclass(frozen=True, eq=False)

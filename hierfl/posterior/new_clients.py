@@ -16,7 +16,8 @@ from hierfl.posterior.client_loop import Chunk, each_draw
 from hierfl.posterior.draws import joined_local, keyed_or_in_turn, local_plates, posterior_draws
 from hierfl.posterior.prediction import Prediction, predicted
 from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows
-from hierfl.program.program import Answer, Params
+from hierfl.program.handlers import Answer
+from hierfl.program.program import Params
 from hierfl.program.sites import Values
 
 OfNewClient = Callable[[Params, Values, ClientBatch], Tree]

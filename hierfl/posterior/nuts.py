@@ -15,7 +15,8 @@ from torch import Tensor
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.guides.delta import delta
-from hierfl.program.program import Program, untouched_store
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import Program
 from hierfl.program.read import read
 from hierfl.program.sites import Model, Values
 

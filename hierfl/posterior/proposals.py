@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import TransformedDistribution
 
 from hierfl.core.importance_sampling import Split, Weights, heavy_points
-from hierfl.program.program import in_clients, is_latent
+from hierfl.program.traces import in_clients, is_latent
 
 FREEDOM = 7.0  # degrees of freedom of the t
 COUNTS = 5  # effective draws per coordinate that the previous proposal counts for in a refit

@@ -17,8 +17,10 @@ from hierfl.posterior.client_loop import at_each_draw, each_draw
 from hierfl.posterior.draws import Draws, joined_draws
 from hierfl.posterior.proposals import Coordinates
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.program.program import Answer, Params, Program, in_clients, samples
+from hierfl.program.handlers import Answer
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
+from hierfl.program.traces import in_clients, samples
 
 INNER = 8  # draws of the local sites for each draw of the global ones
 LIMIT = (

@@ -1,1 +1,1 @@
-"""A Pyro model and guide as pure functions of named tensors: reading, checking and running them."""
+"""A Pyro model and guide as pure functions of named tensors: reading, checking, running."""

@@ -1,4 +1,4 @@
-"""The clients plate is the privacy boundary: what stands outside it may depend on nothing that is one client's."""
+"""The check that the clients plate is a privacy boundary: global sites depend on nothing local."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.program import ProgramError, Site, in_clients, untouched_store
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import ProgramError
+from hierfl.program.traces import Site, in_clients
 
 
 class _Marked(Messenger):
-    """Marks the values of local sites and params, as `requires_grad`; what is made of them then bears the mark."""
+    """Marks values of local sites and params by `requires_grad`, which all that depends on them inherits."""
 
     def _pyro_post_sample(self, msg: Site) -> None:
         if in_clients(msg) and not msg["is_observed"]:
@@ -30,18 +32,19 @@ class _Marked(Messenger):
 def check_boundary(
     program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str, *handlers: Messenger
 ) -> None:
-    """Refuse a program of which a global site is made of a client's rows, local sites or local params, however it is summed up.
+    """Refuse a program with a global site that depends on a client's rows, local sites or local params.
 
-    Each client would see a global site of its own, and the numbers would depend on who else is in the plate.
+    Aggregates over clients, such as means, are refused too: each client would see another value of the global
+    site, and numbers would depend on which clients are in the plate together.
 
     Args:
         program: model or guide.
         batch: a few rows of some clients.
         what: "model" or "guide".
-        *handlers: that give it values.
+        *handlers: effect handlers that give values to its sites and params.
 
     Raises:
-        ProgramError: naming the site.
+        ProgramError: a global site depends on something local; the message names the site.
     """
     marked = replace(
         batch,
@@ -54,19 +57,18 @@ def check_boundary(
             stack.enter_context(handler)
         try:
             nodes: Any = poutine.trace(program).get_trace(marked).nodes
-        except (
-            RuntimeError
-        ):  # a program that takes values out of autograd's sight cannot be looked through
-            return
+        except RuntimeError:
+            return  # the program takes values out of autograd (`.numpy()`), and cannot be checked
         found = [
             name
             for name, site in nodes.items()
-            if site["type"] == "sample" and not in_clients(site) and _bears(site)
+            if site["type"] == "sample" and not in_clients(site) and _is_marked(site)
         ]
     if found:
         raise ProgramError(
-            f"site '{found[0]}' stands outside the clients plate in the {what}, but is made of what stands inside (a client's rows, "
-            f"local sites or local params): move it inside `with batch.clients():`, or leave out what is a client's own"
+            f"site '{found[0]}' is outside the clients plate in the {what}, but depends on something inside "
+            f"it (a client's rows, local sites or local params): move it inside `with batch.clients():`, or "
+            f"remove the dependence"
         )
 
 
@@ -74,7 +76,8 @@ def _marked(value: Tensor) -> Tensor:
     return value.detach().clone().requires_grad_() if value.is_floating_point() else value
 
 
-def _bears(site: Site) -> bool:
+def _is_marked(site: Site) -> bool:
+    """Return whether the value of a site, or its log density, depends on a marked value."""
     value = site["value"]
     if isinstance(value, Tensor) and value.requires_grad:
         return True

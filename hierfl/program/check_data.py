@@ -1,4 +1,4 @@
-"""What fields may hold: finite numbers, and labels that their site can take."""
+"""Checks of the data against the program: finite fields, and labels inside the support of their site."""
 
 from __future__ import annotations
 
@@ -16,22 +16,32 @@ from torch.distributions.constraints import Constraint
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.program.prior_centre import Centre
-from hierfl.program.program import ProgramError, in_clients, is_deterministic
+from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
+from hierfl.program.traces import in_clients, is_deterministic
 
 
 def check_names(data: ClientData) -> None:
-    """Refuse a field of the name of something else that every batch has: `batch.counts` would be another thing than was meant."""
+    """Refuse a field named like an attribute of every batch: `batch.counts` would not be the field.
+
+    Raises:
+        ValueError: a field has such a name.
+    """
     taken = {*dir(ClientBatch), *ClientBatch.__dataclass_fields__}
     for name in [*data.fields, *data.client_fields]:
         if name in taken:
             raise ValueError(
-                f"a field cannot be named '{name}': batch.{name} is a part of every batch; rename it ('{name}_')"
+                f"a field cannot be named '{name}': batch.{name} is an attribute of every batch; rename it "
+                f"('{name}_')"
             )
 
 
 def check_finite(data: ClientData) -> None:
-    """Refuse NaN and infinity, naming the field, the client and how many there are."""
+    """Refuse NaN and infinity.
+
+    Raises:
+        ValueError: a field has some; the message names the field, the number of rows and the first client.
+    """
     for name, values in {**data.fields, **data.client_fields}.items():
         if values.is_floating_point():
             bad = ~values.isfinite().flatten(1).all(1) if values.dim() > 1 else ~values.isfinite()
@@ -39,21 +49,26 @@ def check_finite(data: ClientData) -> None:
                 row = int(bad.nonzero()[0])
                 client = data.names[int(data.row_client[row]) if name in data.fields else row]
                 raise ValueError(
-                    f"field '{name}' has NaN or infinity in {int(bad.sum())} rows, the first of client '{client}': "
-                    f"fill it (hierfl.fill_missing adds indicators of what was missing), or model it"
+                    f"field '{name}' has NaN or infinity in {int(bad.sum())} rows, the first of client "
+                    f"'{client}': fill it (hierfl.fill_missing adds indicators of the missing values), or "
+                    f"model it"
                 )
 
 
 def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:
-    """Observed site -> the field that it observes, as it is (`obs=batch.y`) or changed (`obs=batch.y.float()`).
+    """Return the field that each site observes, as it is (`obs=batch.y`) or transformed (`batch.y.float()`).
 
     Args:
-        model: that was traced.
-        trace: of the batch.
-        batch: of a few rows.
+        model: the generative program.
+        trace: of the model on the batch.
+        batch: a few rows.
+
+    Returns:
+        Observed site -> field.
 
     Raises:
-        ProgramError: a site observes what is made of several fields, or the model observes nothing.
+        ProgramError: a site observes a value computed from several fields, or no site inside the clients
+            plate observes a field.
     """
     values = {}
     for name, site in trace.nodes.items():
@@ -70,21 +85,22 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
     for name, fields in found.items():
         if len(fields) > 1 and not any(known[k] is values[name] for k in fields):
             raise ProgramError(
-                f"site '{name}' observes what is made of the fields {', '.join(fields)}: which of them is unknown when it is "
-                f"predicted cannot be told; make it a field of its own, data.with_fields({name}=...)"
+                f"site '{name}' observes a value computed from the fields {', '.join(fields)}, so it is "
+                f"unclear which of them is unknown in a prediction: make the value a field of its own, "
+                f"data.with_fields({name}=...)"
             )
-    labels = {
-        name: fields[0] for name, fields in found.items() if fields
-    }  # one that observes no field (zeros, say) is no label
+    # a site may also observe no field, zeros for example: it has no label
+    labels = {name: fields[0] for name, fields in found.items() if fields}
     if not labels:
         raise ProgramError(
-            "the model observes no field inside the clients plate: give a likelihood, pyro.sample(..., obs=batch.y)"
+            "the model observes no field inside the clients plate: give a likelihood, pyro.sample(..., "
+            "obs=batch.y)"
         )
     return labels
 
 
 def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list[str]:
-    """Fields that an observed value changes with, by changing one at a time."""
+    """Return the fields that an observed value depends on, found by changing one field at a time."""
     found = []
     for name, field in batch.fields.items():
         other = ~field if field.dtype == torch.bool else field + 1
@@ -96,27 +112,33 @@ def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list
                     .nodes
                 )
         except (RuntimeError, ValueError, IndexError):
-            continue  # a field that the model cannot take otherwise, an index say, is no label
+            continue  # the model fails on a changed field, such as an index: it is no label
         if not torch.equal(torch.as_tensor(nodes[site]["value"]), value):
             found.append(name)
     return found
 
 
 def fields_read(program: Model, batch: ClientBatch, handler: Messenger) -> frozenset[str]:
-    """Fields that a model or guide reads, found by running it on fields that tell."""
+    """Return the fields that a model or guide reads, found by running it on fields that record each access.
+
+    Args:
+        program: model or guide.
+        batch: a few rows.
+        handler: effect handler that gives values to its sites and params.
+    """
     read: set[str] = set()
-    telling = replace(
+    recorded = replace(
         batch,
-        fields=_Telling(batch.fields, read),
-        client_fields=_Telling(batch.client_fields, read),
+        fields=_Recorded(batch.fields, read),
+        client_fields=_Recorded(batch.client_fields, read),
     )
     with handler:
-        poutine.trace(program).get_trace(telling)
+        poutine.trace(program).get_trace(recorded)
     return frozenset(read)
 
 
-class _Telling(Mapping[str, Any]):
-    """Fields that write down which of them is asked for."""
+class _Recorded(Mapping[str, Any]):
+    """Fields that record each access in `read`."""
 
     def __init__(self, fields: Mapping[str, Any], read: set[str]) -> None:
         self.fields, self.read = fields, read
@@ -136,7 +158,16 @@ class _Telling(Mapping[str, Any]):
 def supports_of(
     trace: Any, labels: Mapping[str, str], data: ClientData
 ) -> dict[str, tuple[str, Constraint]]:
-    """Label field -> (its site, the values it can take), where these are the same for every row."""
+    """Return the support of each label, where it is the same for every row.
+
+    Args:
+        trace: of the model.
+        labels: observed site -> label field.
+        data: the federation.
+
+    Returns:
+        Label field -> (its site and distribution, in words; the support).
+    """
     supports = {}
     for site, name in labels.items():
         fn = trace.nodes[site]["fn"]
@@ -147,12 +178,21 @@ def supports_of(
 
 
 def by_row(fn: Any) -> bool:
-    """Whether what a site can take differs from row to row: a Binomial's number of trials."""
+    """Return whether the support of a site differs from row to row, as with a Binomial's number of trials."""
     return isinstance(getattr(getattr(fn, "base_dist", fn), "total_count", None), Tensor)
 
 
 def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) -> None:
-    """Refuse labels that their row cannot take, by the model's own distributions, some clients at a time."""
+    """Refuse labels outside a support that differs from row to row, by the model's own distributions.
+
+    Args:
+        model: the generative program.
+        data: the federation; 256 clients are checked at once.
+        sites: the observed sites with such a support.
+
+    Raises:
+        ValueError: a label is outside the support of its row; the message names site, client and value.
+    """
     sites = list(sites)
     for ids in torch.arange(data.num_clients).split(256) if sites else ():
         batch = full_batch(data, ids)
@@ -163,13 +203,23 @@ def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) ->
             if not bool(good.all()):
                 client, row = (~good).nonzero()[0].tolist()
                 raise ValueError(
-                    f"site '{site}' ({type(nodes[site]['fn']).__name__}) of client '{data.names[int(ids[client])]}' has the value "
-                    f"{nodes[site]['value'][client, row].item():g}, outside the support of its row; {int((~good).sum())} rows are"
+                    f"site '{site}' ({type(nodes[site]['fn']).__name__}) of client "
+                    f"'{data.names[int(ids[client])]}' has the value "
+                    f"{nodes[site]['value'][client, row].item():g}, outside the support of its row; "
+                    f"{int((~good).sum())} rows are outside theirs"
                 )
 
 
 def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: ClientData) -> None:
-    """Refuse labels that their site cannot take, naming the client, the value and the site."""
+    """Refuse labels outside the support of their site.
+
+    Args:
+        program_supports: label field -> (its site, the support), as `supports_of` returns them.
+        data: the federation.
+
+    Raises:
+        ValueError: a label is outside; the message names field, client, value and site.
+    """
     for name, (site, support) in program_supports.items():
         if name not in data.fields:
             continue
@@ -178,12 +228,21 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
             row = int((~good).nonzero()[0, 0])
             raise ValueError(
                 f"field '{name}' of client '{data.names[int(data.row_client[row])]}' has the value "
-                f"{data.fields[name][row].item():g}, outside the support {support} of site {site}; {int((~good).sum())} rows are"
+                f"{data.fields[name][row].item():g}, outside the support {support} of site {site}; "
+                f"{int((~good).sum())} rows are outside it"
             )
 
 
 def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
-    """Refuse labels of a kind that their site cannot score (integers under torch's Bernoulli), naming field and site."""
+    """Refuse labels of a dtype or shape that their site cannot score: integers under torch's Bernoulli.
+
+    Args:
+        trace: of the model.
+        labels: observed site -> label field.
+
+    Raises:
+        ProgramError: a site cannot score its label; the message names both.
+    """
     for name, label in labels.items():
         site = trace.nodes[name]
         try:
@@ -194,6 +253,7 @@ def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
                 str(site["value"].dtype).removeprefix("torch."),
             )
             raise ProgramError(
-                f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype} and shape {tuple(site['value'].shape)}: {error}; "
-                f"labels of another dtype: data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
+                f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype} and shape "
+                f"{tuple(site['value'].shape)}: {error}; labels of another dtype: "
+                f"data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
             ) from error

@@ -1,4 +1,4 @@
-"""Checks of a traced program: plates against batch shapes, guide against model, a finite start."""
+"""Checks of a traced program: batch shapes against plates, guide against model, a finite start."""
 
 from __future__ import annotations
 
@@ -7,70 +7,85 @@ from typing import Any
 import pyro.distributions as dist
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
-from hierfl.program.program import (
-    Program,
-    ProgramError,
-    Site,
-    in_clients,
-    is_latent,
-)
+from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Latents
+from hierfl.program.traces import Site, in_clients, is_latent
 
 
 def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
-    """The batch shape of a site must be that of its plates; a global one must not have the clients' dimension."""
+    """Refuse a site whose batch shape is not that of its plates, or that is in the wrong plates.
+
+    Args:
+        name: of the site.
+        site: of a trace.
+        batch: that was traced.
+
+    Raises:
+        ProgramError: the site is in the data plate but not in the clients plate; it is observed outside the
+            clients plate; it is latent in the data plate; or its batch shape is not that of its plates.
+    """
     frames = {f.name: f for f in site["cond_indep_stack"] if f.vectorized}
     shape = tuple(site["fn"].batch_shape)
-    wanted = [1] * max(0, *(-f.dim for f in frames.values()), 0)
-    for frame in frames.values():
-        wanted[frame.dim] = frame.size
     if DATA in frames and CLIENTS not in frames:
         raise ProgramError(
-            f"site '{name}' is in the data plate but not in the clients plate: open batch.data() inside batch.clients()"
+            f"site '{name}' is in the data plate but not in the clients plate: open batch.data() inside "
+            f"batch.clients()"
         )
-    if (
-        site["is_observed"]
-        and CLIENTS not in frames
-        and not isinstance(site["fn"], dist.Unit)
-        and len(shape) > 1
-    ):
+    is_factor = isinstance(site["fn"], dist.Unit)
+    if site["is_observed"] and CLIENTS not in frames and not is_factor and len(shape) > 1:
         raise ProgramError(
             f"site '{name}' is observed outside the clients plate: put it inside `with batch.clients():`"
         )
-    if shape == tuple(wanted):
-        if DATA in frames and is_latent(site):
-            raise ProgramError(
-                f"site '{name}' is latent in the data plate, one value a row (shape {shape}): sum it out, or give the client "
-                f"one site with its rows as event"
-            )
-        return
-    extra = len(shape) - len(wanted)
-    if CLIENTS not in frames and len(shape) >= 2 and shape[-2] == batch.num_clients > 1:
+    wanted = [1] * max(0, *(-f.dim for f in frames.values()), 0)
+    for frame in frames.values():
+        wanted[frame.dim] = frame.size
+    if shape != tuple(wanted):
+        raise _wrong_shape(name, shape, tuple(wanted), list(frames), batch.num_clients)
+    if DATA in frames and is_latent(site):
         raise ProgramError(
-            f"site '{name}' stands outside the clients plate, but its batch shape {shape} has the clients in it: it reads a "
-            f"local site; move it inside `with batch.clients():`"
+            f"site '{name}' is latent in the data plate, one value a row (shape {shape}): sum it out, or "
+            f"give the client one site with its rows as event"
         )
-    events = next(
-        (
-            k
-            for k in range(1, len(shape) + 1)
-            if shape[:-k] == tuple(wanted) or all(n == 1 for n in shape[:-k])
-        ),
-        max(extra, 1),
+
+
+def _wrong_shape(
+    name: str, shape: tuple[int, ...], wanted: tuple[int, ...], plates: list[str], clients: int
+) -> ProgramError:
+    """Return the error of a site whose batch shape is not that of its plates."""
+    if CLIENTS not in plates and len(shape) >= 2 and shape[-2] == clients > 1:
+        return ProgramError(
+            f"site '{name}' is outside the clients plate, but its batch shape {shape} has a dimension of "
+            f"clients: it reads a local site; move it inside `with batch.clients():`"
+        )
+    fits = (
+        k
+        for k in range(1, len(shape) + 1)
+        if shape[:-k] == wanted or all(n == 1 for n in shape[:-k])
     )
-    raise ProgramError(
-        f"site '{name}' has batch shape {shape}; its plates ({', '.join(frames) or 'none'}) ask for {tuple(wanted)}: "
-        f"declare its own dimensions with .to_event({events}), or open a plate for them"
+    events = next(fits, max(len(shape) - len(wanted), 1))
+    return ProgramError(
+        f"site '{name}' has batch shape {shape}; its plates ({', '.join(plates) or 'none'}) require "
+        f"{wanted}: declare its own dimensions with .to_event({events}), or open a plate for them"
     )
 
 
 def check_cover(latents: Latents, guide: Any) -> None:
-    """Refuse a guide that lacks a latent site of the model, or has one of another shape or owner."""
+    """Refuse a guide whose latent sites are not those of the model.
+
+    Args:
+        latents: the model's latent sites.
+        guide: trace of the guide.
+
+    Raises:
+        ProgramError: the guide lacks a site, has an additional one that is not auxiliary, or has one of
+            another shape or on the other side of the clients plate.
+    """
     drawn = {name: site for name, site in guide.nodes.items() if is_latent(site)}
     for site in latents.sites:
         if site.name not in drawn:
             raise ProgramError(
-                f"site '{site.name}' is in the model but not in the guide: add it there, or use an automatic guide"
+                f"site '{site.name}' is in the model but not in the guide: add it there, or use an automatic "
+                f"guide"
             )
         found, wanted = tuple(drawn[site.name]["value"].shape), tuple(site.start.shape)
         if found != wanted:
@@ -86,12 +101,21 @@ def check_cover(latents: Latents, guide: Any) -> None:
     for name, drawn_site in drawn.items():
         if name not in known and not drawn_site["infer"].get("is_auxiliary"):
             raise ProgramError(
-                f"site '{name}' is in the guide but not in the model: rename it, or mark it infer={{'is_auxiliary': True}}"
+                f"site '{name}' is in the guide but not in the model: rename it, or mark it "
+                f"infer={{'is_auxiliary': True}}"
             )
 
 
 def check_start(program: Program, batch: ClientBatch) -> None:
-    """Refuse a program whose log density is not finite where the guide starts."""
+    """Refuse a program whose log density is not finite at the guide's starting values.
+
+    Args:
+        program: to check.
+        batch: a few rows.
+
+    Raises:
+        ProgramError: a part of the log density cannot be computed, or is NaN or infinite.
+    """
     shared, own = program.start()
     try:
         terms = program.terms({**shared, **own}, batch)
@@ -102,5 +126,6 @@ def check_start(program: Program, batch: ClientBatch) -> None:
     for value, what in zip(terms, ("log-likelihood", "local sites", "global sites"), strict=True):
         if not bool(value.isfinite().all()):
             raise ProgramError(
-                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide starts: check the scales there"
+                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide starts: check "
+                f"the scales there"
             )

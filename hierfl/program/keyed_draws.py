@@ -1,4 +1,4 @@
-"""Draw from a distribution with noise that is handed in, wherever a draw is a transform of normals or uniforms."""
+"""Draws as functions of a key, for distributions that are transforms of normals or uniforms."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from hierfl.core import noise
 
 
 class NoKeyedDraw(NotImplementedError):
-    """A distribution whose draw is no transform of normals or uniforms that hierfl knows."""
+    """A distribution that hierfl cannot draw by transforming normals or uniforms."""
 
 
 class Noise:
-    """Standard normals and uniforms of one draw, as a function of its key.
+    """Standard normals and uniforms for one draw, as a function of its key.
 
     Args:
-        key: (2,) for a site outside the clients plate, (C, 2) inside.
-        axis: where the clients stand in the shape of the draw, counted from the left; unused outside the plate.
+        key: (2,) int32 for a site outside the clients plate, (C, 2) inside it.
+        axis: dimension of the clients in the shape of the draw, counted from the left; unused outside the
+            plate.
     """
 
     def __init__(self, key: Tensor, axis: int) -> None:
@@ -39,20 +40,26 @@ class Noise:
         return source(key, rest, dtype).movedim(0, self.axis)
 
     def normal(self, like: Tensor, shape: torch.Size) -> Tensor:
-        """Standard normals of a shape."""
+        """Return standard normals of a shape, in the dtype of `like`."""
         return self._drawn(noise.normals, shape, like.dtype)
 
     def uniform(self, like: Tensor, shape: torch.Size) -> Tensor:
-        """Uniforms inside (0, 1) of a shape."""
+        """Return uniforms in the open interval (0, 1) of a shape, in the dtype of `like`."""
         return self._drawn(noise.uniforms, shape, like.dtype)
 
 
 def draw(fn: Any, source: Noise) -> Tensor:
-    """One reparameterised draw, of shape `(*fn.batch_shape, *fn.event_shape)`.
+    """Return one reparameterised draw, of shape `(*fn.batch_shape, *fn.event_shape)`.
+
+    Args:
+        fn: the distribution.
+        source: of the noise.
 
     Raises:
-        NoKeyedDraw: the distribution (Gamma, Dirichlet, Poisson, ...) is drawn otherwise.
+        NoKeyedDraw: the distribution (Gamma, Dirichlet, Poisson, ...) is not a known transform of normals or
+            uniforms.
     """
+    # fn.shape() is Pyro's alone: torch's own distributions, as inside a HalfNormal, lack it
     shape = torch.Size((*fn.batch_shape, *fn.event_shape))
     if isinstance(fn, dist.Delta):
         return fn.v
@@ -63,9 +70,6 @@ def draw(fn: Any, source: Noise) -> Tensor:
         for transform in fn.transforms:
             value = transform(value)
         return value
-    shape = (
-        fn.batch_shape + fn.event_shape
-    )  # `shape` is Pyro's: torch's own, inside a HalfNormal, have none
     if isinstance(fn, torch_dist.Normal):
         return fn.loc + fn.scale * source.normal(fn.loc, shape)
     if isinstance(fn, torch_dist.MultivariateNormal):
@@ -88,14 +92,17 @@ def draw(fn: Any, source: Noise) -> Tensor:
 
 
 def seeded(fn: torch_dist.Distribution, key: Tensor) -> Tensor:
-    """One draw by torch's own sampler, its generator seeded by the key: the same for the same key, but for one client at a time.
+    """Return one draw by torch's own sampler, its generator seeded by the key, of one client at a time.
+
+    The same key gives the same draw.
 
     Args:
-        fn: reparameterised (Gamma, Beta, Dirichlet, StudentT, ...).
-        key: (2,), or (1, 2).
+        fn: a distribution with reparameterised draws (Gamma, Beta, Dirichlet, StudentT, ...).
+        key: (2,) or (1, 2) int32.
 
     Raises:
-        NoKeyedDraw: the distribution has no reparameterised draw, or there are several clients, stacked or under vmap.
+        NoKeyedDraw: the distribution has no reparameterised draw, or there are several clients, stacked or
+            under vmap.
     """
     if not fn.has_rsample:
         raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterised draw)")
@@ -106,7 +113,7 @@ def seeded(fn: torch_dist.Distribution, key: Tensor) -> Tensor:
         raise apart
     try:
         first, second = key.flatten().tolist()
-    except RuntimeError as error:  # under vmap no key can be looked at
+    except RuntimeError as error:  # under vmap the value of a key cannot be read
         raise apart from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))

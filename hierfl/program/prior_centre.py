@@ -1,4 +1,4 @@
-"""Points well inside a prior, without any draw: where guides and inner searches begin."""
+"""The centre of a prior, computed without a draw: the starting point of guides and of inner searches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import biject_to
 
-Site = Any
+from hierfl.program.traces import Site
 
 
 def has_mean(fn: Any) -> bool:
-    """Whether a distribution has a mean inside its support."""
+    """Return whether a distribution has a finite mean inside its support."""
     try:
         return bool(fn.mean.isfinite().all()) and bool(fn.support.check(fn.mean).all())
     except (NotImplementedError, AttributeError):
@@ -23,7 +23,12 @@ def has_mean(fn: Any) -> bool:
 
 
 def centre(fn: Any, by_mean: bool) -> Tensor:
-    """The mean, or the image of 0 under the map from R^k to the support; of shape `fn.shape()`."""
+    """Return the centre of a distribution, of shape `fn.shape()`.
+
+    Args:
+        fn: the distribution.
+        by_mean: take the mean; else the image of 0 under the map from R^k to the support.
+    """
     if by_mean:
         mean: Tensor = fn.mean
         return mean.expand(fn.shape())
@@ -33,10 +38,11 @@ def centre(fn: Any, by_mean: bool) -> Tensor:
 
 
 class Centre(Messenger):
-    """Sets every latent site to the centre of its prior given the sites before it, or to the `start` in its `infer`.
+    """Sets every latent site to its prior's centre given the sites before it, or to `start` in its `infer`.
 
     Args:
-        by_mean: site -> whether to take the mean; sites it does not name are looked at (which no graph can do).
+        by_mean: site -> whether to take the mean as centre. Of a site that is not in it the mean is taken if
+            it lies inside the support; that check reads values, which a compiled graph cannot do.
     """
 
     def __init__(self, by_mean: Mapping[str, bool] | None = None) -> None:
@@ -47,7 +53,7 @@ class Centre(Messenger):
         if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):
             return
         start = msg["infer"].get("start")
-        if start is not None:  # a program may say where a site starts: a network's weights, say
+        if start is not None:  # a program may set where a site starts, such as a network's weights
             msg["value"], msg["done"] = torch.as_tensor(start).expand(msg["fn"].shape()), True
             return
         by_mean = self.by_mean[msg["name"]] if msg["name"] in self.by_mean else has_mean(msg["fn"])

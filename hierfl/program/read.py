@@ -1,21 +1,22 @@
-"""One eager, validated trace of a user's program: what is global, what is local, and every mistake named once, with its mend."""
+"""Reading a user's program from eager, validated traces.
+
+The traces show which sites and params are global and which local. A mistake is raised as one error, which
+names it and its mend.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
-from torch.distributions import kl_divergence, transform_to
+from torch.distributions.constraints import Constraint
 
-from hierfl.core import noise
-from hierfl.data.batch import CLIENTS, DATA, ClientBatch, gather, keys_of
+from hierfl.data.batch import ClientBatch, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.program.check_boundary import check_boundary
 from hierfl.program.check_data import (
@@ -30,118 +31,87 @@ from hierfl.program.check_data import (
     supports_of,
 )
 from hierfl.program.check_program import check_cover, check_plates, check_start
-from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
-from hierfl.program.prior_centre import Centre, has_mean
-from hierfl.program.program import (
-    Answer,
-    ParamSpec,
-    Program,
-    ProgramError,
-    Reads,
-    Site,
-    in_clients,
-    is_deterministic,
-    is_latent,
-    untouched_store,
-)
-from hierfl.program.sites import Family, Guide, Latents, LatentSite, Model
+from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.keyed_draws import NoKeyedDraw
+from hierfl.program.prior_centre import Centre
+from hierfl.program.program import Program, ProgramError, Reads
+from hierfl.program.read_traces import closed_of, derived_of, is_keyed, latents_of, params_of
+from hierfl.program.sites import Family, Guide, Model
+from hierfl.program.traces import Site, is_deterministic, samples
 
-ROWS = 5  # rows of the clients a program is read on: neither 1 nor 2, so that plates and clients are told apart
+PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 
 
 def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0) -> Program:
-    """Read a program off eager, validated traces on two of the clients.
+    """Read a program from eager, validated traces on one and on two of the clients.
 
     Args:
         model: the generative program.
         guide: a guide function, or a family to make one of.
         data: the federation it will run on.
-        seed: of values that the program itself draws for its params.
+        seed: of starting values that the program itself draws for its params.
 
     Raises:
-        ValueError: NaN or infinity in a field, or labels outside the support of their site, naming client and field.
-        ProgramError: anything wrong with the program itself.
+        ValueError: NaN or infinity in a field, or labels outside the support of their site; the message names
+            client and field.
+        ProgramError: the program itself is wrong; the message names the site and the mend.
     """
     check_names(data)
     check_finite(data)
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
-        # two clients first: a local site read outside its plate shows only where they are not one
+        # two clients first: only with two does the shape of a local site read outside its plate give it away
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
-        latents = Latents(
-            tuple(
-                _latent(site, pair.nodes[name])
-                for name, site in single.nodes.items()
-                if is_latent(site)
-            )
-        )
-        with untouched_store():
-            labels = label_fields(model, pair, two)
-        supports = supports_of(pair, labels, data)
-        check_labels(supports, data)
-        check_scored(pair, labels)
-        with untouched_store():
-            check_labels_by_row(
-                model, data, [site for site in labels if by_row(pair.nodes[site]["fn"])]
-            )
-        family = guide
-        guide = guide.on(model, latents) if isinstance(guide, Family) else guide
+        latents = latents_of(single, pair)
+        labels, supports = _labels(model, pair, two, data)
+        built = guide.on(model, latents) if isinstance(guide, Family) else guide
         guided, guided_pair = (
-            _trace(guide, batch, "guide", seed, Answer({}, batch)) for batch in (one, two)
+            _trace(built, batch, "guide", seed, Answer({}, batch)) for batch in (one, two)
         )
         check_cover(latents, guided)
         check_boundary(model, one, "model", _Start())
-        check_boundary(guide, one, "guide", Answer({}, one))
-        params = _params([single, guided], [pair, guided_pair])
-        unkeyed = _unkeyed(guided)
-        if unkeyed:
-            kind = type(guided.nodes[unkeyed[0]]["fn"]).__name__
-            warnings.warn(
-                f"site '{unkeyed[0]}' is drawn from {kind}, no transform of normals or uniforms: clients run one at a time",
-                stacklevel=3,
-            )
+        check_boundary(built, one, "guide", Answer({}, one))
+        keyed = is_keyed(guided)  # before the guide runs again: it refuses one that cannot be drawn
         with untouched_store():
-            reads = Reads(
-                fields_read(model, one, _Start()), fields_read(guide, one, Answer({}, one))
-            )
+            of_model = fields_read(model, one, _Start())
+            of_guide = fields_read(built, one, Answer({}, one))
         program = Program(
             model=model,
-            guide=guide,
+            guide=built,
             latents=latents,
-            params=params,
-            closed=_closed(single, guided),
-            derived=_derived(single),
+            params=params_of([single, guided], [pair, guided_pair]),
+            closed=closed_of(single, guided),
+            derived=derived_of(single),
             labels=labels,
             supports=supports,
-            reads=reads,
+            reads=Reads(of_model, of_guide),
             num_clients=data.num_clients,
             prototype=one,
-            keyed=not unkeyed,
-            reads_all_rows=bool(
-                isinstance(family, Family) and getattr(family.build, "reads_all_rows", False)
-            ),
+            keyed=keyed,
+            reads_all_rows=_reads_all_rows(guide),
         )
         check_start(program, one)
     return program
 
 
 def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
+    """Return the first rows of some clients, padded to `PROTOTYPE_ROWS`."""
     chosen = torch.tensor(ids)
-    place = torch.arange(ROWS)[None]
+    place = torch.arange(PROTOTYPE_ROWS)[None]
     inside = place < data.counts[chosen][:, None]
     index = data.offsets[chosen][:, None] + torch.where(inside, place, 0)
     return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
 
 
 class _Start(Centre):
-    """Sets every latent site to the centre of its prior; a discrete one is refused."""
+    """Sets every latent site to the centre of its prior, and refuses a discrete one."""
 
     def _pyro_sample(self, msg: Site) -> None:
         free = not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample)
         if free and getattr(msg["fn"].support, "is_discrete", False):
             raise ProgramError(
-                f"site '{msg['name']}' is discrete ({type(msg['fn']).__name__}) and latent, which no guide here can follow: "
-                f"sum it out in the likelihood (dist.MixtureSameFamily), or observe it"
+                f"site '{msg['name']}' is discrete ({type(msg['fn']).__name__}) and latent, which no guide "
+                f"of hierfl supports: sum it out in the likelihood (dist.MixtureSameFamily), or observe it"
             )
         super()._pyro_sample(msg)
 
@@ -153,17 +123,16 @@ def _trace(
     seed: int,
     handler: Messenger,
 ) -> Any:
+    """Return a trace of a model or guide whose plates are right; raise a `ProgramError` where it fails."""
     try:
         with untouched_store():
-            torch.manual_seed(
-                seed & 0x7FFFFFFF
-            )  # for a param's own random start; the generator is put back after
+            # for params that start at random; the generator is restored afterwards
+            torch.manual_seed(seed & 0x7FFFFFFF)
             try:
                 with handler:
                     trace = poutine.trace(program).get_trace(batch)
-            except (
-                NoKeyedDraw
-            ):  # of two clients at once, which only shapes are wanted of: `_unkeyed` finds out
+            except NoKeyedDraw:
+                # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
                 trace = poutine.trace(program).get_trace(batch)
     except ProgramError:
         raise
@@ -171,117 +140,31 @@ def _trace(
         fields = {k: tuple(v.shape) for k, v in {**batch.fields, **batch.client_fields}.items()}
         dtypes = {k: str(v.dtype).removeprefix("torch.") for k, v in batch.fields.items()}
         raise ProgramError(
-            f"the {what} fails on a batch of {batch.num_clients} client(s): {type(error).__name__}: {error}\n"
+            f"the {what} fails on a batch of {batch.num_clients} client(s): {type(error).__name__}: "
+            f"{error}\n"
             f"the batch's fields, [clients, rows, ...]: {fields}, of {dtypes}"
         ) from error
-    for name, site in trace.nodes.items():
-        if (
-            site["type"] == "sample"
-            and not isinstance(site["fn"], _Subsample)
-            and not is_deterministic(site)
-        ):
+    for name, site in samples(trace):
+        if not is_deterministic(site):
             check_plates(name, site, batch)
     return trace
 
 
-def _latent(site: Site, pair: Site) -> LatentSite:
-    plates = tuple(
-        (f.name, f.size, f.dim)
-        for f in site["cond_indep_stack"]
-        if f.name != CLIENTS and f.vectorized
-    )
-    if any(dim >= -2 for _, _, dim in plates) and in_clients(site):
-        raise ProgramError(
-            f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 and below"
-        )
-    if in_clients(site) != in_clients(pair):
-        raise ProgramError(
-            f"site '{site['name']}' is inside the clients plate for some numbers of clients only"
-        )
-    fn = site["fn"]
-    return LatentSite(
-        site["name"],
-        in_clients(site),
-        plates,
-        fn.batch_shape,
-        fn.event_shape,
-        fn.support,
-        has_mean(fn),
-        site["value"].detach().clone(),
-    )
+def _labels(
+    model: Model, trace: Any, batch: ClientBatch, data: ClientData
+) -> tuple[dict[str, str], dict[str, tuple[str, Constraint]]]:
+    """Return the label field of each observed site, and the labels' supports; refuse labels outside them."""
+    with untouched_store():
+        labels = label_fields(model, trace, batch)
+    supports = supports_of(trace, labels, data)
+    check_labels(supports, data)
+    check_scored(trace, labels)
+    with untouched_store():
+        by_rows = [site for site in labels if by_row(trace.nodes[site]["fn"])]
+        check_labels_by_row(model, data, by_rows)
+    return labels, supports
 
 
-def _derived(trace: Any) -> dict[str, int | None]:
-    """Deterministic sites that are not one value a row: name -> plates left of the clients, None for a global one."""
-    found: dict[str, int | None] = {}
-    for name, site in trace.nodes.items():
-        if is_deterministic(site) and not any(f.name == DATA for f in site["cond_indep_stack"]):
-            found[name] = len(site["fn"].batch_shape) - 2 if in_clients(site) else None
-    return found
-
-
-def _params(singles: list[Any], pairs: list[Any]) -> tuple[ParamSpec, ...]:
-    specs: dict[str, ParamSpec] = {}
-    for single, pair in zip(singles, pairs, strict=True):
-        for name, site in single.nodes.items():
-            if site["type"] != "param":
-                continue
-            constraint = site["kwargs"].get("constraint", dist.constraints.real)
-            start = transform_to(constraint).inv(site["value"].detach()).clone()
-            before, after = site["value"].shape, pair.nodes[name]["value"].shape
-            local = in_clients(site)
-            differ = [d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-            if len(differ) != int(local):
-                where = "inside" if local else "outside"
-                raise ProgramError(
-                    f"param '{name}' is {where} the clients plate, but its shape is {tuple(before)} for one client and "
-                    f"{tuple(after)} for two: "
-                    + (
-                        "give it one entry a client, (num_clients, 1, ...)"
-                        if local
-                        else "it must not depend on the clients"
-                    )
-                )
-            if name in specs and specs[name].is_local != local:
-                raise ProgramError(
-                    f"param '{name}' is declared both inside and outside the clients plate: give them two names"
-                )
-            specs[name] = ParamSpec(
-                name, local, constraint, start, differ[0] - len(before) if local else 0
-            )
-    return tuple(specs.values())
-
-
-def _closed(model: Any, guide: Any) -> frozenset[str]:
-    """Sites with a closed-form KL that holds: what comes before them in the model is drawn before them in the guide too."""
-    order = {name: i for i, name in enumerate(guide.nodes)}
-    before: list[str] = []
-    closed = set()
-    for name, site in model.nodes.items():
-        if not is_latent(site):
-            continue
-        of = guide.nodes[name]["fn"]
-        if not isinstance(of, dist.Delta) and all(order[b] < order[name] for b in before):
-            try:
-                kl_divergence(of, site["fn"])
-                closed.add(name)
-            except NotImplementedError:
-                pass
-        before.append(name)
-    return frozenset(closed)
-
-
-def _unkeyed(guide: Any) -> tuple[str, ...]:
-    """Sites of a guide that no key can draw: clients are then run one at a time."""
-    found = []
-    for name, site in guide.nodes.items():
-        if is_latent(site):
-            try:
-                draw(site["fn"], Noise(noise.root_key(0), axis=0))
-            except NoKeyedDraw as error:
-                if not site["fn"].has_rsample:
-                    raise ProgramError(
-                        f"site '{name}' of the guide is drawn from {error}, which has no reparameterised draw: no gradient passes it"
-                    ) from error
-                found.append(name)
-    return tuple(found)
+def _reads_all_rows(guide: Guide | Family) -> bool:
+    """Return whether a guide is of a family that needs every row of a client at each step."""
+    return isinstance(guide, Family) and bool(getattr(guide.build, "reads_all_rows", False))

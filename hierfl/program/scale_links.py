@@ -1,4 +1,4 @@
-"""How a positive number is learned: as a function of a real one."""
+"""Link functions: a positive number is learned as a function of a real one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ _LINKS: dict[str, Constraint] = {
 
 
 def scale_constraint(link: ScaleLink) -> Constraint:
-    """The constraint of a scale that is learned as softplus(r) = log(1 + e^r), or as exp(r).
+    """Return the constraint of a scale that is learned as softplus(r) = log(1 + e^r) or as exp(r).
 
-    Below 0.1 they hardly differ. Above, one long step of exp is an explosion; softplus then moves as r does.
+    For scales below 0.1 the two hardly differ. Above, a long step in r makes exp(r) explode, while
+    softplus(r) moves as r does.
+
+    Args:
+        link: "softplus" or "exp".
 
     Raises:
-        ValueError: another word.
+        ValueError: `link` is neither 'softplus' nor 'exp'.
 
     >>> scale_constraint("exp")
     GreaterThan(lower_bound=0.0)

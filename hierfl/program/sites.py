@@ -1,4 +1,4 @@
-"""What the trace of a model says of its latent sites, and the flat unconstrained vectors that guides are written in."""
+"""The latent sites of a model, and the flat unconstrained vectors that guides are written in."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LatentSite:
-    """A latent sample site of a model, as one client sees it.
+    """A latent sample site of a model, in the shapes of one client.
 
     Args:
-        name: the site's.
-        is_local: it stands inside the clients plate.
+        name: of the site.
+        is_local: it is inside the clients plate.
         plates: (name, size, dim) of its other plates.
         batch_shape: of its distribution, with one client.
         event_shape: of its distribution.
-        support: where its values lie.
+        support: the set its values lie in.
         has_mean: its prior has a mean inside its support.
-        start: a point well inside its prior, (*batch_shape, *event_shape).
+        start: the centre of its prior, (*batch_shape, *event_shape).
     """
 
     name: str
@@ -48,28 +48,35 @@ class LatentSite:
 
     @cached_property
     def transform(self) -> Transform:
-        """From all of R^k to the support."""
+        """The map from R^k to the support."""
         transform: Transform = biject_to(self.support)
         return transform
 
     @cached_property
     def free_start(self) -> Tensor:
-        """`start` without its constraint."""
+        """`start`, unconstrained."""
         free: Tensor = self.transform.inv(self.start)
         return free.detach().clone()
 
     @property
     def free_event_dim(self) -> int:
-        """Dimensions of an event without its constraint."""
+        """Number of dimensions of an unconstrained event."""
         return self.free_start.dim() - len(self.batch_shape)
 
     @property
     def size(self) -> int:
-        """Unconstrained numbers a client (or in all, for a global site)."""
+        """Number of unconstrained values: of one client, or in all for a global site."""
         return self.free_start.numel()
 
     def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
-        """Value and log |d value / d free| summed over an event, (*batch,), of unconstrained numbers (*batch, *free event)."""
+        """Map unconstrained numbers to the support.
+
+        Args:
+            free: (*batch, *unconstrained event).
+
+        Returns:
+            The value, and log |d value / d free| summed over an event, (*batch,).
+        """
         value = self.transform(free)
         jacobian = self.transform.log_abs_det_jacobian(free, value)
         over = self.free_event_dim - (free.dim() - jacobian.dim())
@@ -77,7 +84,7 @@ class LatentSite:
 
     @contextmanager
     def within(self, batch: ClientBatch) -> Iterator[None]:
-        """The plates of the site, opened around a batch."""
+        """Open the plates of the site for a batch."""
         with ExitStack() as stack:
             for name, size, dim in self.plates:
                 stack.enter_context(batch.plate(name, size, dim))
@@ -88,22 +95,29 @@ class LatentSite:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Sites side by side in one unconstrained vector: (d,) for global sites, (C, 1, d) for local ones."""
+    """Sites side by side in one unconstrained vector: (K,) for global sites, (C, 1, D) for local ones."""
 
     sites: tuple[LatentSite, ...]
 
     @cached_property
     def size(self) -> int:
-        """D."""
+        """Length of the vector: K of global sites, D of local ones."""
         return sum(site.size for site in self.sites)
 
     @cached_property
     def start(self) -> Tensor:
-        """The sites' starting points, (d,), or (1, 1, d) for local ones."""
+        """The sites' starting points, (K,), or (1, 1, D) for local sites."""
         return self.flatten({site.name: site.start for site in self.sites})
 
     def unflatten(self, vector: Tensor) -> tuple[Values, Values]:
-        """Values by site, and the log |Jacobian| of each, (*batch,), of a vector (..., d)."""
+        """Split a vector into the values of its sites.
+
+        Args:
+            vector: (K,) for global sites, (C, 1, D) for local ones.
+
+        Returns:
+            Site -> value, and site -> log |Jacobian|, (*batch,).
+        """
         values, jacobians = {}, {}
         for site, piece in zip(
             self.sites, vector.split([site.size for site in self.sites], -1), strict=True
@@ -112,6 +126,7 @@ class Block:
         return values, jacobians
 
     def _shaped(self, site: LatentSite, piece: Tensor) -> Tensor:
+        """Return a site's piece of the vector in the site's unconstrained shape."""
         if not site.is_local:
             return piece.reshape(site.free_start.shape)
         inner = site.batch_shape[:-2]  # plates left of the clients
@@ -120,7 +135,7 @@ class Block:
         return apart.movedim((0, 1), (len(inner), len(inner) + 1))
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The vector of some values, the inverse of `unflatten`."""
+        """Return the vector of the sites' values; the inverse of `unflatten`."""
         pieces = []
         for site in self.sites:
             free = site.transform.inv(values[site.name])
@@ -137,39 +152,44 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Latents:
-    """All latent sites of a model, in its order."""
+    """All latent sites of a model, in the model's order."""
 
     sites: tuple[LatentSite, ...]
 
     @cached_property
     def global_block(self) -> Block:
-        """Those outside the clients plate."""
+        """The global sites, outside the clients plate."""
         return Block(tuple(s for s in self.sites if not s.is_local))
 
     @cached_property
     def local_block(self) -> Block:
-        """Those inside."""
+        """The local sites, inside the clients plate."""
         return Block(tuple(s for s in self.sites if s.is_local))
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A kind of guide that can be made for any model: `guides.low_rank`, or with options `guides.low_rank(rank=8)`."""
+    """A guide family, which can be built for any model: `guides.low_rank`, or `guides.low_rank(rank=8)`.
+
+    Args:
+        build: (model, latents, **options) -> guide.
+        options: of `build`.
+    """
 
     build: Callable[..., Guide]
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, **options: Any) -> Family:
-        """The same family with options set."""
+        """Return the same family with options set."""
         return family(self.build, **{**self.options, **options})
 
     def on(self, model: Model, latents: Latents) -> Guide:
-        """The guide of one model."""
+        """Return the guide for one model."""
         return self.build(model, latents, **self.options)
 
 
 def family(build: Callable[..., Guide], **options: Any) -> Family:
-    """Make a guide family of a function `(model, latents, **options) -> guide`."""
+    """Return the guide family of a function `(model, latents, **options) -> guide`."""
     made = Family(build, options)
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
         object.__setattr__(made, attribute, getattr(build, attribute))
@@ -177,7 +197,16 @@ def family(build: Callable[..., Guide], **options: Any) -> Family:
 
 
 def repeat_over_clients(site: LatentSite, start: Tensor, batch: ClientBatch) -> Tensor:
-    """A start of a site's param, (*batch, *event) with the clients' dimension as long as the batch has clients."""
+    """Return a param's starting value for every client of a batch.
+
+    Args:
+        site: that the param belongs to.
+        start: (*batch, *event) for one client.
+        batch: of C clients.
+
+    Returns:
+        (*batch, *event), with C entries along the clients' dimension if the site is local.
+    """
     if not site.is_local:
         return start
     axis = len(site.batch_shape) - 2

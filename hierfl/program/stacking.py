@@ -1,4 +1,4 @@
-"""Local params of N clients, stacked client by client or along the plate of a pooled program."""
+"""Local params of N clients: stacked in front, or along the clients plate of a pooled program."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from hierfl.program.program import Params, Program
 
 
 def stacked(program: Program, rows: Params) -> Params:
-    """Local params of N clients, (N, *one client's shape), as the one tensor that a plate of N clients asks for."""
+    """Return local params as the tensors that a program with N clients in its plate reads.
+
+    Args:
+        program: whose params they are.
+        rows: local param -> (N, *shape for one client).
+    """
     axes = {spec.name: spec.axis for spec in program.params}
     return {name: _plate_axis(value, axes[name]) for name, value in rows.items()}
 
 
 def unstacked(program: Program, params: Params) -> Params:
-    """The inverse of `stacked`."""
+    """Return local params with the clients in front; the inverse of `stacked`."""
     axes = {spec.name: spec.axis for spec in program.params}
     return {
         name: value.movedim(axes[name], 0).unsqueeze(axes[name]) for name, value in params.items()
@@ -22,4 +27,5 @@ def unstacked(program: Program, params: Params) -> Params:
 
 
 def _plate_axis(value: Tensor, axis: int) -> Tensor:
+    """Move the clients from the front to their dimension in the plate, which has size 1 for one client."""
     return value.squeeze(axis).movedim(0, axis)

@@ -11,7 +11,8 @@ from pyro import poutine
 from torch import Tensor
 
 from hierfl.posterior.corrected import K_HAT
-from hierfl.program.program import Answer, Program, untouched_store
+from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.program import Program
 from hierfl.program.sites import Family
 from hierfl.report.blocks import FEW_ROWS, Check, answered, listed, number
 from hierfl.report.checks_of_predictions import predictions, strangers

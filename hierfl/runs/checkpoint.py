@@ -1,9 +1,9 @@
-"""Where a run stands, on disk: safetensors and JSON, written whole or not at all, never pickled.
+"""Checkpoints on disk: safetensors and JSON, written whole or not at all, never pickled.
 
-run/round-00000300/state.json           what was run, how far, history, hashes of the two files beside it
-run/round-00000300/global.safetensors   the server's state: what may be shared
-run/round-00000300/local.safetensors    a row a client of what clients keep to themselves: what may not
-run/local-table.bin                     those rows, where they are too many for memory; local.safetensors says where each is
+run/round-00000300/state.json           what was run, rounds done, history, hashes of the two files beside it
+run/round-00000300/global.safetensors   the server's state, which may be shared
+run/round-00000300/local.safetensors    client state, a row for each client, which is private
+run/local-table.bin                     those rows if too large for memory; local.safetensors is their index
 """
 
 from __future__ import annotations
@@ -25,36 +25,50 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, with_leaves
 from hierfl.engine.client_store import Stored, Table
-from hierfl.engine.rounds import ROWS, Progress
+from hierfl.engine.rounds import TABLE_FILE, Progress
 
-FORMAT, VERSION, KEPT = (
-    "hierfl-run",
-    1,
-    2,
-)  # KEPT: checkpoints kept, so that one that is damaged has one before it
+FORMAT, VERSION = "hierfl-run", 1
+KEPT = 2  # checkpoints of a run, so that a damaged one has one before it
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged, foreign, or of another run; the message says which and what to do."""
+    """A checkpoint that is damaged, not of hierfl, or of another run; the message says which and the mend."""
 
 
 def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Path:
-    """Write a checkpoint; nobody ever sees half of one, and the one before it is kept.
+    """Write a checkpoint, whole or not at all; the one before it is kept.
 
     Args:
-        folder: of the run; made if it is not there.
+        folder: of the run; made if it does not exist.
         progress: where the run stands.
-        about: what identifies the run (`hierfl.runs.fit.about`), as JSON.
+        about: what identifies the run (`hierfl.engine.federation.about`), as JSON.
+
+    Returns:
+        The checkpoint's folder.
     """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
+    table = progress.table
+    if isinstance(table, Stored) and table.path != root / TABLE_FILE:
+        table = table.copied(root / TABLE_FILE)
+    draft = _write_draft(root, progress, table, about)
     final = root / f"round-{progress.round:08d}"
+    # an older checkpoint of the same round is removed only once its successor is complete
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(draft, final)
+    _sync(root)
+    _remove_others(root, final, about)
+    if isinstance(table, Stored):
+        table.pin(_indices(root))
+    return final
+
+
+def _write_draft(root: Path, progress: Progress, table: Table, about: Mapping[str, Any]) -> Path:
+    """Write the files of a checkpoint to a folder that no reader looks into."""
     draft = root / f".draft-{progress.round:08d}-{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    table = progress.table
-    if isinstance(table, Stored) and table.path != root / ROWS:
-        table = table.copied(root / ROWS)
     local = table.index() if isinstance(table, Stored) else table
     hashes = {
         name: _write(draft / f"{name}.safetensors", tree)
@@ -70,49 +84,47 @@ def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Pa
         "history": progress.history,
     }
     _flush(draft / "state.json", json.dumps({**record, "sha256": _digest(record)}).encode())
-    if final.exists():  # the same round again: the older copy makes way only for a complete one
-        shutil.rmtree(final)
-    os.replace(draft, final)
-    _sync(root)
-    for other in checkpoints(
-        root
-    ):  # of a run that was here before: what is written last is what is found
+    return draft
+
+
+def _remove_others(root: Path, final: Path, about: Mapping[str, Any]) -> None:
+    """Remove checkpoints of earlier runs, old ones of this run, and drafts of killed processes."""
+    for other in checkpoints(root):
+        # `load` takes the last by name: a later round of an earlier run would hide the one just written
         if other.name > final.name or not _is_of(other, about):
             shutil.rmtree(other, ignore_errors=True)
     for old in checkpoints(root)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
-    for left in root.glob(".draft-*"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    if isinstance(table, Stored):
-        table.pin(_indices(root))
-    return final
+    for draft in root.glob(".draft-*"):
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint is of a run, or damaged: then `load` skips it with a warning."""
     try:
         found: Any = read_record(path)["about"]
     except CheckpointError:
-        return True  # damaged: `load` passes it over, and says so
+        return True
     return bool(found == json.loads(json.dumps(about)))
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
+    """Return the folders of a run's checkpoints, oldest first."""
     return sorted(Path(folder).glob("round-[0-9]*"))
 
 
 def load(
     folder: str | Path, template: Progress, about: Mapping[str, Any] | None = None
 ) -> Progress:
-    """Read the newest checkpoint that is whole; one that is not is named in a warning, and the one before it taken.
+    """Read the newest undamaged checkpoint; damaged ones after it are named in a warning.
 
     Args:
         folder: of the run.
-        template: a run that has not begun, for the structure of its states.
-        about: what the run must be of; None: any.
+        template: of a run before its first round, for the structure of its states.
+        about: what must identify the run, as `save` was given it, or a part of that; None: any run.
 
     Raises:
-        CheckpointError: no checkpoint is there, none is whole, or it is of another run.
+        CheckpointError: the folder holds no checkpoint, none is undamaged, or the run is another one.
     """
     reasons = []
     for path in reversed(checkpoints(folder)):
@@ -137,15 +149,17 @@ def load(
         return state
     found = "; ".join(reasons) or "there is none"
     raise CheckpointError(
-        f"no whole checkpoint in '{folder}' ({found}): name another folder, or remove this one and start anew"
+        f"no undamaged checkpoint in '{folder}' ({found}): name another folder, or remove this one and start "
+        f"again"
     )
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint.
+    """Read the state.json of a checkpoint.
 
     Raises:
-        CheckpointError: it is not there, not JSON, or not hierfl's.
+        CheckpointError: the file is missing, not JSON, damaged, not of hierfl, or of another version of the
+            format.
     """
     try:
         record = json.loads((path / "state.json").read_text())
@@ -167,12 +181,14 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another run."""
     wanted = json.loads(json.dumps(wanted))
     differ = [key for key in wanted if found.get(key) != wanted[key]]
     if differ:
         raise CheckpointError(
-            f"'{path}' is of another run: it differs in {', '.join(differ)} ({differ[0]}: {_short(found.get(differ[0]))} there, "
-            f"{_short(wanted[differ[0]])} here); resume with the same call, or name another folder"
+            f"'{path}' is of another run: it differs in {', '.join(differ)} ({differ[0]}: "
+            f"{_short(found.get(differ[0]))} there, {_short(wanted[differ[0]])} here); resume with the same "
+            f"call, or name another folder"
         )
 
 
@@ -182,33 +198,34 @@ def _short(value: Any) -> str:
 
 
 def _write(path: Path, tree: Tree) -> str:
+    """Write a tree to disk, and return the hash of the file."""
     leaves = {name: leaf.detach().clone().contiguous() for name, leaf in named_leaves(tree).items()}
-    save_file(
-        leaves or {"nothing": torch.zeros(0)}, path
-    )  # an empty file cannot be told from a truncated one
+    # an empty file could not be told from a truncated one
+    save_file(leaves or {"nothing": torch.zeros(0)}, path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return _hash(path)
 
 
 def _read_table(path: Path, expected: str, template: Table) -> Table:
+    """Read the client states of a checkpoint."""
     if not isinstance(template, Stored):
         return _read(path / "local.safetensors", expected, template)
     index = _read(
         path / "local.safetensors", expected, {"places": template.places, "sums": template.sums}
     )
-    found = template.at(path.parent / ROWS, index)
+    found = template.at(path.parent / TABLE_FILE, index)
     if os.fstat(found.file).st_size < found.used * found.row_bytes:
-        raise CheckpointError(f"{ROWS} is truncated or missing")
+        raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
     found.pin(_indices(path.parent))
     return found
 
 
 def _indices(root: Path) -> list[Tree]:
-    """Where the checkpoints of a run say that rows are."""
+    """Return the index of the table in each checkpoint of a run."""
     found = []
     for path in checkpoints(root):
-        with suppress(SafetensorError, OSError):  # one that is damaged points to nothing
+        with suppress(SafetensorError, OSError):  # a damaged one points to nothing
             found.append(
                 {
                     name.strip("[]'"): value
@@ -219,6 +236,7 @@ def _indices(root: Path) -> list[Tree]:
 
 
 def _read(path: Path, expected: str, template: Tree) -> Tree:
+    """Read a tree of the structure of `template` from a file whose hash must be as expected."""
     if not path.exists():
         raise CheckpointError(f"{path.name} is missing")
     if _hash(path) != expected:
@@ -233,7 +251,8 @@ def _read(path: Path, expected: str, template: Tree) -> Tree:
             raise CheckpointError(f"{path.name} lacks {name}")
         if found[name].shape != leaf.shape or found[name].dtype != leaf.dtype:
             raise CheckpointError(
-                f"{path.name}: {name} is {found[name].dtype} {tuple(found[name].shape)}, not {leaf.dtype} {tuple(leaf.shape)}"
+                f"{path.name}: {name} is {found[name].dtype} {tuple(found[name].shape)}, not {leaf.dtype} "
+                f"{tuple(leaf.shape)}"
             )
     return with_leaves(template, {name: found[name] for name in wanted})
 
@@ -244,6 +263,7 @@ def _hash(path: Path) -> str:
 
 
 def _flush(path: Path, content: bytes) -> None:
+    """Write a file, and wait until it is on disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -251,7 +271,7 @@ def _flush(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make a rename in a folder last through a power cut."""
+    """Write a folder's entries to disk, so that a rename in it survives a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,9 +1,9 @@
-"""`fit`: a method, data, rounds, and what comes of it; `load`: the same, from disk."""
+"""`fit`, which runs a method on the data of a federation, and `load`, which reads a fit from disk."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +17,16 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, about, federate
 from hierfl.engine.pooled import pooled_rounds
-from hierfl.engine.rounds import Progress, begin, worth_compiling
+from hierfl.engine.rounds import Progress, begin
 from hierfl.engine.rounds import rounds as run_rounds
+from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
 from hierfl.program.recipes import remake
 from hierfl.runs import checkpoint as state
 from hierfl.runs import saved
 from hierfl.runs.result import Fit
+
+SCORE = "held_out_log_score"  # its name in the history
 
 
 def fit(
@@ -45,101 +48,122 @@ def fit(
     patience: int | None = None,
     progress: bool | None = None,
 ) -> Fit:
-    """Fit a method to a federation.
+    """Fit a method to the data of a federation.
 
     Args:
         method: from `hierfl.methods`, or one's own `Method`.
         data: the clients' training rows.
         rounds: exchanges between server and clients.
-        seed: of everything random. Noise is a function of (seed, client, step, site), so no result depends on engine or order.
+        seed: of everything random. Noise is a function of (seed, client, step, site), so no result depends on
+            the engine or on the order of clients.
         cohort: clients a round: None for all, a count, or a share in (0, 1].
-        engine: "vectorised" carries many clients at once, "sequential" one after another, "pooled" all in one Pyro plate, as if
-            the rows had been brought together (for methods that have such a form): the same numbers.
+        engine: "vectorised" carries many clients at once; "sequential" runs one after another; "pooled" runs
+            all in one Pyro plate, as if the rows had been brought together, for methods that have such a
+            form. All give the same numbers.
         chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
-        compile: whether each kind of local step becomes one compiled graph (numbers agree to float noise); "auto": where the
-            run is long enough to repay it, by one eager step that is measured. A resumed run does as the run before it did.
-            From the second round on, chunks of clients are then shared out among copies of this process, as many as
-            `torch.get_num_threads()` with this one (on Linux; elsewhere all is done here).
-        device: where clients work, "cuda" say; the server, what clients keep, and the fit that comes back stay with the processor.
+        compile: whether each kind of local step becomes one compiled graph, whose numbers agree with eager
+            ones to rounding. "auto" compiles where the run is long enough to repay it, judged by one eager
+            step that is measured. A resumed run does as the run before it did. From the second round on,
+            chunks of a compiled run are shared among as many processes as `torch.get_num_threads()`, this one
+            and copies of it (on Linux; elsewhere this process does everything).
+        device: where clients work, such as "cuda"; the server, the client states and the returned fit stay on
+            the CPU.
         checkpoint: folder to write checkpoints to.
         every: rounds between checkpoints; the last round is always written.
-        resume: go on from the newest whole checkpoint of that folder, if there is one.
-        held_out: labelled rows of the same clients; their mean log score is logged every `score_every` rounds.
+        resume: continue from the newest undamaged checkpoint of that folder, if there is one.
+        held_out: labelled rows of the same clients; their mean log score is logged every `score_every`
+            rounds.
         score_every: rounds between scores.
-        patience: stop once the held-out score has not risen for so many scores; the last round's params are kept.
-        progress: a progress bar; None: where standard error is a terminal.
+        patience: stop once so many scores in a row have not improved on the best; the params of the last
+            round are kept.
+        progress: show a progress bar; None: where standard error is a terminal.
 
     Raises:
-        ValueError: bad data, a cohort larger than the federation, a device that is not there, a checkpoint of another run.
+        ValueError: bad data, a cohort larger than the federation, a device that is not available, or a
+            checkpoint of another run.
         ProgramError: a model or guide that cannot be run as it is written.
-        ClientError: what a client sends is not finite.
+        KeyError: `held_out` has a client that `data` does not have.
+        ClientError: a client fails, or its update is not finite.
     """
-    if patience is not None and held_out is None:
-        raise ValueError("patience needs rows to score: give held_out=")
-    if min(rounds, every, score_every) < 1:
-        raise ValueError(
-            f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more"
-        )
-    federation = federate(
+    _check(rounds, every, score_every, compile, patience, held_out, data)
+    eager = federate(
         method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk, device=device
     )
-    if held_out is not None:
-        data.index(held_out.names)  # an unknown client is found now, not at the first score
-    where = begin(federation, None if checkpoint is None else Path(checkpoint))
-    who = about(method, federation, rounds)
-    if checkpoint is not None and state.checkpoints(checkpoint):
-        if not resume:
-            raise ValueError(
-                f"'{checkpoint}' holds a run already: go on with it by resume=True, or name another folder"
-            )
-        where = state.load(checkpoint, where, who)
-    compiled = where.compiled if where.round else _compiles(compile, engine, federation, rounds)
-    federation, where = (
-        replace(federation, graphs=Graphs() if compiled else None),
-        replace(where, compiled=compiled),
+    run = about(method, eager, rounds)
+    folder = None if checkpoint is None else Path(checkpoint)
+    where = _resumed(folder, eager, run, resume) or begin(
+        eager, folder, compiled=_compiles(compile, engine, eager, rounds)
     )
-    best, since = _best(where, patience)
+    federation = replace(eager, graphs=Graphs()) if where.compiled else eager
 
-    def over(where: Progress) -> bool:
-        return federation.server.finished(where.server) or (
-            patience is not None and since >= patience
-        )
+    def is_over(where: Progress) -> bool:
+        tired = patience is not None and _scores_without_gain(where.history) >= patience
+        return federation.server.finished(where.server) or tired
 
-    until = (
-        where.round if where.round and over(where) else rounds
-    )  # a run that had stopped stays as it was
-    steps = (
-        pooled_rounds(method, federation, where, until)
-        if engine == "pooled"
-        else run_rounds(federation, where, until)
-    )
+    # a run that had stopped before it was resumed stays as it was
+    until = where.round if where.round and is_over(where) else rounds
+    if engine == "pooled":
+        each_round = pooled_rounds(method, federation, where, until)
+    else:
+        each_round = run_rounds(federation, where, until)
     with _bar(progress, method.name, where.round, rounds) as tick:
-        for where in steps:
+        for where in each_round:
             if held_out is not None and where.round % score_every == 0:
                 score = _score(Fit(method, federation, where, rounds), held_out)
-                where.history[-1]["held_out_log_score"] = score
-                best, since = (score, 0) if score > best else (best, since + 1)
+                where.history[-1][SCORE] = score
             tick(where)
-            stop = over(where)
-            if checkpoint is not None and (
-                where.round % every == 0 or where.round == rounds or stop
-            ):
-                state.save(checkpoint, where, who)
+            stop = is_over(where)
+            if folder and (where.round % every == 0 or where.round == rounds or stop):
+                state.save(folder, where, run)
             if stop:
                 break
     return Fit(method, federation, where, rounds)
 
 
-def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: int) -> bool:
+def _check(
+    rounds: int,
+    every: int,
+    score_every: int,
+    compile: object,
+    patience: int | None,
+    held_out: ClientData | None,
+    data: ClientData,
+) -> None:
+    """Refuse bad arguments of `fit` before any work is done."""
+    if patience is not None and held_out is None:
+        raise ValueError("patience needs rows to score: pass held_out=")
+    if min(rounds, every, score_every) < 1:
+        raise ValueError(
+            f"rounds ({rounds}), every ({every}) and score_every ({score_every}) must be 1 or more"
+        )
     if compile not in ("auto", True, False):
-        raise ValueError(f"compile is {compile!r}: True, False or 'auto'")
+        raise ValueError(f"compile is {compile!r}: it must be True, False or 'auto'")
+    if held_out is not None:
+        data.index(held_out.names)  # refuses unknown clients now, not at the first score
+
+
+def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: int) -> bool:
+    """Return whether a new run compiles its local steps."""
     if engine != "vectorised":
         return False
     return worth_compiling(federation, rounds) if compile == "auto" else bool(compile)
 
 
+def _resumed(
+    folder: Path | None, federation: Federation, run: Mapping[str, Any], resume: bool
+) -> Progress | None:
+    """Return the progress of the run in a folder; None where there is no run yet."""
+    if folder is None or not state.checkpoints(folder):
+        return None
+    if not resume:
+        raise ValueError(
+            f"'{folder}' already holds a run: continue it with resume=True, or name another folder"
+        )
+    return state.load(folder, begin(federation, folder), run)
+
+
 def _score(fitted: Fit, held_out: ClientData) -> float:
-    """Mean over rows of the log score, summed over the sites that are observed a row."""
+    """Return the mean over rows of the log score, summed over the sites that are observed a row."""
     total = 0.0
     for site in fitted.program.sites_of_rows:
         scores = fitted.predict(held_out, site=site, draws=50).log_score
@@ -149,18 +173,18 @@ def _score(fitted: Fit, held_out: ClientData) -> float:
     return total
 
 
-def _best(where: Progress, patience: int | None) -> tuple[float, int]:
-    """Best held-out score so far, and scores since: early stopping goes on where a resumed run left off."""
-    scores = [
-        record["held_out_log_score"] for record in where.history if "held_out_log_score" in record
-    ]
-    if not scores or patience is None:
-        return float("-inf"), 0
-    return max(scores), len(scores) - 1 - scores.index(max(scores))
+def _scores_without_gain(history: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many held-out scores in a row, up to the last, have not improved on the best before them."""
+    best, since = float("-inf"), 0
+    for record in history:
+        if SCORE in record:
+            best, since = (record[SCORE], 0) if record[SCORE] > best else (best, since + 1)
+    return since
 
 
 @contextmanager
 def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
+    """Show a progress bar, and yield a function that moves it to where a run stands."""
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda where: None
         return
@@ -176,9 +200,7 @@ def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
 
         def tick(where: Progress) -> None:
             last = ", ".join(
-                f"{k} {v:.3g}"
-                for k, v in where.history[-1].items()
-                if k in ("elbo", "loss", "held_out_log_score")
+                f"{k} {v:.3g}" for k, v in where.history[-1].items() if k in ("elbo", "loss", SCORE)
             )
             bar.update(task, completed=where.round, last=last)
 
@@ -192,14 +214,15 @@ def load(
 
     Args:
         folder: of the fit or the run.
-        method: what was fitted; None: made again from its record, for methods, models and guides of hierfl and functions of
-            modules that are imported already.
-        data: the clients' training rows; None: those saved with it.
+        method: that was fitted; None: built again from its record, which works for methods, models and guides
+            of hierfl, and for functions of modules that are imported already.
+        data: the clients' training rows; None: those saved with the fit.
 
     Raises:
-        CheckpointError: no whole checkpoint is there, or it is of another method or other clients.
-        CannotRemake: the method cannot be made again: hand it in.
-        FileNotFoundError: the rows were not saved: hand them in.
+        CheckpointError: the folder holds no undamaged checkpoint, or one of another method or of other
+            clients.
+        CannotRemake: the method cannot be built again: pass it.
+        FileNotFoundError: the rows were not saved: pass them.
     """
     root = Path(folder)
     found = state.checkpoints(root)

@@ -1,4 +1,4 @@
-"""A fit on disk. What is the clients' own lies apart, in files named `local`."""
+"""A fit on disk: private data of the clients are in files of their own, named `local`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.runs import checkpoint as state
 
-ROWS, SCHEMA = "local-rows.safetensors", "fit.json"
+ROWS_FILE, SCHEMA_FILE = "local-rows.safetensors", "fit.json"
 
 
 def write(
@@ -27,7 +27,15 @@ def write(
     *,
     with_data: bool,
 ) -> None:
-    """Write `fit.json`, a checkpoint, and with the data `local-rows.safetensors`."""
+    """Write a fit: `fit.json`, a checkpoint, and `local-rows.safetensors` with the clients' rows.
+
+    Args:
+        folder: made if it does not exist.
+        progress: where the run stands.
+        who: what identifies the run (`hierfl.engine.federation.about`).
+        federation: with the clients' rows.
+        with_data: write the clients' rows.
+    """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     data = federation.data
@@ -36,16 +44,23 @@ def write(
         "names": list(data.names),
         "features": {name: list(labels) for name, labels in data.features.items()},
     }
-    (root / SCHEMA).write_text(json.dumps(schema))
-    (root / ROWS).unlink(missing_ok=True)  # of a fit that was here before
+    (root / SCHEMA_FILE).write_text(json.dumps(schema))
+    (root / ROWS_FILE).unlink(missing_ok=True)  # of an earlier fit in this folder
     if with_data:
         tensors = {f"field.{k}": v.contiguous() for k, v in data.fields.items()}
         tensors |= {f"client_field.{k}": v.contiguous() for k, v in data.client_fields.items()}
-        save_file({**tensors, "offsets": data.offsets}, root / ROWS)
+        save_file({**tensors, "offsets": data.offsets}, root / ROWS_FILE)
 
 
 def newest_record(found: list[Path]) -> dict[str, Any]:
-    """What the newest checkpoint that can be read says of itself."""
+    """Return the record of the newest checkpoint whose record can be read.
+
+    Args:
+        found: folders of checkpoints, oldest first.
+
+    Raises:
+        CheckpointError: no record can be read.
+    """
     reasons = []
     for path in reversed(found):
         try:
@@ -56,21 +71,23 @@ def newest_record(found: list[Path]) -> dict[str, Any]:
 
 
 def read_rows(root: Path) -> ClientData:
-    """The clients' rows that were saved with a fit.
+    """Read the clients' rows that were saved with a fit.
 
     Raises:
-        FileNotFoundError: none were.
+        FileNotFoundError: the fit was saved without them.
+        CheckpointError: a file is damaged.
     """
-    path = root / ROWS
+    path = root / ROWS_FILE
     if not path.exists():
         raise FileNotFoundError(
-            f"'{root}' was saved without the clients' rows: hand them in, load(..., data=...)"
+            f"'{root}' was saved without the clients' rows: pass them, load(..., data=...)"
         )
     try:
-        schema, tensors = json.loads((root / SCHEMA).read_text()), load_file(path)
+        schema, tensors = json.loads((root / SCHEMA_FILE).read_text()), load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise state.CheckpointError(
-            f"'{path}' or {SCHEMA} beside it is truncated or changed ({error}): load(..., data=...)"
+            f"'{path}' or {SCHEMA_FILE} beside it is truncated or changed ({error}): pass the rows, "
+            f"load(..., data=...)"
         ) from error
     part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
     for name, value in tensors.items():

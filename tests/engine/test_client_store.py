@@ -1,4 +1,4 @@
-"""Rows that clients keep, in a file: the same numbers as in memory, and nothing lost when a run is killed."""
+"""Client state in a file: the same numbers as in memory, and nothing lost when a run is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hierfl.core.trees import tree_leaves
 from hierfl.engine import client_store as table
 from hierfl.engine.client_store import DamagedRow, Stored, new_stored
 from hierfl.engine.federation import federate
-from hierfl.engine.rounds import ROWS, begin, rounds
+from hierfl.engine.rounds import TABLE_FILE, begin, rounds
 from hierfl.methods import fedsvi
 from hierfl.runs import checkpoint as state
 from tests.programs import federation, fit, regression
@@ -69,12 +69,12 @@ def test_what_a_checkpoint_points_to_is_not_written_over(tmp_path: Path) -> None
     first = {name: value.clone() for name, value in stored.index().items()}
     stored.pin([first])
     stored.put(torch.arange(2), rows(4.0, 5.0))
-    stored.put(torch.arange(2), rows(6.0, 7.0))  # these two have moved already
+    stored.put(torch.arange(2), rows(6.0, 7.0))  # these two have new places already
     assert same(stored.at(stored.path, first).taken(torch.arange(3)), rows(1.0, 2.0, 3.0))
     assert stored.used == 5
     stored.pin([{name: value.clone() for name, value in stored.index().items()}])
     stored.put(torch.arange(2), rows(8.0, 9.0))
-    assert stored.used == 5, "places that nobody points to are used again"
+    assert stored.used == 5, "free places are used again"
 
 
 def test_a_changed_row_is_refused_by_name(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_run_that_is_killed_between_checkpoints_goes_on_bit_for_bit(
     run = federate(method, data, cohort=2)
     at = state.load(tmp_path, begin(run, tmp_path))
     assert at.round == 6
-    list(rounds(run, at, 8))  # two rounds after the checkpoint, and no other: the process ends here
+    list(rounds(run, at, 8))  # two rounds after the last checkpoint, then the process ends
     found = fit(method, data, rounds=9, cohort=2, checkpoint=tmp_path, every=3, resume=True)
     assert same(
         found.progress.table.taken(torch.arange(4)), whole.progress.table.taken(torch.arange(4))
@@ -129,6 +129,6 @@ def test_a_run_that_is_killed_between_checkpoints_goes_on_bit_for_bit(
 def test_a_file_that_is_cut_is_refused(tmp_path: Path, in_a_file: None) -> None:
     data, method = federation(), fedsvi(regression)
     fit(method, data, rounds=2, checkpoint=tmp_path)
-    (tmp_path / ROWS).write_bytes(b"")
-    with pytest.raises(state.CheckpointError, match=f"{ROWS} is truncated or missing"):
+    (tmp_path / TABLE_FILE).write_bytes(b"")
+    with pytest.raises(state.CheckpointError, match=f"{TABLE_FILE} is truncated or missing"):
         hierfl.load(tmp_path, method=method, data=data)

@@ -1,4 +1,4 @@
-"""A compiled step is the eager step: its numbers, its noise; and each pass over the graph leaves them as they were."""
+"""Compiled steps: the numbers and the noise of eager steps, which no graph rewrite changes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_compiled_and_eager_agree_on_ragged_mini_batches(momentum: float) -> Non
 
 
 def test_a_tensor_that_comes_in_twice_is_two_inputs() -> None:
-    """make_fx takes it for one, silently; a lane may well start as the message itself."""
+    """make_fx silently takes it for one input; a working state may start as the message itself."""
     a, b = torch.ones(3), 2.0 * torch.ones(3)
     graphs = graph.Graphs()
     assert graphs.run("sum", lambda u, v: u + 10.0 * v, a, a).tolist() == [11.0] * 3
@@ -88,7 +88,7 @@ def test_what_cannot_be_traced_runs_eagerly_with_one_warning() -> None:
 
 
 def gradient_step(w: Tensor, x: Tensor, g: Tensor) -> Tensor:
-    """The step of a dense layer as its gradient comes: transposed twice."""
+    """A step of a dense layer, whose gradient comes transposed twice."""
     product = torch.bmm(g.transpose(1, 2), x)
     return w - 0.01 * product.transpose(1, 2).transpose(1, 2)
 
@@ -100,7 +100,7 @@ def called(found: fx.GraphModule, op: object) -> int:
 def test_the_passes_keep_the_numbers_and_write_no_gradient() -> None:
     inputs = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
     traced = make_fx(gradient_step)(*inputs)
-    passes.mend(traced)
+    passes.rewrite(traced)
     torch.testing.assert_close(traced(*inputs), gradient_step(*inputs))
     assert called(traced, passes.add_product) == 1
     assert (
@@ -109,14 +109,14 @@ def test_the_passes_keep_the_numbers_and_write_no_gradient() -> None:
 
 
 def pulled(w: Tensor, near: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A step on a loss with a prior about `near`, and weight decay."""
+    """A step on a loss with a prior centred at `near`, and weight decay."""
     return 0.99 * w - 0.01 * (torch.bmm(a, b) + 15.0 * (w - near))
 
 
-def test_a_priors_pull_rides_too() -> None:
+def test_the_gradient_of_a_prior_is_added_in_place_too() -> None:
     inputs = torch.randn(3, 5, 7), torch.randn(5, 7), torch.randn(3, 5, 4), torch.randn(3, 4, 7)
     traced = make_fx(pulled)(*inputs)
-    passes.mend(traced)
+    passes.rewrite(traced)
     torch.testing.assert_close(traced(*inputs), pulled(*inputs))
     assert called(traced, passes.add_product) == 1
     assert called(traced, torch.ops.aten.bmm.default) == 0
@@ -125,13 +125,13 @@ def test_a_priors_pull_rides_too() -> None:
     )
 
 
-def test_the_gradient_of_the_only_place_is_a_view() -> None:
-    def step(w: Tensor, x: Tensor) -> Tensor:  # a lane's weight stands in a plate of one client
+def test_the_gradient_of_the_only_entry_of_a_dimension_is_a_view() -> None:
+    def step(w: Tensor, x: Tensor) -> Tensor:  # as the weight of a slot, in a plate of one client
         return w - 0.1 * torch.func.grad(lambda w: (torch.bmm(x, w[:, 0]).square()).sum())(w)
 
     inputs = torch.randn(3, 1, 5, 7), torch.randn(3, 4, 5)
     traced = make_fx(step)(*inputs)
-    passes.mend(traced)
+    passes.rewrite(traced)
     assert called(traced, torch.ops.aten.select_backward.default) == 0
     assert called(traced, passes.add_product) == 1
     torch.testing.assert_close(traced(*inputs), step(*inputs))
@@ -144,14 +144,14 @@ def test_a_gradient_that_is_used_twice_is_left_alone() -> None:
 
     inputs = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
     traced = make_fx(step)(*inputs)
-    passes.mend(traced)
+    passes.rewrite(traced)
     assert called(traced, passes.add_product) == 0
     for found, wanted in zip(traced(*inputs), step(*inputs), strict=True):
         torch.testing.assert_close(found, wanted)
 
 
 def divergence_by_exponentials(rho: Tensor, below: Tensor) -> Tensor:
-    """Normals' KL (0 apart), whose scales are as torch's transform makes them."""
+    """The KL of Normals without the term of their means; the scales are made by torch's transform."""
     link = transform_to(constraints.positive)
     ratio = link(rho) * link(below).reciprocal()[None].expand(3, 4, 5)
     return 0.5 * (ratio * ratio - 1.0) - ratio.log() + (link(rho) / link(below)).log()
@@ -164,12 +164,12 @@ def test_no_logarithm_of_an_exponential_is_left() -> None:
         called(traced, torch.ops.aten.log.default) == 2
         and called(traced, torch.ops.aten.add.Tensor) > 2
     )
-    passes.mend(traced)
+    passes.rewrite(traced)
     assert called(traced, torch.ops.aten.log.default) == 0
     torch.testing.assert_close(traced(*inputs), divergence_by_exponentials(*inputs))
 
 
-def test_ones_and_zeros_that_do_something_stay() -> None:
+def test_products_and_sums_that_change_something_stay() -> None:
     def typed(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         return (
             a * 1.0,
@@ -182,7 +182,7 @@ def test_ones_and_zeros_that_do_something_stay() -> None:
 
     inputs = torch.arange(1, 4), torch.rand(3) + 0.1
     traced = make_fx(typed)(*inputs)
-    passes.mend(traced)
+    passes.rewrite(traced)
     for found, wanted in zip(traced(*inputs), typed(*inputs), strict=True):
         assert found.dtype == wanted.dtype
         torch.testing.assert_close(found, wanted)
@@ -205,12 +205,12 @@ def test_a_graph_made_before_is_read_from_disk() -> None:
     assert counted["autograd_cache_hit"] == before + 1
 
 
-def test_what_is_given_away_is_written_over_and_nothing_else_is() -> None:
+def test_only_given_tensors_are_overwritten() -> None:
     w, x, g = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
     wanted, kept = gradient_step(w, x, g), w.clone()
     graphs = graph.Graphs()
     torch.testing.assert_close(graphs.run("step", gradient_step, w, x, g), wanted)
-    assert torch.equal(w, kept), "it was lent, not given"
+    assert torch.equal(w, kept), "it may not be overwritten"
     moved = graphs.run("step", gradient_step, w, x, g, give=True)
     torch.testing.assert_close(moved, wanted)
     assert moved.data_ptr() == w.data_ptr()
@@ -230,7 +230,7 @@ def both_uses(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chained(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Two steps in one graph, the second through a decayed weight; and a product of the weight itself."""
+    """Two steps in one graph, the second through a decayed weight; and the weight times itself."""
     first = 0.9 * w - 0.1 * torch.bmm(a, b)
     second = 0.9 * first - 0.1 * torch.bmm(a, b + first.sum(1, keepdim=True))
     return second, torch.bmm(w, w.transpose(1, 2)).sum()

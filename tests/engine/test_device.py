@@ -1,9 +1,11 @@
-"""Clients work where they are told. Without an accelerator here, torch's fake tensors stand in: they say where each would be."""
+"""Clients work on the chosen device.
+
+Without an accelerator, torch's fake tensors show on which device each tensor would be.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,15 +20,15 @@ import hierfl
 from hierfl import guides, models
 from hierfl.core.device import device_of, on
 from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.engine.chunks import local_step
 from hierfl.engine.federation import federate
-from hierfl.engine.minibatches import batches
+from hierfl.engine.minibatches import steps
 from hierfl.engine.over_clients import over_clients
-from hierfl.engine.rounds import _step
 from hierfl.method import Clock, Method
 from tests.engine.test_engines import METHODS
 from tests.programs import FAMILIES, federation, fit, regression
 
-ELSEWHERE = torch.device("meta")  # the one kind of device that is everywhere
+ELSEWHERE = torch.device("meta")  # a kind of device that every machine has
 PROGRAMS: dict[str, Callable[[], Method]] = {
     **METHODS,
     **{
@@ -51,7 +53,7 @@ PROGRAMS: dict[str, Callable[[], Method]] = {
 
 
 class _Constants(TorchFunctionMode):
-    """`torch.tensor` on the meta device, which torch's own cannot make inside a gradient; on others it can."""
+    """Lets `torch.tensor` work inside a gradient on the meta device, as it does on other devices."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.tensor:
@@ -60,7 +62,7 @@ class _Constants(TorchFunctionMode):
 
 
 def there(mode: FakeTensorMode, tree: Tree) -> Tree:
-    """The same on an accelerator that is not there: shapes and places, no numbers."""
+    """Return a tree of fake tensors on an accelerator: shapes and devices without numbers."""
 
     def fake(value: Tensor) -> Tensor:
         with mode:
@@ -70,37 +72,32 @@ def there(mode: FakeTensorMode, tree: Tree) -> Tree:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_nothing_of_a_clients_round_is_left_behind_on_the_processor(name: str) -> None:
+def test_no_tensor_of_a_clients_round_stays_on_the_cpu(name: str) -> None:
     federation_ = federate(PROGRAMS[name](), federation())
     client, ids = federation_.client, torch.arange(4)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     message = federation_.server.down(federation_.server.state, Clock(0, 3))
     own = tree_map(lambda v: v.expand(4, *v.shape), client.own)
     phases = [
-        (phase, next(batches(federation_.data, ids, phase, seed=0, at=(0, 0)))[0])
+        (phase, next(steps(federation_.data, ids, phase, seed=0, at=(0, 0)))[0])
         for phase in client.phases
         if phase.count
     ]
     message, own, rows = there(mode, message), there(mode, own), there(mode, torch.ones(4))
     with mode, on(ELSEWHERE), _Constants(), pyro.validation_enabled(False):
-        lane = over_clients(lambda own: client.start(message, own), at_once=True)(own, count=4)
-        for phase, batch in phases:
-            parts = {
-                field: there(mode, getattr(batch, field))
-                for field in ("fields", "client_fields", "rows", "counts", "own_keys", "root")
-                if getattr(batch, field) is not None
-            }
-            lane = _step(federation_, phase, lane, message, replace(batch, **parts), None)
+        work = over_clients(lambda own: client.start(message, own), at_once=True)(own, count=4)
+        for phase, tensors in phases:
+            work = local_step(phase, at_once=True)(work, message, there(mode, tensors), ())
         up, kept = over_clients(
-            lambda lane, own, n: client.finish(lane, message, own, n), at_once=True
-        )(lane, own, rows, count=4)
+            lambda work, own, n: client.finish(work, message, own, n), at_once=True
+        )(work, own, rows, count=4)
     places = {
-        leaf.device.type for leaf in tree_leaves((lane, up, kept)) if isinstance(leaf, Tensor)
+        leaf.device.type for leaf in tree_leaves((work, up, kept)) if isinstance(leaf, Tensor)
     }
     assert places == {"meta"}
 
 
-def test_what_a_program_holds_follows_where_the_two_meet() -> None:
+def test_constants_of_a_program_move_to_the_device_where_they_are_used() -> None:
     held = torch.ones(3)
     with FakeTensorMode(allow_non_fake_inputs=True), on(ELSEWHERE):
         value = torch.zeros(3)
@@ -108,17 +105,17 @@ def test_what_a_program_holds_follows_where_the_two_meet() -> None:
         assert (value + held).device.type == torch.stack([held, value]).device.type == "meta"
         assert torch.where(value > 0, held, other=held).device.type == "meta"
         assert torch.vmap(lambda v: (v * held).sum())(value[None]).device.type == "meta"
-        assert held.exp().device.type == "cpu", "alone, it stays"
+        assert held.exp().device.type == "cpu", "alone, it stays on the CPU"
 
 
-def test_on_the_processor_nothing_is_in_between() -> None:
+def test_on_the_cpu_no_function_mode_is_active() -> None:
     with on(torch.device("cpu")):
         assert not torch._C._len_torch_function_stack()
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_missing_device_is_refused() -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a CUDA device")
     with pytest.raises(ValueError, match=r"device='cuda' cannot be used here .*use device='cpu'"):
         hierfl.fit(PROGRAMS["fedavg"](), federation(), rounds=1, device="cuda")
     with pytest.raises(ValueError, match="device='gpu' cannot be used here"):

@@ -1,4 +1,4 @@
-"""The same numbers whichever way a round is run: together, in chunks, one by one, pooled; in any order, on any threads."""
+"""The same numbers from every engine, in any order of clients and with any number of threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def state_of(fitted: Fit) -> dict[str, Tensor]:
-    """All that a run has learned, the clients' rows in the order of their names."""
+    """Return all state of a run, the rows of clients in the order of their names."""
     order = fitted.federation.data.by_name
     local = {f"local {k}": v[order] for k, v in named_leaves(fitted.progress.table).items()}
     return {**local, **{f"global {k}": v for k, v in named_leaves(fitted.progress.server).items()}}
@@ -198,7 +198,7 @@ def test_the_order_of_clients_is_irrelevant(name: str) -> None:
         assert torch.allclose(value, here[site].flip(1), atol=1e-12)
 
 
-def test_names_and_seeds_are_what_matters() -> None:
+def test_results_depend_on_names_and_seeds() -> None:
     data = federation()
     method = hierfl.methods.fedsvi(regression)
     one, other = fit(method, data, rounds=2, seed=1), fit(method, data, rounds=2, seed=2)
@@ -236,14 +236,14 @@ def test_threads_are_irrelevant() -> None:
 
 # ------------------------------------------------------------------ Pyro's own SVI
 class Noisy(Messenger):
-    """Draws Normal sites with noise that is handed in, gradients and all; written apart from hierfl's own."""
+    """Draws Normal sites, with gradients, from given noise; written independently of hierfl's handler."""
 
     def __init__(self, eps: dict[str, Tensor]) -> None:
         super().__init__()
         self.eps = eps
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
-        if msg["name"] in self.eps and not msg["done"]:  # not where the model replays the guide
+        if msg["name"] in self.eps and not msg["done"]:  # sites that the model replays are done
             base = msg["fn"]
             while hasattr(base, "base_dist"):
                 base = base.base_dist
@@ -253,7 +253,7 @@ class Noisy(Messenger):
 
 @pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
 def test_a_synchronous_step_is_a_pooled_step_of_pyro(engine: str) -> None:
-    """One round with plain SGD against pyro.infer.SVI with torch's SGD, the noise of each site handed to Pyro."""
+    """One round of plain SGD against pyro.infer.SVI with torch's SGD, on the same noise for each site."""
     lr, seed, data = 0.01, 5, federation()
     method = hierfl.methods.fedsvi(
         regression,
@@ -266,15 +266,14 @@ def test_a_synchronous_step_is_a_pooled_step_of_pyro(engine: str) -> None:
     fitted = fit(method, data, rounds=1, seed=seed, engine=engine)  # type: ignore[arg-type]
 
     program = read(regression, guides.mean_field, data, seed=seed)
-    batch = full_batch(
-        data, torch.arange(4), seed=seed, at=(0, 1, 0)
-    )  # round 0, the phase of joint steps, its first
+    at = (0, 1, 0)  # round 0, phase 1 of joint steps, step 0
+    batch = full_batch(data, torch.arange(4), seed=seed, at=at)
     shapes = {"loc": (2,), "spread": (), "lift": ()}
     eps = {
         n: noise.normals(noise.fold(batch.shared_key, noise.word(n)), s) for n, s in shapes.items()
     }
     eps["slope"] = noise.normals(noise.fold(batch.key, noise.word("slope")), (1, 2))
-    with Noisy(eps):  # a batch each: Pyro counts the plates that model and guide make
+    with Noisy(eps):  # Pyro allows each plate once a trace, so model and guide get a batch each
         svi = SVI(
             lambda b: program.model(replace(b)),
             lambda b: program.guide(replace(b)),
@@ -296,7 +295,7 @@ def test_a_synchronous_step_is_a_pooled_step_of_pyro(engine: str) -> None:
 
 
 def test_a_round_of_some_clients_is_an_unbiased_step() -> None:
-    """The mean over all cohorts of 2 of the server's step is the step of all clients."""
+    """The mean of the server's step over all cohorts of 2 is the step with all clients."""
     data, lr = federation(), 0.5
     method = hierfl.methods.fedsvi(
         regression, guides.delta, optimiser=SGD(lr), schedule="constant", average=0.0
@@ -316,7 +315,7 @@ def test_a_round_of_some_clients_is_an_unbiased_step() -> None:
 
 
 def test_batches_of_a_program_are_plain_tensors() -> None:
-    """A client's functions see one client, whoever else is in the chunk."""
+    """A client's functions see one client, whichever others are in the chunk."""
     seen: list[tuple[int, ...]] = []
 
     def spied(batch: ClientBatch) -> None:

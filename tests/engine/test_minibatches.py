@@ -1,4 +1,4 @@
-"""Which rows a client works on: passes over its own rows, reshuffled, the same whoever else is in the chunk."""
+"""The rows a client works on: reshuffled passes over its rows, whichever clients are in its chunk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.data.clients import ClientData
-from hierfl.engine.minibatches import batches, row_plan
+from hierfl.engine.minibatches import batch_of, row_plan, steps
 from hierfl.method import Phase
 from tests.programs import federation
 
@@ -19,7 +19,7 @@ EVERYONE = torch.arange(4)
 
 
 def phase(count: int, size: int | None, unit: Literal["step", "epoch"]) -> Phase:
-    return Phase(lambda lane, message, batch: lane, count, unit, size)
+    return Phase(lambda work, message, batch: work, count, unit, size)
 
 
 def plan(
@@ -32,7 +32,7 @@ def plan(
     seed: int = 0,
     at: tuple[int, ...] = (0, 0),
 ) -> list[list[list[int]]]:
-    """For each client the rows of each of its steps, counted within the client."""
+    """Return for each client the rows of each of its steps, numbered within the client."""
     index, inside, active = row_plan(data, ids, phase(count, size, unit), seed=seed, at=at)
     first = data.offsets[ids]
     return [
@@ -56,7 +56,7 @@ def test_epochs_go_over_every_row_once_each(size: int) -> None:
         assert all(sorted(rows) == list(range(n)) for rows in passes)
         assert all(len(step) == size for step in client if step is not client[-1] and n % size == 0)
         if n > 5:
-            assert len({tuple(rows) for rows in passes}) == 3, "each pass in its own order"
+            assert len({tuple(rows) for rows in passes}) == 3, "each pass has its own order"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 20])
@@ -67,7 +67,7 @@ def test_steps_take_equal_batches_or_all_of_a_small_client(size: int) -> None:
         per = max(1, n // size)
         for e in range(9 // per):
             rows = [row for step in client[e * per : (e + 1) * per] for row in step]
-            assert len(rows) == len(set(rows)), "none twice within a pass"
+            assert len(rows) == len(set(rows)), "no row comes twice within a pass"
         assert all(0 <= row < n for rows in client for row in rows)
 
 
@@ -91,7 +91,7 @@ def test_a_clients_rows_do_not_depend_on_the_others(unit: str, size: int) -> Non
             assert apart[c] == together[k]
 
 
-def test_what_rows_depend_on() -> None:
+def test_rows_depend_on_seed_round_and_phase() -> None:
     data = federation(COUNTS)
     base = plan(data, EVERYONE, 3, 2, "step")
     assert base == plan(data, EVERYONE, 3, 2, "step")
@@ -106,13 +106,15 @@ def test_what_rows_depend_on() -> None:
 
 def test_no_steps_and_all_rows() -> None:
     data = federation(COUNTS)
-    assert list(batches(data, EVERYONE, phase(0, 2, "step"), seed=0, at=(0, 0))) == []
-    assert list(batches(data, EVERYONE, phase(0, None, "step"), seed=0, at=(0, 0))) == []
-    whole = list(batches(data, EVERYONE, phase(2, None, "step"), seed=0, at=(0, 0)))
-    assert [active for _, active in whole] == [None, None]
-    assert not whole[0][0].is_mini_batch
-    assert whole[0][0].mask().sum(1).tolist() == list(COUNTS)
-    assert not torch.equal(whole[0][0].key, whole[1][0].key), "each step has its own noise"
+    assert list(steps(data, EVERYONE, phase(0, 2, "step"), seed=0, at=(0, 0))) == []
+    assert list(steps(data, EVERYONE, phase(0, None, "step"), seed=0, at=(0, 0))) == []
+    on_all = phase(2, None, "step")
+    whole = list(steps(data, EVERYONE, on_all, seed=0, at=(0, 0)))
+    assert [active for _, active in whole] == [(), ()]
+    first, second = (batch_of(tensors, on_all) for tensors, _ in whole)
+    assert not first.is_mini_batch
+    assert first.mask().sum(1).tolist() == list(COUNTS)
+    assert not torch.equal(first.key, second.key), "each step has its own noise"
     with pytest.raises(ValueError, match="no row plan"):
         row_plan(data, EVERYONE, phase(1, None, "step"), seed=0, at=(0,))
     with pytest.raises(ValueError, match="a phase of -1 steps: the count must be 0 or more"):
@@ -120,7 +122,10 @@ def test_no_steps_and_all_rows() -> None:
 
 
 def test_a_small_client_that_is_done_is_not_shuffled_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 rows beside 2,000, in batches of 10: it is done after one step of 200, and all rows are shuffled once."""
+    """With batches of 10, a client of 10 rows beside one of 2,000 is done after 1 of 200 steps.
+
+    All rows are shuffled once.
+    """
     shuffles = []
     permutations = noise.permutations
 

@@ -1,4 +1,4 @@
-"""Processes of their own for chunks of clients: order, errors, what goes through pipes, and the same numbers."""
+"""Several processes for chunks of clients: order, errors, messages, and the same numbers."""
 
 from __future__ import annotations
 
@@ -42,9 +42,8 @@ def test_results_come_in_order_from_this_process_and_from_a_copy(two_cores: None
         first = list(work(range(5)))
         found = list(work(range(5)))
     assert [item for item, _, _ in first] == [item for item, _, _ in found] == [0, 1, 2, 3, 4]
-    assert {pid for _, pid, _ in first} == {
-        os.getpid()
-    }  # the first time, what is compiled is compiled here
+    # the first call runs in this process, where it compiles
+    assert {pid for _, pid, _ in first} == {os.getpid()}
     assert [pid == os.getpid() for _, pid, _ in found] == [True, False, True, False, True]
     assert {threads for _, _, threads in (*first, *found)} == {1} and torch.get_num_threads() == 2
     gone = found[1][1]
@@ -101,7 +100,7 @@ def refusing(item: int) -> int:
 
 
 class Unsendable(Exception):
-    """Holds what no pipe takes."""
+    """An error that cannot be pickled."""
 
 
 @pytest.mark.parametrize(
@@ -121,14 +120,14 @@ def test_an_error_in_a_copy_comes_out_here(item: int, error: type[Exception], sa
 def test_a_copy_compiles_what_was_not_there_yet(
     two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # where nothing is to be had
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # an empty cache
     graphs = Graphs()
 
     def task(size: int) -> tuple[torch.Tensor, list[bool]]:
         answer: torch.Tensor = graphs.run("exp", torch.exp, torch.arange(float(size)))
         return answer, [made is not None for made in graphs.made.values()]
 
-    signal.alarm(120)  # compiling on threads that are not copied would wait for ever
+    signal.alarm(120)  # compiling on threads that were not copied would wait for ever
     with crew(task, 2) as work:
         list(work([3]))
         found = list(work([3, 4]))
@@ -140,9 +139,8 @@ def test_a_copy_compiles_what_was_not_there_yet(
 def test_a_copy_does_not_outlive_its_process() -> None:
     here, there = os.pipe()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "warnings.filters", []
-        )  # Python 3.12 warns of forks of a process with threads
+        # Python 3.12 warns of forks of a process with threads
+        patch.setattr("warnings.filters", [])
         child = os.fork()
     if child == 0:
         with crew(pids, 3) as work:
@@ -177,7 +175,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_what_goes_along_a_line_is_what_comes_out(name: str) -> None:
+def test_a_message_is_received_as_it_was_sent(name: str) -> None:
     here, there = socket.socketpair()
     send(here, TREES[name])
     before, after = tree_flatten(TREES[name]), tree_flatten(receive(there))
@@ -190,7 +188,7 @@ def test_what_goes_along_a_line_is_what_comes_out(name: str) -> None:
         if isinstance(one, torch.Tensor):
             assert isinstance(two, torch.Tensor) and one.dtype == two.dtype
             assert torch.equal(one, two)
-            two.add_(1) if two.dtype != torch.bool else None  # it may be written to
+            two.add_(1) if two.dtype != torch.bool else None  # it can be written to
         else:
             assert one == two
 

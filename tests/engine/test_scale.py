@@ -1,4 +1,4 @@
-"""Many clients: the memory of a round is that of its cohort."""
+"""Many clients: a round takes the memory of its cohort."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS, FEATURES, COHORT = 20, 2, 100
 
 
 class Allocated(TorchDispatchMode):
-    """Bytes of tensors made since it was entered: now, and at most."""
+    """Bytes of tensors made since it was entered: `now`, and at most, `peak`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -41,7 +41,7 @@ class Allocated(TorchDispatchMode):
         return out
 
     def _see(self, tree: Any, *, made: bool) -> None:
-        """What is first met as an argument was there before; what is first met as a result was made."""
+        """Count tensors that are first seen as results; those first seen as arguments were there before."""
         for leaf in tree_leaves(tree):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in self.known:
                 storage = leaf.untyped_storage()
@@ -66,9 +66,9 @@ def many(n: int) -> ClientData:
 
 
 def peak_of_a_round(n: int, family: Any) -> tuple[int, int]:
-    """Most bytes of tensors, and of Python's own objects, above what stood before the round."""
+    """Return the peak bytes of tensors, and of Python objects, that a round adds."""
     run: Federation = federate(fedsvi(logistic, family), many(n), cohort=COHORT)
-    at: Progress = one_round(run, begin(run), 3)  # what is made once and kept is made here
+    at: Progress = one_round(run, begin(run), 3)  # caches are filled here
     tracemalloc.start()
     with Allocated() as tensors:
         one_round(run, at, 3)
@@ -79,12 +79,12 @@ def peak_of_a_round(n: int, family: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize("family", [guides.structured, guides.mean_field, guides.conditional])
 def test_memory_of_a_round_does_not_grow_with_the_federation(family: Any) -> None:
-    """1,000 clients or 10,000 of 20 rows, 100 in a round."""
+    """1,000 or 10,000 clients with 20 rows each, 100 of them in a round."""
     small, large = peak_of_a_round(1_000, family), peak_of_a_round(10_000, family)
     assert small[0] > 8 * COHORT * ROWS * FEATURES, (
-        "the rows of a cohort are seen, so the measure works"
+        "the rows of a cohort are counted, so the measure works"
     )
-    assert large[0] - small[0] < 9 * 9_000, "not even an integer a client"
+    assert large[0] - small[0] < 9 * 9_000, "less than one integer a client"
     assert large[1] - small[1] < 20 * 9_000
 
 
@@ -98,10 +98,10 @@ def test_the_table_is_written_in_place() -> None:
         after.table["params"]["_local.loc"].flatten(1)
         != run.client.own["params"]["_local.loc"].flatten()
     ).any(1)
-    assert int(moved.sum()) == COHORT, "the rows of the cohort, and no other"
+    assert int(moved.sum()) == COHORT, "rows of the cohort alone"
 
 
-def test_ten_thousand_clients_are_begun_and_asked() -> None:
+def test_ten_thousand_clients_are_fitted_and_predicted() -> None:
     data = many(10_000)
     fitted = hierfl.fit(
         fedsvi(logistic, guides.conditional), data, rounds=2, cohort=0.01, compile=False
@@ -126,7 +126,7 @@ method = methods.pfedme(models.bayesian_network(net, prior_scale=1.0), steps=2, 
 folder, rounds = sys.argv[1], int(sys.argv[2])
 fit = hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, every=1, resume=True, compile=False,
                  progress=False) if rounds == 4 else None
-if fit is None:  # stopped on the way
+if fit is None:  # a run that is stopped
     class Enough(Exception): ...
     import hierfl.runs.checkpoint as state
     save = state.save
@@ -147,9 +147,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="a minute: set HIERFL_SLOW=1")
+@pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="takes a minute: set HIERFL_SLOW=1")
 def test_a_hundred_thousand_clients_keep_eighty_thousand_numbers_each(tmp_path: Path) -> None:
-    """32 GB if all were there at once; under 2 GB resident, stopped after two rounds and resumed as if nothing had been."""
+    """All rows would take 32 GB; resident memory stays under 2 GB.
+
+    A run that is stopped after two rounds and resumed gives the numbers of one that is not.
+    """
 
     def run(folder: str, rounds: int) -> list[str]:
         command = [sys.executable, "-c", KEEPING, str(tmp_path / folder), str(rounds)]

@@ -15,7 +15,7 @@ from hierfl import guides
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.guides.global_sites import diagonal_normal, full_normal, low_rank_normal, spline_flow
-from hierfl.program.program import Answer
+from hierfl.program.handlers import Answer
 from hierfl.program.sites import Family
 from tests.programs import FAMILIES, at_random, federation, fit, logistic, read, regression
 

@@ -15,7 +15,8 @@ from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.laplace.mode import climb, curvature, mode_and_precision, newton_step
-from hierfl.program.program import Answer, Program
+from hierfl.program.handlers import Answer
+from hierfl.program.program import Program
 from tests.programs import at_random, federation, fit, logistic, read
 
 

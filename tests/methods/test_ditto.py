@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from hierfl.core.trees import named_leaves
+from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
-from hierfl.engine.rounds import begin, client_round
+from hierfl.engine.rounds import begin
 from hierfl.method import Clock
 from hierfl.methods import ditto, fedavg, fedmap, individual
 from hierfl.models import map_network, network

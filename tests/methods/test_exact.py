@@ -21,9 +21,11 @@ from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.optimisers import Adam
-from hierfl.program.program import Answer, Params, Program, Terms
+from hierfl.program.handlers import Answer
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Family, Model
 from hierfl.program.stacking import stacked
+from hierfl.program.terms import Terms
 from tests.programs import Exact, exact, federation, fit, means, read, slopes, three
 
 CASES: dict[str, tuple[Model, Callable[[], ClientData]]] = {

@@ -10,8 +10,9 @@ from torch import nn
 from torch.func import functional_call
 
 from hierfl.core.trees import named_leaves
+from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
-from hierfl.engine.rounds import begin, client_round
+from hierfl.engine.rounds import begin
 from hierfl.method import Clock
 from hierfl.methods import fedavg, fedbn
 from hierfl.models import batch_norm_network, network

@@ -16,8 +16,9 @@ import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.engine.aggregate import added, means_of, summed
+from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
-from hierfl.engine.rounds import begin, client_round
+from hierfl.engine.rounds import begin
 from hierfl.method import Clock, LogShare
 from hierfl.methods import fedavg, fedmap, pfedme
 from hierfl.models import map_network, network

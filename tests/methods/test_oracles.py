@@ -18,8 +18,9 @@ from hierfl import guides, models
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
-from hierfl.engine.rounds import begin, client_round
+from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Method, Phase
 from hierfl.methods import ditto, fedabml, fedavg, fedmap, pfedbred, pfedme
 from hierfl.models import bregman

@@ -18,9 +18,10 @@ from hierfl.core import noise
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
+from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
-from hierfl.engine.minibatches import batches
-from hierfl.engine.rounds import begin, client_round
+from hierfl.engine.minibatches import batch_of, steps
+from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Method, Phase
 from tests.programs import FAMILIES, federation, regression
 
@@ -275,7 +276,8 @@ def labelled() -> ClientData:
 def test_padding_is_the_clients_own_rows(size: int | None, unit: Any, ids: list[int]) -> None:
     data, chosen = labelled(), torch.tensor(ids)
     phase = Phase(lambda lane, message, batch: lane, 3, unit, size)
-    for batch, _ in batches(data, chosen, phase, seed=1, at=(0, 0)):
+    for tensors, _ in steps(data, chosen, phase, seed=1, at=(0, 0)):
+        batch = batch_of(tensors, phase)
         owner = chosen[:, None].expand(-1, batch.num_rows).to(torch.get_default_dtype())
         assert torch.equal(batch.fields["y"], owner)
         assert torch.equal(batch.fields["x"][..., 1], owner)

@@ -166,7 +166,7 @@ def test_an_empirical_posterior_draws_its_points() -> None:
 
 # ------------------------------------------------------------------------------------------------ refusals
 def test_a_cohort_of_some_is_refused() -> None:
-    with pytest.raises(ValueError, match="adds up what all clients send"):
+    with pytest.raises(ValueError, match="sums the updates of all clients"):
         fit(fedlaplace(regression), federation(), rounds=2, cohort=2)
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.over_clients import over_batch
-from hierfl.program.program import Params, Program, log_joint
+from hierfl.program.program import Params, Program
+from hierfl.program.terms import log_joint
 
 Values = dict[str, Tensor]
 Arrays = dict[str, NDArray[Any]]

@@ -18,7 +18,8 @@ from torch.func import functional_call
 from hierfl import guides, models
 from hierfl.data.clients import ClientData
 from hierfl.models.likelihood import bernoulli, normal, poisson
-from hierfl.program.program import Program, untouched_store
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import Program
 from hierfl.program.read import read
 from tests.models import scene
 from tests.models.scene import (

@@ -1,4 +1,7 @@
-"""State is an object: nothing in Pyro's store or torch's generator, params where they were declared, two fits and clients apart."""
+"""No global state: Pyro's param store and torch's generator are untouched, and two fits are independent.
+
+Params belong to where they are declared, and global sites depend on nothing local.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from torch.distributions import transform_to
 import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.program.program import Answer, ProgramError
+from hierfl.program.handlers import Answer
+from hierfl.program.program import ProgramError
 from tests.programs import FAMILIES, federation, fit, logistic, read, regression
 
 constraints = dist.constraints
@@ -158,15 +162,15 @@ def factor_of_a_local_param(batch: ClientBatch) -> None:
 
 
 @pytest.mark.parametrize("model", [summed_up, centred_on_rows, factor_of_a_local_param])
-def test_what_is_global_is_made_of_nothing_local_however_it_is_summed_up(model: Any) -> None:
+def test_a_models_global_site_depends_on_nothing_local_even_aggregated(model: Any) -> None:
     with pytest.raises(
         ProgramError,
-        match="'leak' stands outside the clients plate in the model, but is made of what stands inside",
+        match="'leak' is outside the clients plate in the model, but depends on something inside it",
     ):
         read(model, FAMILIES["mean_field"], federation())
 
 
-def test_nor_is_a_guides_global_site() -> None:
+def test_a_guides_global_site_depends_on_nothing_local() -> None:
     def backwards(batch: ClientBatch) -> None:
         with batch.clients():
             own = pyro.param("own", lambda: torch.zeros(batch.num_clients, 1, 2))
@@ -175,11 +179,11 @@ def test_nor_is_a_guides_global_site() -> None:
 
     with pytest.raises(
         ProgramError,
-        match="'loc' stands outside the clients plate in the guide, but is made of what stands inside",
+        match="'loc' is outside the clients plate in the guide, but depends on something inside it",
     ):
         read(logistic, backwards, federation())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_may_cross_into_the_plate_does(family: str) -> None:
+def test_local_sites_may_depend_on_global_ones(family: str) -> None:
     assert read(regression, FAMILIES[family], federation()).latents.global_block.size == 4

@@ -1,4 +1,4 @@
-"""Keyed draws: each distribution's law, shapes with the clients anywhere, and the distributions that are drawn otherwise."""
+"""Keyed draws: each distribution's law, shapes with clients in any dimension, and unkeyed distributions."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_gradients_pass_through_a_draw() -> None:
     assert by_scale == pytest.approx((value * noise.normals(KEY, ())).item())
 
 
-# ------------------------------------------------------------------ no transform of normals or uniforms
+# ------------------------------------------------------------------ distributions without keyed draws
 OTHERWISE = {
     "Gamma": dist.Gamma(2.0, 1.0),
     "Beta": dist.Beta(2.0, 1.0),
@@ -144,7 +144,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_what_has_no_keyed_draw_is_named(name: str) -> None:
+def test_distributions_without_keyed_draws_are_named(name: str) -> None:
     with pytest.raises(NoKeyedDraw, match=name):
         draw(OTHERWISE[name], Noise(KEY, 0))
     with pytest.raises(NoKeyedDraw, match=name):

@@ -1,4 +1,4 @@
-"""A program as a pure function: its ELBO against Pyro's own and against plain loops, closed-form KL, params."""
+"""A program as a pure function: its ELBO against Pyro's and against plain loops, and closed-form KL."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.engine.minibatches import row_plan
 from hierfl.method import Phase
-from hierfl.program.program import Answer, Params, Program, divergence
+from hierfl.program.handlers import Answer
+from hierfl.program.program import Params, Program
 from hierfl.program.stacking import stacked
+from hierfl.program.terms import divergence
 from tests.programs import FAMILIES, Given, at_random, federation, read, regression
 
 
 def batch_of(data: ClientData, size: int | None, ids: Tensor) -> ClientBatch:
-    """All rows of some clients, or the mini-batch that a first step would take, whoever else is in the batch."""
+    """Return all rows of some clients, or the mini-batch of their first step."""
     if size is None:
         return full_batch(data, ids, seed=3)
     index, inside, _ = row_plan(
-        data, ids, Phase(lambda lane, message, b: lane, batch_size=size), seed=3, at=(0,)
+        data, ids, Phase(lambda work, message, b: work, batch_size=size), seed=3, at=(0,)
     )
     return gather(
         data,
@@ -41,7 +43,7 @@ def batch_of(data: ClientData, size: int | None, ids: Tensor) -> ClientBatch:
 
 
 def pooled_params(program: Program, params: Params, clients: int) -> Params:
-    """One client's local params for all clients, each moved a little by its own place."""
+    """Return one client's local params for all clients, each shifted by 0.1 times its number."""
     local = {spec.name for spec in program.params if spec.is_local}
     rows = {
         k: torch.stack([v + 0.1 * c for c in range(clients)])
@@ -98,14 +100,14 @@ def test_elbo_is_pyros_and_the_sum_of_the_clients(family: str, size: int | None)
 @pytest.mark.parametrize("counts", [(4,), (5, 3, 7)])
 @pytest.mark.parametrize("size", [1, 3, 6])
 def test_elbo_by_plain_loops(counts: tuple[int, ...], size: int) -> None:
-    """Written without plates, scales and masks: the rows of each step, N_k / B times."""
+    """Written without plates, scales and masks: the rows of a step count N_k / B times."""
     data = federation(counts)
     program = read(regression, guides.mean_field, data)
     params, n = at_random(program), len(counts)
     index, inside, _ = row_plan(
         data,
         torch.arange(n),
-        Phase(lambda lane, message, b: lane, batch_size=size),
+        Phase(lambda work, message, b: work, batch_size=size),
         seed=3,
         at=(0,),
     )
@@ -152,7 +154,7 @@ def test_gradient_is_pyros() -> None:
 
 
 def factored(batch: ClientBatch) -> None:
-    """Factors inside and outside the plate, a global datum, one datum a client, and a recorded value."""
+    """Factors inside and outside the plate, a global observation, one a client, and a deterministic site."""
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
     pyro.factor("global_factor", -0.3 * loc**2)
     pyro.sample("pilot", dist.Normal(loc, 0.5), obs=torch.tensor(2.0))
@@ -166,7 +168,7 @@ def factored(batch: ClientBatch) -> None:
 
 
 @pytest.mark.parametrize("family", ["mean_field", "conditional"])
-def test_factors_and_data_that_are_nobodys_rows_count_once(family: str) -> None:
+def test_factors_and_observations_outside_rows_count_once(family: str) -> None:
     data = federation()
     program = read(factored, FAMILIES[family], data)
     start = at_random(program)
@@ -209,7 +211,7 @@ def backwards(batch: ClientBatch) -> None:
 
 
 def chained(of_first: float, scale: float, slope: float, step: float, *, swap: bool = False) -> Any:
-    """The joint of u ~ Normal(of_first, scale^2), v ~ Normal(slope u, step^2), as (u, v), or (v, u)."""
+    """Return the joint of u ~ Normal(of_first, scale^2), v ~ Normal(slope u, step^2), as (u, v) or (v, u)."""
     tril = torch.tensor([[scale, 0.0], [slope * scale, step]])
     order = [1, 0] if swap else [0, 1]
     cov = (tril @ tril.T)[order][:, order]
@@ -226,7 +228,10 @@ def chained(of_first: float, scale: float, slope: float, step: float, *, swap: b
 def test_closed_form_only_where_the_order_of_draws_allows_it(
     guide: Any, closed: set[str], q: Any
 ) -> None:
-    """`backwards` draws c before its parent a: KL(q(c) || p(c | a)) at a's draw has another mean than log q - log p."""
+    """`backwards` draws c before its parent a.
+
+    The mean of KL(q(c) || p(c | a)) at a's draw is then not that of log q - log p.
+    """
     data = federation((3, 2))
     program = read(chain, guide, data)
     assert program.closed == closed

@@ -1,4 +1,4 @@
-"""Every mistake in a program or its data: one message, with the name of what is wrong and what to do."""
+"""Mistakes in a program: one error each, which names the mistake and its mend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fn = Callable[[ClientBatch], Any]
 
 
 def model(*, outside: Fn | None = None, inside: Fn | None = None, rows: Fn | None = None) -> Fn:
-    """A model that is right, but for what is put where."""
+    """Return a correct model with a mistake outside the plates, inside the clients plate or in the rows."""
 
     def built(batch: ClientBatch) -> None:
         pyro.sample("g", dist.Normal(0.0, 1.0))
@@ -38,7 +38,7 @@ def model(*, outside: Fn | None = None, inside: Fn | None = None, rows: Fn | Non
 
 
 def guide(*, g: Fn | None = None, w: Fn | None = None, extra: Fn | None = None) -> Fn:
-    """A guide of it that is right, but for what is put in a site's place."""
+    """Return a correct guide of that model, with a mistake in place of a site or in addition."""
 
     def built(batch: ClientBatch) -> None:
         (g or (lambda batch: pyro.sample("g", dist.Normal(0.0, 1.0))))(batch)
@@ -56,7 +56,7 @@ def nothing(batch: ClientBatch) -> None:
     pass
 
 
-def test_what_is_right_is_read() -> None:
+def test_a_correct_program_is_read() -> None:
     program = read(model(), guide(), federation())
     assert [(site.name, site.is_local) for site in program.latents.sites] == [
         ("g", False),
@@ -146,7 +146,7 @@ WRONG_MODELS: dict[str, tuple[Fn, str]] = {
     "nothing observed": (no_labels, r"observes no field inside the clients plate.*obs=batch\.y"),
     "local site read outside its plate": (
         read_outside,
-        r"'leak' stands outside the clients plate.*reads a local site",
+        r"'leak' is outside the clients plate.*reads a local site",
     ),
     "missing to_event, global": (
         model(outside=no_event),

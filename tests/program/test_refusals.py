@@ -1,4 +1,4 @@
-"""Bad data, bad cohorts, bad rows to predict: what `fit` and a `Fit` refuse, and how."""
+"""What `fit` and a `Fit` refuse: bad data, bad arguments, bad rows to predict."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ LABELS: dict[str, tuple[Model, str, float, str]] = {
 @pytest.mark.parametrize("what", LABELS)
 def test_labels_out_of_range_are_refused_by_value_and_client(what: str) -> None:
     program, field, value, message = LABELS[what]
-    with pytest.raises(ValueError, match=f"field {message}.*1 rows are"):
+    with pytest.raises(ValueError, match=f"field {message}.*1 rows are outside it"):
         fit(hierfl.methods.fedsvi(program, guides.delta), changed(field, 6, value), rounds=1)
 
 
@@ -112,7 +112,7 @@ def test_labels_out_of_the_range_of_their_trials_are_refused() -> None:
 
 
 def test_integer_labels_of_a_bernoulli_site(data: ClientData) -> None:
-    """torch's Bernoulli takes floats alone: the message must say so, and where."""
+    """torch's Bernoulli takes only floats: the message must say so, and name the site."""
     with pytest.raises(
         ProgramError,
         match=r"site 'ill' \(Bernoulli\) cannot score field 'ill', of dtype int64 .*with_fields\(ill=",
@@ -133,9 +133,10 @@ def test_a_client_without_rows_and_two_of_one_name() -> None:
 
 @pytest.mark.parametrize("name", ["counts", "rows", "key", "data", "clients", "fields", "num_rows"])
 def test_a_field_named_as_a_part_of_every_batch(name: str, data: ClientData) -> None:
-    """batch.counts is how many rows a client has: a model that means the field of that name would read another thing."""
+    """batch.counts is the number of rows of a client: a model would not read a field of that name."""
     with pytest.raises(
-        ValueError, match=f"a field cannot be named '{name}': batch.{name} is a part of every batch"
+        ValueError,
+        match=f"a field cannot be named '{name}': batch.{name} is an attribute of every batch",
     ):
         read(regression, guides.delta, data.with_fields(**{name: data.fields["visits"]}))
 
@@ -150,12 +151,15 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "negative cohort": ({"cohort": -1}, "a cohort of -1 cannot be drawn"),
     "share above 1": ({"cohort": 1.5}, r"cohort is 1\.5: a share .* lies in \(0, 1\]"),
     "share of nothing": ({"cohort": 0.0}, r"cohort is 0\.0: a share .* lies in \(0, 1\]"),
-    "unknown engine": ({"engine": "ray"}, "no engine 'ray': vectorised, sequential or pooled"),
+    "unknown engine": (
+        {"engine": "ray"},
+        "engine is 'ray': it must be 'vectorised', 'sequential' or 'pooled'",
+    ),
     "no chunk": ({"chunk": 0}, "chunk is 0: it must be 1 or more"),
     "no rounds": ({"rounds": 0}, r"rounds \(0\)"),
     "no checkpoints": ({"every": 0}, r"every \(0\)"),
     "no scores": ({"score_every": 0}, r"score_every \(0\)"),
-    "patience without rows": ({"patience": 2}, "patience needs rows to score: give held_out="),
+    "patience without rows": ({"patience": 2}, "patience needs rows to score: pass held_out="),
 }
 
 
@@ -275,7 +279,7 @@ def test_what_is_not_finite_is_traced_to_its_client_and_round() -> None:
     wild = changed("y", 6, 1e200)
     with pytest.raises(
         hierfl.ClientError,
-        match=r"round \d+: .*client 'south' sends is not finite .*1 of 4 clients\): lower",
+        match=r"round \d+: .*update of client 'south' is not finite .*1 of 4 clients\): lower",
     ):
         fit(
             hierfl.methods.fedavg(model, optimiser=hierfl.optimisers.SGD(1e3), steps=5),

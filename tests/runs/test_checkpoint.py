@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, resumed bit for bit, refused when they are of another run, global and local apart."""
+"""Checkpoints: complete or absent, resumed bit for bit, refused for another run, private data apart."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    torch.manual_seed(0)  # torch's layers start as its generator has it
+    torch.manual_seed(0)  # the layers of the methods start from torch's generator
 
 
 def same(one: Fit, two: Fit) -> None:
@@ -85,7 +85,7 @@ def test_a_resumed_run_is_the_run_that_was_not_cut(
 
 
 def run_until(last: int, method: Method, data: hierfl.ClientData, **options: Any) -> int:
-    """A run that is cut: its process dies in the round after `last`."""
+    """Run until the process dies in the round after `last`; return the round of the newest checkpoint."""
 
     class Cut(Exception):
         pass
@@ -117,7 +117,7 @@ def test_early_stopping_goes_on_where_it_was(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 60, "held_out": test, "score_every": 2, "patience": 3}
     method = hierfl.methods.fedsvi(regression, optimiser=Adam(0.5), local_optimiser=Adam(0.5))
     stopped = fit(method, train, checkpoint=tmp_path, every=1, **options)
-    assert stopped.progress.round < 60, "else there is nothing to test"
+    assert stopped.progress.round < 60, "otherwise this test would test nothing"
     same(stopped, fit(method, train, checkpoint=tmp_path, every=1, resume=True, **options))
     scores = stopped.history["held_out_log_score"].dropna().tolist()
     assert max(scores) == scores[-4], "three scores in a row were no better"
@@ -144,7 +144,7 @@ def test_nothing_on_disk_is_a_pickle(tmp_path: Path) -> None:
 
 
 def test_global_and_local_are_apart(tmp_path: Path) -> None:
-    """The shared file holds no param of the plate, nothing with a row a client, and the same bytes however many there are."""
+    """The shared file holds no local param and nothing with a row a client; its shapes do not depend on N."""
     sizes = []
     for n in (2, 5):
         fitted = fit(
@@ -235,12 +235,12 @@ def test_a_missing_file_is_passed_over_too_and_none_left_is_an_error(tmp_path: P
         (checkpoint / "local.safetensors").unlink()
     with pytest.raises(
         hierfl.CheckpointError,
-        match=r"no whole checkpoint in .*local.safetensors is missing.*start anew",
+        match=r"no undamaged checkpoint in .*local.safetensors is missing.*start again",
     ):
         fit(method, data, rounds=6, checkpoint=tmp_path, resume=True)
 
 
-def test_what_a_dead_process_left_is_cleared(tmp_path: Path) -> None:
+def test_drafts_of_dead_processes_are_removed(tmp_path: Path) -> None:
     draft = tmp_path / ".draft-00000001-77"
     draft.mkdir(parents=True)
     (draft / "global.safetensors").write_bytes(b"half")
@@ -290,10 +290,10 @@ def test_a_checkpoint_of_another_run_is_refused(what: str, tmp_path: Path) -> No
 
 
 def test_a_new_run_in_the_folder_of_an_old_one_is_refused(tmp_path: Path) -> None:
-    """Nothing is lost: a forgotten resume=True must not write over what days of rounds have made."""
+    """A forgotten resume=True must not overwrite the result of days of rounds."""
     data = federation()
     old = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2)
-    with pytest.raises(ValueError, match="holds a run already: go on with it by resume=True"):
+    with pytest.raises(ValueError, match="already holds a run: continue it with resume=True"):
         fit(METHODS["conditional"](), data, rounds=3, checkpoint=tmp_path, every=1)
     same(
         old, fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2, resume=True)

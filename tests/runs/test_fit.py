@@ -1,4 +1,4 @@
-"""What `fit` gives back: history, scores, early stopping, schedules and averages, predictions by hand, the posterior in ArviZ."""
+"""The result of `fit`: history, scores, early stopping, schedules, averages, predictions, posterior."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_history_has_a_row_a_round() -> None:
 
 @pytest.mark.parametrize("cohort", [None, 2])
 def test_the_logged_elbo_is_that_of_the_pooled_program(cohort: int | None) -> None:
-    """Of a cohort it is an estimate: the mean over all cohorts is the ELBO of all."""
+    """That of a cohort is an unbiased estimate: its mean over all cohorts is the ELBO of all clients."""
     data = federation()
     runs = [
         fit(fedsvi(regression, guides.delta), data, rounds=1, cohort=cohort, seed=s)
@@ -63,7 +63,7 @@ def test_held_out_scores_are_of_the_model_as_it_stands(score_every: int) -> None
     fitted = fit(method, train, rounds=12, held_out=test, score_every=score_every)
     scores = fitted.history["held_out_log_score"]
     assert scores.notna().tolist() == [(r + 1) % score_every == 0 for r in range(12)]
-    assert len(set(scores.dropna())) == 12 // score_every, "it moves at every score"
+    assert len(set(scores.dropna())) == 12 // score_every, "no score is repeated"
     first = scores.dropna().iloc[: 6 // score_every]
     assert first.iloc[-1] > first.iloc[0] or score_every > 1
     last = fitted.predict(test, draws=50).log_score
@@ -98,14 +98,14 @@ def test_early_stopping_waits_for_patience_and_keeps_the_last() -> None:
 
 def test_a_bar_is_drawn_only_when_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
     fit(fedsvi(regression), federation(), rounds=2)
-    assert capfd.readouterr() == ("", ""), "standard error is no terminal here"
+    assert capfd.readouterr() == ("", ""), "standard error is not a terminal here"
     fit(fedsvi(regression), federation(), rounds=2, progress=True)
     assert "fedsvi" in "".join(capfd.readouterr())
 
 
 # ------------------------------------------------------------------ schedules and averages
 def path(method: Any, rounds: int) -> list[Tensor]:
-    """The server's params after each round, and last what is read."""
+    """Return the server's param after each round, and at the end the one that predictions read."""
     from hierfl.engine.federation import federate
     from hierfl.engine.rounds import begin
     from hierfl.engine.rounds import rounds as run
@@ -123,7 +123,7 @@ def test_the_mean_of_the_last_rounds_is_what_is_read(average: float) -> None:
 
 
 def tilted(batch: ClientBatch) -> None:
-    """A loss that is linear in its one param: every step is the step size, times 4."""
+    """A loss that is linear in its one param: every step is 4 times the step size."""
     slope = pyro.param("loc.at", torch.zeros(()))
     pyro.factor("tilt", 4.0 * slope)
     with batch.clients(), batch.data():
@@ -152,49 +152,55 @@ def kinds(batch: ClientBatch) -> None:
             )
 
 
-def test_predictions_are_means_over_draws() -> None:
+def with_kinds() -> tuple[ClientData, ClientData, Tensor]:
+    """Return data with labels of 3 classes, the rows of two clients, and the position of each row's client."""
     data = federation()
     data = data.with_fields(kind=(data.fields["visits"].long() % 3))
-    rows, asked = (
-        data.select(["east", "north"]),
-        data.select(["east", "north"]).without("ill", "kind"),
-    )
-    owner = torch.tensor([2, 0])[rows.row_client]
-    x = rows.fields["x"]
+    rows = data.select(["east", "north"])
+    return data, rows, torch.tensor([2, 0])[rows.row_client]
 
+
+def test_predictions_of_binary_labels_are_means_over_draws() -> None:
+    data, rows, owner = with_kinds()
     binary = fit(fedsvi(logistic), data, rounds=2)
     slope = binary.draws(30, seed=4).own["slope"][:, owner]
-    p = torch.sigmoid((slope * x).sum(-1))
+    p = torch.sigmoid((slope * rows.fields["x"]).sum(-1))
     found = binary.predict(rows, draws=30, seed=4)
     density = torch.where(rows.fields["ill"] > 0.5, p, 1 - p)
     assert found.kind == "binary"
+    assert found.log_score is not None and found.sd is not None
     assert torch.allclose(found.mean, p.mean(0), atol=1e-12)
-    assert torch.allclose(found.log_score, density.mean(0).log(), atol=1e-12)  # type: ignore[arg-type]
-    assert torch.allclose(found.sd, (p.mean(0) * (1 - p.mean(0))).sqrt(), atol=1e-9)  # type: ignore[arg-type]
-    unlabelled = binary.predict(asked.with_fields(kind=rows.fields["kind"]), draws=30, seed=4)
+    assert torch.allclose(found.log_score, density.mean(0).log(), atol=1e-12)
+    assert torch.allclose(found.sd, (p.mean(0) * (1 - p.mean(0))).sqrt(), atol=1e-9)
+    unlabelled = binary.predict(rows.without("ill"), draws=30, seed=4)
     assert unlabelled.log_score is None
     assert torch.equal(unlabelled.mean, found.mean)
 
+
+def test_predictions_of_classes_are_means_over_draws() -> None:
+    data, rows, owner = with_kinds()
     classes = fit(fedsvi(kinds), data, rounds=2)
     w = classes.draws(30, seed=4).own["w"][:, owner]
-    p = torch.softmax(torch.einsum("nd,snkd->snk", x, w), -1)
+    p = torch.softmax(torch.einsum("nd,snkd->snk", rows.fields["x"], w), -1)
     found = classes.predict(rows, draws=30, seed=4)
     assert (found.kind, found.sd) == ("categorical", None)
+    assert found.log_score is not None
     assert torch.allclose(found.mean, p.mean(0), atol=1e-12)
-    assert torch.allclose(
-        found.log_score.exp(),  # type: ignore[union-attr]
-        p.mean(0)[torch.arange(len(x)), rows.fields["kind"]],
-        atol=1e-12,
-    )
+    of_labels = p.mean(0)[torch.arange(len(owner)), rows.fields["kind"]]
+    assert torch.allclose(found.log_score.exp(), of_labels, atol=1e-12)
 
+
+def test_predictions_of_numbers_are_means_over_draws() -> None:
+    data, rows, owner = with_kinds()
     numeric = fit(fedsvi(regression), data, rounds=2)
-    loc = (numeric.draws(30, seed=4).own["slope"][:, owner] * x).sum(-1)
+    loc = (numeric.draws(30, seed=4).own["slope"][:, owner] * rows.fields["x"]).sum(-1)
     found = numeric.predict(rows, draws=30, seed=4)
     assert found.kind == "numeric"
+    assert found.log_score is not None and found.sd is not None
     assert torch.allclose(found.mean, loc.mean(0), atol=1e-12)
-    assert torch.allclose(found.sd**2, 1.0 + loc.var(0, correction=0), atol=1e-9)  # type: ignore[operator]
+    assert torch.allclose(found.sd**2, 1.0 + loc.var(0, correction=0), atol=1e-9)
     expected = dist.Normal(loc, 1.0).log_prob(rows.fields["y"]).logsumexp(0) - math.log(30)
-    assert torch.allclose(found.log_score, expected, atol=1e-12)  # type: ignore[arg-type]
+    assert torch.allclose(found.log_score, expected, atol=1e-12)
 
 
 def test_scores_by_client() -> None:
@@ -260,7 +266,7 @@ def squares(batch: ClientBatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_a_matrix_of_features_by_features_has_two_dims() -> None:
-    """The correlations of varying slopes, (D, D): one name for both dimensions is no dataset."""
+    """The correlations of varying slopes, (D, D): xarray allows no two dimensions of one name."""
     data = federation()
     named = ClientData(
         data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
@@ -270,16 +276,16 @@ def test_a_matrix_of_features_by_features_has_two_dims() -> None:
     assert len(set(posterior["lower"].dims)) == 4
 
 
-def test_it_says_what_it_is() -> None:
+def test_repr() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
     assert repr(fitted).startswith("Fit(fedsvi, 4 clients, 2 rounds, ")
     assert fitted.clients == ("north", "south", "east", "west")
     assert hierfl.Fit is type(fitted)
 
 
-# ------------------------------------------------------------------ what is observed
+# ------------------------------------------------------------------ observed sites
 def changed_label(batch: ClientBatch) -> None:
-    """The label is changed before it is observed, and a field of the data is not read."""
+    """A model that observes a transformed label, and does not read every field."""
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
     with batch.clients():
         w = pyro.sample("w", dist.Normal(loc, 1.0))
@@ -334,6 +340,6 @@ def test_a_label_made_of_two_fields_is_refused_by_name() -> None:
 
     with pytest.raises(
         ValueError,
-        match=r"site 'rest' observes what is made of the fields x, y: .*data\.with_fields\(rest=",
+        match=r"site 'rest' observes a value computed from the fields x, y, .*data\.with_fields\(rest=",
     ):
         fit(fedsvi(model, guides.delta), federation(), rounds=1)

@@ -1,4 +1,4 @@
-"""A run whose process is killed at any moment goes on as if nothing had happened: SIGKILL, which nothing can catch."""
+"""A run whose process is killed at any moment, by SIGKILL, resumes to the same bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def child(where):
             os._exit(0)
     return pid
 
-fit(method, data, rounds=1)  # so that what a first call costs is paid before the clock runs
+fit(method, data, rounds=1)  # the first call is slow, and must not be timed
 began = time.perf_counter()
 os.waitpid(child(folder + "/whole"), 0)
 whole = time.perf_counter() - began
@@ -55,11 +55,11 @@ os.waitpid(child(folder + "/killed"), 0)
 
 
 def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
-    """Six times, a checkpoint every round: the last to run ends with the bytes of the run that was left alone."""
+    """Killed six times, with a checkpoint every round, it ends with the bytes of an uninterrupted run."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     told = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
@@ -70,7 +70,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
         text=True,
     ).stdout
     reached = [int(n) for n in told.strip("[]\n").split(",")]
-    assert reached == sorted(reached), "no round that was written is lost"
+    assert reached == sorted(reached), "no round with a checkpoint is lost"
     assert reached[-1] > 0 and reached[0] < 40, reached
     newest = [state.checkpoints(tmp_path / name)[-1] for name in ("whole", "killed")]
     assert [path.name for path in newest] == ["round-00000040"] * 2
@@ -81,12 +81,12 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
         [row["elbo"] for row in records[0]["history"]]
     ] * 2
     assert not list((tmp_path / "killed").glob(".draft-*")), (
-        "what the killed left behind is cleared"
+        "drafts of killed processes are removed"
     )
 
 
 def test_a_killed_write_is_never_seen(tmp_path: Path) -> None:
-    """Stopped between any two of the files of a checkpoint, what is found is the whole one before."""
+    """A write that stops between any two files of a checkpoint leaves the complete one before it."""
     from tests.programs import federation, fit, regression
 
     method, data = hierfl.methods.fedsvi(regression), federation()

@@ -71,7 +71,7 @@ def test_rows_that_were_not_saved_must_be_handed_in(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*rows*"))
     with pytest.raises(
         FileNotFoundError,
-        match=r"saved without the clients' rows: hand them in, load\(\.\.\., data=",
+        match=r"saved without the clients' rows: pass them, load\(\.\.\., data=",
     ):
         hierfl.load(tmp_path)
 

@@ -1,0 +1,63 @@
+"""Effect handlers that make a Pyro program a pure function of its params, a batch and the batch's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+from torch.distributions import transform_to
+
+from hierfl.core import noise
+from hierfl.data.batch import ClientBatch
+from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw, seeded
+from hierfl.program.traces import Site, in_clients
+
+
+class Answer(Messenger):
+    """Answers every `pyro.param` from a dict, and every draw with noise made from the batch's keys.
+
+    Args:
+        params: unconstrained values by name; a param that is not in it is left to Pyro.
+        batch: the clients and rows that the program runs on.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], batch: ClientBatch) -> None:
+        super().__init__()
+        self.params, self.batch = params, batch
+
+    def _pyro_param(self, msg: Site) -> None:
+        if msg["name"] in self.params:
+            constraint = msg["kwargs"].get("constraint", dist.constraints.real)
+            free = self.params[msg["name"]]
+            msg["value"] = (
+                free if constraint is dist.constraints.real else transform_to(constraint)(free)
+            )
+            msg["done"] = True
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):
+            return
+        if isinstance(msg["fn"], dist.Delta):
+            # making a key takes a fair part of a small eager step, and a Delta needs none
+            msg["value"], msg["done"] = msg["fn"].v, True
+            return
+        key = self.batch.key if in_clients(msg) else self.batch.shared_key
+        key = noise.fold(key, noise.word(msg["name"]))
+        try:
+            msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
+        except NoKeyedDraw:
+            msg["value"] = seeded(msg["fn"], key)
+        msg["done"] = True
+
+
+@contextmanager
+def untouched_store() -> Iterator[None]:
+    """Restore Pyro's param store and torch's generator on leaving."""
+    with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):
+        yield

@@ -1,0 +1,176 @@
+"""The terms of a program's log densities: the parts of its negative ELBO, and its log joint density."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from hierfl.data.batch import ClientBatch
+from hierfl.program.handlers import Answer
+from hierfl.program.sites import Model, Values
+from hierfl.program.traces import Site, is_likelihood, per_client, samples, scored, sums_by_owner
+
+
+class Terms(NamedTuple):
+    """The parts of one estimate of the negative ELBO, in nats.
+
+    Summed over all clients, with `global_kl` counted once, they are the negative ELBO of the pooled program.
+
+    nll: (C,) negative log-likelihood of each client's rows, a mini-batch scaled up to all of them.
+    local_kl: (C,) KL(q || p) of each client's local sites.
+    global_kl: () KL(q || p) of the global sites.
+    """
+
+    nll: Tensor
+    local_kl: Tensor
+    global_kl: Tensor
+
+    def loss(self, share: float) -> Tensor:
+        """Return each client's part of the pooled negative ELBO, (C,).
+
+        Args:
+            share: the part of the global KL that each client counts, 1 / N.
+        """
+        return self.nll + self.local_kl + share * self.global_kl
+
+
+_POSTERIOR: ContextVar[Mapping[str, Any] | None] = ContextVar("posterior", default=None)
+
+
+def posterior_of(site: str) -> Any:
+    """Return the guide's distribution of a site while the ELBO is estimated; None at all other times.
+
+    With it a model may estimate the expectation of its likelihood, without bias, in another way than at the
+    draw it is given.
+    """
+    return (_POSTERIOR.get() or {}).get(site)
+
+
+def traces_of(
+    model: Model,
+    guide: Callable[[ClientBatch], Any],
+    params: Mapping[str, Tensor],
+    batch: ClientBatch,
+    support: ClientBatch,
+    *,
+    tell: bool = True,
+) -> tuple[Any, Any]:
+    """Trace the guide, and the model at the guide's draws.
+
+    Args:
+        model: the generative program.
+        guide: its guide.
+        params: unconstrained params of both.
+        batch: the rows that the model scores.
+        support: the rows that the guide reads.
+        tell: whether the model may ask for the guide's distributions by `posterior_of`.
+
+    Returns:
+        The trace of the guide and the trace of the model.
+    """
+    with Answer(params, batch):
+        guided = poutine.trace(guide).get_trace(support)
+        told = _POSTERIOR.set(
+            {name: site["fn"] for name, site in samples(guided)} if tell else None
+        )
+        try:
+            modelled = poutine.trace(poutine.replay(model, guided)).get_trace(batch)
+        finally:
+            _POSTERIOR.reset(told)
+    return guided, modelled
+
+
+def elbo_terms(guide: Any, model: Any, batch: ClientBatch, *, closed: Collection[str]) -> Terms:
+    """Return the parts of the negative ELBO at one draw.
+
+    Args:
+        guide: trace of the guide.
+        model: trace of the model at the guide's draws.
+        batch: the rows that the model scored.
+        closed: sites whose KL is taken in closed form, given the sites before them.
+    """
+    nll = torch.zeros(batch.num_clients, device=batch.counts.device)
+    for _, site in samples(model):
+        if is_likelihood(site):
+            nll = nll - per_client(scored(site, site["fn"].log_prob(site["value"])))
+    return Terms(nll, *sums_by_owner(_log_ratios(guide, model, closed), batch))
+
+
+def _log_ratios(guide: Any, model: Any, closed: Collection[str]) -> Iterator[tuple[Site, Tensor]]:
+    """Yield log q - log p of every site that is no likelihood, or its KL in closed form."""
+    for name, site in samples(model):
+        if not is_likelihood(site):
+            yield site, _log_ratio(site, guide.nodes.get(name), name in closed)
+    for name, site in samples(guide):
+        if name not in model.nodes:  # auxiliary: a vector that other sites are cut from
+            yield site, site["fn"].log_prob(site["value"])
+
+
+def _log_ratio(site: Site, guided: Site | None, closed: bool) -> Tensor:
+    log_p: Tensor
+    if guided is None:  # a factor, or a global observation
+        log_p = site["fn"].log_prob(site["value"])
+        return -log_p
+    q = guided["fn"]
+    is_delta = isinstance(q, dist.Delta)
+    if closed and not is_delta:
+        return divergence(q, site["fn"])
+    log_q: Tensor = q.log_density if is_delta else q.log_prob(site["value"])
+    log_p = site["fn"].log_prob(site["value"])
+    return log_q - log_p
+
+
+def log_joint(
+    model: Model, values: Values, batch: ClientBatch, params: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the log density of a model at given values of its latent sites, in nats.
+
+    Args:
+        model: the generative program.
+        values: of its latent sites.
+        batch: the rows that are scored.
+        params: its params, unconstrained.
+
+    Returns:
+        The log density of each client's local sites and rows given the global sites, (C,), and that of the
+        global sites, ().
+    """
+    with Answer(params, batch):
+        trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
+    return sums_by_owner(
+        ((site, site["fn"].log_prob(site["value"])) for _, site in samples(trace)), batch
+    )
+
+
+def divergence(q: Any, p: Any) -> Tensor:
+    """Return KL(q || p) in closed form, of the distributions' batch shape.
+
+    For two Normals, the KL of every weight of a mean-field network, it takes one division where torch's takes
+    ten.
+
+    Raises:
+        NotImplementedError: torch knows no closed form for the two.
+    """
+    both = (dist.Independent, torch.distributions.Independent)
+    if (
+        isinstance(q, both)
+        and isinstance(p, both)
+        and q.reinterpreted_batch_ndims == p.reinterpreted_batch_ndims
+    ):
+        each = divergence(q.base_dist, p.base_dist)
+        count = q.reinterpreted_batch_ndims
+        return each.sum(tuple(range(-count, 0))) if count else each
+    if type(q) is dist.Normal and type(p) is dist.Normal:
+        precision = p.scale.reciprocal()
+        ratio, away = q.scale * precision, (q.loc - p.loc) * precision
+        found: Tensor = 0.5 * (ratio * ratio + away * away - 1.0) - ratio.log()
+        return found
+    found = kl_divergence(q, p)
+    return found
