@@ -112,8 +112,8 @@ def test_errors_are_in_units_of_the_reference() -> None:
     )
     bars = [Bar("mean", 0.0, 0.25), Bar("sd", 0.8, 1.1, median=True, sites=("b",))]
     assert errors.broken(bars) == [
-        "mean of all sites: 0.100 to 0.300, wanted 0.0 to 0.25",
-        "median sd of b: 1.900 to 1.900, wanted 0.8 to 1.1",
+        "mean of all sites: 0.100 to 0.300, allowed 0.0 to 0.25",
+        "median sd of b: 1.900 to 1.900, allowed 0.8 to 1.1",
     ]
 
 
@@ -169,5 +169,5 @@ def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) ->
 def test_a_reference_or_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main([])
-    assert "name a reference, or --all" in capsys.readouterr().err
+    assert "give the name of one reference, or --all" in capsys.readouterr().err
     assert [*PROBLEMS] == ["radon", "radon_uniform", "hospitals", "eight_schools"]
