@@ -1,4 +1,4 @@
-"""Every example runs, small; one that is not listed here fails."""
+"""Every example runs with `--smoke`; an example that is not listed here fails the test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = {  # and a word that each must say
+EXAMPLES = {  # file -> text that its output must contain
     "fedabml_toy.py": "from least squares",
     "fedmap_lines.py": "client 5, 50 rows",
     "fedmap_synthetic.py": "FedMAP",
