@@ -225,14 +225,14 @@ def machine() -> str:
 def measured(problem: Problem, name: str, way: Way, *, seed: int) -> Record:
     """Measure one method on a problem; if the fit fails, record its error message instead."""
     truth, console, began = truth_of(problem), Console(stderr=True, width=140), time.perf_counter()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             record = course(way, problem, truth, seed=seed).record()
         except (RuntimeError, ValueError) as error:
             record = {"stops": str(error)}
             console.print(f"{problem.name}, {name} failed: {error}")
-    for line in {str(w.message) for w in told}:
+    for line in {str(w.message) for w in caught}:
         console.print(f"{name}: {line}")
     console.print(
         f"{problem.name}, {name}: {time.perf_counter() - began:.0f} s including checks", style="dim"
