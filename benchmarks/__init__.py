@@ -1,1 +1,1 @@
-"""Measurements, run as modules from the checkout: `python -m benchmarks.reference radon`."""
+"""Benchmarks, run as modules from the checkout: `python -m benchmarks.reference radon`."""

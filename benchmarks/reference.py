@@ -1,7 +1,8 @@
-"""How near federated posteriors come to reference ones: `python -m benchmarks.reference NAME`, or `--all` of them.
+"""Errors of federated posteriors against reference ones: `python -m benchmarks.reference NAME`, or `--all`.
 
-Prints a table, and as the last line one JSON object. Two of the references are read from HIERFL_DATA; where they are not there,
-pooled NUTS of the same program is run instead, once, and kept in the user's cache folder.
+Prints a table, and as the last line one JSON object. Two of the references are read from HIERFL_DATA. Where
+they are missing, pooled NUTS of the same program is run once instead, and its result is saved in the user's
+cache folder.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from benchmarks.reference_models import PROBLEMS, Bar, Draws, Problem, Way, all_
 from hierfl.datasets import Summary
 from hierfl.diagnostics import corrected
 
-Entries = dict[str, NDArray[np.float64]]  # site -> one number for each of its entries
+Entries = dict[str, NDArray[np.float64]]  # site -> one number for each entry of the site
 
 
 @dataclass(frozen=True)
 class Errors:
-    """A posterior against a reference, entry by entry.
+    """Errors of a posterior against a reference, for each entry of each site.
 
     Args:
         mean: site -> |difference of means| / reference standard deviation.
-        sd: site -> standard deviation / the reference's.
+        sd: site -> standard deviation / reference standard deviation.
     """
 
     mean: Entries
@@ -45,7 +46,7 @@ class Errors:
     def of(
         self, what: Literal["mean", "sd"], sites: Sequence[str] | None = None
     ) -> NDArray[np.float64]:
-        """All entries of some sites (None: of all) in one array."""
+        """Return all entries of the given sites in one array; None: of all sites."""
         by_site = self.mean if what == "mean" else self.sd
         return np.concatenate(
             [
@@ -56,7 +57,7 @@ class Errors:
         )
 
     def worst_sd(self) -> tuple[str, float]:
-        """The ratio of standard deviations that is farthest from 1, in its logarithm, and its site."""
+        """Return the site and value of the sd ratio whose logarithm is farthest from 0."""
         at = {
             site: float(r.reshape(-1)[np.abs(np.log(r)).reshape(-1).argmax()])
             for site, r in self.sd.items()
@@ -65,7 +66,7 @@ class Errors:
         return site, at[site]
 
     def broken(self, bars: Sequence[Bar]) -> list[str]:
-        """What does not hold, in words."""
+        """Describe each bar that does not hold, one line each."""
         out = []
         for bar in bars:
             values = self.of(bar.what, bar.sites)
@@ -73,13 +74,21 @@ class Errors:
             if values.min() < bar.low or values.max() > bar.high:
                 which = f"{'median ' if bar.median else ''}{bar.what} of {', '.join(bar.sites or ('all sites',))}"
                 out.append(
-                    f"{which}: {values.min():.3f} to {values.max():.3f}, wanted {bar.low} to {bar.high}"
+                    f"{which}: {values.min():.3f} to {values.max():.3f}, allowed {bar.low} to {bar.high}"
                 )
         return out
 
 
 def compare(draws: Draws, truth: Mapping[str, Summary]) -> Errors:
-    """Means and standard deviations of draws against a reference's, for the sites that both have."""
+    """Compare means and standard deviations of draws with a reference, for every site of the reference.
+
+    Args:
+        draws: site -> draws (S, *shape).
+        truth: site -> mean and standard deviation, each (*shape).
+
+    Returns:
+        The errors, each (*shape).
+    """
     mean, sd = {}, {}
     for site, summary in truth.items():
         values = draws[site].double().numpy().reshape(len(draws[site]), *np.shape(summary.mean))
@@ -90,13 +99,13 @@ def compare(draws: Draws, truth: Mapping[str, Summary]) -> Errors:
 
 @dataclass(frozen=True)
 class Result:
-    """One way to fit a problem, fitted and measured.
+    """Measured result of one way to fit a problem.
 
     Args:
-        errors: against the reference.
-        seconds: of the fit.
-        rounds: of the fit.
-        broken: bars that do not hold; None where none is set.
+        errors: errors against the reference.
+        seconds: wall-clock time of the fit, in seconds.
+        rounds: rounds of the fit.
+        broken: a description of each bar that does not hold; None if the way has no bars.
     """
 
     errors: Errors
@@ -105,7 +114,7 @@ class Result:
     broken: tuple[str, ...] | None
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the result as JSON-compatible values."""
         mean, sd, (site, worst) = (
             self.errors.of("mean"),
             self.errors.of("sd"),
@@ -134,9 +143,20 @@ def measure(
     seed: int = 0,
     correct: bool = False,
 ) -> Result:
-    """Fit a problem one way, and compare the posterior with the reference, its draws corrected by Pareto-smoothed weights if asked.
+    """Fit a problem one way and compare the posterior with the reference.
 
-    Steps are not compiled: of programs this small, a graph takes longer to make (40 to 100 s) than the rounds to run.
+    Steps are not compiled: for programs this small, compiling takes longer (40 to 100 s) than running the
+    rounds.
+
+    Args:
+        way: the way to fit it.
+        problem: the problem.
+        truth: the reference, site -> mean and standard deviation.
+        seed: seed of the fit and the draws.
+        correct: whether to correct the draws by Pareto-smoothed importance weights before they are compared.
+
+    Returns:
+        The errors, the time, and the bars that do not hold.
     """
     optimiser = hierfl.optimisers.Adam(way.lr)
     method = hierfl.methods.fedsvi(
@@ -163,7 +183,18 @@ def measure(
 def pooled_nuts(
     problem: Problem, *, draws: int = 1000, warmup: int = 300, chains: int = 2, seed: int = 0
 ) -> dict[str, Summary]:
-    """The problem's posterior by NUTS on all rows together, with Monte Carlo standard errors of the means."""
+    """Sample the problem's posterior by NUTS on all rows together.
+
+    Args:
+        problem: the problem.
+        draws: draws of each chain.
+        warmup: warm-up steps of each chain.
+        chains: number of chains.
+        seed: seed of the chains.
+
+    Returns:
+        Site -> mean, standard deviation and Monte Carlo standard error of the mean, each (*shape).
+    """
     answer = hierfl.nuts(
         problem.sampled,
         problem.data(),
@@ -175,7 +206,8 @@ def pooled_nuts(
     )
     worst = max(answer.r_hat.values())
     Console(stderr=True).print(
-        f"pooled NUTS of {problem.name}: {chains} x {draws} draws, {answer.seconds:.0f} s, R-hat {worst:.3f}"
+        f"pooled NUTS of {problem.name}: {chains} x {draws} draws, {answer.seconds:.0f} s, "
+        f"largest R-hat {worst:.3f}"
     )
     out = {}
     for site, values in problem.effects(all_sites(answer.shared, answer.own)).items():
@@ -189,7 +221,7 @@ def pooled_nuts(
 
 
 def agreement(one: Mapping[str, Summary], other: Mapping[str, Summary]) -> Entries:
-    """By site: difference of two means in units of its Monte Carlo standard error, for sites that both have."""
+    """Return |difference of two means| / its Monte Carlo standard error, for each site that both have."""
     out = {}
     for site in one.keys() & other.keys():
         a, b = one[site], other[site]
@@ -202,7 +234,10 @@ def agreement(one: Mapping[str, Summary], other: Mapping[str, Summary]) -> Entri
 
 
 def cache() -> Path:
-    """Where references that were run here are kept: hierfl in $XDG_CACHE_HOME, %LOCALAPPDATA% (Windows), or ~/.cache."""
+    """Return the folder for results computed on this machine.
+
+    It is the folder hierfl in $XDG_CACHE_HOME, in %LOCALAPPDATA% (Windows), or in ~/.cache.
+    """
     folder = (
         os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
     )
@@ -210,7 +245,7 @@ def cache() -> Path:
 
 
 def cached_nuts(problem: Problem, *, again: bool = False) -> dict[str, Summary]:
-    """`pooled_nuts`, from the cache where it is there."""
+    """Return the result of `pooled_nuts`, from the cache unless it is missing there or `again` is true."""
     file = cache() / f"nuts_{problem.name}.npz"
     if again or not file.is_file():
         found = pooled_nuts(problem)
@@ -232,17 +267,17 @@ def cached_nuts(problem: Problem, *, again: bool = False) -> dict[str, Summary]:
 
 
 def truth_of(problem: Problem) -> dict[str, Summary]:
-    """The reference posterior, shipped or from HIERFL_DATA; else by pooled NUTS."""
+    """Return the reference posterior: shipped, read from HIERFL_DATA, or else computed by pooled NUTS."""
     return problem.shipped() or cached_nuts(problem)
 
 
 # ------------------------------------------------------------------------------------------------ the command
 def table(problem: Problem, results: Mapping[str, Result]) -> Table:
-    """A row a guide."""
+    """Return the table to print, one row for each guide."""
     out = Table(title=f"{problem.name}: against the reference posterior", title_justify="left")
     for heading in (
         "guide",
-        "means off by, sd: max (at)",
+        "error of means, sd: max (site)",
         "median",
         "sd ratio: min",
         "median",
@@ -274,7 +309,7 @@ def table(problem: Problem, results: Mapping[str, Result]) -> Table:
 
 
 def run(problem: Problem, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure a problem's ways, print the table, and return the record."""
+    """Measure the chosen ways of a problem, print the table, and return the results as JSON values."""
     console, truth = Console(width=140), truth_of(problem)
     chosen = {
         name: way for name, way in problem.ways.items() if not args.guide or name in args.guide
@@ -297,7 +332,8 @@ def run(problem: Problem, args: argparse.Namespace) -> dict[str, Any]:
             site: round(float(z.max()), 2) for site, z in scores.items()
         }
         console.print(
-            f"pooled NUTS, means off by (Monte Carlo standard errors, worst entry): {record['nuts_mean_error_mcse']}"
+            "pooled NUTS, error of means in Monte Carlo standard errors, worst entry of each site: "
+            f"{record['nuts_mean_error_mcse']}"
         )
     return {**record, "guides": {name: result.record() for name, result in results.items()}}
 
@@ -305,24 +341,30 @@ def run(problem: Problem, args: argparse.Namespace) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reference", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=[*PROBLEMS], help="the reference")
-    parser.add_argument("--all", action="store_true", help="every reference")
-    parser.add_argument("--guide", action="append", help="only this one (may be repeated)")
-    parser.add_argument("--rounds", type=int, help="instead of the guide's own")
-    parser.add_argument("--cohort", type=float, help="share of the clients in a round")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--draws", type=int, help="of the posterior, instead of the guide's own")
+    parser.add_argument("name", nargs="?", choices=[*PROBLEMS], help="name of the reference")
+    parser.add_argument("--all", action="store_true", help="measure every reference")
     parser.add_argument(
-        "--correct", choices=["psis"], help="weigh the guide's draws until they are the posterior's"
+        "--guide", action="append", help="measure only this guide (may be repeated)"
+    )
+    parser.add_argument("--rounds", type=int, help="number of rounds, instead of the guide's own")
+    parser.add_argument(
+        "--cohort", type=float, help="share of the clients that take part in a round"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--draws", type=int, help="number of posterior draws, instead of the guide's own"
+    )
+    parser.add_argument(
+        "--correct", choices=["psis"], help="correct the guide's draws by importance weights"
     )
     parser.add_argument(
         "--nuts",
         action="store_true",
-        help="run pooled NUTS of the same program anew, and compare it too",
+        help="run pooled NUTS of the same program again, and compare it with the reference too",
     )
     args = parser.parse_args(argv)
     if args.all == bool(args.name):
-        parser.error("name a reference, or --all")
+        parser.error("give the name of one reference, or --all")
     torch.set_default_dtype(torch.float64)
     records = [
         run(problem, args) for name, problem in PROBLEMS.items() if args.all or name == args.name

@@ -1,8 +1,8 @@
-"""The problems that reference posteriors are known for: data, programs, ways to fit them, and what must hold.
+"""Problems with a reference posterior: their data, programs, ways to fit them, and allowed errors.
 
-Each `Way` is a program, a guide and the settings that were found to reach its bars. A program may be written centred (a local
-site is the effect itself) or non-centred (it is the effect in units of its prior): the posterior is the same, guides fare
-differently.
+Each `Way` is a program, a guide and settings that were found to meet its bars. A program may be written
+centred (a local site is the effect itself) or non-centred (it is the effect in units of its prior). The
+posterior is the same either way; the error of a guide is not.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ Draws = Mapping[str, Tensor]  # site -> (S, *shape), local ones (S, N, *shape)
 
 @dataclass(frozen=True)
 class Bar:
-    """What a way to fit must reach.
+    """Range that the errors of a way to fit must lie in.
 
     Args:
-        what: "mean": errors of posterior means in posterior standard deviations; "sd": ratios of standard deviations.
-        low: that all entries, or their median, must not be below.
-        high: that they must not be above.
-        median: of the entries' median, not of all of them.
-        sites: that it is asked of; None: all.
+        what: "mean": errors of posterior means, in posterior standard deviations; "sd": ratios of standard
+            deviations.
+        low: lower end of the range.
+        high: upper end of the range.
+        median: whether only the median over entries must lie in the range, rather than every entry.
+        sites: sites whose entries are tested; None: all sites.
     """
 
     what: Literal["mean", "sd"]
@@ -50,14 +51,14 @@ class Way:
 
     Args:
         model: the program.
-        guide: its guide.
-        rounds: of federated SVI.
-        lr: Adam's, on the server and on each client, falling to 0 on a half cosine.
-        num_particles: draws of the guide that a gradient is averaged over.
-        average: share of the last rounds whose params are averaged.
-        cohort: clients a round, as `hierfl.fit`'s.
-        draws: of the posterior that is measured.
-        bars: what must hold.
+        guide: the guide.
+        rounds: rounds of federated SVI.
+        lr: Adam's step size, on the server and on each client; it falls to 0 on a half cosine.
+        num_particles: draws of the guide over which a gradient is averaged.
+        average: share of the rounds, counted from the last, whose params are averaged.
+        cohort: clients of a round, as in `hierfl.fit`.
+        draws: posterior draws that are compared with the reference.
+        bars: ranges that the errors must lie in.
     """
 
     model: Model
@@ -73,16 +74,17 @@ class Way:
 
 @dataclass(frozen=True)
 class Problem:
-    """Data, a model written in one or two ways, and its posterior by long runs of MCMC.
+    """Data, a model written in one or two ways, and where its posterior by long runs of MCMC is found.
 
     Args:
-        name: of the reference.
-        source: its name in `hierfl.datasets.reference`; None: it has none, and pooled NUTS is run.
-        data: reads the clients' rows.
-        effects: from draws of the sites to draws of all that the reference knows.
+        name: name of the problem.
+        source: name of the reference in `hierfl.datasets.reference`; None: there is none, and pooled NUTS is
+            run instead.
+        data: returns the clients' rows.
+        effects: maps draws of the program's sites to draws of every site of the reference.
         sampled: the program for pooled NUTS.
-        ways: name -> a way to fit it.
-        dense: sites whose correlations pooled NUTS is to learn.
+        ways: name -> a way to fit the problem.
+        dense: sites whose correlations pooled NUTS learns, by a dense mass matrix.
     """
 
     name: str
@@ -94,7 +96,7 @@ class Problem:
     dense: tuple[str, ...] = ()
 
     def shipped(self) -> dict[str, Summary] | None:
-        """The reference posterior; None where its file is not there."""
+        """Return the reference posterior; None if there is none or its file is missing."""
         if self.source is None:
             return None
         try:
@@ -112,7 +114,7 @@ def _radon_globals(scale: TorchDistributionMixin) -> tuple[Tensor, Tensor, Tenso
 
 
 def radon_centred(batch: ClientBatch) -> None:
-    """Model y ~ Normal(a_j + x . slope, sigma), a_j ~ Normal(mu, tau): 919 homes in 85 counties."""
+    """Model 919 homes in 85 counties: y ~ Normal(a_j + x . slope, sigma), a_j ~ Normal(mu, tau)."""
     _radon_centred(batch, dist.HalfNormal(1.0))
 
 
@@ -125,7 +127,7 @@ def _radon_centred(batch: ClientBatch, scale: TorchDistributionMixin) -> None:
 
 
 def radon_non_centred(batch: ClientBatch) -> None:
-    """The same with a_j = mu + tau e_j, e_j ~ Normal(0, 1)."""
+    """Model the same, non-centred: a_j = mu + tau e_j, e_j ~ Normal(0, 1)."""
     mu, tau, slope, sigma = _radon_globals(dist.HalfNormal(1.0))
     with batch.clients():
         e = pyro.sample("e", dist.Normal(0.0, 1.0))
@@ -134,7 +136,7 @@ def radon_non_centred(batch: ClientBatch) -> None:
 
 
 def radon_effects(draws: Draws) -> Draws:
-    """The counties' effects, whichever way they were written."""
+    """Return draws with the counties' effects a, for a centred or a non-centred program."""
     return (
         draws
         if "a" in draws
@@ -142,9 +144,8 @@ def radon_effects(draws: Draws) -> Draws:
     )
 
 
-EXACT = guides.conditional(
-    newton_steps=0
-)  # given the global sites, rows and effects are Gaussian: one Newton step is the mode
+# Given the global sites, rows and effects are jointly Gaussian, so that one Newton step reaches the mode.
+EXACT = guides.conditional(newton_steps=0)
 RADON = Problem(
     name="radon",
     source="radon",
@@ -176,7 +177,7 @@ RADON = Problem(
 
 
 def radon_uniform(batch: ClientBatch) -> None:
-    """The same as `radon_centred` with Uniform(0, 100) priors on both scales."""
+    """Model the same as `radon_centred`, with Uniform(0, 100) priors on both scales."""
     _radon_centred(batch, dist.Uniform(0.0, 100.0))
 
 
@@ -194,11 +195,14 @@ RADON_UNIFORM = Problem(
 )
 
 # ------------------------------------------------------------------------------------------------ hospitals
-COLUMNS = [0, 1, 2, 3, 4, 7, 8, 9]  # those that at least three of the hospitals have
+COLUMNS = [0, 1, 2, 3, 4, 7, 8, 9]  # the columns that at least three of the hospitals recorded
 
 
 def hospital_data() -> ClientData:
-    """heart_disease: an intercept and 8 columns, standardised over all patients, 0 where a value is missing."""
+    """Return heart_disease with an intercept and 8 columns.
+
+    Columns are standardised over all patients; missing values are 0.
+    """
     raw = hierfl.datasets.heart_disease("raw")
     (scaled,) = hierfl.standardise(raw)
     x = scaled.fields["x"][:, COLUMNS].nan_to_num(0.0)
@@ -210,7 +214,7 @@ def hospital_data() -> ClientData:
 
 
 def hospitals(batch: ClientBatch) -> None:
-    """Logistic regression, its nine weights w_k ~ Normal(mu, exp(log_tau)) apart: 920 patients of 4 hospitals."""
+    """Model 920 patients of 4 hospitals: logistic regression, nine weights w_k ~ Normal(mu, exp(log_tau))."""
     mu = pyro.sample("mu", dist.Normal(torch.zeros(9), 1.0).to_event(1))
     log_tau = pyro.sample("log_tau", dist.Normal(-torch.ones(9), 0.7).to_event(1))
     with batch.clients():
@@ -246,9 +250,12 @@ HOSPITALS = Problem(
 )
 
 
-# ------------------------------------------------------------------------------------------------ eight schools
+# ---------------------------------------------------------------------------------- eight schools
 def schools(batch: ClientBatch) -> None:
-    """Model y_j ~ Normal(mu + tau e_j, sigma_j), sigma_j known, mu ~ Normal(0, 5), tau ~ HalfCauchy(5)."""
+    """Model eight schools: y_j ~ Normal(mu + tau e_j, sigma_j) with known sigma_j.
+
+    Priors are mu ~ Normal(0, 5), tau ~ HalfCauchy(5) and e_j ~ Normal(0, 1).
+    """
     mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
     tau = pyro.sample("tau", dist.HalfCauchy(5.0))
     with batch.clients():
@@ -258,7 +265,7 @@ def schools(batch: ClientBatch) -> None:
 
 
 def school_effects(draws: Draws) -> Draws:
-    """theta_j = mu + tau e_j."""
+    """Return draws with the schools' effects theta_j = mu + tau e_j."""
     return {**draws, "theta": draws["mu"][:, None] + draws["tau"][:, None] * draws["e"]}
 
 
@@ -290,5 +297,5 @@ PROBLEMS = {problem.name: problem for problem in (RADON, RADON_UNIFORM, HOSPITAL
 
 
 def all_sites(shared: Values, own: Values) -> Draws:
-    """Draws of global and local sites side by side."""
+    """Return draws of global and local sites in one mapping."""
     return {**shared, **own}

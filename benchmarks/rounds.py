@@ -1,10 +1,13 @@
-"""Rounds and bytes until a posterior is right: `python -m benchmarks.rounds [NAME] [--write]`.
+"""Rounds and bytes until a posterior is accurate: `python -m benchmarks.rounds [NAME] [--write]`.
 
-NAME is one of radon, hospitals, eight_schools, ilea and election88; none: all of them.
-For each method: how many rounds, and bytes to and from all clients, until the mean of every entry of every global site is within
-0.1 standard deviations of the reference's and stays there; then the errors of the last round's posterior, local sites and all.
-Prints a table, and for one NAME as the last line a JSON object of fedlaplace's numbers. What was measured is kept in the user's
-cache folder, and `--write` makes benchmarks/ROUNDS.md of what is kept there.
+NAME is one of radon, radon_uniform, hospitals, eight_schools, ilea and election88; without it, all of them
+are measured. A posterior is accurate once the mean of every entry of every global site is within 0.1
+reference standard deviations of the reference mean, and stays so. For each method the benchmark counts the
+rounds until then and the bytes sent to and from all clients, and then measures the errors of the last round's
+posterior, local sites included.
+
+Prints a table, and if NAME is given, as the last line a JSON object of fedlaplace's numbers. Results are
+saved in the user's cache folder, and `--write` makes benchmarks/ROUNDS.md from the saved results.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import hierfl
 from benchmarks.reference import Errors, cache, compare, truth_of
 from benchmarks.reference_models import Problem, all_sites
 from benchmarks.rounds_models import ALL
+from hierfl.core.trees import tree_map
 from hierfl.datasets import Summary
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
@@ -35,9 +39,13 @@ from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import Method
 from hierfl.runs.result import Fit
 
-WITHIN, LOOKS = 0.1, 2000  # draws at a look
-BEST = {"eight_schools": "conditional_flow"}  # of fedsvi's ways; else "conditional"
-# of PVI's factors; else 1 / N, with which 85 clients would take 400 rounds. On radon 0.5 ends in a product that is no distribution.
+WITHIN = 0.1  # allowed error of a global mean, in reference standard deviations
+LOOKS = 2000  # posterior draws by which the global means are checked during a fit
+BEST = {
+    "eight_schools": "conditional_flow"
+}  # the best of fedsvi's ways; "conditional" if not listed
+# Damping of PVI's factors. The default, 1 / N, would take 400 rounds with 85 clients. On radon, 0.5 leads to
+# a product of factors that is not a distribution.
 DAMPING = {"radon": 0.1, "ilea": 0.5, "election88": 0.5}
 NAMES = ("fedlaplace", "pvi", "bfi", "fedsvi")
 Record = dict[str, Any]
@@ -45,7 +53,14 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """A method, rounds it may take, how many pass between two looks at its posterior, and draws of the last one."""
+    """A method, and how its course is measured.
+
+    Args:
+        method: the method.
+        rounds: most rounds that it may take.
+        every: rounds between two checks of the global means.
+        draws: posterior draws after the last round.
+    """
 
     method: Method
     rounds: int
@@ -54,7 +69,7 @@ class Way:
 
 
 def ways(problem: Problem) -> dict[str, Way]:
-    """Name -> how each method fits a problem."""
+    """Return name -> how each method fits the problem."""
     best = problem.ways[BEST.get(problem.name, "conditional")]
     adam = hierfl.optimisers.Adam(best.lr)
     svi = hierfl.methods.fedsvi(
@@ -77,14 +92,14 @@ def ways(problem: Problem) -> dict[str, Way]:
 
 @dataclass(frozen=True)
 class Course:
-    """How a fit went.
+    """Measured course of a fit.
 
     Args:
-        reached: rounds until every global mean was near and stayed so; None: never.
-        sent: bytes up and down until then, or until the end.
-        errors: of the last posterior.
-        rounds: in all.
-        seconds: of the rounds.
+        reached: rounds until every global mean was within `WITHIN` and stayed so; None: never.
+        sent: bytes to and from all clients until then, or until the last round.
+        errors: errors of the posterior after the last round.
+        rounds: rounds in all.
+        seconds: wall-clock time of the rounds, in seconds.
     """
 
     reached: int | None
@@ -94,7 +109,7 @@ class Course:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the course as JSON-compatible values."""
         mean, (_, spread) = self.errors.of("mean"), self.errors.worst_sd()
         return {
             "rounds": self.reached,
@@ -108,7 +123,7 @@ class Course:
 
 
 def course(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: int) -> Course:
-    """Fit, looking at the posterior of the global sites on the way."""
+    """Fit a problem, checking the posterior of the global sites every `way.every` rounds."""
     reached, spent = None, 0.0
     for fit in fits(way, problem, seed):
         spent = float(fit.history["seconds"].sum())
@@ -122,7 +137,7 @@ def course(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: in
 
 
 def fits(way: Way, problem: Problem, seed: int) -> Iterator[Fit]:
-    """The fit after every `way.every` rounds, and after the last."""
+    """Yield the fit after every `way.every` rounds, and after the last."""
     federation = federate(way.method, problem.data(), seed=seed)
     fit = None
     for where in run_rounds(federation, begin(federation), way.rounds):
@@ -138,7 +153,11 @@ def fits(way: Way, problem: Problem, seed: int) -> Iterator[Fit]:
 
 
 def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary]) -> float:
-    """The largest error of a global site's mean, in reference standard deviations; one row of one client is enough to draw them."""
+    """Return the largest error of a global site's mean, in reference standard deviations.
+
+    Draws of the global sites do not depend on the rows, so the fit is cut to one row of one client to save
+    time.
+    """
     data = fit.federation.data.select([0])
     row = replace(
         data,
@@ -148,9 +167,7 @@ def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary]) -> fl
     one = replace(fit, federation=replace(fit.federation, data=row))
     one = replace(
         one,
-        progress=replace(
-            fit.progress, table=hierfl.trees.tree_map(lambda v: v[:1], fit.progress.table)
-        ),
+        progress=replace(fit.progress, table=tree_map(lambda v: v[:1], fit.progress.table)),
     )
     shared = one.draws(LOOKS).shared
     return float(
@@ -160,10 +177,10 @@ def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary]) -> fl
 
 HEADINGS = (
     "method",
-    "rounds",
-    "bytes",
-    "of rounds",
-    "means off by, sd: max",
+    "rounds to target",
+    "bytes to target",
+    "rounds run",
+    "error of means, sd: max",
     "median",
     "worst sd ratio",
     "seconds",
@@ -171,9 +188,9 @@ HEADINGS = (
 
 
 def row(name: str, record: Record) -> tuple[str, ...]:
-    """What a table says of one method."""
+    """Return the cells of one method's row."""
     if "stops" in record:
-        return (name, "stops", *[""] * (len(HEADINGS) - 2))
+        return (name, "failed", *[""] * (len(HEADINGS) - 2))
     within = record["rounds"] or "never"
     values = (
         within,
@@ -189,9 +206,9 @@ ERRORS = ("max_mean_error_sd", "median_mean_error_sd", "worst_sd_ratio")
 
 
 def table(problem: Problem, records: Mapping[str, Record]) -> Table:
-    """A row a method."""
+    """Return the table to print, one row for each method."""
     out = Table(
-        title=f"{problem.name}: until every global mean is within {WITHIN} sd ({machine()})"
+        title=f"{problem.name}: target is every global mean within {WITHIN} sd ({machine()})"
     )
     for heading in HEADINGS:
         out.add_column(heading, justify="left" if heading == "method" else "right")
@@ -201,37 +218,37 @@ def table(problem: Problem, records: Mapping[str, Record]) -> Table:
 
 
 def machine() -> str:
-    """What the seconds were measured on."""
+    """Describe the machine that the seconds were measured on."""
     return f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def measured(problem: Problem, name: str, way: Way, *, seed: int) -> Record:
-    """How one method goes on a problem; a method that stops says why."""
+    """Measure one method on a problem; if the fit fails, record its error message instead."""
     truth, console, began = truth_of(problem), Console(stderr=True, width=140), time.perf_counter()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             record = course(way, problem, truth, seed=seed).record()
         except (RuntimeError, ValueError) as error:
             record = {"stops": str(error)}
-            console.print(f"{problem.name}, {name} stops: {error}")
-    for line in {str(w.message) for w in told}:
+            console.print(f"{problem.name}, {name} failed: {error}")
+    for line in {str(w.message) for w in caught}:
         console.print(f"{name}: {line}")
     console.print(
-        f"{problem.name}, {name}: {time.perf_counter() - began:.0f} s with looking", style="dim"
+        f"{problem.name}, {name}: {time.perf_counter() - began:.0f} s including checks", style="dim"
     )
     return {**record, "machine": machine()}
 
 
 def kept(problem: Problem) -> dict[str, Record]:
-    """What was measured of a problem, from the cache."""
+    """Return the saved results of a problem, by method."""
     file = cache() / f"rounds_{problem.name}.json"
     records: dict[str, Record] = json.loads(file.read_text()) if file.is_file() else {}
     return {name: records[name] for name in NAMES if name in records}
 
 
 def run(problem: Problem, names: Sequence[str], *, seed: int) -> dict[str, Record]:
-    """Measure some methods on a problem, and keep what was measured."""
+    """Measure the named methods on a problem, save the results and print the table."""
     found = {}
     for name, way in ways(problem).items():
         if name in names:
@@ -244,43 +261,57 @@ def run(problem: Problem, names: Sequence[str], *, seed: int) -> dict[str, Recor
     return found
 
 
-def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
-    """The tables of all problems as benchmarks/ROUNDS.md."""
-    lines = [
-        "# Rounds and bytes until a posterior is right",
+INTRODUCTION = [
+    "# Rounds and bytes until a posterior is accurate",
+    "",
+    "The target is that the mean of every entry of every global site is within",
+    f"{WITHIN} reference standard deviations (sd) of the reference mean, and stays so.",
+    "",
+    "* **rounds to target**, **bytes to target**: rounds until the target is reached, and bytes to",
+    "  and from all clients until then. If it is never reached, the bytes are those of all rounds.",
+    "* **rounds run**: rounds in all.",
+    "* **error of means**, **worst sd ratio**: errors of the posterior after the last round, local",
+    "  sites included, from 1,000 to 4,000 draws (0.03 to 0.016 sd of noise).",
+    "* **seconds**: wall-clock time of the rounds, whatever else the machine was doing.",
+    "",
+    "The references of radon, hospitals and eight schools are long runs of Stan or NUTS; those of",
+    "ilea and election88 are pooled NUTS of the same program. Written by",
+    "`python -m benchmarks.rounds --write`.",
+]
+
+
+def section(problem: str, records: Mapping[str, Record]) -> list[str]:
+    """Return one problem's section of benchmarks/ROUNDS.md, line by line."""
+    return [
         "",
-        f"Until the mean of every entry of every global site is within {WITHIN} reference standard deviations and stays so; bytes",
-        "to and from all clients until then (or until the end, where that is never). The errors are those of the posterior after the",
-        "last round, local sites included, from 1,000 to 4,000 draws (0.03 to 0.016 sd of noise). Radon, hospitals and eight schools",
-        "against long runs of Stan or NUTS, ilea and election88 against pooled NUTS of the same program. Written by",
-        "`python -m benchmarks.rounds --write`. Seconds are wall clock, whatever else the machine was doing.",
-    ]
-    for problem, records in found.items():
-        lines += [
-            "",
-            f"## {problem}",
-            "",
-            "| " + " | ".join(HEADINGS) + " |",
-            "|---" + "|---:" * (len(HEADINGS) - 1) + "|",
-        ]
-        lines += ["| " + " | ".join(row(name, record)) + " |" for name, record in records.items()]
-        lines += [
+        f"## {problem}",
+        "",
+        "| " + " | ".join(HEADINGS) + " |",
+        "|---" + "|---:" * (len(HEADINGS) - 1) + "|",
+        *("| " + " | ".join(row(name, record)) + " |" for name, record in records.items()),
+        *(
             f"| {name} | not measured |" + " |" * (len(HEADINGS) - 2)
             for name in NAMES
             if name not in records
-        ]
-        lines += [
-            "",
-            *(
-                f"{name} stops: {record['stops']}\n"
-                for name, record in records.items()
-                if "stops" in record
-            ),
-        ]
-        lines += [
+        ),
+        "",
+        *(
+            f"{name} failed: {record['stops']}\n"
+            for name, record in records.items()
+            if "stops" in record
+        ),
+        *(
             f"Measured on {where}."
             for where in sorted({record["machine"] for record in records.values()})
-        ]
+        ),
+    ]
+
+
+def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
+    """Write the tables of all problems to benchmarks/ROUNDS.md; return its path."""
+    lines = [*INTRODUCTION]
+    for problem, records in found.items():
+        lines += section(problem, records)
     file = Path(__file__).with_name("ROUNDS.md")
     file.write_text("\n".join(lines) + "\n")
     return file
@@ -289,14 +320,17 @@ def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=[*ALL], help="the problem; none: all")
+    parser.add_argument("name", nargs="?", choices=[*ALL], help="name of the problem; default: all")
     parser.add_argument(
-        "--method", action="append", choices=NAMES, help="only this one (may be repeated)"
+        "--method",
+        action="append",
+        choices=NAMES,
+        help="measure only this method (may be repeated)",
     )
     parser.add_argument(
         "--write",
         action="store_true",
-        help="measure nothing: write benchmarks/ROUNDS.md of what is kept",
+        help="measure nothing; write benchmarks/ROUNDS.md from the saved results",
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)

@@ -1,6 +1,7 @@
-"""The problems that rounds are counted on: those of reference posteriors, and two larger ones, London's schools and a poll.
+"""Problems on which rounds are counted: those with a reference posterior, London's schools, and a poll.
 
-The last two have no reference to be read: theirs is pooled NUTS, run once and kept in the user's cache folder.
+The last two are larger and have no published reference. Theirs is pooled NUTS, run once and saved in the
+user's cache folder.
 """
 
 from __future__ import annotations
@@ -15,21 +16,16 @@ import hierfl
 from benchmarks.reference_models import EXACT, PROBLEMS, Problem, Way
 from hierfl import ClientBatch, ClientData, guides
 
-# ------------------------------------------------------------------------------------------------ ILEA schools
-PUPILS = [
-    1,
-    2,
-    3,
-    4,
-    6,
-    7,
-    8,
-    14,
-]  # two of three years, two per cents of the school, a sex, two reading bands, an origin
+# ---------------------------------------------------------------------------------- ILEA schools
+# Columns: two of three years, two percentages of the school, a sex, two reading bands, an origin.
+PUPILS = [1, 2, 3, 4, 6, 7, 8, 14]
 
 
 def ilea_data() -> ClientData:
-    """Every third school of school_ilea: eight columns, centred over the pupils, the two in per cent and the score standardised."""
+    """Return every third school of school_ilea, with eight columns.
+
+    All columns are centred over the pupils. The two percentages and the score are standardised.
+    """
     raw = hierfl.datasets.school_ilea()
     raw = raw.select(list(range(0, raw.num_clients, 3)))
     x, y = raw.fields["x"].double()[:, PUPILS], raw.fields["y"].double()
@@ -39,7 +35,7 @@ def ilea_data() -> ClientData:
 
 
 def ilea(batch: ClientBatch) -> None:
-    """Model y ~ Normal(a_j + x . slope, sigma), a_j ~ Normal(mu, tau): 5,000 pupils of 47 schools."""
+    """Model 5,000 pupils of 47 schools: y ~ Normal(a_j + x . slope, sigma), a_j ~ Normal(mu, tau)."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("tau", dist.HalfNormal(1.0))
     slope = pyro.sample("slope", dist.Normal(torch.zeros(len(PUPILS)), 1.0).to_event(1))
@@ -51,13 +47,14 @@ def ilea(batch: ClientBatch) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ election88
-REGIONS = 4  # Midwest, South, West and DC stand beside the Northeast
+REGIONS = 4  # Midwest, South, West and DC; the Northeast is the baseline
 
 
 def election_data() -> ClientData:
-    """election88 counted: the voters of a state who are alike in sex, race, age and schooling are one row, `y` of `n` for Bush.
+    """Return election88 as counts: one row for the voters of a state of one sex, race, age and schooling.
 
-    All columns are centred over the voters, so that the intercept is theirs.
+    `n` is the number of those voters and `y` how many of them chose Bush. All columns are centred over the
+    voters, so that the intercept is that of the average voter.
     """
     raw = hierfl.datasets.election88()
     x = torch.cat(
@@ -86,14 +83,17 @@ def election_data() -> ClientData:
 
 
 def _coded(kinds: Tensor) -> Tensor:
-    """Female, black, both, and 0/1 columns of age and schooling without their first: (cells, 9)."""
+    """Return female, black, both, and 0/1 columns of age and schooling but their first, (cells, 9)."""
     female, black, age, schooling = kinds.unbind(1)
     age, schooling = (torch.nn.functional.one_hot(v, 4)[:, 1:] for v in (age, schooling))
     return torch.cat([torch.stack([female, black, female * black], 1), age, schooling], 1).double()
 
 
 def election(batch: ClientBatch) -> None:
-    """Model y ~ Binomial(n, logit^-1(a_s + x . slope)), a_s ~ Normal(mu + v_prev vote + region . area, tau): 11,566 voters."""
+    """Model 11,566 voters: y ~ Binomial(n, logit^-1(a_s + x . slope)).
+
+    a_s ~ Normal(mu + v_prev vote + region . area, tau) is the intercept of a state.
+    """
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("tau", dist.HalfNormal(1.0))
     vote = pyro.sample("vote", dist.Normal(0.0, 1.0))

@@ -1,8 +1,9 @@
-"""What a federation's size costs, and a start: `python -m benchmarks.scale [--quick]`.
+"""Cost of the number of clients, and of the first round: `python -m benchmarks.scale [--quick]`.
 
-Seconds a round at a fixed cohort as the number of clients grows, each size in a process of its own, the sizes taking turns; and
-the time from calling `fit` to the end of its first round, in one process that compiles and in the next, which finds the compiled
-step on disk. Last line: one JSON object.
+Measures seconds per round for a growing number of clients at a fixed cohort. Each size runs in its own
+process, and the sizes take turns. Also measures the time from calling `fit` to the end of its first round,
+first in a process that compiles and then in one that finds the compiled step on disk. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,10 +30,11 @@ from benchmarks.workloads import WORKLOADS
 from hierfl import methods, models
 
 COHORT, ROWS, FEATURES = 50, 20, 20
+Answers = dict[int, dict[str, float]]  # number of clients -> seconds per round and MB
 
 
 def population(clients: int) -> hierfl.ClientData:
-    """Clients of equal size; all that grows is their number."""
+    """Return clients with `ROWS` rows each, so that only their number grows."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(clients * ROWS, FEATURES, generator=g)
     return hierfl.ClientData.from_arrays(
@@ -40,7 +43,10 @@ def population(clients: int) -> hierfl.ClientData:
 
 
 def serve(clients: int) -> None:
-    """A worker: clients keep weights of their own (pFedMe), so that the table of what they keep grows too."""
+    """Run a worker process for the given number of clients.
+
+    The method is pFedMe, whose clients keep their own weights, so that the stored client states grow as well.
+    """
     torch.manual_seed(0)
     model = models.bayesian_network(
         nn.Sequential(nn.Linear(FEATURES, 50), nn.Tanh(), nn.Linear(50, 2)), prior_scale=1.0
@@ -49,7 +55,7 @@ def serve(clients: int) -> None:
 
 
 def first_round() -> None:
-    """Say how long `fit` takes to end W1's first round."""
+    """Print how long `fit` takes until the end of W1's first round, in seconds, as JSON."""
     work = WORKLOADS["W1"]
     data, method = work.data(), fedavg(work)
     began = time.perf_counter()
@@ -58,26 +64,14 @@ def first_round() -> None:
 
 
 def ask(*command: str, cache: str) -> subprocess.Popen[str]:
-    """This module in another process."""
+    """Start this module in another process, with the given folder as compile cache."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
     own = [sys.executable, "-m", "benchmarks.scale", *command]
     return subprocess.Popen(own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scale", description="What clients, and a start, cost."
-    )
-    parser.add_argument("--quick", action="store_true", help="up to 10,000 clients, three turns")
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.serve:
-        return serve(args.serve)
-    if args.first:
-        return first_round()
-    sizes, turns = ([100, 1000, 10_000], 3) if args.quick else ([100, 1000, 10_000, 100_000], 9)
+def measure(sizes: Sequence[int], turns: int) -> tuple[list[float], list[Answers]]:
+    """Return the seconds of the first round, without and with a compile cache, and each turn's answers."""
     with tempfile.TemporaryDirectory() as cache:
         starts = [
             json.loads(ask("--first", cache=cache).communicate()[0].splitlines()[-1])["seconds"]
@@ -91,11 +85,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         answers = [{size: worker.ask(10) for size, worker in workers.items()} for _ in range(turns)]
         for worker in workers.values():
             worker.process.kill()
+    return starts, answers
+
+
+def summary(sizes: Sequence[int], answers: Sequence[Answers]) -> tuple[Table, dict[int, Any]]:
+    """Return the medians over turns for each size: as the table to print, and as JSON-compatible values."""
     table = Table(
         "clients",
-        "s a round",
-        "of that with 100",
-        "MB",
+        "s per round",
+        f"ratio to {sizes[0]}",
+        "memory, MB",
         title=f"pFedMe, a cohort of {COHORT}",
         title_justify="left",
     )
@@ -112,17 +111,38 @@ def main(argv: Sequence[str] | None = None) -> None:
             "ratio": round(ratio, 3),
             "rss_mb": round(rss),
         }
+    return table, record
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale",
+        description="Cost of the number of clients, and of the first round.",
+    )
+    parser.add_argument("--quick", action="store_true", help="up to 10,000 clients, three turns")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.serve:
+        return serve(args.serve)
+    if args.first:
+        return first_round()
+    sizes, turns = ([100, 1000, 10_000], 3) if args.quick else ([100, 1000, 10_000, 100_000], 9)
+    (cold, cached), answers = measure(sizes, turns)
+    table, record = summary(sizes, answers)
     console = Console(width=130)
     console.print(table)
     console.print(
-        f"W1's first round, from the call of fit: {starts[0]:.1f} s, and {starts[1]:.1f} s by a process that finds it compiled"
+        f"W1's first round, from the call of fit: {cold:.1f} s; "
+        f"{cached:.1f} s in a process that finds the compiled step on disk"
     )
     print(
         json.dumps(
             {
                 "machine": machine(),
-                "cold_s": round(starts[0], 2),
-                "cached_s": round(starts[1], 2),
+                "cold_s": round(cold, 2),
+                "cached_s": round(cached, 2),
                 "clients": record,
             }
         )

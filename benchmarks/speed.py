@@ -1,8 +1,11 @@
-"""Seconds a round beside other ways to do the same work: `python -m benchmarks.speed [W1 ...] [--quick] [--peers DIR] [--write]`.
+"""Seconds per round, beside other ways to do the same work.
 
-Every way runs in a process of its own, and they take turns (A B C A B C ...): a block of rounds each, so that a busy minute falls
-on all of them. A ratio is of blocks of one turn; shown is the median over turns. The loop that ratios are taken to is the better
-of one thread and two. The last line printed is one JSON object: way -> ratio_to_loop, ratio_to_vmap_compile, seconds, rss_mb,
+    python -m benchmarks.speed [W1 ...] [--quick] [--way WAY] [--peers DIR] [--write]
+
+Every way runs in its own process. The ways take turns (A B C A B C ...), running a block of rounds each, so
+that a busy minute of the machine affects all of them. A ratio compares blocks of the same turn; the median
+over turns is shown. Ratios "to loop" are to the better of the plain PyTorch loops with one thread and with
+two. The last line printed is one JSON object: way -> ratio_to_loop, ratio_to_vmap_compile, seconds, rss_mb,
 compile_s.
 """
 
@@ -40,12 +43,14 @@ from hierfl.program.scale_links import ScaleLink
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BY_HAND = ("loop, 1 thread", "loop, 2 threads", "vmap, compiled")
-SETTLED = 2  # rounds of each process that are not timed: the first compiles, the second starts other processes
+SETTLED = (
+    2  # untimed first rounds of each process: the first compiles, the second starts other processes
+)
 
 
-# ------------------------------------------------------------------------------------------------ the ways
+# ---------------------------------------------------------------------------------- ways
 def fedavg(work: Workload) -> Method:
-    """FedAvg: no prior."""
+    """Return FedAvg, which has no prior."""
     return methods.fedavg(
         models.network(work.module()),
         optimiser=SGD(work.lr),
@@ -55,7 +60,7 @@ def fedavg(work: Workload) -> Method:
 
 
 def fedmap(work: Workload) -> Method:
-    """MAP with a Gaussian prior on every weight, its mean the server's."""
+    """Return MAP with a Gaussian prior on every weight, whose mean is the server's."""
     model = models.map_network(work.module(), prior=models.map_priors.Isotropic(1.0))
     return methods.fedmap(
         model, optimiser=SGD(work.lr), steps=work.steps, unit="step", batch_size=work.batch
@@ -63,7 +68,11 @@ def fedmap(work: Workload) -> Method:
 
 
 def fedabml(work: Workload, *, link: ScaleLink = "exp", local: bool = False) -> Method:
-    """A mean-field posterior of every weight, one draw, its KL in closed form, a step on the prior for each batch; scales as printed."""
+    """Return FedABML: a mean-field posterior of every weight, one draw, and the KL in closed form.
+
+    Each mini-batch also takes a step on the prior. With the default link, scales are exponentials as in the
+    paper.
+    """
     model = models.bayesian_network(
         work.module(), prior_scale="learned", scale_link=link, local_reparameterisation=local
     )
@@ -74,7 +83,7 @@ def fedabml(work: Workload, *, link: ScaleLink = "exp", local: bool = False) -> 
 
 
 def pfedme(work: Workload) -> Method:
-    """PRIOR's inner loop."""
+    """Return pFedMe, which has PRIOR's inner loop."""
     model = models.bayesian_network(work.module(), prior_scale=1.0)
     return methods.pfedme(
         model,
@@ -90,14 +99,14 @@ def pfedme(work: Workload) -> Method:
 def run_method(
     method: Method, data: hierfl.ClientData, cohort: int | None = None
 ) -> Iterator[None]:
-    """Rounds as `hierfl.fit` runs them, compiled, history and all."""
+    """Run rounds as `hierfl.fit` does, compiled and with their history; yield after each."""
     federation = replace(federate(method, data, seed=0, cohort=cohort), graphs=Graphs())
     for _ in rounds(federation, begin(federation), 10**9):
         yield
 
 
 def radon() -> Iterator[None]:
-    """All 85 counties, all rows, a structured posterior, one joint step a round."""
+    """Run W5: all 85 counties with all rows, a structured posterior, one joint step per round."""
     torch.set_default_dtype(torch.float32)
     method = methods.fedsvi(RADON.ways["structured_non_centred"].model, hierfl.guides.structured)
     yield from run_method(method, hierfl.datasets.radon())
@@ -107,7 +116,10 @@ Rounds = Callable[[], Iterator[None]]
 
 
 def ways_of(name: str) -> dict[str, Rounds]:
-    """The ways to do one workload; those whose names begin with "loop" are by hand, one client after another."""
+    """Return the ways to do one workload, by name.
+
+    Names that begin with "loop" are hand-written loops over clients.
+    """
     if name == "W5":
         return {"loop, 1 thread": radon_loop, "loop, 2 threads": radon_loop, "structured": radon}
     work = WORKLOADS[name]
@@ -135,13 +147,16 @@ def ways_of(name: str) -> dict[str, Rounds]:
 
 # ------------------------------------------------------------------------------------------------ processes
 def serve(workload: str, way: str) -> None:
-    """A worker."""
+    """Run a worker process that does one way of a workload."""
     torch.set_num_threads(1 if way.endswith("1 thread") else 2)
     respond(ways_of(workload)[way]())
 
 
 def respond(run: Iterator[None]) -> None:
-    """Say how long the first round takes, and then of as many rounds as each line of the input asks for, seconds a round."""
+    """Print the seconds of the first round; then answer requests for more rounds, one per line of the input.
+
+    A line is a number of rounds to run. The answer is one line of JSON: seconds per round, and memory in MB.
+    """
     began = time.perf_counter()
     next(run)
     first = time.perf_counter() - began
@@ -158,7 +173,7 @@ def respond(run: Iterator[None]) -> None:
 
 
 def megabytes() -> float:
-    """The most memory this process has held, and what its copies hold now that they do not share with it."""
+    """Return the peak memory of this process, plus the unshared memory of its child processes now, in MB."""
     own, me = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, os.getpid()
     children = Path(f"/proc/{me}/task/{me}/children")
     for child in children.read_text().split() if children.exists() else ():
@@ -169,13 +184,18 @@ def megabytes() -> float:
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """A process that runs one way."""
+    """A worker process.
+
+    Args:
+        process: the process.
+        first: seconds of its first round.
+    """
 
     process: subprocess.Popen[str]
     first: float
 
     def ask(self, count: int) -> dict[str, float]:
-        """Seconds a round over a block of rounds, and the most memory so far."""
+        """Run a block of `count` rounds; return seconds per round and peak memory so far, in MB."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
@@ -183,16 +203,14 @@ class Worker:
 
 
 def start(workload: str, way: str, cache: str) -> Worker:
-    """Start a way with an empty compile cache, and wait until it has compiled."""
+    """Start a worker for one way, with the given compile cache, and wait until it has compiled."""
     command = [sys.executable, "-m", "benchmarks.speed", "--serve", workload, way]
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
     if way in BY_HAND:
-        env.pop(
-            "GOMP_SPINCOUNT", None
-        )  # which importing hierfl has set: by hand, threads wait as torch's do
-        env["GLIBC_TUNABLES"] = (
-            "glibc.malloc.arena_test=8"  # the default; told of any, hierfl leaves memory to the C library
-        )
+        # Importing hierfl has set this. In the hand-written ways, threads wait as they do by torch's default.
+        env.pop("GOMP_SPINCOUNT", None)
+        # The value is glibc's default. If any tunable is set, hierfl leaves the C library's allocator alone.
+        env["GLIBC_TUNABLES"] = "glibc.malloc.arena_test=8"
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     )
@@ -203,22 +221,25 @@ def _line(process: subprocess.Popen[str]) -> dict[str, float]:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"'{' '.join(process.args)}' has ended with {process.wait()}")  # type: ignore[arg-type]
+        raise RuntimeError(f"'{' '.join(process.args)}' ended with exit status {process.wait()}")  # type: ignore[arg-type]
     answer: dict[str, float] = json.loads(line)
     return answer
 
 
 def peer(command: list[str], folder: Path) -> float:
-    """Median seconds a round of another framework's script, which ends with a line RESULT {json}."""
+    """Run another framework's script; return the median seconds per round from its line RESULT {json}."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
-        raise RuntimeError(f"'{' '.join(command)}' gave no RESULT: {done.stderr[-500:]}")
+        raise RuntimeError(f"'{' '.join(command)}' printed no line RESULT: {done.stderr[-500:]}")
     return float(json.loads(lines[-1].removeprefix("RESULT "))["median"])
 
 
 def peers(folder: Path, workload: str) -> dict[str, list[str]]:
-    """Other frameworks whose environments are in a folder: `pfl/`, `flwr/` beside their scripts."""
+    """Return name -> command of the other frameworks that are installed in a folder.
+
+    The folder holds their scripts, and their environments in `pfl/` and `flwr/`.
+    """
     scripts = {
         "pfl, 1 thread": ("pfl", "pfl_sim.py", "1"),
         "pfl, 2 threads": ("pfl", "pfl_sim.py", "2"),
@@ -238,7 +259,14 @@ Times = dict[str, list[float]]
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One workload: seconds a round by way and turn, seconds of the first round, MB."""
+    """Measurements of one workload.
+
+    Args:
+        workload: name of the workload.
+        seconds: way -> seconds per round in each turn.
+        first: way -> seconds of the first round.
+        rss_mb: way -> peak memory in MB.
+    """
 
     workload: str
     seconds: Times
@@ -246,12 +274,12 @@ class Measured:
     rss_mb: dict[str, float]
 
     def ratio(self, way: str, to: Sequence[str]) -> float:
-        """Median over turns of a way's seconds, relative to the best of some ways in the same turn."""
+        """Return the median over turns of a way's seconds, relative to the fastest of the ways `to`."""
         base = [min(turn) for turn in zip(*(self.seconds[name] for name in to), strict=True)]
         return statistics.median(s / b for s, b in zip(self.seconds[way], base, strict=True))
 
     def record(self) -> dict[str, dict[str, float | None]]:
-        """As JSON, an entry a way of ours or of others."""
+        """Return JSON-compatible values, one entry for each way."""
         loops = [way for way in self.seconds if way.startswith("loop")]
         out: dict[str, dict[str, float | None]] = {}
         for way, seconds in self.seconds.items():
@@ -274,7 +302,18 @@ class Measured:
 def measure(
     workload: str, *, turns: int, block: float, ways: Sequence[str] | None, others: Path | None
 ) -> Measured:
-    """Time one workload: every way in turn, `turns` times, about `block` seconds each time."""
+    """Time one workload: all ways take turns, `turns` times, with blocks of about `block` seconds.
+
+    Args:
+        workload: name of the workload.
+        turns: number of turns.
+        block: length of a block of rounds, in seconds.
+        ways: names of the ways; None: all.
+        others: folder of other frameworks' scripts and environments; None: none is timed.
+
+    Returns:
+        The measurements.
+    """
     chosen = [way for way in ways_of(workload) if ways is None or way in ways]
     with tempfile.TemporaryDirectory() as cache:
         workers = {way: start(workload, way, cache) for way in chosen}
@@ -299,11 +338,19 @@ def measure(
     return Measured(workload, found, {way: worker.first for way, worker in workers.items()}, rss)
 
 
-HEAD = ("way", "s a round", "of the loop", "(range)", "of vmap, compiled", "first round, s", "MB")
+HEAD = (
+    "way",
+    "s per round",
+    "ratio to loop",
+    "(range)",
+    "ratio to vmap, compiled",
+    "first round, s",
+    "memory, MB",
+)
 
 
 def rows(found: Measured) -> list[tuple[str, ...]]:
-    """A row a way, as text."""
+    """Return the cells of the table, one row for each way."""
     record, loops = found.record(), [way for way in found.seconds if way.startswith("loop")]
     best = [min(turn) for turn in zip(*(found.seconds[name] for name in loops), strict=True)]
     out: list[tuple[str, ...]] = []
@@ -326,7 +373,7 @@ def rows(found: Measured) -> list[tuple[str, ...]]:
 
 
 def machine() -> str:
-    """What it ran on."""
+    """Describe the machine and the versions that the seconds were measured on."""
     model = next(
         (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
         platform.machine(),
@@ -340,15 +387,16 @@ def _cpuinfo() -> list[str]:
 
 
 def written(all_found: Sequence[Measured], load: float) -> str:
-    """The tables as Markdown."""
+    """Return the tables as Markdown."""
     lines = [
         "# Speed",
         "",
-        f"By `python -m benchmarks.speed --write` on {machine()}; load of the machine before it: {load:.1f}.",
+        f"Written by `python -m benchmarks.speed --write` on {machine()}; load before the run: {load:.1f}.",
         "",
     ]
     lines += [
-        "Ratios are medians over turns, of blocks of rounds that ran one after another; the loop is the better of its two rows."
+        "Ratios are medians over turns, of blocks of rounds that ran one after another. The loop is the",
+        "better of the two loops in the same turn.",
     ]
     for found in all_found:
         lines += [
@@ -362,17 +410,20 @@ def written(all_found: Sequence[Measured], load: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line, and fill in what --quick leaves open."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed", description="Seconds a round, beside other ways."
+        prog="python -m benchmarks.speed",
+        description="Seconds per round, beside other ways to do the same work.",
     )
-    parser.add_argument("workload", nargs="*", metavar="W", help="W1 to W5; none: all")
+    parser.add_argument("workload", nargs="*", metavar="W", help="W1 to W5; default: all")
     parser.add_argument(
         "--quick", action="store_true", help="W1's FedAvg and MAP, two turns: under a minute"
     )
-    parser.add_argument("--turns", type=int, default=5, help="of all ways, one after another")
-    parser.add_argument("--way", action="append", help="only these (the two loops are always run)")
+    parser.add_argument("--turns", type=int, default=5, help="number of turns of all ways")
+    parser.add_argument(
+        "--way", action="append", help="measure only this way (may be repeated), and the two loops"
+    )
     parser.add_argument(
         "--peers",
         type=Path,
@@ -382,21 +433,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help=f"write the tables to {RESULTS.name}")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.serve:
-        serve(*args.serve)
-        return
     known = [*WORKLOADS, "W5"]
     unknown = set(args.workload) - set(known)
     if unknown:
-        parser.error(f"there is no workload {min(unknown)}: {', '.join(known)}")
+        parser.error(f"there is no workload {min(unknown)}; choose from {', '.join(known)}")
+    if args.quick and not args.workload:
+        args.workload, args.way = ["W1"], args.way or ["FedAvg", "MAP"]
+    args.workload = args.workload or known
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and run."""
+    args = arguments(argv)
+    if args.serve:
+        serve(*args.serve)
+        return
     load = os.getloadavg()[0]
-    chosen = args.workload or (["W1"] if args.quick else known)
-    ways = args.way or (["FedAvg", "MAP"] if args.quick and not args.workload else None)
-    if ways is not None:
-        ways = ["loop, 1 thread", "loop, 2 threads", *ways]
+    ways = ["loop, 1 thread", "loop, 2 threads", *args.way] if args.way else None
     console, all_found = Console(width=130), []
     record: dict[str, dict[str, float | None]] = {}
-    for name in chosen:
+    for name in args.workload:
         found = measure(
             name,
             turns=2 if args.quick else args.turns,
@@ -404,7 +461,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ways=ways,
             others=args.peers,
         )
-        table = Table(*HEAD, title=f"{name}: seconds a round", title_justify="left")
+        table = Table(*HEAD, title=f"{name}: seconds per round", title_justify="left")
         for row in rows(found):
             table.add_row(*row)
         console.print(table)

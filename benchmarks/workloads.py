@@ -1,8 +1,9 @@
-"""Common work that frameworks are timed on, and how it is done by hand: a plain PyTorch loop, and torch.vmap compiled.
+"""Workloads on which frameworks are timed, and hand-written code for them: a loop, and compiled torch.vmap.
 
-One round = sample a cohort, give each client the global weights, let each take `steps` SGD steps on batches of `batch` rows,
-average. W4 is pFedMe: `inner` proximal steps of its own for each batch. W5 is radon: every county in every round, all its rows,
-a structured posterior. Data of W1 to W4 are random numbers of the right shapes: only speed is compared.
+In one round, a cohort is sampled, each of its clients gets the global weights and takes `steps` SGD steps on
+mini-batches of `batch` rows, and the results are averaged. W4 is pFedMe, which takes `inner` proximal steps
+on each mini-batch. W5 is radon: every county takes part in every round with all its rows, and the posterior
+is structured. The data of W1 to W4 are random numbers of realistic shapes, since only speed is compared.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of one piece of work.
+    """Sizes of one workload.
 
     Args:
-        clients: N.
-        cohort: clients a round.
-        rows: of each client.
-        steps: mini-batches a round.
-        net: "mlp": 784-100-10; "cnn": FEMNIST's, two convolutions and 1.2 million weights behind them.
-        batch: rows a mini-batch.
+        clients: clients in all, N.
+        cohort: clients in a round.
+        rows: rows of each client.
+        steps: mini-batches in a round.
+        net: "mlp": 784-100-10; "cnn": FEMNIST's, two convolutions followed by dense layers of 1.2 million
+            weights.
+        batch: rows of a mini-batch.
         lr: step size.
         inner: steps on each mini-batch (pFedMe's K).
-        lam: weight of the prox (pFedMe's lambda).
+        lam: weight of the proximal term (pFedMe's lambda).
     """
 
     clients: int
@@ -52,16 +54,16 @@ class Workload:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one row."""
+        """Shape of one row."""
         return (784,) if self.net == "mlp" else (1, 28, 28)
 
     @property
     def classes(self) -> int:
-        """How many labels there are."""
+        """Number of classes."""
         return 10 if self.net == "mlp" else 62
 
     def module(self) -> nn.Module:
-        """The network, from one start."""
+        """Return the network, always with the same initial weights."""
         torch.manual_seed(0)
         if self.net == "mlp":
             return nn.Sequential(nn.Linear(784, 100), nn.LeakyReLU(), nn.Linear(100, 10))
@@ -76,7 +78,10 @@ class Workload:
         return nn.Sequential(*convolutions, nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 62))
 
     def arrays(self) -> tuple[Tensor, Tensor]:
-        """X (N, rows, *shape) float32 and y (N, rows) int64, in a file that all processes of a benchmark map."""
+        """Return x (N, rows, *shape) float32 and y (N, rows) int64.
+
+        x is mapped from a file that all processes of a benchmark share.
+        """
         folder = Path(tempfile.gettempdir()) / "hierfl-workloads"
         folder.mkdir(exist_ok=True)
         path = folder / f"{self.net}-{self.clients}-{self.rows}.npy"
@@ -90,7 +95,7 @@ class Workload:
         return torch.from_numpy(np.load(path, mmap_mode="c")), torch.from_numpy(y)
 
     def data(self) -> hierfl.ClientData:
-        """The same rows as a federation."""
+        """Return the same rows as the data of a federation."""
         x, y = self.arrays()
         ids = torch.arange(self.clients).repeat_interleave(self.rows)
         return hierfl.ClientData.from_arrays(ids, x=x.flatten(0, 1), y=y.flatten())
@@ -106,7 +111,10 @@ WORKLOADS = {
 
 # ------------------------------------------------------------------------------------------------ by hand
 def plain_loop(work: Workload) -> Iterator[None]:
-    """FedAvg (pFedMe where `inner` > 1) as most frameworks run it: one client after another, one module, one optimiser."""
+    """Run FedAvg (pFedMe if `inner` > 1) as most frameworks do; yield after each round.
+
+    Clients run one after another, with one module and one optimiser.
+    """
     x, y = work.arrays()
     net = work.module()
     params = list(net.parameters())
@@ -155,7 +163,10 @@ def plain_loop(work: Workload) -> Iterator[None]:
 
 
 def vmapped(work: Workload, chunk: int = 20) -> Iterator[None]:
-    """The same by torch.vmap over the cohort, compiled, in chunks that fit a cache: nothing is hand-written but the loop."""
+    """Run the same by compiled torch.vmap, over chunks that fit the cache; yield after each round.
+
+    Only the loop is hand-written.
+    """
     x, y = work.arrays()
     net = work.module()
     server = {name: p.detach().clone() for name, p in net.named_parameters()}
@@ -204,10 +215,14 @@ def vmapped(work: Workload, chunk: int = 20) -> Iterator[None]:
 
 
 def radon_loop() -> Iterator[None]:
-    """W5 as one would write it: county after county, one pass and one backward each, then one step of Adam on everything.
+    """Run W5 as a user would write it by hand; yield after each round.
 
-    y ~ Normal(mu + tau e_j + x . slope, sigma), e_j ~ Normal(0, 1); q(z) full, z = (mu, slope, log tau, log sigma), q(e_j | z)
-    a Normal about a line in z: the structured guide's posterior.
+    Counties run one after another, each with one forward and one backward pass. Then Adam takes one step on
+    all params.
+
+    The model is y ~ Normal(mu + tau e_j + x . slope, sigma), e_j ~ Normal(0, 1). The posterior is the
+    structured guide's: with z = (mu, slope, log tau, log sigma), q(z) is a full Normal and q(e_j | z) a
+    Normal whose mean is linear in z.
     """
     data = hierfl.datasets.radon()
     bounds = list(zip(data.offsets[:-1].tolist(), data.offsets[1:].tolist(), strict=True))

@@ -1,6 +1,8 @@
-"""FedABML on two clients with few rows, against FedAvg: how far each is from least squares on all rows.
+"""FedABML and FedAvg on two clients with few rows: distance of the global mean to least squares on all rows.
 
-python examples/fedabml_toy.py [--smoke]     (the study with bands over seeds and figures: hierfl study toy-linear-regression)
+Usage: `python examples/fedabml_toy.py [--smoke]`.
+
+`hierfl study toy-linear-regression` is the full study, with bands over seeds and figures.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from hierfl.optimisers import SGD
 
 
 def two_clients() -> hierfl.ClientData:
-    """Rows of y = x . (1, -1) + noise, x wide in one direction and narrow in the other: a different one for each client."""
+    """Draw rows of y = x . (1, -1) + noise; x is wide in one direction, a different one for each client."""
     g = torch.Generator().manual_seed(0)
     parts = {}
     for name, rows, scales in (("a", 20, (3.0, 0.5)), ("b", 30, (0.5, 3.0))):
@@ -25,7 +27,7 @@ def two_clients() -> hierfl.ClientData:
 
 
 def main(rounds: int = 20) -> None:
-    """Ten local steps a round for both."""
+    """Fit both methods with ten local steps a round, and print their distances to least squares."""
     data = two_clients()
     net = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.zeros_(net.weight)

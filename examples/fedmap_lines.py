@@ -1,6 +1,6 @@
-"""FedMAP's toy: five clients on parallel lines, three of them with one to three rows, and a prior learned of their lines.
+"""FedMAP's toy problem: a prior learned from five clients on parallel lines, three of them with 1 to 3 rows.
 
-python examples/fedmap_lines.py [--smoke]
+Usage: `python examples/fedmap_lines.py [--smoke]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROWS = (60, 1, 2, 3, 50)
 
 
 def clients(seed: int = 0) -> hierfl.ClientData:
-    """Slopes of -1 for all, intercepts of 0, 4, 8, 12 and 16."""
+    """Draw rows of five lines with slope -1 and intercepts 0, 4, 8, 12 and 16."""
     g = torch.Generator().manual_seed(seed)
     rows = {}
     for k, n in enumerate(ROWS):
@@ -31,12 +31,11 @@ def clients(seed: int = 0) -> hierfl.ClientData:
 
 
 def main(rounds: int = 30) -> None:
-    """Learn mean and precision of slope and intercept; look at the lines."""
+    """Learn the prior's mean and precision of slope and intercept, and print every client's line."""
     torch.set_default_dtype(torch.float64)
     prior = LearnedVariance()
-    squared = hierfl.models.likelihood.normal(
-        math.sqrt(0.5)
-    )  # (y - f)^2 and a constant: the paper's loss
+    # The negative log density is (y - f)^2 plus a constant: the paper's loss.
+    squared = hierfl.models.likelihood.normal(math.sqrt(0.5))
     model = hierfl.models.map_network(nn.Linear(1, 1), prior=prior, likelihood=squared)
     methods = {
         "10 gradient steps": hierfl.methods.fedmap(model, newton_steps=1, server="gradient"),
@@ -46,12 +45,13 @@ def main(rounds: int = 30) -> None:
         fit = hierfl.fit(method, clients(), rounds=rounds if name == "exact" else 10)
         gamma, lines = fit.message["gamma"], fit.draws(1).own
         print(
-            f"\n{name}: slope {float(gamma['theta.weight']):.2f}, intercept {float(gamma['theta.bias']):.2f} in the mean"
+            f"\n{name}: the prior's mean has slope {float(gamma['theta.weight']):.2f} "
+            f"and intercept {float(gamma['theta.bias']):.2f},"
         )
         precision = [
             float(prior.alpha(gamma[f"s.{part}"]).squeeze()) for part in ("weight", "bias")
         ]
-        print(f"held to it with precision {precision[0]:.3f} and {precision[1]:.4f}")
+        print(f"with precision {precision[0]:.3f} and {precision[1]:.4f}")
         for k, n in enumerate(ROWS):
             print(
                 f"  client {k + 1}, {n:2d} rows: {float(lines['w.weight'][0, k]):5.2f} x + {float(lines['w.bias'][0, k]):5.2f}"

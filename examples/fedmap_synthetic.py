@@ -1,6 +1,6 @@
-"""Ten clients who see two classes each through a map of its own: alone, with one model for all, and with FedMAP.
+"""Ten clients see the same two classes through their own linear maps: individual models, FedAvg, and FedMAP.
 
-python examples/fedmap_synthetic.py [--smoke]
+Usage: `python examples/fedmap_synthetic.py [--smoke]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hierfl.studies.synthetic_clients import synthetic_clients
 
 
 def main(rounds: int = 20, rows: int = 2000) -> None:
-    """Label skew: of the rows of five clients 85 % are of one class."""
+    """Compare balanced accuracies under label skew: five clients have 85 % of their rows in one class."""
     train, test = synthetic_clients("label", seed=0, rows=rows)
     torch.manual_seed(0)
     net = nn.Sequential(
@@ -26,10 +26,8 @@ def main(rounds: int = 20, rows: int = 2000) -> None:
     )
     likelihood, adam = hierfl.models.likelihood.bernoulli(), Adam(1e-3)
     common = hierfl.models.network(net, likelihood=likelihood)
-    loose_then_tight = {
-        "0.": Isotropic(120.0),
-        "": Isotropic(5.0),
-    }  # clients differ in the first layer
+    # Clients differ most in the first layer, so its prior is the wider one.
+    loose_then_tight = {"0.": Isotropic(120.0), "": Isotropic(5.0)}
     personal = hierfl.models.map_network(net, prior=loose_then_tight, likelihood=likelihood)
     methods = {
         "Individual": hierfl.methods.individual(
@@ -43,7 +41,7 @@ def main(rounds: int = 20, rows: int = 2000) -> None:
     for name, method in methods.items():
         scores = list(balanced_accuracy(hierfl.fit(method, train, rounds=rounds), test).values())
         print(
-            f"{name:10s} {sum(scores) / 10:5.1f} %   each client {', '.join(f'{s:.0f}' for s in scores)}"
+            f"{name:10s} {sum(scores) / 10:5.1f} %   by client: {', '.join(f'{s:.0f}' for s in scores)}"
         )
 
 

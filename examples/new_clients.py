@@ -1,6 +1,8 @@
-"""Clients that come after training: how good is the model after 0, 1, 2, 5 and 10 passes over their own rows?
+"""Clients that join after training: how accurate are they after 0, 1, 2, 5 and 10 passes over their own rows?
 
-python examples/new_clients.py [--smoke]     (Fashion-MNIST, 160 new clients, several seeds: hierfl study new-clients)
+Usage: `python examples/new_clients.py [--smoke]`.
+
+`hierfl study new-clients` is the full study, on Fashion-MNIST with 160 new clients and several seeds.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from hierfl.optimisers import SGD
 
 
 def digits() -> hierfl.ClientData:
-    """Scikit-learn's digits dealt to 20 clients of two classes each, pixels in [0, 1]."""
+    """Return scikit-learn's digits at 20 clients with two classes each; pixels are in [0, 1]."""
     x, y = load_digits(return_X_y=True)
     ids = hierfl.partition.pathological(y, num_clients=20, classes_per_client=2, seed=0)
     return hierfl.partition.to_clients(ids, x=torch.tensor(x / 16.0, dtype=torch.float32), y=y)
 
 
 def main(rounds: int = 12, passes: tuple[int, ...] = (0, 1, 2, 5, 10)) -> None:
-    """Six clients train; fourteen others take what has been learned from there."""
+    """Train on six clients; the other fourteen start from the result and take passes over their own rows."""
     train, test = digits().split(0.7, seed=0)
     ours, theirs = list(train.names[:6]), list(train.names[6:])
     torch.manual_seed(0)
@@ -55,7 +57,7 @@ def main(rounds: int = 12, passes: tuple[int, ...] = (0, 1, 2, 5, 10)) -> None:
                 100.0 * new.predict(test.select(theirs), draws=20).scores().accuracy.mean()
             )
         print(
-            f"{name:10s} {'  '.join(f'{s:5.1f}' for s in scores)}   % right, mean over {len(theirs)} new clients"
+            f"{name:10s} {'  '.join(f'{s:5.1f}' for s in scores)}   accuracy in %, mean over {len(theirs)} new clients"
         )
 
 

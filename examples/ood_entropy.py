@@ -1,6 +1,9 @@
-"""Does a model know what it does not know? Handwritten digits 0 to 7 at 16 clients; 8 and 9 are what none of them has seen.
+"""Does a model know what it does not know? 16 clients have the digits 0 to 7; 8 and 9 are unknown to all.
 
-python examples/ood_entropy.py [--smoke]     (Fashion-MNIST against letters, with densities: hierfl study ood-entropy)
+Usage: `python examples/ood_entropy.py [--smoke]`.
+
+`hierfl study ood-entropy` is the full study, on Fashion-MNIST against letters and digits, with densities of
+entropy.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from hierfl.optimisers import SGD
 
 
 def two_digits_each() -> tuple[hierfl.ClientData, torch.Tensor]:
-    """The digits 0 to 7 at clients of two classes each, and the images of 8 and 9; pixels in [0, 1]."""
+    """Return digits 0 to 7 at 16 clients of two classes each, and images of 8 and 9; pixels are in [0, 1]."""
     x, y = load_digits(return_X_y=True)
     images, known = torch.tensor(x / 16.0, dtype=torch.float32), y < 8
     ids = hierfl.partition.pathological(y[known], num_clients=16, classes_per_client=2, seed=0)
@@ -25,22 +28,21 @@ def two_digits_each() -> tuple[hierfl.ClientData, torch.Tensor]:
 
 
 def entropy(p: torch.Tensor) -> torch.Tensor:
-    """-sum_c p_c log p_c of each row, in nats."""
+    """Return the entropy -sum_c p_c log p_c of each row (n, classes), in nats."""
     return -torch.xlogy(p, p).sum(-1)
 
 
 def main(rounds: int = 12) -> None:
-    """A point, and two ways to a posterior of the same logistic regression; entropy of what each client predicts."""
+    """Compare the entropy of predictions by a point estimate and two posteriors of logistic regression."""
     data, strangers = two_digits_each()
     train, test = data.split(0.7, seed=0)
-    unseen = hierfl.ClientData.from_clients(
-        {name: {"x": strangers} for name in train.names}
-    )  # every client is asked of them all
+    # Every client predicts all of the unknown digits.
+    unseen = hierfl.ClientData.from_clients({name: {"x": strangers} for name in train.names})
     torch.manual_seed(0)
     net = torch.nn.Linear(64, 10)
     hierarchy = models.bayesian_network(net, prior_scale="learned", scale_start=0.05)
     fits = {
-        "a point (FedAvg, fine-tuned)": methods.fedavg(
+        "point estimate (FedAvg, fine-tuned)": methods.fedavg(
             models.network(net),
             optimiser=SGD(0.1),
             steps=2,
@@ -64,8 +66,8 @@ def main(rounds: int = 12) -> None:
         auroc = roc_auc_score(is_unknown, torch.cat([known, unknown]))
         right = 100.0 * fit.predict(test, draws=20).scores().accuracy.mean()
         print(
-            f"{name}: {right:.1f} % right; entropy {known.mean():.2f} nats on its own digits, {unknown.mean():.2f} on others, "
-            f"AUROC {auroc:.3f}"
+            f"{name}: accuracy {right:.1f} %; entropy {known.mean():.2f} nats on the client's own digits, "
+            f"{unknown.mean():.2f} on unknown ones; AUROC {auroc:.3f}"
         )
 
 

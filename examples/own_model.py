@@ -1,6 +1,6 @@
-"""A model of one's own, from prior to posterior: patients of four hospitals, each with coefficients of its own.
+"""A model of your own, from prior to posterior: patients of four hospitals, each with its own coefficients.
 
-python examples/own_model.py [--smoke]
+Usage: `python examples/own_model.py [--smoke]`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hierfl
 
 
 def model(batch: hierfl.ClientBatch) -> None:
-    """Logistic regression whose coefficients differ from hospital to hospital."""
+    """Model heart disease by logistic regression with coefficients that vary by hospital."""
     features = batch.x.shape[-1]
     mu = pyro.sample("mu", dist.Normal(torch.zeros(features), 1.0).to_event(1))
     tau = pyro.sample("tau", dist.HalfNormal(0.5 * torch.ones(features)).to_event(1))
@@ -27,7 +27,7 @@ def model(batch: hierfl.ClientBatch) -> None:
 
 
 def main(rounds: int = 300) -> None:
-    """Fit three guides, compare them on held-out patients, and look at one coefficient."""
+    """Fit three guides, compare them on held-out patients, and summarise one coefficient."""
     train, test = hierfl.datasets.heart_disease().split(0.7, seed=0)
     for name in ("delta", "structured", "conditional"):
         guide = getattr(hierfl.guides, name)

@@ -1,6 +1,8 @@
-"""A prior of one's own by a convex function, and pFedBreD with it: weights that shrink like |x| log |x| far out, a square near 0.
+"""A prior of your own for pFedBreD, defined by a convex function.
 
-python examples/own_prior.py [--smoke]
+Its penalty grows like |x| log |x| far out and like x^2 near 0.
+
+Usage: `python examples/own_prior.py [--smoke]`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ from hierfl.models import bregman, bregman_network, likelihood
 
 
 def main(rounds: int = 30) -> None:
-    """Four hospitals; each prior named by its log-normaliser g, the last by g alone: gradient, inverse and conjugate follow."""
+    """Fit four hospitals under four priors, each defined by its log-normaliser g.
+
+    The last prior is our own: g = cosh, with its gradient, the inverse of the gradient, and the convex
+    conjugate.
+    """
     train, test = hierfl.datasets.heart_disease().split(0.7, seed=0)
     priors = {
         "Gaussian": bregman.gaussian(),

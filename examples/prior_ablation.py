@@ -1,6 +1,9 @@
-"""pFedBreD's parts one by one: the prior mean at the client's copy of the global model, moved by a gradient, by memory, by both.
+"""The parts of pFedBreD one by one: how a client's prior mean is moved by a gradient, by memory, or by both.
 
-python examples/prior_ablation.py [--smoke]     (MNIST and Fashion-MNIST, seeds, PRIOR's Table 2: hierfl study prior-ablation)
+Usage: `python examples/prior_ablation.py [--smoke]`.
+
+"none" leaves the prior mean at the client's copy of the global model. `hierfl study prior-ablation` is the
+full study: PRIOR's Table 2 on MNIST and Fashion-MNIST, with several seeds.
 """
 
 from __future__ import annotations
@@ -17,14 +20,17 @@ from hierfl import methods, models
 
 
 def digits() -> hierfl.ClientData:
-    """Scikit-learn's digits dealt to 20 clients of two classes each, pixels in [0, 1]."""
+    """Return scikit-learn's digits at 20 clients with two classes each; pixels are in [0, 1]."""
     x, y = load_digits(return_X_y=True)
     ids = hierfl.partition.pathological(y, num_clients=20, classes_per_client=2, seed=0)
     return hierfl.partition.to_clients(ids, x=torch.tensor(x / 16.0, dtype=torch.float32), y=y)
 
 
 def main(rounds: int = 10) -> None:
-    """Accuracy of the clients' own models; all train in every round, of each round a fifth are averaged, as in Algorithm 1."""
+    """Print the accuracy of the clients' own models, by strategy.
+
+    As in Algorithm 1, all clients train in every round and a fifth of them are averaged.
+    """
     train, test = digits().split(0.7, seed=0)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.1), nn.Linear(32, 10))
@@ -40,7 +46,7 @@ def main(rounds: int = 10) -> None:
         method = methods.pfedbred(model, lam=15.0, steps=10, averaged=0.2, **options)
         scores = hierfl.fit(method, train, rounds=rounds, seed=0).predict(test, draws=1).scores()
         print(
-            f"{name:8s} {100.0 * scores.accuracy.mean():5.1f} % right, log score {scores.log_score.mean():.3f}"
+            f"{name:8s} accuracy {100.0 * scores.accuracy.mean():5.1f} %, log score {scores.log_score.mean():.3f}"
         )
 
 

@@ -1,9 +1,10 @@
-"""FedVI: clients whose labels nobody has are personalised by their inputs alone.
+"""FedVI personalises clients without labels, by their inputs alone.
 
-Each client's rows come from one of two groups: in one the label goes with a feature, in the other against it, and which of them it
-is shows a little in where another feature lies. A row hardly tells; the rows of a client together do.
+Each client's rows come from one of two groups. In one group the label increases with a feature, in the other
+it decreases. Another feature is shifted slightly, in a direction that depends on the group. A single row
+hardly reveals the group, but the rows of a client together do.
 
-python examples/unlabelled_clients.py [--smoke]
+Usage: `python examples/unlabelled_clients.py [--smoke]`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hierfl.optimisers import SGD
 
 
 def clients(names: range, seed: int) -> hierfl.ClientData:
-    """Rows (x, y), y = 1 where the first feature is large, or in the other group where it is small."""
+    """Draw rows with y = 1 where the first feature is large, or in the other group where it is small."""
     g = torch.Generator().manual_seed(seed)
     parts = {}
     for k in names:
@@ -32,10 +33,10 @@ def clients(names: range, seed: int) -> hierfl.ClientData:
 
 
 def main(rounds: int = 160) -> None:
-    """Train on thirty clients; then ten new ones hand over inputs, no label."""
+    """Train on 30 clients; then personalise 10 new ones by half of their inputs and score the other half."""
     torch.manual_seed(0)
     train, new = clients(range(30), seed=1), clients(range(30, 40), seed=2)
-    support, asked = new.split(0.5, seed=0)
+    support, scored = new.split(0.5, seed=0)
     embedding = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
     heads = hierfl.models.PersonalHeads(embedding, outputs=2, features=32, local_features=12)
     one_for_all = hierfl.models.network(nn.Sequential(embedding, nn.Linear(32, 2)))
@@ -47,10 +48,10 @@ def main(rounds: int = 160) -> None:
     }
     for name, method in methods.items():
         fit = hierfl.fit(method, train, rounds=rounds)
-        found = fit.personalise(support.without("y")).predict(asked.without("y"), draws=20)
-        right = (found.mean.argmax(-1) == asked.fields["y"]).double().mean()
-        print(f"{name}, new clients without labels: {100 * float(right):.0f} % right")
-    print(f"What a PAC-Bayes bound of FedVI is made of: {hierfl.pac_bayes(fit)}")
+        found = fit.personalise(support.without("y")).predict(scored.without("y"), draws=20)
+        right = (found.mean.argmax(-1) == scored.fields["y"]).double().mean()
+        print(f"{name}, new clients without labels: accuracy {100 * float(right):.0f} %")
+    print(f"Terms of a PAC-Bayes bound for FedVI: {hierfl.pac_bayes(fit)}")
 
 
 if __name__ == "__main__":

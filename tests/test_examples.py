@@ -1,4 +1,4 @@
-"""Every example runs with --smoke, and every example is listed here."""
+"""Every example runs with `--smoke`; an example that is not listed here fails the test."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`hierfl demo`: four hospitals, from their rows to a report."""
+"""The demo `hierfl demo`: from the rows of four hospitals to a report."""

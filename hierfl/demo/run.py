@@ -1,22 +1,27 @@
-"""The main job: heart disease at four hospitals that keep their patients' rows to themselves, `hierfl demo --out DIR`.
+"""The demo: heart disease at four hospitals that do not share their patients' rows, `hierfl demo --out DIR`.
 
-Four ways to predict who is ill, all of them logistic regressions on the same 27 columns (missing values are 0 and have an
-indicator; no patient is dropped; units are fixed, so nothing is computed from held-out rows):
+Four methods predict who is ill. All of them are logistic regressions on the same 27 columns. Missing values
+are 0 and have an indicator column; no patient is dropped; units are fixed, so nothing is computed from
+held-out rows.
 
-* local-only: a hospital alone. Coefficients ~ Normal(0, 2.5^2); posterior by Laplace's method.
-* pooled: the same model and prior for all rows brought together, as if the hospitals were one.
-* hierarchical MAP: a hospital's coefficients ~ Normal(mean, scale^2) with a mean and a scale for each, priors Normal(0, 2.5^2)
-  and HalfNormal(0.5) (intercept: HalfNormal(1)); a point for all of them, in non-centred coordinates. No row leaves its hospital.
-* hierarchical posterior: the same model; low-rank Gaussian of means and log scales, conditional Laplace of each hospital's
-  coefficients; predictions average over draws. The 0.5 was chosen among 1, 0.5 and 0.25 by the ELBO of training rows alone.
+* local-only: each hospital alone. Coefficients ~ Normal(0, 2.5^2); posterior by Laplace's method.
+* pooled: the same model and prior for the rows of all hospitals, as if they were one hospital.
+* hierarchical MAP: a hospital's coefficients ~ Normal(mean, scale^2), with one mean and one scale for each
+  coefficient. Priors are Normal(0, 2.5^2) and HalfNormal(0.5) (intercept: HalfNormal(1)). The estimate is a
+  point, in non-centred coordinates. No row leaves its hospital.
+* hierarchical posterior: the same model. Means and log scales have a low-rank Gaussian posterior, and each
+  hospital's coefficients a conditional Laplace approximation; predictions average over draws. The 0.5 was
+  chosen among 1, 0.5 and 0.25 by the ELBO of training rows alone.
 
-Each is scored in three settings:
+Each method is scored in three settings:
 
-* "trained": patients held out of the hospitals that were fitted.
-* "unseen": each hospital left out in turn, and nothing of it known. A hierarchical method draws its coefficients from
-  p(own | global); local-only lends the model of another hospital, its scores averaged over which.
-* "joined": the same hospital after it inferred its own coefficients from its own training rows, the global level fixed. For
-  local-only that is the hospital's own model; pooled has nothing to infer, and stays.
+* "trained": on held-out patients of hospitals that were in the fit.
+* "unseen": on each hospital in turn, left out of the fit, with none of its rows used. A hierarchical method
+  draws the hospital's coefficients from p(own | global). Local-only uses the model of another hospital; its
+  scores are averaged over those hospitals.
+* "joined": on the same hospital after it inferred its own coefficients from its own training rows, with the
+  global level fixed. For local-only this is the hospital's own model. Pooled has nothing to infer, so its
+  scores are those of "unseen".
 """
 
 from __future__ import annotations
@@ -57,7 +62,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work: rounds of the posterior, of the MAP, of a joining hospital's MAP; draws to predict with and to save."""
+    """How much work the demo does.
+
+    Args:
+        rounds: rounds of the hierarchical posterior.
+        map_rounds: rounds of the hierarchical MAP.
+        joining: rounds in which a joining hospital fits its own coefficients.
+        draws: posterior draws of a prediction.
+        saved: posterior draws that are saved.
+    """
 
     rounds: int = 60
     map_rounds: int = 100
@@ -71,7 +84,15 @@ QUICK = Effort(rounds=2, map_rounds=3, joining=2, draws=20, saved=50)
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What the demo found: a row a held-out patient, the long table, the printed one, its reading, and the files written."""
+    """Result of the demo.
+
+    Args:
+        patients: one row for each held-out patient, setting and method.
+        scores: the scores in long form, as in `scores.csv`.
+        table: the table to print.
+        reading: sentences that summarise the table.
+        files: path of each file written -> its content in words.
+    """
 
     patients: pd.DataFrame
     scores: pd.DataFrame
@@ -88,17 +109,21 @@ def run(
     workers: int = 1,
     say: Say = lambda line: None,
 ) -> Result:
-    """Fit, score, write.
+    """Fit the four methods, score them and write the results.
 
     Args:
-        out: folder to write to, made if it is not there.
-        seed: of the split into training and held-out patients, and of every fit and draw.
-        quick: hardly any rounds: to see that it runs. The numbers then mean nothing.
-        workers: processes that fit without one hospital, beside this one; 1: this one does it all. No number depends on it.
-        say: told what is being done.
+        out: folder to write to; created if missing.
+        seed: seed of the split into training and held-out patients, and of every fit and draw.
+        quick: run very few rounds, to check that the demo runs. The numbers are then meaningless.
+        workers: processes that run the fits without one hospital, beside this process; with 1, this process
+            runs all fits. The numbers do not depend on it.
+        say: called with one line of text for each step of progress.
+
+    Returns:
+        The scores, the table to print and the files written.
 
     Raises:
-        OSError: the folder cannot be written to; found out before any work.
+        OSError: `out` cannot be created or written to. This is checked before any fit.
     """
     folder = writable(Path(out))
     effort = QUICK if quick else Effort()
@@ -106,6 +131,30 @@ def run(
     say(
         f"{train.num_clients} hospitals, {train.num_rows} patients to train on, {test.num_rows} held out"
     )
+    fits, patients = _fits_and_patients(train, test, effort, seed, workers, say)
+    scores = report.summary(patients)
+    files = write(folder, fits[POSTERIOR].posterior(effort.saved, seed=seed), patients, scores)
+    say("writing the report")
+    title = "Heart disease at four hospitals: the hierarchical posterior"
+    page = fits[POSTERIOR].report(
+        folder / "report.html",
+        held_out=test,
+        alone=fits[LOCAL],
+        title=title,
+        draws=effort.draws,
+        seed=seed,
+    )
+    files[page.path] = (
+        "report on the hierarchical posterior; "
+        f"{len(page.warnings)} of its {len(page.checks)} checks gave a warning"
+    )
+    return Result(patients, scores, report.table(scores), report.reading(patients), files)
+
+
+def _fits_and_patients(
+    train: ClientData, test: ClientData, effort: Effort, seed: int, workers: int, say: Say
+) -> tuple[dict[str, Fit], pd.DataFrame]:
+    """Fit the four methods to all hospitals and without each; return the former and all scored patients."""
     with beside(workers) as spread:
         others = spread(
             partial(left_out, rows=(train, test), effort=effort, seed=seed), train.names
@@ -120,46 +169,33 @@ def run(
         for name in train.names:
             say(f"leaving out {name}")
             parts += next(others)
-    patients = pd.concat(parts, ignore_index=True)
-    scores = report.summary(patients)
-    files = write(folder, fits[POSTERIOR].posterior(effort.saved, seed=seed), patients, scores)
-    say("writing the report")
-    title = "Heart disease at four hospitals: the hierarchical posterior"
-    told = fits[POSTERIOR].report(
-        folder / "report.html",
-        held_out=test,
-        alone=fits[LOCAL],
-        title=title,
-        draws=effort.draws,
-        seed=seed,
-    )
-    files[told.path] = (
-        f"a page on the hierarchical posterior, {len(told.warnings)} of its {len(told.checks)} questions with a warning"
-    )
-    return Result(patients, scores, report.table(scores), report.reading(patients), files)
+    return fits, pd.concat(parts, ignore_index=True)
 
 
 @contextmanager
 def beside(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A `map` whose work is done by other processes, or by this one when its results are asked for."""
+    """Yield a `map` that runs in `workers` processes, or lazily in this process if `workers` is 1."""
     if workers <= 1:
         yield map
         return
-    here = (torch.get_default_dtype(),)
     with ProcessPoolExecutor(
-        workers, get_context("spawn"), initializer=_as_here, initargs=here
+        workers,
+        get_context("spawn"),
+        initializer=_set_up_worker,
+        initargs=(torch.get_default_dtype(),),
     ) as pool:
         yield pool.map
 
 
-def _as_here(dtype: torch.dtype) -> None:
+def _set_up_worker(dtype: torch.dtype) -> None:
+    """Give a worker process its parent's default dtype and one thread, and end it with its parent."""
     torch.set_default_dtype(dtype)
     torch.set_num_threads(1)
     Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
+    """Exit when the parent process ends: a worker whose parent was killed would wait for work for ever."""
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -167,10 +203,13 @@ def _end_with_parent() -> None:
 
 
 def writable(folder: Path) -> Path:
-    """Make the folder, and write to it.
+    """Create a folder if it is missing, and check that it can be written to.
+
+    Returns:
+        The same folder.
 
     Raises:
-        OSError: neither can be done.
+        OSError: the folder cannot be created or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / ".hierfl"
@@ -182,30 +221,35 @@ def writable(folder: Path) -> Path:
 def write(
     folder: Path, posterior: Any, patients: pd.DataFrame, scores: pd.DataFrame
 ) -> dict[Path, str]:
-    """Posterior, scores and figures: each file with what it holds."""
+    """Write posterior, scores and figures; return each file's path -> its content in words."""
     posterior.to_netcdf(str(folder / "posterior.nc"))
-    scores.to_csv(
-        folder / "scores.csv", index=False, float_format="%.10g"
-    )  # the last bits depend on the machine
+    # Ten digits: the last bits depend on the machine.
+    scores.to_csv(folder / "scores.csv", index=False, float_format="%.10g")
     forest, curve = report.pictures(posterior["posterior"], patients, folder)
     return {
         folder
-        / "posterior.nc": "draws of all coefficients, by hospital and global, for arviz.from_netcdf",
-        folder / "scores.csv": "every score by setting, method, hospital and metric",
-        forest: "the coefficients by hospital, over the band where the global level expects a hospital's",
-        curve: "whether predicted probabilities come true, local-only and hierarchical",
+        / "posterior.nc": "draws of all coefficients, by hospital and global; read it with arviz.from_netcdf",
+        folder / "scores.csv": "scores by setting, method, hospital and metric",
+        forest: "coefficients by hospital, over the interval that the global level predicts for a hospital",
+        curve: "calibration of predicted probabilities, local-only and hierarchical",
     }
 
 
-# ------------------------------------------------------------------------------------------------ the four methods
+# ---------------------------------------------------------------------------------- methods
 def alone() -> Method:
-    """Logistic regression with a fixed prior: nothing global to learn, so one round of nothing fits it."""
+    """Return logistic regression with a fixed prior.
+
+    It has no global site to learn, so one round completes the fit.
+    """
     model = logistic(prior_loc=0.0, prior_scale=2.5, intercept_scale=2.5, centred=True)
     return fedsvi(model, conditional)
 
 
 def hierarchical_map() -> Method:
-    """The hierarchy by a point: non-centred, since a centred joint density has no maximum where scales go to 0."""
+    """Return the hierarchy by point estimates, non-centred.
+
+    A centred joint density has no maximum: it is unbounded as scales go to 0.
+    """
     steps = Adam(0.1)
     return fedsvi(
         hierarchy(centred=False), delta, optimiser=steps, local_optimiser=steps, average=0.0
@@ -213,25 +257,28 @@ def hierarchical_map() -> Method:
 
 
 def hierarchical_posterior() -> Method:
-    """The hierarchy by conditional Laplace; centred or not is all one to it, and so the coefficients are sites themselves."""
+    """Return the hierarchy by conditional Laplace.
+
+    Its result does not depend on the parametrisation; centred, the coefficients themselves are sites.
+    """
     guide = conditional(newton_steps=2, shared=partial(low_rank_normal, init_scale=0.3))
     return fedsvi(hierarchy(centred=True), guide, optimiser=Adam(0.1), num_particles=4)
 
 
 def hierarchy(*, centred: bool) -> Any:
-    """Varying intercept and slopes, a mean and a scale for each."""
+    """Return logistic regression with varying intercept and slopes, a mean and a scale for each."""
     return logistic(
         prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centred=centred
     )
 
 
 def as_one(data: ClientData) -> ClientData:
-    """All rows as those of a single client."""
+    """Return all rows as the rows of a single client."""
     return replace(data, offsets=torch.tensor([0, data.num_rows]), names=("all hospitals",))
 
 
 def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
-    """The four methods on the same rows; eagerly, since a minute does not repay compiling."""
+    """Fit the four methods to the same rows; not compiled, since runs of a minute are too short to gain."""
     go = partial(fit, seed=seed, compile=False, progress=False)
     return {
         LOCAL: go(alone(), train, rounds=1),
@@ -241,11 +288,11 @@ def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
     }
 
 
-# ------------------------------------------------------------------------------------------------ the three settings
+# ---------------------------------------------------------------------------------- settings
 def predictions(
     fits: dict[str, Fit], test: ClientData, effort: Effort, seed: int
 ) -> dict[str, Prediction]:
-    """Of held-out patients of the hospitals that were fitted."""
+    """Predict the held-out patients of the hospitals that were fitted, with each method."""
     found = {
         m: fits[m].predict(test, draws=1 if m == MAP else effort.draws, seed=seed)
         for m in fits
@@ -255,20 +302,25 @@ def predictions(
 
 
 def pooled(fitted: Fit, test: ClientData, effort: Effort, seed: int) -> Prediction:
-    """Of anybody's patients, by the one model of all rows."""
+    """Predict patients of any hospital by the one model of all rows."""
     return replace(fitted.predict(as_one(test), draws=effort.draws, seed=seed), data=test)
 
 
 def left_out(
     name: str, *, rows: tuple[ClientData, ClientData], effort: Effort, seed: int
 ) -> list[pd.DataFrame]:
-    """One hospital's held-out patients, unseen and (but for local-only) joined, by fits of the other three's training rows.
+    """Score one hospital's held-out patients by fits to the training rows of the other three hospitals.
 
     Args:
-        name: of the hospital.
+        name: name of the hospital.
         rows: training and held-out rows of all hospitals.
-        effort: how much work.
-        seed: of fits and draws.
+        effort: rounds and draws.
+        seed: seed of fits and draws.
+
+    Returns:
+        Scored patients, one frame for each method and setting ("unseen", and "joined" but for local-only).
+        Local-only has one
+        frame for each hospital whose model is used.
     """
     train, test = rows
     own, new = train.select([name]), test.select([name])

@@ -1,4 +1,4 @@
-"""What the demo's predictions come to: a long table of scores, the printed one, a reading of it, and two pictures."""
+"""Scores of the demo's predictions: the long table, the printed table, sentences on it, and two figures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ UNITS = {
 
 
 def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
-    """A row a held-out patient: setting, method, hospital, patient (place in the hospital), p, y, and the scores."""
+    """Return one row for each held-out patient.
+
+    The columns are setting, method, hospital, patient (row number within the hospital), p (predicted
+    probability), y, and the scores.
+    """
     data, p = prediction.data, prediction.mean
     y, scores = prediction.known()
     client = data.row_client
@@ -65,11 +69,14 @@ def patients(prediction: Prediction, setting: str, method: str) -> pd.DataFrame:
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """The long table: setting, method, hospital ("all": every patient alike), metric, value, rows (patients)."""
+    """Average the patients' scores by setting, method and hospital, in long form.
+
+    The columns are setting, method, hospital ("all": the mean over all patients), metric, value, and rows
+    (number of patients).
+    """
     keys = ["setting", "method", "hospital", "patient"]
-    each = (
-        frame.groupby(keys, sort=False)[list(METRICS)].mean().reset_index()
-    )  # over lenders, where there are several
+    # In the unseen setting, local-only has one score of a patient for each hospital whose model is used.
+    each = frame.groupby(keys, sort=False)[list(METRICS)].mean().reset_index()
     parts = [each, each.assign(hospital=ALL)]
     groups = pd.concat(parts).groupby(keys[:3], sort=False)[list(METRICS)]
     means, rows = groups.mean(), groups.size()
@@ -87,7 +94,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(scores: pd.DataFrame) -> Table:
-    """The table that is printed: for each metric the hospitals, all of them, and a new hospital, by method."""
+    """Return the table to print: for each metric, rows for the hospitals, all patients and a new hospital."""
     shown = Table(box=box.SIMPLE_HEAD, caption=_CAPTION, caption_justify="left", pad_edge=False)
     shown.add_column("held-out patients of", no_wrap=True)
     for method in METHODS:
@@ -113,21 +120,28 @@ def table(scores: pd.DataFrame) -> Table:
     return shown
 
 
-_CAPTION = "* best of its row: the highest log score or accuracy, the lowest Brier score"
+_CAPTION = "* best in its row: the highest log score or accuracy, the lowest Brier score"
 
 
 def reading(frame: pd.DataFrame) -> list[str]:
-    """Two lines: how the hierarchical posterior's log score stands to the others', by paired differences a patient."""
+    """Compare the hierarchical posterior's log score with each other method's, in two sentences.
+
+    The comparison is by paired differences over patients.
+    """
     rows = len(frame[frame.setting == TRAINED].drop_duplicates(["hospital", "patient"]))
     return [
-        f"Four hospitals, {rows} held-out patients (difference in log score ± its standard error): the hierarchical posterior is "
-        f"{against(frame, TRAINED)}.",
-        f"A hospital left out of the fit: unseen, it is {against(frame, UNSEEN)}; joined, {against(frame, JOINED)}.",
+        f"Four hospitals, {rows} held-out patients (difference in log score ± its standard error): "
+        f"the hierarchical posterior is {against(frame, TRAINED)}.",
+        "On a hospital left out of the fit, the hierarchical posterior is "
+        f"{against(frame, UNSEEN)} when unseen; {against(frame, JOINED)} when joined.",
     ]
 
 
 def against(frame: pd.DataFrame, setting: str) -> str:
-    """The hierarchical posterior against each other method, in words: a difference counts from two standard errors on."""
+    """Describe the hierarchical posterior against each other method.
+
+    "Better" or "worse" needs a difference of more than two standard errors.
+    """
     found: dict[str, list[str]] = {"better than": [], "on a par with": [], "worse than": []}
     for other in METHODS:
         if other != POSTERIOR:
@@ -144,7 +158,10 @@ def against(frame: pd.DataFrame, setting: str) -> str:
 
 
 def difference(frame: pd.DataFrame, setting: str, other: str) -> tuple[float, float]:
-    """Mean difference in log score, hierarchical posterior less another method, and its standard error over patients."""
+    """Return the mean difference in log score, hierarchical posterior minus `other`, and its standard error.
+
+    Both are over patients.
+    """
     within = frame[frame.setting == setting]
     each = within.pivot_table("log_score", ["hospital", "patient"], "method", aggfunc="mean")
     gap = each[POSTERIOR] - each[other]
@@ -152,7 +169,7 @@ def difference(frame: pd.DataFrame, setting: str, other: str) -> tuple[float, fl
 
 
 def pictures(posterior: Any, frame: pd.DataFrame, out: Path) -> list[Path]:
-    """Draw `coefficients.png` (of ArviZ's posterior group) and `calibration.png` (of held-out patients)."""
+    """Write `coefficients.png` (of ArviZ's posterior group) and `calibration.png` (of held-out patients)."""
     drawn = {"coefficients.png": coefficients(posterior), "calibration.png": calibration(frame)}
     for name, figure in drawn.items():
         figure.savefig(out / name, dpi=200, bbox_inches="tight")
@@ -160,7 +177,7 @@ def pictures(posterior: Any, frame: pd.DataFrame, out: Path) -> list[Path]:
 
 
 def coefficients(posterior: Any) -> Figure:
-    """Forest plot: the intercept and clinical features on the left, what being not recorded says on the right."""
+    """Draw a forest plot: intercept and clinical features left, indicators of missing values right."""
     noise = np.random.default_rng(0)
 
     def both(kind: str) -> xr.DataArray:
@@ -185,7 +202,10 @@ def coefficients(posterior: Any) -> Figure:
         ax.set_xlabel("change in log odds of heart disease", fontsize=8)
         ax.tick_params(labelsize=7.5)
     handles, named = left.get_legend_handles_labels()
-    title = "point and line: median and 90 % interval at a hospital; band: 90 % of what the global level expects of one"
+    title = (
+        "point and line: median and 90 % interval of a hospital; "
+        "band: 90 % interval that the global level predicts for a hospital"
+    )
     style: dict[str, Any] = {"fontsize": 7.5, "title_fontsize": 7.5, "frameon": False}
     figure.legend(handles, named, loc="outside lower center", ncols=5, title=title, **style)
     return figure
@@ -206,7 +226,7 @@ _FEATURES = {
 
 
 def calibration(frame: pd.DataFrame) -> Figure:
-    """Reliability of local-only and hierarchical-posterior predictions of the patients held out of the four hospitals."""
+    """Draw the reliability of local-only and hierarchical-posterior predictions on held-out patients."""
     figure = Figure(figsize=(3.6, 3.9), layout="constrained")
     ax = figure.subplots()
     within = frame[frame.setting == TRAINED].set_index("method")

@@ -1,11 +1,12 @@
-"""Studies: what the papers measured, measured again, one module each: `hierfl study NAME`, or `studies.run(NAME, out)`.
+"""Studies that repeat a paper's measurements: `hierfl study NAME`, or `studies.run(NAME, out)`.
 
-A study may have several parts, each a module with a documented
+A study has one or more parts. Each part is a module with a documented
 
     run(out: Path, *, quick: bool = False, say: Callable[[str], None] = ...) -> Found
 
-which writes figures and a table of every number to `out`, and keeps each finished run's numbers there (`hierfl.studies.results`), so
-that it goes on where it was stopped. To add one, write the module and name it here.
+which writes figures and a table of every number to `out`. It also saves the numbers of each finished run
+there (see `hierfl.studies.results`), so that an interrupted study resumes where it stopped. To add a study,
+write the module and list it in `STUDIES`.
 """
 
 from __future__ import annotations
@@ -28,26 +29,30 @@ __all__ = ["STUDIES", "Found", "names", "run"]
 
 
 def names() -> tuple[str, ...]:
-    """The studies there are."""
+    """Return the names of all studies, sorted."""
     return tuple(sorted(STUDIES))
 
 
 def run(name: str, out: str | Path, *, quick: bool = False, say: Say = quiet) -> Iterator[Found]:
-    """What each part of a study finds, one after another.
+    """Run a study and yield the result of each part as it finishes.
 
     Args:
-        name: of the study.
-        out: folder to write to, made if it is not there. Runs that it holds already are not run again.
-        quick: hardly any work, about half a minute: to see that it runs. The numbers then mean nothing.
-        say: told what is being done.
+        name: name of the study, one of `names()`.
+        out: folder to write to; created if missing. Runs that are already saved there are not repeated.
+        quick: do very little work (about half a minute), to check that the study runs. The numbers are then
+            meaningless.
+        say: called with one line of text for each step of progress.
+
+    Yields:
+        The result of one part.
 
     Raises:
-        KeyError: there is no such study; the message lists them.
-        FileNotFoundError: the study needs a data set that is not there; the message says how to get it.
-        OSError: the folder cannot be written to.
+        KeyError: `name` is not the name of a study; the message lists the names.
+        FileNotFoundError: a data set that the study needs is missing; the message says how to get it.
+        OSError: `out` cannot be created or written to.
     """
     if name not in STUDIES:
-        raise KeyError(f"there is no study '{name}'; there are {', '.join(names())}")
+        raise KeyError(f"there is no study '{name}'; choose one of {', '.join(names())}")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for part in STUDIES[name]:

@@ -1,4 +1,4 @@
-"""The papers' splits of images into clients, standardised, and the networks they were given to."""
+"""The papers' splits of image sets into clients, standardisation of pixels, and the networks to train."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ Ids = NDArray[np.int64]
 
 
 def merged(name: Literal["mnist", "fashion_mnist"]) -> Labelled:
-    """Training and test rows of an image set together, (70,000, 784): each client splits its own.
+    """Concatenate the training and test rows of an image set, since each client splits its own rows.
+
+    Args:
+        name: name of the image set.
+
+    Returns:
+        Images x (70,000, 784) with labels y (70,000,).
 
     Raises:
-        FileNotFoundError: the set is not there; the message says how to get it.
+        FileNotFoundError: the image set is missing; the message says how to get it.
     """
     train, test = datasets.mnist() if name == "mnist" else datasets.fashion_mnist()
     return Labelled(
@@ -38,14 +44,19 @@ def deal(
     scaling: Literal["pixel", "one"] = "one",
     scaled_by: int | None = None,
 ) -> tuple[ClientData, ClientData, Scaling]:
-    """The federation of given rows a client, its pixels scaled by those of the training rows, and that scaling.
+    """Give each client its training and test rows, with pixels standardised by statistics of training rows.
 
     Args:
-        images: all rows.
-        train: rows of each client to train on.
-        test: and to test on.
-        scaling: mean and sd of each "pixel", or "one" mean and sd of them all.
-        scaled_by: whose training rows mean and sd are of: the first so many clients'; None: all.
+        images: images and labels of all rows.
+        train: row numbers of each client's training rows, one array for each client.
+        test: row numbers of each client's test rows.
+        scaling: "pixel" standardises each pixel by its own mean and sd; "one" uses a single mean and sd for
+            all pixels.
+        scaled_by: how many clients, counted from the first, supply the training rows for mean and sd; None:
+            all.
+
+    Returns:
+        The clients' training rows, their test rows, and the scaling applied to both.
     """
     both = [
         ClientData.from_arrays(
@@ -67,30 +78,40 @@ def deal(
 def equal_classes(
     labels: Tensor, *, clients: int, classes: int, train: int, test: int, seed: int
 ) -> tuple[list[Ids], list[Ids]]:
-    """Rows of clients with `classes` classes each, drawn at random so that every class has as many clients as any other.
+    """Split rows at random among clients with `classes` classes each, each class at equally many clients.
 
-    FedABML's Fashion-MNIST: 200 clients, 2 classes, of each 150 rows to train and 25 to test: all 70,000.
+    FedABML's split of Fashion-MNIST has 200 clients with 2 classes each, and of each class 150 training and
+    25 test rows: all 70,000.
+
+    Args:
+        labels: class of each row, (n,).
+        clients: number of clients.
+        classes: number of classes of a client.
+        train: training rows of a client in each of its classes.
+        test: test rows of a client in each of its classes.
+        seed: fixes which classes and rows a client has.
 
     Returns:
-        Training and test rows of each client.
+        Row numbers of each client's training rows, and of its test rows.
 
     Raises:
-        ValueError: a class has too few rows.
+        ValueError: a class has fewer rows than its clients need.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     every = int(labels.max()) + 1
-    hands = _hands(every, clients, classes, generator)
+    client_classes = _classes_of_clients(every, clients, classes, generator)
     rows = [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in range(every)]
-    need = int(np.bincount(hands.flatten()).max()) * (train + test)
+    need = int(np.bincount(client_classes.flatten()).max()) * (train + test)
     if need > min(len(r) for r in rows):
         raise ValueError(
-            f"a class has {min(len(r) for r in rows)} rows; {need} are needed for {clients} clients"
+            f"a class has {min(len(r) for r in rows)} rows; {need} are needed for {clients} clients: "
+            "use fewer clients, or fewer rows of a class"
         )
     taken = [0] * every
     found: tuple[list[Ids], list[Ids]] = [], []
-    for hand in hands:
+    for own in client_classes:
         parts = []
-        for c in hand:
+        for c in own:
             parts.append(rows[c][taken[c] : taken[c] + train + test])
             taken[c] += train + test
         found[0].append(np.concatenate([p[:train] for p in parts]))
@@ -98,38 +119,56 @@ def equal_classes(
     return found
 
 
-def _hands(every: int, clients: int, classes: int, generator: np.random.Generator) -> Ids:
-    """(clients, classes) classes, none twice in a hand: a shuffled deck, whose doubles are swapped with cards of other hands."""
+def _classes_of_clients(
+    every: int, clients: int, classes: int, generator: np.random.Generator
+) -> Ids:
+    """Draw the classes of each client, (clients, classes), without repeating a class for a client.
+
+    Classes are dealt in equal numbers from a shuffled deck. While a client has a class twice, a random one of
+    its classes is swapped with a random one of a random client.
+    """
     deck = generator.permutation(np.resize(np.arange(every), clients * classes))
-    hands = deck.reshape(clients, classes)
-    while doubles := [k for k, hand in enumerate(hands) if len(set(hand)) < classes]:
-        for k in doubles:
+    found = deck.reshape(clients, classes)
+    while repeating := [k for k, own in enumerate(found) if len(set(own)) < classes]:
+        for k in repeating:
             here, there = (
                 (k, generator.integers(classes)),
                 (generator.integers(clients), generator.integers(classes)),
             )
-            hands[here], hands[there] = hands[there], hands[here]
-    return hands
+            found[here], found[there] = found[there], found[here]
+    return found
 
 
 def power_law(
     labels: Tensor, *, clients: int, classes: int, seed: int
 ) -> tuple[list[Ids], list[Ids]]:
-    """PRIOR's split (and pFedMe's): client u has the classes (u + j) mod 10, 10 rows of each and then a log-normal quota.
+    """Split rows among clients by PRIOR's power law, which is also pFedMe's.
 
-    The quota of class l and its m-th client is `share * randint(1, 10) + randint(10, 200)` rows, `share` that client's part of
-    the class by log-normal(0, 2) weights; it is left out where the class would run dry. 75 % of a client's rows train. From the
-    authors' description and generator, redrawn by our own random numbers. Their MNIST script mislabels each client's first
-    rows; this one does not.
+    Client u has the classes (u + j) mod 10 for j = 0, 1, ..., `classes` - 1. It gets 10 rows of each class,
+    and then a quota of `share * a / 10 + b` rows, with a uniform on 1..9 and b uniform on 10..199. `share` is
+    this client's part of the class's remaining rows by log-normal(0, 2) weights. A quota that exceeds the
+    rows left in the class is skipped. 75 % of a client's rows are for training.
+
+    The split follows the authors' description and generator, with random numbers of our own. Their MNIST
+    script mislabels each client's first rows; this one does not.
+
+    Args:
+        labels: class of each row, (n,).
+        clients: number of clients.
+        classes: number of classes of a client.
+        seed: fixes the quotas and the rows.
+
+    Returns:
+        Row numbers of each client's training rows, and of its test rows.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     every = int(labels.max()) + 1
     rows = [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in range(every)]
     taken = [0] * every
-    hands: list[list[Ids]] = [[] for _ in range(clients)]
+    dealt: list[list[Ids]] = [[] for _ in range(clients)]
 
     def take(u: int, c: int, count: int) -> None:
-        hands[u].append(rows[c][taken[c] : taken[c] + count])
+        dealt[u].append(rows[c][taken[c] : taken[c] + count])
         taken[c] += count
 
     for u in range(clients):
@@ -147,25 +186,25 @@ def power_law(
             )
             if taken[c] + count <= len(rows[c]):
                 take(u, c, count)
-    mixed = [generator.permutation(np.concatenate(hand)) for hand in hands]
-    cuts = [int(0.75 * len(hand)) for hand in mixed]
+    mixed = [generator.permutation(np.concatenate(own)) for own in dealt]
+    cuts = [int(0.75 * len(own)) for own in mixed]
     return [m[:c] for m, c in zip(mixed, cuts, strict=True)], [
         m[c:] for m, c in zip(mixed, cuts, strict=True)
     ]
 
 
 def mclr(features: int = 784, classes: int = 10) -> nn.Module:
-    """Multinomial logistic regression."""
+    """Return multinomial logistic regression, (B, features) -> logits (B, classes)."""
     return nn.Linear(features, classes)
 
 
 def dnn(features: int = 784, classes: int = 10) -> nn.Module:
-    """PRIOR's DNN: one hidden layer of 100, leaky ReLU."""
+    """Return PRIOR's DNN, (B, features) -> logits (B, classes): one hidden layer of 100 units, leaky ReLU."""
     return nn.Sequential(nn.Linear(features, 100), nn.LeakyReLU(0.1), nn.Linear(100, classes))
 
 
 def started(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A module whose first weights are drawn from a seed of their own: torch's generator is left alone."""
+    """Build a module whose initial weights depend on `seed` alone; torch's generator is left unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()

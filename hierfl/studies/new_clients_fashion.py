@@ -1,16 +1,23 @@
-"""Clients that no training has seen (the form of FedABML's Table 2, on its Fashion-MNIST clients).
+"""Accuracy on clients unseen in training: the form of FedABML's Table 2, on its Fashion-MNIST clients.
 
-Of 200 clients of 2 classes, 40 train multinomial logistic regression; the other 160 start from what the server has and take up to
-10 passes over their own training rows. Scored is the mean over those clients of the accuracy on their own test rows, after each
-number of passes: at 0 none of them has looked at a row. The paper's table is of CIFAR-10 with a CNN; the form is what is kept.
-FedABML takes three steps for each mini-batch (its paper studies 1 to 7, and settles on 5), FedAvg and FedProx one: as many passes
-are not as many steps.
+Of 200 clients with 2 classes each, 40 train a multinomial logistic regression. The other 160 are new. Each
+starts from what the server has and takes up to 10 passes over its own training rows. The score is the mean
+accuracy of the new clients on their own test rows, after each number of passes. After 0 passes no new client
+has used a row. The paper's table is of CIFAR-10 with a CNN; this study keeps only its form. FedABML takes
+three steps on each mini-batch (its paper studies 1 to 7, and settles on 5), FedAvg and FedProx one, so equal
+numbers of passes are not equal numbers of steps.
 
-Of seeds 0 to 2, accuracy in %, mean and standard deviation over seeds, after 0, 1, 5 and 10 passes: FedAvg 73.3 ± 6.4, 94.7 ± 0.5,
-96.4 ± 0.6 and 96.7 ± 0.5; FedProx the same to 0.3; pFedBayes 9.2 ± 3.4, 94.1 ± 0.7, 95.9 ± 0.7 and 96.1 ± 0.7; FedABML 72.2 ± 7.6,
-95.9 ± 0.4, 96.7 ± 0.5 and 96.8 ± 0.5: it is the best after one pass and after ten, as in the paper's table.
+Accuracy in %, mean ± standard deviation over seeds 0 to 2, by number of passes:
 
-Without the image set: scikit-learn's digits, 4 of 16 clients to train.
+                  0            1           5           10
+    FedAvg        73.3 ± 6.4   94.7 ± 0.5  96.4 ± 0.6  96.7 ± 0.5
+    FedProx       the same as FedAvg to 0.3
+    pFedBayes      9.2 ± 3.4   94.1 ± 0.7  95.9 ± 0.7  96.1 ± 0.7
+    FedABML       72.2 ± 7.6   95.9 ± 0.4  96.7 ± 0.5  96.8 ± 0.5
+
+FedABML is the best after one pass and after ten, as in the paper's table.
+
+If the image set is missing, the study uses scikit-learn's digits: 16 clients, 4 of which train.
 """
 
 from __future__ import annotations
@@ -43,7 +50,18 @@ METHODS = ("FedAvg", "FedProx", "pFedBayes", "FedABML")
 
 @dataclass(frozen=True)
 class Setting:
-    """Of all runs; a tenth of the clients a round is the paper's."""
+    """Settings of every run; a cohort of a tenth of the training clients is the paper's.
+
+    Args:
+        clients: clients in all.
+        trained: clients that train; the others are new.
+        rounds: rounds of training.
+        cohort: clients in a round.
+        passes: numbers of passes over its rows after which a new client is scored.
+        draws: posterior draws of a prediction.
+        scaling: how pixels are standardised, as in `image_splits.deal`.
+        images: the image set.
+    """
 
     clients: int = 200
     trained: int = 40
@@ -56,13 +74,17 @@ class Setting:
 
 
 def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> Found:
-    """Accuracy of new clients after 0 to 10 passes over their own rows, by method.
+    """Measure the accuracy of new clients after 0 to 10 passes over their own rows, by method.
 
     Args:
         out: folder to write to.
-        quick: a few rounds on digits.
-        say: told what is being done.
-        seeds: of the split, the start, the order of rows and the draws: as many runs.
+        quick: run a few rounds on scikit-learn's digits.
+        say: called with one line of text for each run that is started.
+        seeds: number of runs of each method. A seed fixes the split, the initial weights, the order of rows
+            and the draws.
+
+    Returns:
+        The accuracy of every run and the table of means over seeds.
     """
     setting = Setting()
     small = Setting(clients=16, trained=4, cohort=2, rounds=60, images="digits")
@@ -72,7 +94,7 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> 
         try:
             images.merged("fashion_mnist")
         except FileNotFoundError as error:
-            say(f"on scikit-learn's digits, since {error}")
+            say(f"using scikit-learn's digits instead of Fashion-MNIST: {error}")
             setting = small
     records = []
     for seed in range(seeds):
@@ -92,7 +114,7 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> 
     scores = pd.DataFrame(records)
     files = {
         out / "new_clients_fashion.csv": "accuracy by method, seed and passes",
-        out / "new_clients_fashion.png": "the same as curves",
+        out / "new_clients_fashion.png": "the same numbers as curves",
     }
     scores.to_csv(out / "new_clients_fashion.csv", index=False)
     picture(scores).savefig(out / "new_clients_fashion.png", dpi=150)
@@ -103,7 +125,7 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> 
 
 
 def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData]:
-    """Training and test rows of all clients; pixels are scaled by those that train."""
+    """Return all clients' training and test rows, with pixels scaled by those of the clients that train."""
     if setting.images == "fashion":
         source, sizes = images.merged("fashion_mnist"), {"train": 150, "test": 25}
     else:
@@ -114,7 +136,10 @@ def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData]:
 
 
 def methods(seed: int, features: int) -> dict[str, Callable[[], Method]]:
-    """Each on one start; a round that a new client takes is one pass over its rows, of batches of 50."""
+    """Return a builder of each method by name; all methods start from the same weights.
+
+    A round of a new client is one pass over its rows, in mini-batches of 50.
+    """
     net = images.started(partial(images.mclr, features), seed)
     hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
 
@@ -131,14 +156,14 @@ def methods(seed: int, features: int) -> dict[str, Callable[[], Method]]:
 
     return {
         "FedAvg": lambda: averaging(0.0),
-        "FedProx": lambda: averaging(0.5),  # FedABML's value for sets like this
+        "FedProx": lambda: averaging(0.5),  # FedABML's value for data sets of this kind
         "pFedBayes": lambda: pfedbayes(hierarchy, zeta=0.05, steps=6, batch_size=50),
         "FedABML": lambda: fedabml(hierarchy, lam=0.003, lr=0.01, eta=1.0, inner_steps=3, draws=1),
     }
 
 
 def curve(name: str, seed: int, setting: Setting) -> Numbers:
-    """One run: accuracy in % after each number of passes."""
+    """Run one method; return the new clients' mean accuracy in % after each number of passes."""
     train, test = federation(setting, seed)
     known, new = train.names[: setting.trained], train.names[setting.trained :]
     options: dict[str, Any] = {
@@ -148,22 +173,22 @@ def curve(name: str, seed: int, setting: Setting) -> Numbers:
     }
     method = methods(seed, train.fields["x"].shape[-1])[name]()
     fitted = hierfl.fit(method, train.select(known), rounds=setting.rounds, seed=seed, **options)
-    theirs, asked = train.select(new), test.select(new)
+    new_train, new_test = train.select(new), test.select(new)
     draws = 1 if name in ("FedAvg", "FedProx") else setting.draws
     found = []
     for passes in setting.passes:
         scores = (
-            fitted.personalise(theirs, rounds=passes)
-            .predict(asked, draws=draws, seed=seed)
+            fitted.personalise(new_train, rounds=passes)
+            .predict(new_test, draws=draws, seed=seed)
             .scores()
         )
         found.append(100.0 * float(scores.accuracy.mean()))
     return {"accuracy": found}
 
 
-# ------------------------------------------------------------------------------------------------ what is shown
+# ------------------------------------------------------------------------------------------------ results
 def table(scores: pd.DataFrame) -> pd.DataFrame:
-    """A row a method, a column a number of passes: mean and standard deviation over seeds."""
+    """Format mean ± sd over seeds: one row for each method, one column for each number of passes."""
     found = spread(scores, ["method", "passes"], "accuracy")
     shown = found["mean"].map("{:.2f}".format)
     if found["count"].max() > 1:
@@ -174,18 +199,19 @@ def table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def reading(scores: pd.DataFrame) -> list[str]:
-    """Who is ahead early and late."""
+    """State which method is best after the first and after the last number of passes."""
     mean = scores.groupby(["passes", "method"])["accuracy"].mean().unstack()
     first, last = int(mean.index[1]), int(mean.index[-1])
     return [
-        f"After {e} pass{'es' if e > 1 else ''} the best is {mean.loc[e].idxmax()}: {mean.loc[e].max():.2f} %; "
-        f"FedABML has {mean.loc[e, 'FedABML']:.2f} %, FedAvg fine-tuned {mean.loc[e, 'FedAvg']:.2f} %."
+        f"After {e} pass{'es' if e > 1 else ''} the best method is {mean.loc[e].idxmax()} "
+        f"with {mean.loc[e].max():.2f} %; "
+        f"FedABML has {mean.loc[e, 'FedABML']:.2f} %, fine-tuned FedAvg {mean.loc[e, 'FedAvg']:.2f} %."
         for e in dict.fromkeys([first, last])
     ]
 
 
 def picture(scores: pd.DataFrame) -> Figure:
-    """Accuracy by passes from the first on: mean, and a band of one standard deviation over seeds."""
+    """Plot accuracy against the number of passes, from 1: the mean, with a band of one sd over seeds."""
     figure = Figure(figsize=(5.2, 3.5), layout="constrained")
     ax = figure.subplots()
     for k, name in enumerate(METHODS):
@@ -205,8 +231,8 @@ def picture(scores: pd.DataFrame) -> Figure:
         )
         ax.fill_between(at, mean - sd, mean + sd, color=plots.COLOURS[k], alpha=0.15, linewidth=0.0)
     ax.set_xticks(sorted(set(scores.passes) - {0}))
-    ax.set_xlabel("passes over a new client's own rows", fontsize=9)
-    ax.set_ylabel("accuracy on its test rows, %", fontsize=9)
+    ax.set_xlabel("passes over a new client's training rows", fontsize=9)
+    ax.set_ylabel("accuracy on the client's test rows, %", fontsize=9)
     ax.tick_params(labelsize=8)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(fontsize=8, frameon=False, loc="lower right")

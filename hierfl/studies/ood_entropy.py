@@ -1,30 +1,37 @@
-"""Does a client's model know what it does not know (FedABML, Fig. 5 and 6)? Entropy of predictions, in distribution and out of it.
+"""Entropy of predictions in and out of distribution: the form of FedABML's Fig. 5 and 6.
 
-Fashion-MNIST as in FedABML's Table 1: 200 clients of 2 classes, of each 150 rows to train and 25 to test, multinomial logistic
-regression, 20 clients a round, 100 rounds of 5 passes in batches of 50; then every client takes 5 (10) passes of its own from the
-global model. H = -sum_c p_c log p_c of the predictive probabilities p (the paper prints it without the minus) is compared between
-a client's own test rows and as many images of MNIST and notMNIST. AUROC is the chance that a foreign image has the higher entropy.
+The question is whether a client's model knows what it does not know. The clients are those of FedABML's Table
+1: Fashion-MNIST split among 200 clients with 2 classes each, and of each class 150 training and 25 test rows.
+A multinomial logistic regression is trained for 100 rounds, with 20 clients a round and 5 passes in
+mini-batches of 50. Then every client takes 5 (or 10) passes of its own from the global model. Let p be the
+predictive probabilities and H = -sum_c p_c log p_c their entropy (the paper omits the minus sign). H is
+compared between a client's own test rows and equally many images of MNIST and notMNIST. AUROC is the
+probability that a foreign image has the higher entropy.
 
-Three ways to the same model: a point (FedAvg, fine-tuned), mean-field posteriors that clients keep (pFedBayes), and FedABML's,
-which takes three steps for each mini-batch (its paper studies 1 to 7, and settles on 5) where FedAvg takes one.
+Three methods fit the same model: a point estimate (FedAvg, fine-tuned), mean-field posteriors that clients
+keep (pFedBayes), and FedABML. FedABML takes three steps on each mini-batch (its paper studies 1 to 7, and
+settles on 5), FedAvg one.
 
-How pixels are scaled decides much of the answer. "pixel", each by its own mean and sd as the paper's "standardised" is read
-here, makes pixels that clothes never touch very large where letters do touch them: a point has no spread there and is sure of
-itself, a posterior has its prior's. With "one" mean and sd for all pixels a point does well, and little is left to gain.
+The scaling of the pixels decides much of the result. "pixel", which is how the paper's "standardised" is read
+here, scales each pixel by its own mean and sd. Pixels that clothes never touch then become very large where
+letters touch them. There a point estimate has no spread and is confident; a posterior has its prior's spread.
+With "one", a single mean and sd for all pixels, a point estimate does well, and little is left to gain.
 
-Of seeds 0 to 2, mean and standard deviation over seeds of the accuracy after 5 passes and after 10, and AUROC on notMNIST and MNIST:
+Mean ± standard deviation over seeds 0 to 2 of the accuracy in % after 5 and after 10 passes, and mean AUROC:
 
-    "pixel"    FedAvg+FT  95.19 ± 0.27  95.82 ± 0.18  0.468  0.959
-               pFedBayes  95.53 ± 0.38  95.83 ± 0.36  0.916  0.966
-               FedABML    96.15 ± 0.23  96.20 ± 0.14  0.753  0.959
-    "one"      FedAvg+FT  96.61 ± 0.36  96.67 ± 0.37  0.913  0.964
-               pFedBayes  95.82 ± 0.42  96.11 ± 0.51  0.971  0.933
-               FedABML    96.75 ± 0.37  96.72 ± 0.37  0.915  0.950
+    scaling    method     5 passes      10 passes     notMNIST  MNIST
+    "pixel"    FedAvg+FT  95.19 ± 0.27  95.82 ± 0.18  0.468     0.959
+               pFedBayes  95.53 ± 0.38  95.83 ± 0.36  0.916     0.966
+               FedABML    96.15 ± 0.23  96.20 ± 0.14  0.753     0.959
+    "one"      FedAvg+FT  96.61 ± 0.36  96.67 ± 0.37  0.913     0.964
+               pFedBayes  95.82 ± 0.42  96.11 ± 0.51  0.971     0.933
+               FedABML    96.75 ± 0.37  96.72 ± 0.37  0.915     0.950
 
-The paper has 96.57 for FedABML. It is the most accurate with either scaling; its AUROC gains on the point's (0.29) where the point has
-something to lose.
+The paper reports 96.57 for FedABML. FedABML is the most accurate method with either scaling. Its AUROC
+exceeds the point estimate's (by 0.29, on notMNIST) only where the point estimate does badly.
 
-Without image sets: scikit-learn's 8 x 8 digits, 16 clients of two of the digits 0 to 7, and 8 and 9 as what no client has seen.
+If the image sets are missing, the study uses scikit-learn's 8 x 8 digits: 16 clients with two of the digits 0
+to 7 each, and the digits 8 and 9 as foreign images.
 """
 
 from __future__ import annotations
@@ -56,12 +63,21 @@ from hierfl.studies import image_splits as images
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet, spread
 
 POINT, KEPT, FEDABML = METHODS = ("FedAvg+FT", "pFedBayes", "FedABML")
-CURVES = 20  # clients whose entropies are kept for the figure
+CURVES = 20  # clients whose entropies are saved for the figure
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Of all runs."""
+    """Settings of every run.
+
+    Args:
+        rounds: rounds of training.
+        cohort: clients in a round.
+        passes: numbers of passes over its own rows after which a client is scored.
+        draws: posterior draws of a prediction.
+        scaling: how pixels are standardised, as in `image_splits.deal`.
+        images: the image set.
+    """
 
     rounds: int = 100
     cohort: int = 20
@@ -79,24 +95,45 @@ def run(
     seeds: int = 3,
     scaling: Literal["pixel", "one"] = "pixel",
 ) -> Found:
-    """Accuracy, and AUROC of entropy for each foreign set, by method.
+    """Measure accuracy, and the AUROC of entropy for each foreign image set, by method.
 
     Args:
         out: folder to write to.
-        quick: a few rounds on digits.
-        say: told what is being done.
-        seeds: of the split, the start, the order of rows and the draws: as many runs.
-        scaling: of the pixels.
+        quick: run a few rounds on scikit-learn's digits.
+        say: called with one line of text for each run that is started.
+        seeds: number of runs of each method. A seed fixes the split, the initial weights, the order of rows
+            and the draws.
+        scaling: how pixels are standardised, as in `image_splits.deal`.
+
+    Returns:
+        The accuracy and AUROC of every run and the table of means over seeds.
     """
     setting = Setting(scaling=scaling)
     try:
         if not quick:
             foreign()
     except FileNotFoundError as error:
-        say(f"on scikit-learn's digits, since {error}")
+        say(f"using scikit-learn's digits instead of Fashion-MNIST, MNIST and notMNIST: {error}")
         quick, setting = False, Setting(rounds=60, cohort=8, images="digits", scaling=scaling)
     if quick:
         seeds, setting = 1, Setting(rounds=5, cohort=8, images="digits", scaling=scaling)
+    found = _all_runs(out, setting, seeds, say)
+    scores, by_client = _scores(found)
+    files = {
+        out / "ood_entropy.csv": "accuracy and AUROC of every run",
+        out / "ood_entropy_clients.csv": "AUROC of every client",
+        out / "ood_entropy.png": "densities of entropy, one curve for each client",
+    }
+    scores.to_csv(out / "ood_entropy.csv", index=False)
+    by_client.to_csv(out / "ood_entropy_clients.csv", index=False)
+    picture({m: found[m, 0] for m in METHODS}).savefig(out / "ood_entropy.png", dpi=150)
+    passes = " and ".join(map(str, setting.passes))
+    title = f"Accuracy, % (after {passes} passes), and AUROC of entropy out of distribution"
+    return Found(title, table(scores), scores, reading(scores), files)
+
+
+def _all_runs(out: Path, setting: Setting, seeds: int, say: Say) -> dict[tuple[str, int], Numbers]:
+    """Return the numbers of every run by method and seed, computing those that are not saved yet."""
     found: dict[tuple[str, int], Numbers] = {}
     for seed in range(seeds):
         for name in METHODS:
@@ -109,45 +146,37 @@ def run(
                 lambda n=name, s=seed: measure(n, s, setting),  # type: ignore[misc]
                 say,
             )
-    scores = pd.DataFrame(
-        [
-            {"method": m, "seed": s, **{k: v for k, v in n.items() if isinstance(v, float)}}
-            for (m, s), n in found.items()
-        ]
-    )
-    by_client = pd.DataFrame(
-        [
-            {"method": m, "seed": s, "set": what, "client": k, "auroc": value}
-            for (m, s), n in found.items()
-            for what, values in n["by_client"].items()
-            for k, value in enumerate(values)
-        ]
-    )
-    files = {
-        out / "ood_entropy.csv": "accuracy and AUROC of every run",
-        out / "ood_entropy_clients.csv": "AUROC of every client",
-        out / "ood_entropy.png": "densities of entropy, a curve a client",
-    }
-    scores.to_csv(out / "ood_entropy.csv", index=False)
-    by_client.to_csv(out / "ood_entropy_clients.csv", index=False)
-    picture({m: found[m, 0] for m in METHODS}).savefig(out / "ood_entropy.png", dpi=150)
-    title = f"Accuracy, % ({' and '.join(map(str, setting.passes))} passes), and AUROC of entropy out of distribution"
-    return Found(title, table(scores), scores, reading(scores), files)
+    return found
 
 
-# ------------------------------------------------------------------------------------------------ clients and strangers
+def _scores(found: dict[tuple[str, int], Numbers]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tabulate the scores of every run, and the AUROC of every client."""
+    scores = [
+        {"method": m, "seed": s, **{k: v for k, v in n.items() if isinstance(v, float)}}
+        for (m, s), n in found.items()
+    ]
+    by_client = [
+        {"method": m, "seed": s, "set": what, "client": k, "auroc": value}
+        for (m, s), n in found.items()
+        for what, values in n["by_client"].items()
+        for k, value in enumerate(values)
+    ]
+    return pd.DataFrame(scores), pd.DataFrame(by_client)
+
+
+# ------------------------------------------------------------------------------------------------ data
 @cache
 def foreign() -> dict[str, Tensor]:
-    """Images of no client, (n, 784) in [0, 1].
+    """Return the images that belong to no client, by name of their set: each (n, 784) in [0, 1].
 
     Raises:
-        FileNotFoundError: a set is not there.
+        FileNotFoundError: an image set is missing; the message says how to get it.
     """
     return {"notMNIST": datasets.notmnist().x.flatten(1), "MNIST": datasets.mnist()[1].x.flatten(1)}
 
 
 def digits() -> Labelled:
-    """Scikit-learn's digits, (1797, 64) in [0, 1].
+    """Return scikit-learn's digits, x (1797, 64) in [0, 1].
 
     Raises:
         ImportError: scikit-learn is not installed.
@@ -165,16 +194,16 @@ def digits() -> Labelled:
 
 
 def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData, dict[str, ClientData]]:
-    """Training rows, test rows, and for each foreign set as many images for each client as it has test rows."""
+    """Return training rows, test rows, and for each foreign set as many rows per client as its test rows."""
     if setting.images == "fashion":
         source, strangers = images.merged("fashion_mnist"), foreign()
         rows = images.equal_classes(source.y, clients=200, classes=2, train=150, test=25, seed=seed)
     else:
-        every = digits()
-        known = every.y < 8
+        ten = digits()
+        known = ten.y < 8
         source, strangers = (
-            Labelled(every.x[known], every.y[known], every.classes),
-            {"digits 8, 9": every.x[~known]},
+            Labelled(ten.x[known], ten.y[known], ten.classes),
+            {"digits 8, 9": ten.x[~known]},
         )
         rows = images.equal_classes(source.y, clients=16, classes=2, train=30, test=13, seed=seed)
     train, test, scaling = images.deal(source, *rows, scaling=setting.scaling)
@@ -188,21 +217,27 @@ def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData, dic
 
 
 def methods(setting: Setting, seed: int, train: ClientData) -> dict[str, Callable[[], Method]]:
-    """The three methods on one start."""
+    """Return a builder of each method by name; all three start from the same weights."""
     net = images.started(partial(images.mclr, train.fields["x"].shape[-1]), seed)
     hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
     return {
         POINT: lambda: fedavg(
             network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50, fine_tune=True
         ),
-        # a round is a pass here too: six mini-batches of 50; zeta as FedABML's authors ran it
+        # Six mini-batches of 50 are one pass, so a round is a pass here too. zeta is from FedABML's authors.
         KEPT: lambda: pfedbayes(hierarchy, zeta=0.05, steps=6, batch_size=50, init_scale=0.0486),
         FEDABML: lambda: fedabml(hierarchy, lam=0.003, lr=0.02, eta=1.0, inner_steps=3, draws=1),
     }
 
 
 def measure(name: str, seed: int, setting: Setting) -> Numbers:
-    """One run: accuracy after each number of passes, AUROC after the first, overall and of each client, and some entropies."""
+    """Run one method and score it.
+
+    Returns:
+        Accuracy after each number of passes; after the first of them also the AUROC, overall and of each
+        client,
+        and the entropies of the first `CURVES` clients.
+    """
     train, test, strangers = federation(setting, seed)
     options: dict[str, Any] = {
         "cohort": setting.cohort,
@@ -232,9 +267,9 @@ def measure(name: str, seed: int, setting: Setting) -> Numbers:
     return numbers
 
 
-# ------------------------------------------------------------------------------------------------ what is shown
+# ------------------------------------------------------------------------------------------------ results
 def table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Mean and standard deviation over seeds."""
+    """Format mean ± standard deviation over seeds: one row for each method, one column for each score."""
     rows = {}
     for method in METHODS:
         row = {}
@@ -250,17 +285,21 @@ def table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def reading(scores: pd.DataFrame) -> list[str]:
-    """What a posterior gains over the point."""
+    """State by how much FedABML's AUROC differs from the point estimate's on each foreign set."""
     mean = scores.groupby("method").mean(numeric_only=True)
     sets = [c for c in mean.columns if c.startswith("AUROC")]
     return [
-        f"{c.removeprefix('AUROC ')}: FedABML's AUROC is {mean.loc[FEDABML, c] - mean.loc[POINT, c]:+.3f} from the point's."
+        f"{c.removeprefix('AUROC ')}: FedABML's AUROC minus that of the point estimate is "
+        f"{mean.loc[FEDABML, c] - mean.loc[POINT, c]:+.3f}."
         for c in sets
     ]
 
 
 def picture(found: dict[str, Numbers]) -> Figure:
-    """A row a method, a column a foreign set: densities of entropy, a thin curve a client, the thick one of all of them."""
+    """Plot densities of entropy: a row for each method, a column for each foreign set.
+
+    Each thin curve is one client; the thick curve is of all clients.
+    """
     sets = [name for name in next(iter(found.values()))["entropies"] if name != "own"]
     figure = Figure(figsize=(3.4 * len(sets) + 0.8, 1.9 * len(found) + 0.4), layout="constrained")
     axes = figure.subplots(len(found), len(sets), sharex=True, squeeze=False)

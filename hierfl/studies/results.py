@@ -1,4 +1,4 @@
-"""Numbers of finished runs, kept on disk so that a study goes on where it was stopped; and what a study hands back."""
+"""Results of a study, and the store of finished runs from which an interrupted study resumes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from rich import box
 from rich.table import Table
 
 Say = Callable[[str], None]
-Numbers = dict[str, Any]  # what JSON can hold
+Numbers = dict[str, Any]  # JSON-compatible values only
 
 
 def quiet(line: str) -> None:
-    """Say nothing."""
+    """Discard a line of progress."""
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a part of a study found.
+    """Result of one part of a study.
 
     Args:
         title: what was measured, with its unit.
-        table: what is printed: a row a method or setting, a column a quantity; the index comes first.
-        scores: every number, one row each, with the method, the seed and whatever else tells it apart.
-        reading: sentences that say what the numbers come to.
-        files: what was written -> what it holds.
+        table: the table to print: one row for each method or setting, one column for each quantity; the index
+            is printed as the first column.
+        scores: every number in long form, with the method, the seed and whatever else identifies it.
+        reading: sentences that summarise the numbers.
+        files: path of each file written -> its content in words.
     """
 
     title: str
@@ -42,7 +43,7 @@ class Found:
     files: dict[Path, str] = field(default_factory=dict)
 
     def printed(self) -> Table:
-        """The table for a terminal."""
+        """Format the table for a terminal."""
         shown = Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         frame = self.table.reset_index()
         for place, name in enumerate(frame.columns):
@@ -52,7 +53,7 @@ class Found:
         return shown
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, as JSON holds it."""
+        """Return all fields as JSON-compatible values."""
         return {
             "title": self.title,
             "table": json.loads(self.table.reset_index().to_json(orient="records")),
@@ -65,15 +66,15 @@ class Found:
 def kept(
     out: Path, name: str, settings: Mapping[str, Any], work: Callable[[], Numbers], say: Say = quiet
 ) -> Numbers:
-    """The numbers of one run, read from `out` where the same run has been finished, else worked out and written there.
+    """Return the numbers of one run: read from `out` if it has finished, else computed and saved.
 
     Args:
-        out: the study's folder; runs are in `out/runs`, a JSON file each.
-        name: of the run, for people: its method and seed.
-        settings: all that the numbers depend on, as JSON holds it. Other settings, or another release of hierfl, are another
-            run, kept beside this one.
-        work: does the run.
-        say: told the name of a run that has to be done.
+        out: the study's folder; each run is one JSON file in `out/runs`.
+        name: readable name of the run, such as its method and seed.
+        settings: everything the numbers depend on, as JSON-compatible values. A run with other settings, or
+            by another release of hierfl, is a different run, saved beside this one.
+        work: computes the numbers.
+        say: called with `name` if the run has to be computed.
     """
     described = {"hierfl": version("hierfl"), **settings}
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:10]
@@ -84,9 +85,8 @@ def kept(
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".tmp")
         unfinished.write_text(whole)
-        os.replace(
-            unfinished, path
-        )  # a file that is there is whole, wherever the study was stopped
+        # The rename is atomic: a run's file is complete, however the study was interrupted.
+        os.replace(unfinished, path)
     numbers: Numbers = json.loads(path.read_text())["numbers"]
     return numbers
 
@@ -94,7 +94,7 @@ def kept(
 def spread(
     scores: pd.DataFrame, by: str | list[str], value: str, order: Iterable[str] | None = None
 ) -> pd.DataFrame:
-    """Mean, standard deviation (ddof 1, over seeds) and number of runs of a column: a row a group.
+    """Return mean, standard deviation (ddof 1) and number of runs over seeds, one row for each group.
 
     >>> frame = pd.DataFrame({"method": ["a", "a"], "accuracy": [1.0, 3.0]})
     >>> spread(frame, "method", "accuracy").loc["a"].tolist()

@@ -1,10 +1,12 @@
-"""FedMAP's synthetic clients (appendix B.1): a shell around a blob in 4 of 30 dimensions, each client seen through a map of its own.
+"""FedMAP's synthetic clients (appendix B.1): a blob in a shell, seen by each client through its own map.
 
-    class 0: z ~ Normal(0, 2 I_4);   class 1: z on a sphere whose radius ~ Normal(8, 2);   26 dimensions of nuisance, variance 9
-    x = A_k Q [z, nuisance] + b_k,  Q a rotation common to all, A_k of standard normals, b_k ~ Normal(0, (5 k)^2 I), k = 1..10
+    class 0: z ~ Normal(0, 2 I_4);    class 1: z in 4 dimensions on a sphere whose radius ~ Normal(8, 2)
+    x = A_k Q [z, nuisance] + b_k,    26 nuisance dimensions of variance 9,    k = 1..10
+    Q a rotation common to all,  A_k a 30 x 30 matrix of standard normals,  b_k ~ Normal(0, (5 k)^2 I)
 
-As in the authors' generator the maps are in all three skews: "feature" 2000 rows a client; "quantity" 5 clients of 2000 and 5 of
-500; "label" 5 clients of whose rows 85 % are of class 0. Each client standardises its features by its own training rows.
+As in the authors' generator, all three skews use these maps. "feature": 2000 rows for every client.
+"quantity": 5 clients with 2000 rows and 5 with 500. "label": 5 clients with 85 % of their rows in class 0.
+Each client standardises its features by its own training rows.
 """
 
 from __future__ import annotations
@@ -24,15 +26,19 @@ FEATURES, INSIDE, CLIENTS = 30, 4, 10
 
 
 def synthetic_clients(skew: Skew, *, seed: int, rows: int = 2000) -> tuple[ClientData, ClientData]:
-    """Rows to train on and to test on, 70 : 30 of every client.
+    """Draw the rows of all ten clients, and split each client's rows 70 : 30 into training and test rows.
 
     Args:
-        skew: which.
-        seed: of everything drawn.
-        rows: of a large client.
+        skew: how clients differ beyond their maps: "feature" (not at all), "quantity" (of rows) or "label"
+            (shares of classes).
+        seed: seed of everything that is drawn.
+        rows: rows of a large client.
+
+    Returns:
+        Training rows and test rows, with fields x (n, 30) and y (n,).
 
     Raises:
-        ValueError: another word for the skew.
+        ValueError: `skew` is not "feature", "quantity" or "label".
     """
     if skew not in ("feature", "quantity", "label"):
         raise ValueError(f"skew is {skew!r}; it must be 'feature', 'quantity' or 'label'")
@@ -52,14 +58,14 @@ def synthetic_clients(skew: Skew, *, seed: int, rows: int = 2000) -> tuple[Clien
 
 
 def _scaled(data: ClientData, mean: Tensor, sd: Tensor) -> ClientData:
-    own = data.row_client
+    client = data.row_client
     return data.with_fields(
-        x=((data.fields["x"].double() - mean[own]) / sd[own]).to(torch.get_default_dtype())
+        x=((data.fields["x"].double() - mean[client]) / sd[client]).to(torch.get_default_dtype())
     )
 
 
 def _rows(y: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Rows of the classes y before any map, (n, 30)."""
+    """Draw rows of the classes y (n,) before any map is applied, (n, 30)."""
     inside = generator.standard_normal((len(y), INSIDE))
     radius = 8.0 + np.sqrt(2.0) * generator.standard_normal((len(y), 1))
     shell = radius * inside / np.linalg.norm(inside, axis=1, keepdims=True)

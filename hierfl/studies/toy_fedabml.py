@@ -1,10 +1,12 @@
-"""FedABML's toy (section 5.1, Fig. 2): two clients with few rows, least squares, and how far the global mean is from the best one.
+"""FedABML's toy problem (section 5.1, Fig. 2): how far the global mean of two clients is from the best one.
 
-Each client sees one of two directions well and the other hardly, so that its own optimum is far off along the other. The target is
-the mean of the two posteriors under a flat prior, weighted by precision: pooled least squares. FedAvg's ten local steps have a
-fixed point that is not there (oracle O4 of the tests: known in closed form); FedABML's is where random effects of the prior's
-spread have it, which is nearer the smaller that spread, and the spread is learned. Ditto's global model is FedAvg's, step for
-step. The paper states no sizes; ours are in `Toy`.
+The two clients have few rows and fit two weights by least squares. Each client sees one of two directions
+well and the other hardly at all, so its own optimum is far off along the other. The target is the mean of the
+two posteriors under a flat prior, weighted by precision, which is least squares on the pooled rows. The fixed
+point of FedAvg's ten local steps is known in closed form (oracle O4 of the tests), and it is not the target.
+FedABML's fixed point is that of a random-effects model with the prior's spread. The smaller the spread, the
+nearer it is to the target, and the spread is learned. Ditto's global model equals FedAvg's, step for step.
+The paper states no sizes; ours are in `Toy`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,19 @@ FEDAVG, FEDABML = METHODS = ("FedAvg", "FedABML")
 
 @dataclass(frozen=True)
 class Toy:
-    """Sizes of the toy; ours, since the paper states none."""
+    """Sizes of the toy problem; our choice, since the paper states none.
+
+    Args:
+        rows: rows of the two clients.
+        wide: standard deviation of x in the direction that a client sees well.
+        narrow: standard deviation of x in the other direction.
+        rounds: rounds of both methods.
+        steps: local steps in a round.
+        lr: step size of the local steps.
+        eta: FedABML's step size of the prior.
+        spread: FedABML's initial prior scale.
+        draws: FedABML's posterior draws of a gradient.
+    """
 
     rows: tuple[int, int] = (20, 30)
     wide: float = 3.0
@@ -53,13 +67,16 @@ class Toy:
 
 
 def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> Found:
-    """Distance to the target and loss after ten steps of a client's own, round by round.
+    """Measure the distance to the target, and the loss after ten local steps, round by round.
 
     Args:
         out: folder to write to.
-        quick: a few rounds of two seeds.
-        say: told what is being done.
-        seeds: of rows, noise and draws: as many runs, whose mean and 95 % band are shown.
+        quick: run a few rounds of two seeds.
+        say: called with one line of text for each run that is started.
+        seeds: number of runs, shown as mean and 95 % band. A seed fixes the rows, their noise and the draws.
+
+    Returns:
+        Distance and loss of every run and round, and the table of means over seeds.
     """
     toy = Toy(rounds=4) if quick else Toy()
     records = []
@@ -73,24 +90,11 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> 
                 lambda n=name, s=seed: trace(n, s, toy),  # type: ignore[misc]
                 say,
             )
-            for r, (away, loss, at) in enumerate(
-                zip(found["distance"], found["loss"], found["mean"], strict=True)
-            ):
-                records.append(
-                    {
-                        "method": name,
-                        "seed": seed,
-                        "round": r,
-                        "distance": away,
-                        "loss": loss,
-                        "w0": at[0],
-                        "w1": at[1],
-                    }
-                )
+            records += _by_round(name, seed, found)
     scores = pd.DataFrame(records)
     files = {
         out / "toy_fedabml.csv": "distance and loss by method, seed and round",
-        out / "toy_fedabml.png": "the same as a figure",
+        out / "toy_fedabml.png": "the same numbers as a figure",
     }
     scores.to_csv(out / "toy_fedabml.csv", index=False)
     picture(scores, toy).savefig(out / "toy_fedabml.png", dpi=150)
@@ -103,9 +107,26 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> 
     )
 
 
+def _by_round(name: str, seed: int, found: Numbers) -> list[dict[str, Any]]:
+    """Return one record for each round of a run."""
+    columns = zip(found["distance"], found["loss"], found["mean"], strict=True)
+    return [
+        {
+            "method": name,
+            "seed": seed,
+            "round": r,
+            "distance": distance,
+            "loss": loss,
+            "w0": mean[0],
+            "w1": mean[1],
+        }
+        for r, (distance, loss, mean) in enumerate(columns)
+    ]
+
+
 # ------------------------------------------------------------------------------------------------ two clients
 def clients(seed: int, toy: Toy) -> ClientData:
-    """Rows (x, y) with y ~ Normal(x . w, 1), w = (1, -1) for both, x wide in one direction and narrow in the other."""
+    """Draw x (n, 2), wide in one direction and narrow in the other, and y ~ Normal(x . (1, -1), 1)."""
     g = torch.Generator().manual_seed(1000 + seed)
     parts = {}
     for name, n, scales in zip(
@@ -122,13 +143,16 @@ def clients(seed: int, toy: Toy) -> ClientData:
 
 
 def pooled(data: ClientData) -> Tensor:
-    """The precision-weighted mean of the clients' flat-prior posteriors: least squares on all rows."""
+    """Return the target (2,): the precision-weighted mean of the clients' posteriors under a flat prior.
+
+    It equals least squares on the pooled rows.
+    """
     x, y = data.fields["x"].double(), data.fields["y"].double()
     return torch.linalg.solve(x.T @ x, x.T @ y)
 
 
 def methods(toy: Toy) -> dict[str, Callable[[], Method]]:
-    """FedAvg and FedABML with as many local steps, of the same length, from w = 0."""
+    """Return a builder of FedAvg and FedABML: equally many local steps of the same size, from w = 0."""
     net = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(net.weight)
     likelihood = normal(1.0)
@@ -158,7 +182,12 @@ def methods(toy: Toy) -> dict[str, Callable[[], Method]]:
 
 
 def trace(name: str, seed: int, toy: Toy) -> Numbers:
-    """Of one run, before the first round and after each: distance, the clients' mean loss after fine-tuning, and the mean itself."""
+    """Run one method; measure it before the first round and after each.
+
+    Returns:
+        Distance of the global mean to the target, the clients' mean loss after fine-tuning, and the global
+        mean.
+    """
     data = clients(seed, toy)
     target = pooled(data)
     found: Numbers = {"distance": [], "loss": [], "mean": []}
@@ -171,7 +200,7 @@ def trace(name: str, seed: int, toy: Toy) -> Numbers:
 
 
 def each_round(method: Method, data: ClientData, seed: int, count: int) -> Iterator[Fit]:
-    """The fit before its first round, and after each."""
+    """Yield the fit before its first round, and after each round."""
     federation = federate(method, data, seed=seed)
     start = begin(federation)
     yield Fit(method, federation, start, count)
@@ -180,22 +209,22 @@ def each_round(method: Method, data: ClientData, seed: int, count: int) -> Itera
 
 
 def after_tuning(fitted: Fit, data: ClientData, seed: int) -> float:
-    """Mean of the clients' -log p(y | x) on their own rows after ten steps of their own, nats a row."""
+    """Return the clients' mean -log p(y | x) on their own rows after ten local steps, in nats per row."""
     scores = fitted.personalise(data, rounds=1).predict(data, draws=32, seed=seed).scores()
     return -float(scores.log_score.mean())
 
 
-# ------------------------------------------------------------------------------------------------ what is shown
+# ------------------------------------------------------------------------------------------------ results
 def table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Mean and half the 95 % interval over seeds, at the first, a middle and the last round."""
+    """Format mean ± half-width of the 95 % interval over seeds, after round 5 and after the last round."""
     last = int(scores["round"].max())
     rows = {}
     for name in METHODS:
         row: dict[str, Any] = {}
         for r in sorted({min(5, last), last}):
-            here = scores[(scores.method == name) & (scores["round"] == r)]
+            runs = scores[(scores.method == name) & (scores["round"] == r)]
             for what in ("distance", "loss"):
-                middle, half = band(here[what].to_numpy()[:, None])
+                middle, half = band(runs[what].to_numpy()[:, None])
                 row[f"{what}, round {r}"] = f"{middle[0]:.3f} ± {half[0]:.3f}"
         rows[name] = row
     found = pd.DataFrame.from_dict(rows, orient="index")
@@ -204,20 +233,25 @@ def table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def reading(scores: pd.DataFrame) -> list[str]:
-    """From which round on FedABML is nearer than FedAvg in the mean over seeds, and where both end."""
+    """State from which round on FedABML is nearer than FedAvg, and the distances after the last round."""
     mean = scores.groupby(["round", "method"])["distance"].mean().unstack()
     nearer = mean[FEDABML] < mean[FEDAVG]
     since = next((int(r) for r in nearer.index if bool(nearer.loc[r:].all())), None)
     last = mean.iloc[-1]
     return [
-        "In the mean over seeds FedABML is nearer to the pooled mean than FedAvg "
-        + (f"in every round from {since} on." if since is not None else "not in every late round."),
-        f"After the last round: {last[FEDABML]:.3f} against {last[FEDAVG]:.3f}. Ditto's global model is FedAvg's.",
+        "In the mean over seeds, FedABML is "
+        + (
+            f"nearer to the pooled mean than FedAvg in every round from {since} on."
+            if since is not None
+            else "not nearer to the pooled mean than FedAvg after the last round."
+        ),
+        f"Distance after the last round: {last[FEDABML]:.3f} against {last[FEDAVG]:.3f}. "
+        "Ditto's global model equals FedAvg's.",
     ]
 
 
 def band(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Mean and half-width of the 95 % t interval over the first dimension."""
+    """Return mean and half-width of the 95 % Student t interval over the first dimension."""
     n = len(values)
     half = (
         student.ppf(0.975, max(n - 1, 1)) * values.std(0, ddof=1) / np.sqrt(n)
@@ -228,7 +262,7 @@ def band(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray
 
 
 def picture(scores: pd.DataFrame, toy: Toy) -> Figure:
-    """The clients' posteriors with the paths of the global mean, seed 0; distance and loss by round."""
+    """Plot the clients' posteriors and the global mean's paths (seed 0); then distance and loss by round."""
     figure = Figure(figsize=(10.0, 3.3), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1.0, 1.0))
     contours(left, clients(0, toy))
@@ -249,8 +283,8 @@ def picture(scores: pd.DataFrame, toy: Toy) -> Figure:
                 alpha=0.18,
                 linewidth=0.0,
             )
-    middle.set(xlabel="round", ylabel="distance of the mean to the target", yscale="log")
-    right.set(xlabel="round", ylabel="local loss after ten own steps, nats")
+    middle.set(xlabel="round", ylabel="distance of the global mean to the target", yscale="log")
+    right.set(xlabel="round", ylabel="local loss after ten local steps, nats")
     left.set(xlabel="first weight", ylabel="second weight")
     for ax in (left, middle, right):
         ax.tick_params(labelsize=8)
@@ -258,9 +292,8 @@ def picture(scores: pd.DataFrame, toy: Toy) -> Figure:
     for ax in (middle, right):
         ax.yaxis.label.set_size(8.5)
     late = scores[scores["round"] > 1].groupby(["method", "round"])["loss"].agg(["min", "max"])
-    right.set_ylim(
-        late["min"].min() - 0.05, late["max"].max() + 0.15
-    )  # round 0, of no use to either, is off the scale
+    # Round 0 says nothing about either method and may be off the scale.
+    right.set_ylim(late["min"].min() - 0.05, late["max"].max() + 0.15)
     left.legend(fontsize=7.5, frameon=False, loc="best")
     middle.legend(
         fontsize=7.5, frameon=False, title="mean and 95 % band over seeds", title_fontsize=7.5
@@ -269,7 +302,7 @@ def picture(scores: pd.DataFrame, toy: Toy) -> Figure:
 
 
 def contours(ax: Any, data: ClientData) -> None:
-    """One and two standard deviations of each client's posterior under a flat prior, and the target."""
+    """Draw one and two standard deviations of each client's posterior under a flat prior, and the target."""
     angle = np.linspace(0.0, 2.0 * np.pi, 200)
     circle = np.stack([np.cos(angle), np.sin(angle)])
     for k, name in enumerate(data.names):

@@ -1,10 +1,11 @@
-"""FedMAP's toy (A.4, Fig. 2 and 3): five clients on parallel lines, two of them with many rows, and what their common line is.
+"""FedMAP's toy problem (A.4, Fig. 2 and 3): five clients on parallel lines, two of them with many rows.
 
     y = -x + 4 (k - 1) + e,  x ~ Normal(k - 1, 1),  e ~ Normal(0, 0.8),  k = 1..5,  rows (60, 1, 2, 3, 50)
 
-Least squares on all rows has a positive slope. FedMAP learns that slopes are alike and intercepts are not, so that clients with one
-row borrow the slope. Its objective M (Eq. 22) is solved here by exact alternation; the paper's printed numbers after ten gradient
-steps are a point on the way (its rate is not stated, and its s_b is beyond what any minimiser of M can have).
+Least squares on all rows has a positive slope. FedMAP learns that the clients' slopes agree and their
+intercepts do not, so that clients with one row borrow the slope. Its objective M (Eq. 22) is minimised here
+by exact alternation. The numbers printed in the paper, after ten gradient steps, are an intermediate point:
+the step size is not stated, and no minimiser of M can have an s_b that large.
 """
 
 from __future__ import annotations
@@ -33,23 +34,25 @@ from hierfl.runs.result import Fit
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 
 ROWS = (60, 1, 2, 3, 50)
-SQUARED = normal(
-    math.sqrt(0.5)
-)  # minus the log density of a row is (y - f)^2 and a constant: A.4's loss
+# The negative log density of a row is then (y - f)^2 plus a constant: A.4's loss.
+SQUARED = normal(math.sqrt(0.5))
 METHODS = ("Alone", "FedAvg", "Ditto", "FedMAP, 10 gradient steps", "FedMAP, exact")
 PRINTED = (-1.0735, 9.4882, 1.9431, 97.7605)  # mu_a, mu_b, s_a, s_b
-DITTO = 0.1  # its pull, as in Fig. 3b
-RATE = 1.0  # of the gradient server; not stated
+DITTO = 0.1  # weight of Ditto's penalty, as in Fig. 3b
+RATE = 1.0  # step size of the gradient server; the paper states none
 
 
 def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> Found:
-    """Squared error of each client's line on rows it has not seen, and what FedMAP learns.
+    """Measure the squared error of each client's line on unseen rows, and what FedMAP learns.
 
     Args:
         out: folder to write to.
-        quick: two seeds.
-        say: told what is being done.
-        seeds: of rows and starting points; the figure is of the first.
+        quick: run two seeds.
+        say: called with one line of text for each run that is started.
+        seeds: number of seeds. A seed fixes the rows and the starting point; the figure shows the first seed.
+
+    Returns:
+        The mean squared error of every client and the table of means over seeds.
     """
     found = []
     for seed in range(2 if quick else seeds):
@@ -64,12 +67,12 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> 
     scores = pd.DataFrame(records)
     files = {
         out / "toy_fedmap.csv": "squared error by method, seed and client",
-        out / "toy_fedmap.png": "rows, common lines and the clients' own, as in Fig. 2 and 3",
+        out / "toy_fedmap.png": "rows, common lines and the clients' own lines, as in Fig. 2 and 3",
     }
     scores.to_csv(out / "toy_fedmap.csv", index=False)
     picture(found[0]).savefig(out / "toy_fedmap.png", dpi=150)
     return Found(
-        "FedMAP's toy: squared error on new rows, a column a client (rows it has)",
+        "FedMAP's toy: mean squared error on new rows, by client (number of training rows)",
         table(scores),
         scores,
         reading(found),
@@ -78,7 +81,7 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> 
 
 
 def clients(seed: int, rows: tuple[int, ...] = ROWS) -> ClientData:
-    """Rows of the five clients."""
+    """Draw the rows of the five clients, x (n, 1) and y (n,)."""
     g = torch.Generator().manual_seed(seed)
     parts = {}
     for k, n in enumerate(rows):
@@ -89,7 +92,7 @@ def clients(seed: int, rows: tuple[int, ...] = ROWS) -> ClientData:
 
 
 def line(slope: float, intercept: float) -> nn.Module:
-    """A module that starts at a line."""
+    """Return a linear module that starts at the given line."""
     module = nn.Linear(1, 1)
     nn.init.constant_(module.weight, slope)
     nn.init.constant_(module.bias, intercept)
@@ -97,13 +100,16 @@ def line(slope: float, intercept: float) -> nn.Module:
 
 
 def lines(fitted: Fit) -> list[list[float]]:
-    """Slope and intercept of every client's own line."""
+    """Return slope and intercept of every client's own line, 5 pairs."""
     own = fitted.progress.table["w"]
     return torch.stack([own["w.weight.at"].flatten(), own["w.bias.at"].flatten()], 1).tolist()
 
 
 def learned(fitted: Fit) -> list[float]:
-    """Mu_a, mu_b, s_a, s_b."""
+    """Return the learned mu_a, mu_b, s_a and s_b.
+
+    The prior of slope a and intercept b has mean mu and precision 1 / (1 + s).
+    """
     gamma = fitted.message["gamma"]
     return [
         float(gamma[f"{part}.{name}"]) for part in ("theta", "s") for name in ("weight", "bias")
@@ -111,14 +117,17 @@ def learned(fitted: Fit) -> list[float]:
 
 
 def pooled(data: ClientData) -> list[float]:
-    """The line of least squares on all rows, Eq. (20): where FedAvg's gradient steps lead."""
+    """Return slope and intercept of least squares on all rows, Eq. (20), to which FedAvg's steps converge."""
     x, y = data.fields["x"].double(), data.fields["y"].double()
     design = torch.cat([x, torch.ones_like(x)], 1)
     return torch.linalg.lstsq(design, y[:, None]).solution.flatten().tolist()
 
 
 def one(seed: int) -> Numbers:
-    """All of one draw of the rows, as JSON holds it. In double precision: Newton's steps are exact there."""
+    """Run all methods on one draw of the rows.
+
+    Uses double precision, in which Newton's steps are exact.
+    """
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -135,8 +144,8 @@ def _one(seed: int) -> Numbers:
     prior, common = LearnedVariance(), pooled(data)
     learning = map_network(line(*begin), prior=prior, likelihood=SQUARED)
 
-    def held(at: list[float], pull: float) -> list[list[float]]:
-        """Every client's exact minimiser about a line that stays where it is: Ditto's personal step."""
+    def about(at: list[float], pull: float) -> list[list[float]]:
+        """Return every client's exact minimiser about a fixed line: Ditto's personal step."""
         model = map_network(line(*at), prior=Isotropic(1.0 / pull), likelihood=SQUARED)
         return lines(
             fit(
@@ -153,9 +162,9 @@ def _one(seed: int) -> Numbers:
     )
     exact = fit(fedmap(learning, newton_steps=1, server=prior.best), data, rounds=30)
     own = {
-        "Alone": held([0.0, 0.0], 1e-6),
+        "Alone": about([0.0, 0.0], 1e-6),
         "FedAvg": [common] * 5,
-        "Ditto": held(common, DITTO),
+        "Ditto": about(common, DITTO),
         "FedMAP, 10 gradient steps": lines(steps),
         "FedMAP, exact": lines(exact),
     }
@@ -180,9 +189,9 @@ def _errors(test: ClientData, each: Tensor) -> list[float]:
     return [float(part.mean()) for part in squared.split(test.counts.tolist())]
 
 
-# ------------------------------------------------------------------------------------------------ what is shown
+# ------------------------------------------------------------------------------------------------ results
 def table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Mean over seeds, a column a client."""
+    """Average over seeds: one row for each method, one column for each client."""
     wide = (
         scores.groupby(["method", "client"], sort=False)["mse"]
         .mean()
@@ -194,37 +203,40 @@ def table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def reading(found: list[Numbers]) -> list[str]:
-    """What is learned, beside what the paper prints."""
+    """State what FedMAP learns, beside the numbers printed in the paper."""
     exact, steps = (
         np.array([numbers[kind] for numbers in found]) for kind in ("exact", "gradient")
     )
     slopes = np.array([numbers["pooled"][0] for numbers in found])
     alpha = 1.0 / (1.0 + exact[:, 2:])
 
-    def told(values: NDArray[np.float64]) -> str:
+    def named(values: NDArray[np.float64]) -> str:
         return ", ".join(
             f"{name} {v:.3g}"
             for name, v in zip(("mu_a", "mu_b", "s_a", "s_b"), values, strict=True)
         )
 
     return [
-        f"The minimiser of M, mean over {len(found)} seeds: {told(exact.mean(0))}; the paper prints {told(np.array(PRINTED))}.",
-        f"After 10 gradient steps of rate {RATE:g}: {told(steps.mean(0))}: on the way, as the paper's numbers are.",
-        f"Slopes are held {float((alpha[:, 0] / alpha[:, 1]).mean()):.0f} times as tightly as intercepts; the line of all rows rises "
-        f"({slopes.mean():.2f}) where every client's falls (-1).",
+        f"The minimiser of M, mean over {len(found)} seeds: {named(exact.mean(0))}; "
+        f"the paper prints {named(np.array(PRINTED))}.",
+        f"After 10 gradient steps of size {RATE:g}: {named(steps.mean(0))}. "
+        "This is an intermediate point, as the paper's numbers are.",
+        f"The learned prior is {float((alpha[:, 0] / alpha[:, 1]).mean()):.0f} times as precise for slopes as "
+        f"for intercepts. Least squares on all rows has slope {slopes.mean():.2f}; "
+        "every client's own slope is -1.",
     ]
 
 
 def picture(numbers: Numbers) -> Figure:
-    """Fig. 2 above, Fig. 3 below."""
+    """Plot the paper's Fig. 2 in the upper row and its Fig. 3 in the lower row."""
     figure = Figure(figsize=(10.0, 6.4), layout="constrained")
     axes = figure.subplots(2, 3, sharex=True, sharey=True)
     mu = numbers["exact"][:2]
     titles = (
         (
             "Training rows",
-            f"Least squares on all: {_equation(numbers['pooled'])}",
-            f"FedMAP's mean: {_equation(mu)}",
+            f"Least squares on all rows: {_equation(numbers['pooled'])}",
+            f"FedMAP's mean line: {_equation(mu)}",
         ),
         ("New rows", "Clients' lines, Ditto", "Clients' lines, FedMAP"),
     )

@@ -1,17 +1,23 @@
-"""FedVI on FEMNIST's writers (its Table 1): those it was trained with, and those it never saw, personalised without a label.
+"""FedVI on FEMNIST's writers (its Table 1): participating writers, and new ones personalised without labels.
 
-A writer who takes part is scored on test rows, his own head made from the inputs of his training rows; one who is new on half of
-his rows, his head made from the inputs of the other half. "New" are twenty of the 105 writers, left out at random; "other mix" are
-the set's other 79 (less those of a single row), in whose rows the classes are shared out otherwise. Beside FedVI stand FedAvg, and
-FedVI without the writers' own heads, which is FedAvg with momentum on the server on the same halves of the rows: the difference of
-the two is what the heads are worth.
+FedVI makes each writer's own head from the inputs of rows without labels. For a participating writer these
+are the training rows, and the score is on test rows. For a new writer they are half of the rows, and the
+score is on the other half. "New" are twenty of the 105 writers, left out at random. "Other mix" are the other
+79 writers of the set (without those of a single row), whose rows have a different mix of classes. FedVI is
+compared with FedAvg and with FedVI without the writers' own heads. The latter is FedAvg with momentum on the
+server, on the same halves of the rows, so its difference from FedVI is the contribution of the heads.
 
-The paper has 3400 writers and 1500 rounds of 100; here 85 take part, in rounds of ten, with a network an eighth as large and rates
-to match. Its numbers are no target of that.
+The paper has 3400 writers and 1500 rounds of 100. Here 85 writers take part, in rounds of ten, with a network
+an eighth as large and step sizes to match, so the paper's numbers are not a target.
 
-Means of seeds 0 to 2, participating, new and other mix: FedAvg 63.4, 64.7 and 31.7 %, FedVI with one head for all 73.5, 74.2 and
-44.9, FedVI 72.3, 73.3 and 47.1: with so few rows a writer, the heads cost a point where writers are alike, and gain two where they
-are not.
+Accuracy in %, mean over seeds 0 to 2:
+
+                              participating  new   other mix
+    FedAvg                    63.4           64.7  31.7
+    FedVI, one head for all   73.5           74.2  44.9
+    FedVI                     72.3           73.3  47.1
+
+With so few rows per writer, the heads lose a point where writers are alike and gain two where they are not.
 """
 
 from __future__ import annotations
@@ -44,7 +50,21 @@ KINDS = ("participating", "new", "other mix")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the study is run with; the paper's are lr 0.02 and 3.0 at the server, batches of 256 and tau 1e-9."""
+    """Settings of the study.
+
+    The paper's are lr 0.02, server_lr 3.0, batch_size 256 and tau 1e-9.
+
+    Args:
+        rounds: rounds of training.
+        cohort: writers in a round.
+        lr: step size of the writers.
+        server_lr: step size of the server.
+        momentum: momentum of the server.
+        batch_size: rows of a mini-batch.
+        tau: weight of FedVI's KL term.
+        new: number of writers left out of training.
+        writers: use only so many writers of each group; None: all.
+    """
 
     rounds: int = 80
     cohort: int = 10
@@ -58,36 +78,48 @@ class Settings:
 
 
 def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> Found:
-    """Accuracy of writers that took part and of new ones, by method and seed.
+    """Measure the accuracy on participating and on new writers, by method and seed.
 
     Args:
         out: folder to write to.
-        quick: two rounds with eight writers.
-        say: told what is being done.
-        seeds: of first weights, cohorts and draws.
+        quick: run two rounds with eight writers.
+        say: called with one line of text for each run that is started.
+        seeds: number of runs of each method. A seed fixes the new writers, the initial weights, the cohorts
+            and the draws.
+
+    Returns:
+        The accuracy of every run and the table of means over seeds.
 
     Raises:
-        FileNotFoundError: FEMNIST is not there.
+        FileNotFoundError: FEMNIST is missing; the message says how to get it.
     """
     settings = Settings(rounds=2, cohort=3, writers=8, new=2) if quick else Settings()
     records = []
     for seed in range(1 if quick else seeds):
         for name in METHODS:
-            about = {"study": "femnist-writers", "method": name, "seed": seed, **asdict(settings)}
+            run_settings = {
+                "study": "femnist-writers",
+                "method": name,
+                "seed": seed,
+                **asdict(settings),
+            }
             slug = name.lower().replace(", ", "-").replace(" ", "-")
             found = kept(
                 out,
                 f"writers-{slug}-{seed}",
-                about,
+                run_settings,
                 lambda n=name, s=seed: one(n, s, settings),  # type: ignore[misc]
                 say,
             )
             records.append({"method": name, "seed": seed, **found})
     scores = pd.DataFrame(records)
     scores.to_csv(out / "femnist_writers.csv", index=False)
-    files = {out / "femnist_writers.csv": "accuracy and the parts of the bound by method and seed"}
+    files = {
+        out
+        / "femnist_writers.csv": "accuracy and the terms of the PAC-Bayes bound by method and seed"
+    }
     return Found(
-        "FEMNIST's writers: accuracy of a row, % (published of 3400 writers)",
+        "FEMNIST's writers: accuracy over rows, % (published value, of 3400 writers)",
         table(scores),
         scores,
         reading(scores),
@@ -96,7 +128,7 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> 
 
 
 def one(name: str, seed: int, settings: Settings) -> Numbers:
-    """One run: accuracy on both kinds of writers, and the parts of the PAC-Bayes bound."""
+    """Run one method; return its accuracy on each kind of writer, and the terms of the PAC-Bayes bound."""
     train, test, others = datasets.femnist()
     others = others.select([k for k, n in enumerate(others.counts.tolist()) if n > 1])
     if settings.writers is not None:
@@ -117,8 +149,8 @@ def one(name: str, seed: int, settings: Settings) -> Numbers:
     )
     strangers = {}
     for kind, rows in (("new", new), ("other mix", others)):
-        read, asked = rows.split(0.5, seed=0)
-        strangers[kind] = accuracy(fitted.personalise(read.without("y"), rounds=1), asked, seed)
+        support, scored = rows.split(0.5, seed=0)
+        strangers[kind] = accuracy(fitted.personalise(support.without("y"), rounds=1), scored, seed)
     bound = pac_bayes(fitted, draws=1, seed=seed)
     return {
         "participating": accuracy(fitted, test, seed),
@@ -131,13 +163,13 @@ def one(name: str, seed: int, settings: Settings) -> Numbers:
 
 
 def accuracy(fitted: Fit, rows: ClientData, seed: int) -> float:
-    """The share of all rows that are right, %: the model is given their inputs alone."""
+    """Return the accuracy over all rows in %; the model sees only their inputs."""
     found = fitted.predict(rows.without("y"), draws=5, seed=seed)
     return 100.0 * float((found.mean.argmax(-1) == rows.fields["y"]).double().mean())
 
 
 def methods(settings: Settings, seed: int) -> dict[str, Callable[[], Method]]:
-    """The methods by name, all from the same first weights."""
+    """Return a builder of each method by name; all methods start from the same weights."""
     optimiser, batch = SGD(settings.lr), settings.batch_size
     server = SGD(settings.server_lr, momentum=settings.momentum)
 
@@ -159,12 +191,12 @@ def methods(settings: Settings, seed: int) -> dict[str, Callable[[], Method]]:
 
 
 def common_alone(common: Tensor, own: Tensor) -> Tensor:
-    """What merges the two heads where the writers' own is left out."""
+    """Merge the two heads by ignoring the writer's own."""
     return common
 
 
 def embedding(seed: int) -> nn.Module:
-    """Two convolutions and a dense layer of 128, its weights a function of the seed alone."""
+    """Return two convolutions and a dense layer of 128 units, with weights that depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(
@@ -174,7 +206,7 @@ def embedding(seed: int) -> nn.Module:
 
 
 def table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Mean over seeds, in brackets what is published of 3400 writers."""
+    """Format the mean over seeds, with the published value (of 3400 writers) in brackets."""
     mean = scores.groupby("method", sort=False)[list(KINDS)].mean().reindex(list(METHODS))
     for place, kind in enumerate(KINDS):
         printed = [
@@ -185,13 +217,15 @@ def table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def reading(scores: pd.DataFrame) -> list[str]:
-    """What the heads are worth."""
+    """State the gain in accuracy by the writers' own heads, and the terms of the PAC-Bayes bound."""
     wide = scores.set_index(["method", "seed"])
     gain = {k: (wide.loc["FedVI"] - wide.loc["FedVI, one head for all"])[k].mean() for k in KINDS}
     bound = wide.loc["FedVI"].mean()
     return [
-        f"The writers' own heads add {gain['participating']:+.2f} points for those who took part, {gain['new']:+.2f} for new ones "
-        f"and {gain['other mix']:+.2f} for those of another mix, who gave no label.",
-        f"The PAC-Bayes bound of FedVI at eta = rows, its slack term apart: {bound['bound_without_slack']:.3f} nats a row, of which "
-        f"{bound['empirical_risk']:.3f} are empirical risk; its KL is {bound['kl']:.0f} nats in all.",
+        f"The writers' own heads add {gain['participating']:+.2f} points for participating writers, "
+        f"{gain['new']:+.2f} for new ones and {gain['other mix']:+.2f} for those of another mix of classes; "
+        "the last two groups give no labels.",
+        "FedVI's PAC-Bayes bound at eta = rows, without its slack term, is "
+        f"{bound['bound_without_slack']:.3f} nats per row, of which {bound['empirical_risk']:.3f} are "
+        f"empirical risk; its KL is {bound['kl']:.0f} nats in total.",
     ]

@@ -1,4 +1,4 @@
-"""Federated posteriors against reference ones, by the functions of `benchmarks.reference`; what is `slow` is run at full length."""
+"""Errors of federated posteriors, measured by `benchmarks.reference`; full-length runs are marked `slow`."""
 
 import json
 import os
@@ -15,27 +15,31 @@ from benchmarks.reference_models import HOSPITALS, PROBLEMS, RADON, SCHOOLS, Bar
 from hierfl.datasets import Summary, reference
 
 needs_files = pytest.mark.skipif(
-    not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no reference posterior"
+    not os.environ.get("HIERFL_DATA"),
+    reason="HIERFL_DATA is not set: the reference posterior is missing",
 )
 
 
 def broken(problem: Problem, name: str, **changed: Any) -> list[str]:
-    """Bars of a way, its settings changed, that do not hold."""
+    """Return the bars that do not hold for a way with some settings changed."""
     way = replace(problem.ways[name], **changed)
     return list(bench.measure(way, problem, bench.truth_of(problem)).broken or ())
 
 
 def at_length() -> pytest.MarkDecorator:
-    """Minutes each: by hand, HIERFL_SLOW=1 make test; `python -m benchmarks.reference --all` runs the same."""
+    """Skip a test of several minutes unless HIERFL_SLOW is set.
+
+    `HIERFL_SLOW=1 make test` runs it; `python -m benchmarks.reference --all` measures the same.
+    """
     return pytest.mark.skipif(
         not os.environ.get("HIERFL_SLOW"),
-        reason="HIERFL_SLOW is not set: runs of minutes are left out",
+        reason="HIERFL_SLOW is not set: this test takes minutes",
     )
 
 
-# ------------------------------------------------------------------------------------------------ the bars
+# ---------------------------------------------------------------------------------- bars
 def test_radon_with_the_conditional_guide() -> None:
-    """A third of the rounds of the benchmark: bars a little lower."""
+    """Runs a third of the benchmark's rounds, so its bars are a little wider."""
     bars = (Bar("mean", 0.0, 0.1), Bar("sd", 0.87, 1.13))
     assert not broken(RADON, "conditional", rounds=300, draws=3000, bars=bars)
 
@@ -53,7 +57,7 @@ def test_radon_with_a_third_of_the_counties_a_round() -> None:
 
 
 def test_radon_non_centred_with_the_structured_guide() -> None:
-    """Means within 0.2 sd; the spread of tau is too small under a Gaussian that follows the global sites by a line."""
+    """Means are within 0.2 sd; tau's sd is too small under local Gaussians linear in the global sites."""
     bars = (*RADON.ways["structured_non_centred"].bars, Bar("sd", 0.5, 0.75, sites=("tau",)))
     assert not broken(RADON, "structured_non_centred", rounds=800, draws=2000, bars=bars)
 
@@ -65,7 +69,7 @@ def test_hospitals_with_the_conditional_guide() -> None:
 
 @needs_files
 def test_eight_schools_with_the_conditional_guide() -> None:
-    """A Normal in log tau cannot have tau's posterior: its best has 1.29 of its standard deviation (by quadrature)."""
+    """No Normal in log tau matches tau's posterior: the best has 1.29 of its sd (by quadrature)."""
     bars = (*SCHOOLS.ways["conditional"].bars, Bar("sd", 1.1, 1.5, sites=("tau",)))
     assert not broken(SCHOOLS, "conditional", bars=bars)
 
@@ -90,18 +94,18 @@ def test_pooled_nuts_of_radon_agrees_within_its_error() -> None:
 @needs_files
 @at_length()
 @pytest.mark.parametrize("seed", [0, 1])
-def test_weights_bring_the_hospitals_within_a_fifth_of_a_standard_deviation(seed: int) -> None:
+def test_importance_weights_reduce_the_hospitals_errors_below_a_fifth_of_an_sd(seed: int) -> None:
     way = replace(HOSPITALS.ways["conditional"], draws=2000)
     found = bench.measure(way, HOSPITALS, bench.truth_of(HOSPITALS), seed=seed, correct=True)
     assert found.errors.of("mean").max() < 0.2
 
 
-# ------------------------------------------------------------------------------------------------ the benchmark itself
+# ---------------------------------------------------------------------------------- benchmark
 def summary(mean: float, sd: float, mcse: float | None = None) -> Summary:
     return Summary(np.array([mean]), np.array([sd]), None if mcse is None else np.array([mcse]))
 
 
-def test_errors_are_in_units_of_the_reference() -> None:
+def test_errors_report_the_worst_sd_and_the_broken_bars() -> None:
     errors = bench.Errors(
         {"a": np.array([0.1, 0.3]), "b": np.array(0.2)},
         {"a": np.array([1.2, 0.5]), "b": np.array(1.9)},
@@ -112,12 +116,12 @@ def test_errors_are_in_units_of_the_reference() -> None:
     )
     bars = [Bar("mean", 0.0, 0.25), Bar("sd", 0.8, 1.1, median=True, sites=("b",))]
     assert errors.broken(bars) == [
-        "mean of all sites: 0.100 to 0.300, wanted 0.0 to 0.25",
-        "median sd of b: 1.900 to 1.900, wanted 0.8 to 1.1",
+        "mean of all sites: 0.100 to 0.300, allowed 0.0 to 0.25",
+        "median sd of b: 1.900 to 1.900, allowed 0.8 to 1.1",
     ]
 
 
-def test_agreement_adds_the_errors_of_both() -> None:
+def test_agreement_combines_both_monte_carlo_errors() -> None:
     one, other = (
         {"a": summary(0.0, 1.0, 0.3), "b": summary(0.0, 1.0)},
         {"a": summary(1.0, 1.0, 0.4)},
@@ -125,7 +129,7 @@ def test_agreement_adds_the_errors_of_both() -> None:
     assert bench.agreement(one, other)["a"] == pytest.approx([2.0])
 
 
-def test_what_is_not_shipped_is_sampled_once_and_kept(
+def test_missing_reference_is_sampled_once_and_cached(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs = []
@@ -166,8 +170,8 @@ def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) ->
     assert any("mean_field_centred" in line for line in lines[:-1])
 
 
-def test_a_reference_or_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_either_one_reference_or_all_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main([])
-    assert "name a reference, or --all" in capsys.readouterr().err
+    assert "give the name of one reference, or --all" in capsys.readouterr().err
     assert [*PROBLEMS] == ["radon", "radon_uniform", "hospitals", "eight_schools"]

@@ -1,4 +1,4 @@
-"""The main job: every number of its table is there and is what the predictions say; its files open; its errors are clear."""
+"""The demo: its scores are complete and agree with its predictions, its files open, its errors are clear."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Result]]:
-    """`hierfl demo --quick`, once for all tests."""
+    """Run `hierfl demo --quick` once for all tests; yield its folder and its result."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     out = tmp_path_factory.mktemp("demo") / "made" / "here"
     yield out, run("demo", "--out", str(out), "--quick", "--seed", "3")
@@ -39,7 +39,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Result
     torch.set_num_threads(threads)
 
 
-def test_it_ends_well_and_says_what_it_wrote(job: tuple[Path, Result]) -> None:
+def test_demo_succeeds_and_lists_the_files_it_wrote(job: tuple[Path, Result]) -> None:
     out, result = job
     assert result.exit_code == 0, result.output
     written = re.findall(r"^Wrote (\S+): ", result.stdout, re.MULTILINE)
@@ -53,7 +53,7 @@ def test_it_ends_well_and_says_what_it_wrote(job: tuple[Path, Result]) -> None:
     assert sorted(Path(p) for p in written) == sorted(out.iterdir())
 
 
-def test_every_score_is_there(job: tuple[Path, Result]) -> None:
+def test_scores_cover_every_setting_method_hospital_and_metric(job: tuple[Path, Result]) -> None:
     scores = pd.read_csv(job[0] / "scores.csv")
     assert list(scores.columns) == ["setting", "method", "hospital", "metric", "value", "rows"]
     keys = ["setting", "method", "hospital", "metric"]
@@ -81,7 +81,7 @@ def test_all_is_the_mean_over_patients(job: tuple[Path, Result]) -> None:
         )
 
 
-def test_the_printed_table_is_that_of_the_file(job: tuple[Path, Result]) -> None:
+def test_printed_table_agrees_with_the_csv(job: tuple[Path, Result]) -> None:
     scores = (
         pd.read_csv(job[0] / "scores.csv")
         .set_index(["metric", "setting", "hospital", "method"])
@@ -112,7 +112,7 @@ def test_the_printed_table_is_that_of_the_file(job: tuple[Path, Result]) -> None
             ]
 
 
-def test_the_posterior_opens_with_names(job: tuple[Path, Result]) -> None:
+def test_saved_posterior_opens_with_named_dimensions(job: tuple[Path, Result]) -> None:
     posterior: Any = az.from_netcdf(str(job[0] / "posterior.nc"))["posterior"]  # type: ignore[no-untyped-call]
     assert posterior["slope"].dims == ("chain", "draw", "client", "x")
     assert posterior["client"].values.tolist() == HOSPITALS
@@ -130,11 +130,11 @@ def test_pictures_are_wide_enough_and_not_blank(job: tuple[Path, Result], name: 
     assert picture[..., :3].std() > 0.05
 
 
-def test_the_report_says_what_so_few_rounds_came_to(job: tuple[Path, Result]) -> None:
+def test_report_is_written_with_its_warnings(job: tuple[Path, Result]) -> None:
     text = (job[0] / "report.html").read_text(encoding="utf-8")
     assert "Heart disease at four hospitals" in text and "switzerland" in text
-    told = re.search(r"(\d+) of its (\d+) questions with a warning", job[1].stdout)
-    assert told and f"Warnings ({told[1]})" in text
+    counted = re.search(r"(\d+) of its (\d+) checks gave a warning", job[1].stdout)
+    assert counted and f"Warnings ({counted[1]})" in text
     assert "no trend is read off fewer than 40" in text and "276 held-out rows" in text
 
 
@@ -146,7 +146,7 @@ def test_the_same_seed_gives_the_same_numbers(job: tuple[Path, Result], tmp_path
 
 
 @pytest.mark.slow
-def test_other_processes_change_no_number(job: tuple[Path, Result], tmp_path: Path) -> None:
+def test_worker_processes_change_no_number(job: tuple[Path, Result], tmp_path: Path) -> None:
     demo.run(tmp_path, quick=True, seed=3, workers=2)
     assert (tmp_path / "scores.csv").read_bytes() == (job[0] / "scores.csv").read_bytes()
 
@@ -157,7 +157,7 @@ def worker_pids(seconds: float) -> list[int]:
 
 
 def test_workers_end_with_their_parent() -> None:
-    """Killed outright, the parent cannot tell them to; they must not be left behind."""
+    """A parent that is killed cannot end its workers itself; they must not be left behind."""
     code = (
         "import os, signal, torch; from tests.demo.test_demo import worker_pids; from hierfl.demo.run import beside\n"
         "if __name__ == '__main__':\n"
@@ -173,11 +173,11 @@ def test_workers_end_with_their_parent() -> None:
         if not Path(f"/proc/{pid}").exists():
             return
         time.sleep(0.1)
-    pytest.fail(f"worker {pid} is still there")
+    pytest.fail(f"worker {pid} is still running")
 
 
-# ------------------------------------------------------------------ what the numbers are
-def test_a_patient_is_scored_as_predictions_are() -> None:
+# ------------------------------------------------------------------ scores
+def test_scores_of_patients_agree_with_those_of_the_prediction() -> None:
     train, test = datasets.heart_disease().split(0.7, seed=0)
     prediction = fit(demo.alone(), train, rounds=1, compile=False).predict(test, draws=20)
     own = demo_report.summary(demo_report.patients(prediction, "trained", "local-only"))
@@ -185,7 +185,7 @@ def test_a_patient_is_scored_as_predictions_are() -> None:
     pd.testing.assert_frame_equal(wide, prediction.scores()[wide.columns], check_names=False)
 
 
-def test_pooled_is_local_only_with_all_rows_as_one_hospital() -> None:
+def test_as_one_keeps_all_rows_as_one_hospital() -> None:
     train, _ = datasets.heart_disease().split(0.7, seed=0)
     one = demo.as_one(train)
     assert (one.num_clients, one.num_rows) == (1, train.num_rows)
@@ -193,7 +193,7 @@ def test_pooled_is_local_only_with_all_rows_as_one_hospital() -> None:
 
 
 def patients(gaps: dict[str, list[float]]) -> pd.DataFrame:
-    """Log scores 0 of the posterior, and of the others as given, in all settings."""
+    """Return patients with log score 0 under the posterior and the given ones under the other methods."""
     rows = [
         {"setting": s, "method": m, "hospital": "h", "patient": i, "log_score": v}
         for s in demo_report.SETTINGS
@@ -221,7 +221,7 @@ def test_the_reading_follows_the_numbers() -> None:
     assert second.count(words) == 2
 
 
-def test_lenders_of_one_patient_are_averaged() -> None:
+def test_scores_of_one_patient_are_averaged_over_lending_hospitals() -> None:
     rows = [
         {
             "setting": "unseen",
@@ -252,13 +252,13 @@ def test_an_unknown_command_is_an_error() -> None:
     assert "No such command 'demos'" in result.output
 
 
-def test_the_folder_is_asked_for() -> None:
+def test_out_is_required() -> None:
     result = run("demo")
     assert result.exit_code == 2
     assert "Missing option '--out'" in result.output
 
 
-def test_a_folder_that_cannot_be_written_is_found_out_at_once(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_to_is_an_error_before_any_fit(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("demo", "--out", str(tmp_path / "file" / "demo"))
     assert result.exit_code == 2

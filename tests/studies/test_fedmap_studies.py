@@ -1,4 +1,4 @@
-"""FedMAP's and FedVI's studies: what their clients are made of, and that a small run comes to a table, figures and all."""
+"""The FedMAP and FedVI studies: their clients, and that a small run gives a table and figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = fedmap_synthetic.Settings(rows=60, rounds=1, epochs=1)
 
 # ------------------------------------------------------------------------------------------------ synthetic clients
 @pytest.mark.parametrize("skew", fedmap_synthetic.SKEWS)
-def test_clients_are_as_many_and_as_skewed_as_published(skew: Skew) -> None:
+def test_synthetic_clients_have_the_published_sizes_and_skews(skew: Skew) -> None:
     train, test = synthetic_clients(skew, seed=1, rows=400)
     counts = train.counts + test.counts
     assert counts.tolist() == [400] * 5 + [100 if skew == "quantity" else 400] * 5
@@ -42,7 +42,7 @@ def test_clients_are_as_many_and_as_skewed_as_published(skew: Skew) -> None:
     assert not torch.equal(synthetic_clients(skew, seed=2, rows=400)[0].fields["x"], again)
 
 
-def test_the_classes_are_a_blob_and_a_shell_in_four_dimensions() -> None:
+def test_classes_are_a_blob_and_a_shell_in_four_dimensions() -> None:
     x = _rows(np.repeat([0.0, 1.0], 20_000), np.random.Generator(np.random.Philox(0)))
     blob, shell = np.linalg.norm(x[:20_000, :4], axis=1), np.linalg.norm(x[20_000:, :4], axis=1)
     assert (blob**2).mean() == pytest.approx(8.0, rel=0.03)
@@ -78,7 +78,7 @@ def test_every_method_of_the_synthetic_study_runs(name: str) -> None:
     assert all(0.0 <= score <= 100.0 for score in found.values())
 
 
-def test_the_table_is_of_means_over_clients_then_seeds() -> None:
+def test_table_averages_over_clients_and_then_over_seeds() -> None:
     rows = [
         {
             "skew": skew,
@@ -96,14 +96,14 @@ def test_the_table_is_of_means_over_clients_then_seeds() -> None:
     assert table.loc["Individual", "label"] == "51.5 ± 1.4 (76.6)"
     assert table.loc["FedMAP, by layer", "quantity"] == "56.5 ± 1.4"
     lines = fedmap_synthetic.reading(pd.DataFrame(rows))
-    assert (
-        lines[0]
-        == "feature skew: FedMAP is +1.00 points from the best of the others, FedBN, above it in 2 of 2 seeds."
+    assert lines[0] == (
+        "feature skew: FedMAP is +1.00 points from FedBN, the best of the other methods, "
+        "and above it in 2 of 2 seeds."
     )
 
 
 # ------------------------------------------------------------------------------------------------ lines
-def test_the_toy_learns_that_slopes_are_alike(tmp_path: Path) -> None:
+def test_toy_learns_that_the_slopes_agree(tmp_path: Path) -> None:
     found = toy_fedmap.run(tmp_path, quick=True)
     assert all(path.stat().st_size > 0 for path in found.files)
     few = found.table[["2 (1)", "3 (2)", "4 (3)"]].mean(axis=1)
@@ -116,7 +116,7 @@ def test_the_toy_learns_that_slopes_are_alike(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ writers
 @pytest.mark.skipif("HIERFL_DATA" not in os.environ, reason="FEMNIST is read from HIERFL_DATA")
 @pytest.mark.parametrize("name", writers.METHODS)
-def test_every_method_of_the_writers_runs(name: str) -> None:
+def test_every_method_of_the_writers_study_runs(name: str) -> None:
     torch.set_default_dtype(torch.float32)
     found: Any = writers.one(name, 0, writers.Settings(rounds=1, cohort=2, writers=4, new=1))
     assert {"participating", "new", "other mix", "kl", "empirical_risk"} <= set(found)

@@ -1,4 +1,4 @@
-"""The studies' own parts: splits, scores, and what each must show, on sizes that take seconds."""
+"""The parts of the paper studies: splits, scores, and the expected results on problems of seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def labels(rows: int = 700) -> torch.Tensor:
 
 # ------------------------------------------------------------------------------------------------ splits
 @pytest.mark.parametrize("seed", [0, 1])
-def test_equal_classes_deals_each_row_once_and_two_classes_a_client(seed: int) -> None:
+def test_equal_classes_uses_each_row_once_and_gives_each_client_two_classes(seed: int) -> None:
     y = labels(70)
     train, test = images.equal_classes(y, clients=20, classes=2, train=12, test=5, seed=seed)
     dealt = np.concatenate([*train, *test])
@@ -42,7 +42,7 @@ def test_equal_classes_deals_each_row_once_and_two_classes_a_client(seed: int) -
         images.equal_classes(y, clients=20, classes=2, train=15, test=5, seed=seed)
 
 
-def test_power_law_has_the_papers_classes_and_ragged_sizes() -> None:
+def test_power_law_has_the_classes_of_the_paper_and_unequal_sizes() -> None:
     y = labels(7000)
     train, test = images.power_law(y, clients=100, classes=3, seed=0)
     dealt = np.concatenate([*train, *test])
@@ -51,7 +51,7 @@ def test_power_law_has_the_papers_classes_and_ragged_sizes() -> None:
     assert sizes.min() >= 22 and sizes.max() > 5 * np.median(sizes)
     for u, (here, held) in enumerate(zip(train, test, strict=True)):
         assert set(y[np.concatenate([here, held])].tolist()) == {(u + j) % 10 for j in range(3)}, (
-            "and no label is another's"
+            "every client has exactly its own classes"
         )
         assert len(here) == int(0.75 * (len(here) + len(held)))
 
@@ -77,7 +77,7 @@ def test_pixels_are_scaled_by_training_rows_alone() -> None:
     assert some.fields["x"].mean(0).abs().max() > 1e-3
 
 
-def test_a_start_is_a_function_of_its_seed() -> None:
+def test_initial_weights_depend_on_the_seed_alone() -> None:
     before = torch.get_rng_state()
     a, b, c = (images.started(partial(images.dnn, 4, 3), s)[0].weight for s in (1, 1, 2))  # type: ignore[index]
     assert (
@@ -87,7 +87,7 @@ def test_a_start_is_a_function_of_its_seed() -> None:
 
 # ------------------------------------------------------------------------------------------------ the toy
 def test_fedabml_is_nearer_to_the_pooled_mean_than_fedavg_in_every_round_but_the_first() -> None:
-    """Over five seeds; and FedAvg ends where oracle O4 has its fixed point."""
+    """In the mean over five seeds; FedAvg ends at the closed-form fixed point of oracle O4."""
     toy = replace(toy_fedabml.Toy(), rounds=10)
     away = {
         m: np.array([distances(m, seed, toy) for seed in range(5)]) for m in toy_fedabml.METHODS
@@ -115,20 +115,20 @@ def distances(method: str, seed: int, toy: toy_fedabml.Toy) -> list[float]:
     return [float((f.message["theta.weight"].flatten() - target).norm()) for f in fits]
 
 
-def test_an_interval_is_that_of_student() -> None:
+def test_band_is_the_student_t_interval() -> None:
     mean, half = toy_fedabml.band(np.array([[1.0], [2.0], [3.0]]))
     assert mean.tolist() == [2.0] and half[0] == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ entropy
-def test_strangers_are_as_many_as_test_rows_and_none_of_a_clients_classes() -> None:
+def test_foreign_rows_are_as_many_as_test_rows_and_of_classes_no_client_has() -> None:
     pytest.importorskip("sklearn")
     train, test, strangers = ood_entropy.federation(ood_entropy.Setting(images="digits"), 0)
     assert train.num_clients == 16 and set(train.fields["y"].tolist()) == set(range(8))
     assert strangers["digits 8, 9"].counts.tolist() == test.counts.tolist()
 
 
-def test_new_clients_have_no_part_in_the_scaling() -> None:
+def test_new_clients_do_not_affect_the_scaling() -> None:
     pytest.importorskip("sklearn")
     train, _ = new_federation(NewSetting(clients=16, trained=4, images="digits"), 0)
     known = train.select(train.names[:4]).fields["x"]
@@ -139,20 +139,20 @@ def test_new_clients_have_no_part_in_the_scaling() -> None:
 # ------------------------------------------------------------------------------------------------ whole studies
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out"
+    not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: this test takes minutes"
 )
 @pytest.mark.parametrize("name", studies.names())
-def test_every_study_runs_quickly_and_again_from_what_is_kept(name: str, tmp_path: Path) -> None:
+def test_every_study_runs_quickly_and_then_reuses_its_saved_runs(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     torch.set_default_dtype(torch.float32)
     try:
-        said: list[str] = []
-        first = list(studies.run(name, tmp_path, quick=True, say=said.append))
-        again: list[str] = []
-        second = list(studies.run(name, tmp_path, quick=True, say=again.append))
+        computed: list[str] = []
+        first = list(studies.run(name, tmp_path, quick=True, say=computed.append))
+        computed_again: list[str] = []
+        second = list(studies.run(name, tmp_path, quick=True, say=computed_again.append))
     except FileNotFoundError as error:
         pytest.skip(str(error)[:80])
-    assert said and not again
+    assert computed and not computed_again
     for one, two in zip(first, second, strict=True):
         assert one.as_json() == two.as_json()
         assert len(one.scores) and one.reading
@@ -160,7 +160,7 @@ def test_every_study_runs_quickly_and_again_from_what_is_kept(name: str, tmp_pat
             assert path.stat().st_size > 100
 
 
-def test_after_the_last_round_of_the_ablation_every_client_has_a_model_of_its_own() -> None:
+def test_every_client_takes_part_in_the_last_round_of_the_ablation() -> None:
     data = federation((6, 4, 5))
     model = bayesian_network(torch.nn.Linear(2, 1), likelihood=normal(1.0), prior_scale=1.0)
     last = prior_ablation.with_everyone(

@@ -1,4 +1,4 @@
-"""The studies' command: what it prints and writes, its errors, and that finished runs are not run again."""
+"""The command `hierfl study`: its output and files, its errors, and that finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def command(*arguments: str) -> Result:
 
 
 def a_study(worked: list[int]) -> Callable[..., Found]:
-    """Two runs, whose seeds are noted when they are worked out."""
+    """Return a study of two runs; each run appends its seed to `worked` when it is computed."""
 
     def run(out: Path, *, quick: bool = False, say: Say = quiet) -> Found:
         def work(seed: int) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seeds
 
 
-def test_it_prints_a_table_and_the_files_and_ends_with_json(
+def test_study_prints_its_table_and_files_and_ends_with_json(
     worked: list[int], tmp_path: Path
 ) -> None:
     result = command("climb", "--quick", "--json", "--out", str(tmp_path / "made" / "here"))
@@ -71,7 +71,7 @@ def test_it_prints_a_table_and_the_files_and_ends_with_json(
     assert told["parts"][0]["table"] == [{"method": "sgd", "accuracy": 90.5}]
 
 
-def test_finished_runs_are_not_run_again_and_other_settings_are_other_runs(
+def test_finished_runs_are_not_repeated_but_other_settings_are_run(
     worked: list[int], tmp_path: Path
 ) -> None:
     for arguments, expected in (((), [0, 1]), ((), [0, 1]), (("--quick",), [0, 1, 0, 1])):
@@ -81,10 +81,10 @@ def test_finished_runs_are_not_run_again_and_other_settings_are_other_runs(
     assert not list((tmp_path / "runs").glob("*.tmp"))
     command("climb", "--out", str(tmp_path))
     command("climb", "--out", str(tmp_path), "--quick")
-    assert worked == [0, 1, 0, 1, 1], "the lost run alone"
+    assert worked == [0, 1, 0, 1, 1], "only the deleted run is repeated"
 
 
-def test_a_run_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_run_saves_nothing(tmp_path: Path) -> None:
     def fails() -> dict[str, Any]:
         raise RuntimeError("no")
 
@@ -111,7 +111,9 @@ def test_a_folder_that_cannot_be_written_to_is_named(worked: list[int], tmp_path
     assert result.exit_code == 2 and "--out" in result.output and not worked
 
 
-def test_missing_data_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_data_set_is_reported_with_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def run(out: Path, *, quick: bool = False, say: Say = quiet) -> Found:
         raise FileNotFoundError("HIERFL_DATA is not set: get MNIST")
 
