@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hierfl.posterior.nuts import nuts
     from hierfl.posterior.prediction import Prediction
     from hierfl.program.program import Program, ProgramError
+    from hierfl.program.public_names import CannotRemake
     from hierfl.program.read import read
-    from hierfl.program.recipes import CannotRemake
     from hierfl.runs.checkpoint import CheckpointError
     from hierfl.runs.fit import fit, load
     from hierfl.runs.result import Fit
@@ -76,7 +76,7 @@ __all__ = [
 
 # Public name -> the module that defines it. Each is imported when its name is first used, so `import hierfl` stays light.
 _MODULE_OF = {
-    "CannotRemake": "hierfl.program.recipes",
+    "CannotRemake": "hierfl.program.public_names",
     "CheckpointError": "hierfl.runs.checkpoint",
     "Client": "hierfl.method",
     "ClientBatch": "hierfl.data.batch",

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, tree_map, with_leaves, zeros_like
 
+__all__ = ["SGD", "Adam", "Optimiser", "Stepped", "TorchOptimiser", "step"]
+
 
 class Optimiser(Protocol):
     """`init(params) -> state` and `update(gradients, state, params=) -> (what to add to the params, state)`."""

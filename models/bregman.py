@@ -18,6 +18,8 @@ from torch.distributions import constraints, transform_to
 from torch.distributions.constraints import Constraint
 from torch.func import grad, jacrev
 
+__all__ = ["BregmanPrior", "bernoulli", "exponential", "gaussian", "poisson"]
+
 NEWTON_STEPS = 40  # of `natural_of` without a closed form: damped far off, quadratic near by
 
 
