@@ -1,4 +1,4 @@
-"""The wheel holds what the folders hold, and nothing can be imported under a second name."""
+"""The wheel and the sdist hold every file once, and no module can be imported under a second name."""
 
 import importlib
 import importlib.util
@@ -88,7 +88,7 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
 
 
 def test_the_doctests_hold() -> None:
-    """In a process of its own: docstrings are written for torch's float32 default, as users have it."""
+    """In a process of its own: docstrings assume torch's default of float32, as users have it."""
     code = (
         "import doctest, importlib, sys\n"
         "for name in sys.argv[1:]:\n"

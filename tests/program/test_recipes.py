@@ -87,6 +87,10 @@ def model(batch: Any) -> None:
     """A user's own model."""
 
 
+def part(program: Any) -> Any:
+    """A user's own client or server."""
+
+
 @recorded
 def own(scale: float, **options: Any) -> Callable[[Any], None]:
     return lambda batch: None
@@ -105,7 +109,7 @@ VALUES: dict[str, Callable[[], Any]] = {
         guides.structured(shared=guides.spline_flow, full=False),
         guides.conditional(shared=guides.diagonal_normal, newton_steps=2),
     ),
-    "a method of one's own": lambda: Method("own", model, guides.delta, model, model),
+    "a method of one's own": lambda: Method("own", model, guides.delta, part, part),
     "one's own": lambda: (model, Step, Step(0.5), own(2.0, more="words")),
 }
 PRIORS: dict[str, Callable[[], Any]] = {
