@@ -37,6 +37,8 @@ SAME_PARAMETER = {
     "covariance_matrix": "scale_tril",
     "precision_matrix": "scale_tril",
 }
+# Options of methods that 0.1.0 always recorded and that are wrappers now: at these values they change nothing.
+RETIRED = {"averaged": 1.0, "beta": 1.0, "by_rows": False, "fine_tune": False}
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,18 +121,25 @@ def describe(value: Any) -> JSON:
     return {"opaque": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
-def with_public_names(description: JSON) -> JSON:
-    """Return a description with each name of hierfl 0.1.0 replaced by the public name it has now."""
+def translated(description: JSON) -> JSON:
+    """Return a description that hierfl 0.1.0 wrote as it would be written now, so that runs can be compared."""
     if isinstance(description, list):
-        return [with_public_names(value) for value in description]
+        return [translated(value) for value in description]
     if not isinstance(description, dict):
         return description
-    return {
+    found: dict[str, Any] = {
         key: public_name(value)
         if key in ("made_by", "family", "named") and isinstance(value, str)
-        else with_public_names(value)
+        else translated(value)
         for key, value in description.items()
     }
+    if str(found.get("made_by")).startswith("hierfl.methods.") and isinstance(
+        found.get("with"), dict
+    ):
+        found["with"] = {
+            k: v for k, v in found["with"].items() if k not in RETIRED or v != RETIRED[k]
+        }
+    return found
 
 
 def remake(description: JSON) -> Any:

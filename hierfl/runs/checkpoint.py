@@ -26,7 +26,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, named_leaves, with_leaves
 from hierfl.engine.client_store import Stored, Table
 from hierfl.engine.rounds import ROWS, Progress
-from hierfl.program.recipes import with_public_names
+from hierfl.program.recipes import translated
 
 FORMAT, VERSION, KEPT = (
     "hierfl-run",
@@ -94,12 +94,12 @@ def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
         found: Any = read_record(path)["about"]
     except CheckpointError:
         return True  # damaged: `load` passes it over, and says so
-    return bool(_named(found) == _named(json.loads(json.dumps(about))))
+    return bool(_as_now(found) == _as_now(json.loads(json.dumps(about))))
 
 
-def _named(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What identifies a run, its method by public names: hierfl 0.1.0 wrote other ones."""
-    return {k: with_public_names(v) if k == "method" else v for k, v in about.items()}
+def _as_now(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What identifies a run, its method described as this release does: hierfl 0.1.0 wrote other names."""
+    return {k: translated(v) if k == "method" else v for k, v in about.items()}
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -173,7 +173,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    found, wanted = _named(found), _named(json.loads(json.dumps(wanted)))
+    found, wanted = _as_now(found), _as_now(json.loads(json.dumps(wanted)))
     differ = [key for key in wanted if found.get(key) != wanted[key]]
     if differ:
         raise CheckpointError(

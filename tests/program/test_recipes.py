@@ -26,7 +26,7 @@ from hierfl.program.public_names import (
     exported,
     public_name,
 )
-from hierfl.program.recipes import describe, recorded, remake, with_public_names
+from hierfl.program.recipes import describe, recorded, remake, translated
 from hierfl.program.sites import Family
 
 PUBLIC_NAMES = [
@@ -188,11 +188,21 @@ def test_an_old_name_is_translated(old: str) -> None:
     assert public_name(old) == OLD_NAMES[old]
     record = {"made_by": old, "with": {"a": {"sequence": [{"named": old}, {"family": old}]}}}
     new = OLD_NAMES[old]
-    assert with_public_names(record) == {
+    assert translated(record) == {
         "made_by": new,
         "with": {"a": {"sequence": [{"named": new}, {"family": new}]}},
     }
-    assert with_public_names(with_public_names(record)) == with_public_names(record)
+    assert translated(translated(record)) == translated(record)
+
+
+def test_a_retired_option_counts_only_where_it_was_used() -> None:
+    old = {"model": None, "beta": 1.0, "fine_tune": False}
+    record = {"made_by": "hierfl.methods.fedavg:fedavg", "with": old}
+    assert translated(record) == {"made_by": "hierfl.methods.fedavg", "with": {"model": None}}
+    record["with"] = {**old, "beta": 2.0}
+    assert translated(record)["with"] == {"model": None, "beta": 2.0}
+    mine = {"made_by": "my_study:my_method", "with": old}
+    assert translated(mine) == mine
 
 
 def test_every_factory_of_0_1_0_is_found_by_its_old_name() -> None:
