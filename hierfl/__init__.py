@@ -1,14 +1,14 @@
-"""hierfl: hierarchical Bayesian federated learning on Pyro. One program, fitted federatedly, with a plate over clients."""
+"""hierfl: hierarchical Bayesian federated learning on Pyro. One program, with a plate over clients."""
 
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# OpenMP reads this when torch is first imported: how long a thread that waits for the other threads of an operation
-# spins before it sleeps. Long spins take the core from other work; no spin makes each small operation wait for the
-# scheduler. Compiled steps wait for no other thread (`hierfl.engine.processes`). Measured for the rest, in seconds a
-# round on two cores, alone and beside a busy process: no spin 0.11 and 0.08, 1000 turns 0.06 and 0.10, 3000 turns 0.04
-# and 0.15, 30000 turns 0.04 and 0.54.
+# OpenMP reads this when torch is first imported: how long a thread that waits for the other threads of an
+# operation spins before it sleeps. Long spins take the core from other work; no spin makes each small operation
+# wait for the scheduler. Compiled steps wait for no other thread (`hierfl.engine.processes`). Measured for the
+# rest, in seconds a round on two cores, alone and beside a busy process: no spin 0.11 and 0.08, 1000 turns 0.06
+# and 0.10, 3000 turns 0.04 and 0.15, 30000 turns 0.04 and 0.54.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -74,7 +74,8 @@ __all__ = [
     "standardise",
 ]
 
-# Public name -> the module that defines it. Each is imported when its name is first used, so `import hierfl` stays light.
+# Public name -> the module that defines it. A module is imported when its name is first used, so that
+# `import hierfl` stays light.
 _MODULE_OF = {
     "CannotRemake": "hierfl.program.public_names",
     "CheckpointError": "hierfl.runs.checkpoint",

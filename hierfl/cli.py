@@ -54,13 +54,14 @@ def demo(
         bool, typer.Option("--quick", help="Run only a few rounds, to check that all works.")
     ] = False,
 ) -> None:
-    """Heart disease at four hospitals: four methods, held-out patients, new hospitals. Takes about a minute."""
+    """Heart disease at four hospitals: four methods, held-out patients, new hospitals. About a minute."""
     import torch
     from rich.console import Console
 
     from hierfl.demo.run import run
 
-    # Small tensors are faster on one thread, and Newton's Hessians need double precision. No other code shares this process.
+    # Small tensors are faster on one thread, and Newton's Hessians are safer in double precision. These settings are
+    # global, but the process is ours.
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     began, progress, console = time.perf_counter(), Console(stderr=True), Console()

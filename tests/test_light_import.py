@@ -161,6 +161,6 @@ def test_the_announcement_is_not_shown(code: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not version("arviz").startswith("0."), reason="ArviZ 1 announces nothing")
 def test_arviz_still_announces_itself_to_others(tmp_path: Path) -> None:
-    """The control: by itself, ArviZ does announce in such a folder, and hierfl changes no filter of the user's."""
+    """The control: without hierfl's filter, ArviZ does announce itself where that folder is empty."""
     fresh = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     assert ANNOUNCED in python("import hierfl, arviz", **fresh).stderr

@@ -1,7 +1,8 @@
 """The only module that imports ArviZ: InferenceData of 0.x on Python 3.11, DataTree of 1.x on 3.12 and later.
 
-Arrays go in, ArviZ's objects come out. The module imports neither torch nor the rest of hierfl, so arrays saved on one
-machine can become a posterior on another. ArviZ and xarray are slow to import: each is imported when first used.
+Arrays go in, ArviZ's objects come out. The module imports neither torch nor the rest of hierfl, so arrays saved
+on one machine can become a posterior on another. ArviZ and xarray are slow to import: each is imported when first
+used.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Names that a saved recipe may hold, and what each of them stands for.
 
-A recipe records a public name, such as "hierfl.models.logistic" or "pyro.distributions.Normal", never the module that
-happens to define it: modules may move, and runs saved before can still be loaded. A user's own function has no public
-name. It is recorded as "module:qualname", and found only in a module that the caller has already imported.
+A recipe records a public name, such as "hierfl.models.logistic" or "pyro.distributions.Normal", never the
+module that happens to define it: modules may move, and runs saved before can still be loaded. A user's own
+function has no public name. It is recorded as "module:qualname", and found only in a module that the caller has
+already imported.
 
-Nothing outside the list below is looked up in hierfl, torch, pyro, numpy or Python's own library, so a crafted file
-cannot reach a function such as `os.system`.
+In hierfl, torch, pyro, numpy and Python's own library, only the public names below are looked up, so a crafted
+file cannot reach a function such as `os.system`.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ PUBLIC = (
     "torch.optim",
 )
 
-# Runs written by hierfl 0.1.0 name the defining module instead: public module -> the modules that 0.1.0 had for it.
+# Runs written by hierfl 0.1.0 name the defining module instead: public module -> the modules that defined its
+# names in that release.
 MODULES_OF_0_1_0 = {
     "hierfl": ("hierfl.method",),
     "hierfl.guides": tuple(
         f"hierfl.guides.{name}"
-        for name in "amortised conditional constructed delta low_rank mean_field shared structured unrolled".split()
+        for name in (
+            "amortised conditional constructed delta low_rank mean_field shared structured unrolled"
+        ).split()
     ),
     "hierfl.methods": tuple(
         f"hierfl.methods.{name}"
-        for name in "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi pfedbayes pfedbred pfedme pvi".split()
+        for name in (
+            "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi pfedbayes pfedbred pfedme pvi"
+        ).split()
     ),
     "hierfl.models": tuple(
         f"hierfl.models.{name}"
@@ -60,7 +66,7 @@ HAND_IN = "hand the method in: load(..., method=...)"
 
 
 class CannotRemake(ValueError):
-    """A recipe that cannot be made again: it names something unknown or refused. The message says what to pass instead."""
+    """A recipe from which nothing can be made again. The message says why, and what to pass instead."""
 
 
 def public_name(name: str) -> str:
@@ -86,7 +92,10 @@ def public_name(name: str) -> str:
 
 
 def exported(module: str, name: str) -> Any:
-    """Return what a public module exports under a name; None where it exports no function, class or guide family so called."""
+    """Return the function, class or guide family that a public module exports; None where there is none.
+
+    Of `pyro.distributions` that is distributions alone, of `torch.optim` optimisers.
+    """
     if module not in PUBLIC:
         return None
     public = import_module(module)

@@ -1,7 +1,7 @@
 """Recipes: how a method, model, guide or optimiser was made, as JSON.
 
-A recipe goes into a run's record, and `hierfl.load` makes the method again from it. No code is stored: functions are
-recorded by name (`hierfl.program.public_names`), and nothing that a file names is imported.
+A recipe goes into a run's record, and `hierfl.load` makes the method again from it. No code is stored:
+functions are recorded by name (`hierfl.program.public_names`), and nothing that a file names is imported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAME_PARAMETER = {
     "covariance_matrix": "scale_tril",
     "precision_matrix": "scale_tril",
 }
-# Options of methods that 0.1.0 always recorded and that are wrappers now: at these values they change nothing.
+# Options of methods that are wrappers now, but stand in every record of 0.1.0. At these values they do nothing.
 RETIRED = {"averaged": 1.0, "beta": 1.0, "by_rows": False, "fine_tune": False}
 
 
@@ -84,7 +84,7 @@ def _name(thing: Any) -> str:
 
 
 def describe(value: Any) -> JSON:
-    """Return a value as JSON. What has no JSON form becomes {"opaque": its type}, and cannot be made again."""
+    """Return a value as JSON. What has no JSON form becomes {"opaque": its type} and cannot be remade."""
     recipe = recipe_of(value)
     if recipe is not None:
         return {
@@ -122,7 +122,7 @@ def describe(value: Any) -> JSON:
 
 
 def translated(description: JSON) -> JSON:
-    """Return a description that hierfl 0.1.0 wrote as it would be written now, so that runs can be compared."""
+    """Rewrite a description by hierfl 0.1.0 as it would be written now, so that runs can be compared."""
     if isinstance(description, list):
         return [translated(value) for value in description]
     if not isinstance(description, dict):
@@ -146,11 +146,12 @@ def remake(description: JSON) -> Any:
     """Make again what `describe` has described.
 
     Args:
-        description: JSON, from a file that need not be trusted: only public factories, and recorded functions and
-            dataclasses of modules that are already imported, are called.
+        description: JSON, from a file that need not be trusted: what is called are public factories, and
+            recorded functions and dataclasses of modules that are already imported.
 
     Raises:
-        CannotRemake: the description names something that is unknown or refused, holds no recipe, or is malformed.
+        CannotRemake: the description is malformed, holds what no file can store, or names something that is
+            unknown or refused.
     """
     if description is None or isinstance(description, bool | int | float | str):
         return description

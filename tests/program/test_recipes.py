@@ -1,4 +1,4 @@
-"""Recipes: each public name comes back from JSON as what it was, and a crafted record is refused before anything runs."""
+"""Recipes: each public name comes back from JSON; a crafted record is refused before anything runs."""
 
 from __future__ import annotations
 

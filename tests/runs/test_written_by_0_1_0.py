@@ -140,7 +140,7 @@ def test_a_run_of_a_module_takes_its_method(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ resume
 @pytest.mark.parametrize("name", RUNS)
 def test_an_old_run_can_be_resumed(name: str, tmp_path: Path) -> None:
-    """Its record holds old names, the method handed in is described by new ones: one method none the less."""
+    """Its record holds old names, and the method handed in has new ones: both describe one method."""
     shutil.copytree(OLD / name, tmp_path / "run")
     method = RUNS[name][0]()
     options: dict[str, Any] = {"rounds": 2, "seed": 3, "compile": False}
@@ -153,7 +153,7 @@ def test_an_old_run_can_be_resumed(name: str, tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_one_run_are_kept_under_either_name(tmp_path: Path) -> None:
-    """`save` removes the checkpoints of other runs from its folder: one of the same run, by old names, is none."""
+    """`save` removes other runs' checkpoints from its folder, but not one of the same run by old names."""
     run, early = tmp_path / "run", tmp_path / "run" / "round-00000001"
     for name, kept in (("fedsvi", True), ("mean_field", False)):
         shutil.rmtree(run, ignore_errors=True)
