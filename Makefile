@@ -1,9 +1,9 @@
-# Everything runs in .venv, which is made here, and made anew in part when pyproject.toml or constraints.txt changes.
+# Everything runs in .venv. It is created on first use, and updated when pyproject.toml or constraints.txt changes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Tests run in parallel processes: with one thread each they do not fight for the cores.
+# Tests run in parallel processes: one thread each, so that they do not compete for the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= 2
 

@@ -1,12 +1,14 @@
-"""hierfl: hierarchical Bayesian federated learning on Pyro. One program, inferred federatedly, a plate per client."""
+"""hierfl: hierarchical Bayesian federated learning on Pyro. One program, with a plate over clients."""
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-# Read when torch is first imported: how long a thread that waits for the others of one operation spins before it sleeps. Spinning
-# long loses the core to whoever else wants it, not at all makes every small operation wait for the scheduler. Compiled steps wait
-# for nobody (`hierfl.engine.processes`); of what is left this is measured, in seconds a round on two cores, alone and beside a busy
-# process:
-# no spinning 0.11 and 0.08, 1000 turns 0.06 and 0.10, 3000 0.04 and 0.15, 30000 0.04 and 0.54.
+# OpenMP reads this when torch is first imported: how long a thread that waits for the other threads of an
+# operation spins before it sleeps. Long spins take the core from other work; no spin makes each small operation
+# wait for the scheduler. Compiled steps wait for no other thread (`hierfl.engine.processes`). Measured for the
+# rest, in seconds a round on two cores, alone and beside a busy process: no spin 0.11 and 0.08, 1000 turns 0.06
+# and 0.10, 3000 turns 0.04 and 0.15, 30000 turns 0.04 and 0.54.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -14,23 +16,24 @@ from hierfl.core.allocator import keep_memory
 
 keep_memory()
 
-from hierfl import datasets, diagnostics, guides, methods, models, optimisers, plots
-from hierfl.data import partition
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.data.preprocess import Scaling, fill_missing, standardise
-from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
-from hierfl.engine.chunks import ClientError
-from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
-from hierfl.posterior.new_clients import predict_from_prior
-from hierfl.posterior.nuts import nuts
-from hierfl.posterior.prediction import Prediction
-from hierfl.program.program import Program, ProgramError
-from hierfl.program.read import read
-from hierfl.program.recipes import CannotRemake
-from hierfl.runs.checkpoint import CheckpointError
-from hierfl.runs.fit import fit, load
-from hierfl.runs.result import Fit
+if TYPE_CHECKING:
+    from hierfl import datasets, diagnostics, guides, methods, models, optimisers, plots
+    from hierfl.data import partition
+    from hierfl.data.batch import ClientBatch
+    from hierfl.data.clients import ClientData
+    from hierfl.data.preprocess import Scaling, fill_missing, standardise
+    from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
+    from hierfl.engine.chunks import ClientError
+    from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
+    from hierfl.posterior.new_clients import predict_from_prior
+    from hierfl.posterior.nuts import nuts
+    from hierfl.posterior.prediction import Prediction
+    from hierfl.program.program import Program, ProgramError
+    from hierfl.program.public_names import CannotRemake
+    from hierfl.program.read import read
+    from hierfl.runs.checkpoint import CheckpointError
+    from hierfl.runs.fit import fit, load
+    from hierfl.runs.result import Fit
 
 __version__ = "0.1.0"
 
@@ -70,3 +73,57 @@ __all__ = [
     "read",
     "standardise",
 ]
+
+# Public name -> the module that defines it. A module is imported when its name is first used, so that
+# `import hierfl` stays light.
+_MODULE_OF = {
+    "CannotRemake": "hierfl.program.public_names",
+    "CheckpointError": "hierfl.runs.checkpoint",
+    "Client": "hierfl.method",
+    "ClientBatch": "hierfl.data.batch",
+    "ClientData": "hierfl.data.clients",
+    "ClientError": "hierfl.engine.chunks",
+    "Clock": "hierfl.method",
+    "Fit": "hierfl.runs.result",
+    "LogShare": "hierfl.method",
+    "Method": "hierfl.method",
+    "PacBayes": "hierfl.diagnostics.pac_bayes",
+    "Phase": "hierfl.method",
+    "Prediction": "hierfl.posterior.prediction",
+    "Program": "hierfl.program.program",
+    "ProgramError": "hierfl.program.program",
+    "Scaling": "hierfl.data.preprocess",
+    "Server": "hierfl.method",
+    "Share": "hierfl.method",
+    "datasets": "hierfl.datasets",
+    "diagnostics": "hierfl.diagnostics",
+    "fill_missing": "hierfl.data.preprocess",
+    "fit": "hierfl.runs.fit",
+    "guides": "hierfl.guides",
+    "load": "hierfl.runs.fit",
+    "methods": "hierfl.methods",
+    "models": "hierfl.models",
+    "nuts": "hierfl.posterior.nuts",
+    "optimisers": "hierfl.optimisers",
+    "pac_bayes": "hierfl.diagnostics.pac_bayes",
+    "partition": "hierfl.data.partition",
+    "plots": "hierfl.plots",
+    "predict_from_prior": "hierfl.posterior.new_clients",
+    "read": "hierfl.program.read",
+    "standardise": "hierfl.data.preprocess",
+}
+
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelt name
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first used (PEP 562)."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'hierfl' has no attribute '{name}'")
+        module = import_module(_MODULE_OF[name])
+        # A room is its own value: "guides" stands for hierfl.guides, "fit" for the function in hierfl.runs.fit.
+        value = getattr(module, name, module)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

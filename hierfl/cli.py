@@ -1,15 +1,23 @@
-"""The command line: `hierfl demo --out DIR`, `hierfl study NAME`, `hierfl --version`."""
+"""The command line: `hierfl demo --out DIR`, `hierfl study NAME`, `hierfl --version`.
+
+Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     help="Hierarchical Bayesian federated learning on Pyro.",
@@ -37,67 +45,56 @@ def hierfl(
 @app.command()
 def demo(
     out: Annotated[
-        Path,
-        typer.Option("--out", metavar="DIR", help="Folder to write to; made if it is not there."),
+        Path, typer.Option("--out", metavar="DIR", help="Output folder; created if missing.")
     ],
-    seed: Annotated[int, typer.Option(min=0, help="Of the split, the fits and the draws.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the split, the fits and the draws.")
+    ] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Hardly any rounds, to see that it runs.")
+        bool, typer.Option("--quick", help="Run only a few rounds, to check that all works.")
     ] = False,
 ) -> None:
-    """Heart disease at four hospitals: four methods, held-out patients, hospitals never seen. About a minute."""
-    import torch  # the slow imports are left to the commands that need them
+    """Heart disease at four hospitals: four methods, held-out patients, new hospitals. About a minute."""
+    import torch
     from rich.console import Console
 
     from hierfl.demo.run import run
 
-    # The process is ours: small tensors are faster on one thread, and Newton's Hessians safer in double precision.
+    # Small tensors are faster on one thread, and Newton's Hessians are safer in double precision. These settings are
+    # global, but the process is ours.
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    began = time.perf_counter()
-    progress = Console(stderr=True)
+    began, progress, console = time.perf_counter(), Console(stderr=True), Console()
+    # With --quick a second process would take longer to start than it saves.
+    workers = 1 if quick else min(2, os.cpu_count() or 1)
     try:
-        workers = (
-            1 if quick else min(2, os.cpu_count() or 1)
-        )  # a worker's imports take longer than all of --quick
-        found = run(
-            out,
-            seed=seed,
-            quick=quick,
-            workers=workers,
-            say=lambda line: progress.print(f"{line} ...", style="dim"),
-        )
+        found = run(out, seed=seed, quick=quick, workers=workers, say=partial(_show_step, progress))
     except OSError as error:
-        raise typer.BadParameter(
-            f"cannot write to '{out}': {error.strerror or error}", param_hint="--out"
-        ) from error
-    console = Console()
+        raise _unwritable(out, error) from error
     console.print(found.table)
-    for line in found.reading:
+    for line in (*found.reading, ""):
         console.print(line)
-    console.print()
-    for path, what in found.files.items():
-        console.print(f"Wrote {path}: {what}.", soft_wrap=True)
+    _show_files(console, found.files)
     console.print(f"Took {time.perf_counter() - began:.0f} s.")
 
 
 @app.command()
 def study(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Which study; another word lists them.")
+        str, typer.Argument(metavar="NAME", help="Which study; an unknown name lists all studies.")
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Hardly any work, to see that it runs.")
+        bool, typer.Option("--quick", help="Do very little work, to check that all works.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder to write to. Default: study-NAME."),
+        typer.Option("--out", metavar="DIR", help="Output folder. Default: study-NAME."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="End with one line of JSON that holds every number.")
+        bool, typer.Option("--json", help="Print every number as JSON, on the last line.")
     ] = False,
 ) -> None:
-    """Measure again what a paper measured. Stopped, it goes on where it was: finished runs are kept in --out."""
+    """Repeat a paper's measurements. A study that was stopped resumes: finished runs are kept in --out."""
     from rich.console import Console
 
     from hierfl import studies
@@ -105,45 +102,53 @@ def study(
 
     if name not in studies.names():
         raise typer.BadParameter(
-            f"there is no study '{name}'; there are {', '.join(studies.names())}", param_hint="NAME"
+            f"there is no study '{name}'; choose from {', '.join(studies.names())}",
+            param_hint="NAME",
         )
     folder = out or Path(f"study-{name}")
     try:
         writable(folder)
     except OSError as error:
-        raise typer.BadParameter(
-            f"cannot write to '{folder}': {error.strerror or error}", param_hint="--out"
-        ) from error
+        raise _unwritable(folder, error) from error
     began, console, progress = time.perf_counter(), Console(), Console(stderr=True)
     parts = []
     try:
-        for found in studies.run(
-            name, folder, quick=quick, say=lambda line: progress.print(f"{line} ...", style="dim")
-        ):
+        for found in studies.run(name, folder, quick=quick, say=partial(_show_step, progress)):
             console.print(found.printed())
             for line in found.reading:
                 console.print(line)
-            for path, what in found.files.items():
-                console.print(f"Wrote {path}: {what}.", soft_wrap=True)
+            _show_files(console, found.files)
             console.print()
             parts.append(found.as_json())
-    except FileNotFoundError as error:  # a data set: the message says how to get it
+    except FileNotFoundError as error:  # a missing data set: the message says how to get it
         progress.print(
-            f"This study needs data that are not here: {error}", style="red", soft_wrap=True
+            f"This study needs data that are missing: {error}", style="red", soft_wrap=True
         )
         raise typer.Exit(1) from error
     seconds = time.perf_counter() - began
     console.print(f"Took {seconds:.0f} s.")
     if as_json:
-        typer.echo(
-            json.dumps(
-                {"study": name, "quick": quick, "seconds": round(seconds, 1), "parts": parts}
-            )
-        )
+        answer = {"study": name, "quick": quick, "seconds": round(seconds, 1), "parts": parts}
+        typer.echo(json.dumps(answer))
+
+
+def _show_step(progress: Console, line: str) -> None:
+    progress.print(f"{line} ...", style="dim")
+
+
+def _show_files(console: Console, files: Mapping[Path, str]) -> None:
+    for path, what in files.items():
+        console.print(f"Wrote {path}: {what}.", soft_wrap=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> typer.BadParameter:
+    return typer.BadParameter(
+        f"cannot write to '{folder}': {error.strerror or error}", param_hint="--out"
+    )
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line: the entry point of the `hierfl` command."""
     app()
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, tree_map, with_leaves, zeros_like
 
+__all__ = ["SGD", "Adam", "Optimiser", "Stepped", "TorchOptimiser", "step"]
+
 
 class Optimiser(Protocol):
     """The two functions of an optimiser.

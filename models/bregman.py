@@ -24,6 +24,8 @@ from torch.distributions import constraints, transform_to
 from torch.distributions.constraints import Constraint
 from torch.func import grad, jacrev
 
+__all__ = ["BregmanPrior", "bernoulli", "exponential", "gaussian", "poisson"]
+
 # Newton steps of `natural_of` without a closed form: damped far from the root, quadratic near it
 NEWTON_STEPS = 40
 

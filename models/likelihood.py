@@ -12,6 +12,8 @@ from torch import Tensor
 from hierfl.models.priors import Prior, check_scale, either, given
 from hierfl.program.recipes import recorded
 
+__all__ = ["Bernoulli", "Likelihood", "bernoulli", "categorical", "normal", "poisson"]
+
 
 @dataclass(frozen=True)
 class Likelihood:

@@ -24,6 +24,8 @@ from torch.nn.functional import softplus
 
 from hierfl.core import noise
 
+__all__ = ["InputConvex", "Isotropic", "LearnedNormal", "LearnedVariance", "MapPrior", "Penalised"]
+
 Above = dict[str, Tensor]
 
 

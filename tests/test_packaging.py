@@ -1,10 +1,11 @@
-"""The wheel holds what the folders hold, and nothing can be imported under a second name."""
+"""The wheel and the sdist hold every file once, and no module can be imported under a second name."""
 
 import importlib
 import importlib.util
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -53,22 +54,26 @@ def test_the_top_level_folder_is_no_second_package(name: str) -> None:
 def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
     source = tmp_path / "source"
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for folder in ("hierfl", "models", "guides", "docs"):
+    for folder in ("hierfl", "models", "guides"):
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignore)
-    for file in ("pyproject.toml", "README.md"):
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source / file)
-    # From the back end itself, not `pip wheel`: no isolated environment, so no index is asked.
-    build = f"import setuptools.build_meta as b; b.build_wheel({str(tmp_path)!r})"
+    # Call the back end itself, not `pip wheel`: this needs no isolated environment and no package index.
+    build = f"import setuptools.build_meta as b; b.build_sdist({str(tmp_path)!r}); b.build_wheel({str(tmp_path)!r})"
     done = subprocess.run(
         [sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    (wheel,) = tmp_path.glob("*.whl")
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
     names = zipfile.ZipFile(wheel).namelist()
     inside = {name for name in names if ".dist-info/" not in name}
     assert {name.split("/")[0] for name in inside} == {"hierfl"}
     assert len(names) == len(set(names))
-    assert any(name.endswith("licenses/docs/LICENSE") for name in names)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    with tarfile.open(sdist) as archive:
+        assert any(
+            name.count("/") == 1 and name.endswith("/LICENSE") for name in archive.getnames()
+        )
     expected = {
         f"{name.replace('.', '/')}.py"
         for name in MODULES
@@ -83,7 +88,7 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
 
 
 def test_the_doctests_hold() -> None:
-    """In a process of its own: docstrings are written for torch's float32 default, as users have it."""
+    """In a process of its own: docstrings assume torch's default of float32, as users have it."""
     code = (
         "import doctest, importlib, sys\n"
         "for name in sys.argv[1:]:\n"

@@ -1,6 +1,8 @@
-"""The only room that imports ArviZ: 0.x's InferenceData on Python 3.11, 1.x's DataTree on 3.12 and later.
+"""The only module that imports ArviZ: InferenceData of 0.x on Python 3.11, DataTree of 1.x on 3.12 and later.
 
-Arrays in, ArviZ out: it needs neither torch nor the rest of hierfl, so that arrays saved on one machine become a posterior on another.
+Arrays go in, ArviZ's objects come out. The module imports neither torch nor the rest of hierfl, so arrays saved
+on one machine can become a posterior on another. ArviZ and xarray are slow to import: each is imported when first
+used.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-import arviz as az
 import numpy as np
-import xarray as xr
 
 Arrays = Mapping[str, Any]  # variable -> array
 SAMPLE = ("chain", "draw")
 WITHOUT_DRAWS = ("observed_data", "constant_data")
-DATA_TREE = (
-    int(version("arviz").split(".")[0]) >= 1
-)  # asking for az.InferenceData does not tell: 1.x answers, with a warning
+# From the version, not from `hasattr(arviz, "InferenceData")`: 1.x answers that as well, with a warning.
+DATA_TREE = int(version("arviz").split(".")[0]) >= 1
+
+
+def arviz() -> Any:
+    """Import ArviZ without its announcement of version 1, which 0.23 makes at the first import of each day."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
+        import arviz as az
+    return az
 
 
 def arviz_of(
@@ -52,10 +59,11 @@ def arviz_of(
         for group, arrays in groups.items()
     }
     if DATA_TREE:
+        import xarray as xr
+
         tree: Any = xr.DataTree
         return tree.from_dict(sets)
-    container: Any = az.InferenceData
-    return container(**sets)
+    return arviz().InferenceData(**sets)
 
 
 def _dataset(
@@ -65,6 +73,8 @@ def _dataset(
     coords: Mapping[str, Any],
     attributes: Any,
 ) -> Any:
+    import xarray as xr
+
     lead: tuple[str, ...] = () if group in WITHOUT_DRAWS else SAMPLE
     taken = {*SAMPLE, *coords}
     variables = {}
@@ -126,10 +136,10 @@ def elpd_of(log_likelihood: Any) -> Elpd:
         {"y": ["i"]},
         {},
     )
-    loo: Any = az.loo
+    az = arviz()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of high k-hats, which are in the answer
-        found = loo(tree, pointwise=True, reff=1.0)
+        warnings.simplefilter("ignore")  # high k-hats are returned: ArviZ need not warn of them
+        found = az.loo(tree, pointwise=True, reff=1.0)
     each, total, p = (
         (found.elpd_i, found.elpd, found.p)
         if DATA_TREE
@@ -142,10 +152,10 @@ def elpd_of(log_likelihood: Any) -> Elpd:
 
 def compared(found: Mapping[str, Elpd]) -> Any:
     """`az.compare` as a frame: rank, elpd, p, elpd_diff, weight, se, dse by name, the best first."""
-    compare: Any = az.compare
+    az = arviz()
     given = {name: one.arviz for name, one in found.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = compare(given, round_to="none") if DATA_TREE else compare(given)
+        table = az.compare(given, round_to="none") if DATA_TREE else az.compare(given)
     table = table.rename(columns={"elpd_loo": "elpd", "p_loo": "p"})
     return table[["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"]]

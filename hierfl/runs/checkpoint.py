@@ -26,6 +26,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, named_leaves, with_leaves
 from hierfl.engine.client_store import Stored, Table
 from hierfl.engine.rounds import TABLE_FILE, Progress
+from hierfl.program.recipes import translated
 
 FORMAT, VERSION = "hierfl-run", 1
 KEPT = 2  # checkpoints of a run, so that a damaged one has one before it
@@ -105,7 +106,12 @@ def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
         found: Any = read_record(path)["about"]
     except CheckpointError:
         return True
-    return bool(found == json.loads(json.dumps(about)))
+    return bool(_as_now(found) == _as_now(json.loads(json.dumps(about))))
+
+
+def _as_now(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate the method in a run's identity to the names of this release."""
+    return {k: translated(v) if k == "method" else v for k, v in about.items()}
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -182,7 +188,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse a checkpoint of another run."""
-    wanted = json.loads(json.dumps(wanted))
+    found, wanted = _as_now(found), _as_now(json.loads(json.dumps(wanted)))
     differ = [key for key in wanted if found.get(key) != wanted[key]]
     if differ:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""`fit.save` and `hierfl.load`: with and without the rows, the method made again from its record, and what is refused."""
+"""`fit.save` and `hierfl.load`: with and without the rows, with the method made again, and the errors they raise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hierfl import guides, models
 from hierfl.core.trees import named_leaves
 from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme
 from hierfl.optimisers import SGD, Adam, TorchOptimiser
-from hierfl.program.recipes import CannotRemake, describe, recorded, remake
+from hierfl.program.public_names import CannotRemake
+from hierfl.program.recipes import describe, recorded, remake
 from hierfl.runs.result import Fit
 from tests.programs import FAMILIES, federation, fit, regression
 
@@ -111,7 +112,7 @@ def _renamed(data: hierfl.ClientData, prefix: str) -> dict[str, Any]:
 
 
 def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
-    """Even by a fit of fewer rounds, or of other clients."""
+    """A fit of fewer rounds, or of other clients, replaces it too."""
     long = fit(fedsvi(regression), federation(), rounds=5)
     short = fit(fedsvi(regression), federation(seed=4), rounds=2, seed=1)
     for fitted in (long, long, short):
@@ -129,7 +130,7 @@ OTHER_DATA: dict[str, Callable[[], hierfl.ClientData]] = {
 
 @pytest.mark.parametrize("what", OTHER_DATA)
 def test_rows_of_others_are_refused(what: str, tmp_path: Path) -> None:
-    """A row of the table belongs to a client by its place: other clients in that place would get another's posterior."""
+    """Client state is stored by the client's position: other rows would be given another client's posterior."""
     fit(fedsvi(regression), federation(), rounds=1).save(tmp_path, with_data=False)
     with pytest.raises(
         hierfl.CheckpointError, match=r"of another run: it differs in (clients|rows)"
@@ -242,8 +243,12 @@ def test_nothing_is_imported_that_a_file_names(tmp_path: Path) -> None:
             remake({"named": "evil:model"})
     finally:
         sys.path.remove(str(tmp_path))
-    with pytest.raises(CannotRemake, match=r"module 'hierfl.methods' has no 'nothing'"):
+    with pytest.raises(
+        CannotRemake, match=r"'hierfl.methods:nothing' is not a public name of hierfl"
+    ):
         remake({"named": "hierfl.methods:nothing"})
+    with pytest.raises(CannotRemake, match=r"module 'tests.programs' has no 'nothing'"):
+        remake({"named": "tests.programs:nothing"})
 
 
 def test_a_model_of_a_script_is_not_found_from_another(tmp_path: Path) -> None:

@@ -1,0 +1,358 @@
+"""Recipes: each public name comes back from JSON; a crafted record is refused before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyro.distributions as dist
+import pytest
+import torch
+
+from hierfl import guides, methods, models, optimisers
+from hierfl.method import Method
+from hierfl.models import bregman, likelihood, map_priors
+from hierfl.program.public_names import (
+    MODULES_OF_0_1_0,
+    PUBLIC,
+    CannotRemake,
+    exported,
+    public_name,
+)
+from hierfl.program.recipes import describe, recorded, remake, translated
+from hierfl.program.sites import Family
+
+PUBLIC_NAMES = [
+    f"{module}.{name}"
+    for module in PUBLIC
+    for name in import_module(module).__all__
+    if exported(module, name) is not None
+]
+
+
+def through_json(value: Any) -> Any:
+    return remake(json.loads(json.dumps(describe(value))))
+
+
+# ------------------------------------------------------------------ round trips
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_a_public_name_comes_back(name: str) -> None:
+    thing = exported(*name.rsplit(".", 1))
+    key = "family" if isinstance(thing, Family) else "named"
+    assert describe(thing)[key] == name
+    again = through_json(thing)
+    if isinstance(thing, Family):
+        assert isinstance(again, Family) and again.build is thing.build
+    else:
+        assert again is thing
+
+
+def test_the_public_modules_are_those_of_hierfl() -> None:
+    """Each exports something that a recipe can hold, and the factories of each are recorded."""
+    assert {name.rsplit(".", 1)[0] for name in PUBLIC_NAMES} == set(PUBLIC)
+    made_of_rows = {"hierfl.models.PersonalHeads"}  # a class that holds a module: no recipe can
+    for module in ("hierfl.methods", "hierfl.models", "hierfl.models.likelihood"):
+        for name in (name for name in PUBLIC_NAMES if name.rsplit(".", 1)[0] == module):
+            thing = exported(*name.rsplit(".", 1))
+            if name not in made_of_rows:
+                assert isinstance(thing, type) or thing.__recorded__, name
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_no_default_is_private(name: str) -> None:
+    """What a public factory takes by default has a public name, so that its recipe can be made again."""
+    thing = exported(*name.rsplit(".", 1))
+    if not name.startswith("hierfl.m") or not getattr(thing, "__recorded__", False):
+        return
+    for default in (p.default for p in inspect.signature(thing).parameters.values()):
+        if default is not inspect.Parameter.empty:
+            assert describe(through_json(default)) == describe(default)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A user's own dataclass."""
+
+    lr: float
+
+
+def model(batch: Any) -> None:
+    """A user's own model."""
+
+
+def part(program: Any) -> Any:
+    """A user's own client or server."""
+
+
+@recorded
+def own(scale: float, **options: Any) -> Callable[[Any], None]:
+    return lambda batch: None
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "numbers": lambda: (1, 2.5, True, None, "word", float("inf")),
+    "tensors": lambda: {"a": torch.tensor([1.5, 2.5]), "b": torch.tensor([1, 2])},
+    "optimisers": lambda: (optimisers.SGD(0.1, 0.5), optimisers.Adam(0.1, (0.5, 0.6))),
+    "torch's optimiser": lambda: optimisers.TorchOptimiser(torch.optim.NAdam, {"lr": 0.01}),
+    "likelihoods": lambda: (likelihood.categorical(), likelihood.normal(dist.HalfNormal(2.0))),
+    "a likelihood of one's own": lambda: likelihood.Likelihood(dist.Poisson),
+    "priors of MAP": lambda: (map_priors.Isotropic(2.0), map_priors.LearnedVariance()),
+    "guides": lambda: (
+        guides.mean_field,
+        guides.structured(shared=guides.spline_flow, full=False),
+        guides.conditional(shared=guides.diagonal_normal, newton_steps=2),
+    ),
+    "a method of one's own": lambda: Method("own", model, guides.delta, part, part),
+    "one's own": lambda: (model, Step, Step(0.5), own(2.0, more="words")),
+}
+PRIORS: dict[str, Callable[[], Any]] = {
+    "Beta": lambda: dist.Beta(2.0, 3.0),
+    "Cauchy": lambda: dist.Cauchy(0.0, 2.0),
+    "Exponential": lambda: dist.Exponential(2.0),
+    "Gamma": lambda: dist.Gamma(2.0, 3.0),
+    "HalfCauchy": lambda: dist.HalfCauchy(2.0),
+    "HalfNormal": lambda: dist.HalfNormal(torch.tensor([1.0, 2.0])),
+    "InverseGamma": lambda: dist.InverseGamma(2.0, 3.0),
+    "Laplace": lambda: dist.Laplace(0.0, 2.0),
+    "LogNormal": lambda: dist.LogNormal(0.0, 2.0),
+    "LowRankMultivariateNormal": lambda: dist.LowRankMultivariateNormal(
+        torch.zeros(2), torch.ones(2, 1), torch.ones(2)
+    ),
+    "MultivariateNormal": lambda: dist.MultivariateNormal(
+        torch.zeros(2), torch.tensor([[2.0, 0.5], [0.5, 1.0]])
+    ),
+    "Normal": lambda: dist.Normal(0.0, 2.5),
+    "StudentT": lambda: dist.StudentT(3.0, 0.0, 2.0),
+    "Uniform": lambda: dist.Uniform(0.0, 2.0),
+    "Bernoulli": lambda: dist.Bernoulli(0.25),
+    "Categorical": lambda: dist.Categorical(torch.tensor([0.25, 0.75])),
+}
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_a_value_comes_back(what: str) -> None:
+    record = describe(VALUES[what]())
+    assert describe(through_json(VALUES[what]())) == record
+
+
+@pytest.mark.parametrize("what", PRIORS)
+def test_a_prior_comes_back(what: str) -> None:
+    prior = PRIORS[what]()
+    assert describe(prior)["made_by"] == f"pyro.distributions.{what}"
+    again = through_json(prior)
+    value = prior.sample()
+    exact = "probs" not in vars(prior)  # else it comes back by its logits, which round
+    tolerance = 0.0 if exact else 1e-14
+    assert torch.allclose(again.log_prob(value), prior.log_prob(value), rtol=0.0, atol=tolerance)
+
+
+def test_recipes_name_no_module_of_hierfl_that_is_not_public() -> None:
+    record = json.dumps(describe(VALUES["guides"]()))
+    assert "hierfl.guides.spline_flow" in record and "global_sites" not in record
+    assert describe(models.likelihood.poisson())["made_by"] == "hierfl.models.likelihood.poisson"
+    assert describe(bregman.poisson())["made_by"] == "hierfl.models.bregman.BregmanPrior"
+
+
+# ------------------------------------------------------------------ names of 0.1.0
+OLD_NAMES = {
+    "hierfl.guides.shared:full_normal": "hierfl.guides.full_normal",
+    "hierfl.guides.mean_field:mean_field": "hierfl.guides.mean_field",
+    "hierfl.method:Method": "hierfl.Method",
+    "hierfl.methods.ditto:individual": "hierfl.methods.individual",
+    "hierfl.models.batch_norm:batch_norm_network": "hierfl.models.batch_norm_network",
+    "hierfl.models.bayes_net:bayesian_network": "hierfl.models.bayesian_network",
+    "hierfl.models.bayes_net:network": "hierfl.models.network",
+    "hierfl.models.bregman_net:bregman_network": "hierfl.models.bregman_network",
+    "hierfl.models.likelihood:Likelihood": "hierfl.models.likelihood.Likelihood",
+    "hierfl.models.map_priors:InputConvex": "hierfl.models.map_priors.InputConvex",
+    "hierfl.optimisers:TorchOptimiser": "hierfl.optimisers.TorchOptimiser",
+    "pyro.distributions.torch:HalfNormal": "pyro.distributions.HalfNormal",
+    "pyro.distributions.delta:Delta": "pyro.distributions.Delta",
+    "torch.optim.nadam:NAdam": "torch.optim.NAdam",
+    # Not public: as it was.
+    "hierfl.models.bregman:_same": "hierfl.models.bregman:_same",
+    "hierfl.guides.shared:nothing": "hierfl.guides.shared:nothing",
+    "my_study:my_model": "my_study:my_model",
+}
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_an_old_name_is_translated(old: str) -> None:
+    assert public_name(old) == OLD_NAMES[old]
+    record = {"made_by": old, "with": {"a": {"sequence": [{"named": old}, {"family": old}]}}}
+    new = OLD_NAMES[old]
+    assert translated(record) == {
+        "made_by": new,
+        "with": {"a": {"sequence": [{"named": new}, {"family": new}]}},
+    }
+    assert translated(translated(record)) == translated(record)
+
+
+def test_a_retired_option_counts_only_where_it_was_used() -> None:
+    old = {"model": None, "beta": 1.0, "fine_tune": False}
+    record = {"made_by": "hierfl.methods.fedavg:fedavg", "with": old}
+    assert translated(record) == {"made_by": "hierfl.methods.fedavg", "with": {"model": None}}
+    record["with"] = {**old, "beta": 2.0}
+    assert translated(record)["with"] == {"model": None, "beta": 2.0}
+    mine = {"made_by": "my_study:my_method", "with": old}
+    assert translated(mine) == mine
+
+
+def test_every_factory_of_0_1_0_is_found_by_its_old_name() -> None:
+    assert set(MODULES_OF_0_1_0) < set(PUBLIC)
+    old = {
+        "hierfl.methods": "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi pfedbayes pfedbred pfedme pvi",
+        "hierfl.models": "linear logistic map_network poisson softmax",
+        "hierfl.guides": "amortised conditional constructed delta low_rank mean_field structured unrolled",
+    }
+    for module, names in old.items():
+        for name in names.split():
+            found = remake({"named": f"{module}.{name}:{name}"})
+            assert found is getattr(import_module(module), name)
+
+
+# ------------------------------------------------------------------ crafted records
+def touch(path: str) -> None:
+    """A user's own function that a crafted record may name but must not call."""
+    Path(path).touch()
+
+
+RUN = {"command": "touch ran", "args": ["touch", "ran"], "path": "ran", "src": "a", "dst": "ran"}
+NAMES = [
+    "os:system",
+    "posix:system",
+    "subprocess:Popen",
+    "builtins:eval",
+    "importlib:import_module",
+    "os.system",
+    "subprocess.Popen",
+    "hierfl.runs.checkpoint:shutil.copyfile",
+    "hierfl.runs.checkpoint:save",
+    "hierfl.models:torch.os.system",
+    "hierfl.models.likelihood:torch",
+    "hierfl.models.likelihood:Likelihood.__call__",
+    "hierfl.models.likelihood",
+    "hierfl.methods.fedavg.__globals__",
+    "hierfl.methods.fedavg:fedavg.__globals__",
+    "hierfl.methods.fedavg:SGD.__init__",
+    "hierfl.methods.__dict__",
+    "hierfl.program.public_names.find",
+    "hierfl.optimisers.torch",
+    "hierfl.guides.structured.build",
+    "torch:load",
+    "torch.load",
+    "torch.hub:load",
+    "torch.serialization:load",
+    "torch.optim.lr_scheduler",
+    "torch.optim.swap_in_optimizer_params_and_state",
+    "numpy:load",
+    "pyro:clear_param_store",
+    "pyro.distributions.enable_validation",
+    "pyro.distributions.kl",
+    f"{__name__}:Path",
+    f"{__name__}:subprocess.Popen",
+    f"{__name__}:sys.exit",
+    f"{__name__}:nothing",
+    "",
+    ":",
+    ".",
+    "__main__:",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", ["named", "made_by", "family"])
+def test_a_name_that_is_not_public_is_refused(
+    form: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [{}] if form == "named" else [{"with": {k: v}} for k, v in RUN.items()]
+    for extra in options:
+        with pytest.raises(
+            CannotRemake, match=r"hand the method in: load\(\.\.\., method=\.\.\.\)$"
+        ):
+            remake({"made_by": "hierfl.methods.fedsvi", "with": {"model": {form: name, **extra}}})
+    assert not list(tmp_path.iterdir())
+
+
+CRAFTED: dict[str, Any] = {
+    "no key": {},
+    "an unknown key": {"pickle": "gASVBAAAAAAAAABLAS4="},
+    "one key too many": {"named": "hierfl.models.linear", "with": {}},
+    "no options": {"made_by": "hierfl.models.linear"},
+    "two kinds": {"made_by": "hierfl.models.linear", "family": "hierfl.guides.delta", "with": {}},
+    "a bare list": ["hierfl.models.linear"],
+    "a name that is a number": {"named": 3},
+    "a name that is a list": {"made_by": ["os", "system"], "with": {}},
+    "options that are a list": {"made_by": "hierfl.models.linear", "with": ["x"]},
+    "an option that is unknown": {"made_by": "hierfl.models.linear", "with": {"nothing": 1}},
+    "an option of a wrong type": {"made_by": "hierfl.models.linear", "with": {"noise": 1}},
+    "an option of a family": {"family": "hierfl.guides.low_rank", "with": {"nothing": 1}},
+    "a parameter too few": {"made_by": "pyro.distributions.Normal", "with": {"loc": 0.0}},
+    "a scale < 0": {"made_by": "pyro.distributions.Normal", "with": {"loc": 0.0, "scale": -1.0}},
+    "a function as a factory": {"made_by": f"{__name__}:touch", "with": {"path": "ran"}},
+    "a function as a family": {"family": f"{__name__}:touch", "with": {"path": "ran"}},
+    "a family as a factory": {"made_by": "hierfl.guides.delta", "with": {}},
+    "a factory as a family": {"family": "hierfl.models.linear", "with": {}},
+    "a guide's posterior as a factory": {"made_by": "hierfl.guides.full_normal", "with": {}},
+    "an optimiser of torch as a factory": {"made_by": "torch.optim.SGD", "with": {"params": None}},
+    "no dtype": {"tensor": [1.0], "dtype": "load"},
+    "a dtype of words": {"tensor": [1.0], "dtype": "nn.Linear"},
+    "a dtype that is a number": {"tensor": [1.0], "dtype": 3},
+    "a tensor of words": {"tensor": ["a"], "dtype": "float64"},
+    "a ragged tensor": {"tensor": [[1.0], [1.0, 2.0]], "dtype": "float64"},
+    "a tensor of nothing": {"tensor": None, "dtype": "float64"},
+    "a mapping that is a list": {"mapping": [1, 2]},
+    "a sequence that is a mapping": {"sequence": {"a": 1}},
+    "an opaque thing": {"opaque": "os.system"},
+    "a long one": {"pickle": "a" * 10_000},
+}
+
+
+@pytest.mark.parametrize("what", CRAFTED)
+def test_a_malformed_record_is_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for record in (CRAFTED[what], {"sequence": [CRAFTED[what]]}, {"mapping": {"a": CRAFTED[what]}}):
+        with pytest.raises(CannotRemake, match=r"hand the method in: load") as caught:
+            remake(record)
+        assert len(str(caught.value)) < 400
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_factory_is_not_called_when_an_option_is_refused() -> None:
+    called = []
+
+    @recorded
+    def note() -> types.SimpleNamespace:
+        called.append(1)
+        return types.SimpleNamespace()
+
+    module = types.ModuleType("a_users_module")
+    note.__module__, note.__qualname__ = "a_users_module", "note"
+    module.__dict__["note"] = note
+    sys.modules["a_users_module"] = module
+    try:
+        record = {"made_by": "a_users_module:note", "with": {}}
+        remake(record)
+        assert called == [1]
+        with pytest.raises(CannotRemake, match="'os:system' is not a public name of hierfl"):
+            remake({"made_by": "a_users_module:note", "with": {"a": {"named": "os:system"}}})
+        assert called == [1]
+    finally:
+        del sys.modules["a_users_module"]
+
+
+def test_what_is_exported_is_no_attribute_chain() -> None:
+    assert exported("hierfl.methods", "fedsvi") is methods.fedsvi
+    assert exported("hierfl.methods", "fedsvi.__globals__") is None
+    assert exported("hierfl.methods.fedsvi", "fedsvi") is None
+    assert exported("subprocess", "Popen") is None

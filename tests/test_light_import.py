@@ -1,0 +1,166 @@
+"""`import hierfl` loads little, every public name still resolves, and ArviZ's announcement is not shown."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import hierfl
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("arviz", "matplotlib", "pandas", "scipy.stats", "seaborn", "xarray", "torch._inductor")
+ANNOUNCED = "ArviZ is undergoing a major refactor"
+
+
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that imports this checkout."""
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**found, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that are loaded once the code has run."""
+    done = python(f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+# ------------------------------------------------------------------ what is loaded
+def test_import_hierfl_loads_hardly_anything() -> None:
+    before = loaded("import torch, pyro")
+    added = loaded("import torch, pyro, hierfl") - before
+    assert not added & set(HEAVY)
+    assert len([name for name in added if name.split(".")[0] == "hierfl"]) <= 4
+    assert len(added) < 20, sorted(added)
+
+
+def test_torch_comes_after_the_environment_is_set() -> None:
+    """OpenMP reads GOMP_SPINCOUNT when torch is imported, so hierfl sets it before."""
+    done = python(
+        "import sys, os\n"
+        "for name in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY'):\n"
+        "    os.environ.pop(name, None)\n"
+        "import hierfl\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert os.environ['GOMP_SPINCOUNT'] == '1000'\n"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_fitting_needs_neither_arviz_nor_plots() -> None:
+    names = (
+        "hierfl.fit, hierfl.load, hierfl.methods, hierfl.models, hierfl.guides, hierfl.ClientData"
+    )
+    added = loaded(f"import hierfl; {names}")
+    assert not added & {"arviz", "matplotlib", "seaborn", "xarray", "torch._inductor"}
+
+
+# ------------------------------------------------------------------ public names
+def test_each_public_name_resolves_to_its_own_module() -> None:
+    assert list(hierfl._MODULE_OF) == sorted(hierfl._MODULE_OF) == hierfl.__all__
+    for name, module in hierfl._MODULE_OF.items():
+        value = getattr(hierfl, name)
+        if isinstance(value, type(hierfl)):
+            assert value is importlib.import_module(module) and module.endswith(f".{name}")
+        else:
+            assert (value.__module__, value.__qualname__) == (module, name)
+        assert name in dir(hierfl)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """The imports under TYPE_CHECKING are those that `__getattr__` makes."""
+    tree = ast.parse((ROOT / "hierfl" / "__init__.py").read_text())
+    (block,) = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    found = {}
+    for line in block.body:
+        assert isinstance(line, ast.ImportFrom)
+        for alias in line.names:
+            whole = f"{line.module}.{alias.name}"
+            found[alias.name] = whole if whole in hierfl._MODULE_OF.values() else line.module
+    for name in ("nuts", "pac_bayes", "read"):  # a function and a module of the same name
+        found[name] = hierfl._MODULE_OF[name]
+    assert found == hierfl._MODULE_OF
+
+
+def test_star_import_and_unknown_names() -> None:
+    done = python(
+        "from hierfl import *\n"
+        "import hierfl\n"
+        "assert all(globals()[name] is getattr(hierfl, name) for name in hierfl.__all__)\n"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    with pytest.raises(AttributeError, match="module 'hierfl' has no attribute 'ft'"):
+        _ = getattr(hierfl, "ft")  # noqa: B009 (a type checker refuses hierfl.ft)
+    with pytest.raises(ImportError, match="cannot import name 'ft' from 'hierfl'"):
+        exec("from hierfl import ft")
+
+
+# ------------------------------------------------------------------ ArviZ's announcement
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_one_module_imports_arviz() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "hierfl").glob("**/*.py")
+        if any(name.split(".")[0] == "arviz" for name in imports_of(path))
+    }
+    for_types = {"hierfl/runs/result.py"}  # under TYPE_CHECKING
+    assert found - for_types == {"hierfl/posterior/arviz_io.py"}
+
+
+FIT = """
+import sys, torch, hierfl
+data = hierfl.ClientData.from_clients(
+    {name: {"x": torch.randn(6, 2), "y": torch.tensor([0., 1., 0., 1., 1., 0.])} for name in "abc"}
+)
+fit = hierfl.fit(hierfl.methods.fedsvi(hierfl.models.logistic()), data, rounds=2, compile=False)
+fit.posterior(20)
+if len(sys.argv) > 1:
+    fit.report(sys.argv[1], held_out=data, draws=20)
+assert "arviz" in sys.modules
+"""
+DEMO = "import sys; from hierfl.cli import app; app(['demo', '--quick', '--out', sys.argv[1]])"
+
+
+@pytest.mark.skipif(not version("arviz").startswith("0."), reason="ArviZ 1 announces nothing")
+@pytest.mark.parametrize("code", [FIT, pytest.param(DEMO, marks=pytest.mark.slow)])
+def test_the_announcement_is_not_shown(code: str, tmp_path: Path) -> None:
+    """ArviZ writes the day of its last announcement into the user's cache folder; here that folder is empty."""
+    fresh = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    done = python(code, str(tmp_path / "out"), **fresh)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert ANNOUNCED not in done.stdout + done.stderr
+    assert list(tmp_path.rglob("daily_warning")), "ArviZ keeps its date elsewhere now"
+
+
+@pytest.mark.skipif(not version("arviz").startswith("0."), reason="ArviZ 1 announces nothing")
+def test_arviz_still_announces_itself_to_others(tmp_path: Path) -> None:
+    """The control: without hierfl's filter, ArviZ does announce itself where that folder is empty."""
+    fresh = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    assert ANNOUNCED in python("import hierfl, arviz", **fresh).stderr
