@@ -1,0 +1,154 @@
+"""A crafted record is refused before anything runs."""
+
+from __future__ import annotations
+
+import subprocess  # noqa: F401 (crafted records name it through this module)
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hierfl import methods
+from hierfl.program.public_names import CannotRemake, exported
+from hierfl.program.recipes import recorded, remake
+
+
+def touch(path: str) -> None:
+    """A user's own function that a crafted record may name but must not call."""
+    Path(path).touch()
+
+
+RUN = {"command": "touch ran", "args": ["touch", "ran"], "path": "ran", "src": "a", "dst": "ran"}
+NAMES = [
+    "os:system",
+    "posix:system",
+    "subprocess:Popen",
+    "builtins:eval",
+    "importlib:import_module",
+    "os.system",
+    "subprocess.Popen",
+    "hierfl.runs.checkpoint:shutil.copyfile",
+    "hierfl.runs.checkpoint:save",
+    "hierfl.models:torch.os.system",
+    "hierfl.models.likelihood:torch",
+    "hierfl.models.likelihood:Likelihood.__call__",
+    "hierfl.models.likelihood",
+    "hierfl.methods.fedavg.__globals__",
+    "hierfl.methods.fedavg:fedavg.__globals__",
+    "hierfl.methods.fedavg:SGD.__init__",
+    "hierfl.methods.__dict__",
+    "hierfl.program.public_names.find",
+    "hierfl.optimisers.torch",
+    "hierfl.guides.structured.build",
+    "torch:load",
+    "torch.load",
+    "torch.hub:load",
+    "torch.serialization:load",
+    "torch.optim.lr_scheduler",
+    "torch.optim.swap_in_optimizer_params_and_state",
+    "numpy:load",
+    "pyro:clear_param_store",
+    "pyro.distributions.enable_validation",
+    "pyro.distributions.kl",
+    f"{__name__}:Path",
+    f"{__name__}:subprocess.Popen",
+    f"{__name__}:sys.exit",
+    f"{__name__}:nothing",
+    "",
+    ":",
+    ".",
+    "__main__:",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", ["named", "made_by", "family"])
+def test_a_name_that_is_not_public_is_refused(
+    form: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [{}] if form == "named" else [{"with": {k: v}} for k, v in RUN.items()]
+    for extra in options:
+        with pytest.raises(
+            CannotRemake, match=r"hand the method in: load\(\.\.\., method=\.\.\.\)$"
+        ):
+            remake({"made_by": "hierfl.methods.fedsvi", "with": {"model": {form: name, **extra}}})
+    assert not list(tmp_path.iterdir())
+
+
+CRAFTED: dict[str, Any] = {
+    "no key": {},
+    "an unknown key": {"pickle": "gASVBAAAAAAAAABLAS4="},
+    "one key too many": {"named": "hierfl.models.linear", "with": {}},
+    "no options": {"made_by": "hierfl.models.linear"},
+    "two kinds": {"made_by": "hierfl.models.linear", "family": "hierfl.guides.delta", "with": {}},
+    "a bare list": ["hierfl.models.linear"],
+    "a name that is a number": {"named": 3},
+    "a name that is a list": {"made_by": ["os", "system"], "with": {}},
+    "options that are a list": {"made_by": "hierfl.models.linear", "with": ["x"]},
+    "an option that is unknown": {"made_by": "hierfl.models.linear", "with": {"nothing": 1}},
+    "an option of a wrong type": {"made_by": "hierfl.models.linear", "with": {"noise": 1}},
+    "an option of a family": {"family": "hierfl.guides.low_rank", "with": {"nothing": 1}},
+    "a parameter too few": {"made_by": "pyro.distributions.Normal", "with": {"loc": 0.0}},
+    "a scale < 0": {"made_by": "pyro.distributions.Normal", "with": {"loc": 0.0, "scale": -1.0}},
+    "a function as a factory": {"made_by": f"{__name__}:touch", "with": {"path": "ran"}},
+    "a function as a family": {"family": f"{__name__}:touch", "with": {"path": "ran"}},
+    "a family as a factory": {"made_by": "hierfl.guides.delta", "with": {}},
+    "a factory as a family": {"family": "hierfl.models.linear", "with": {}},
+    "a guide's posterior as a factory": {"made_by": "hierfl.guides.full_normal", "with": {}},
+    "an optimiser of torch as a factory": {"made_by": "torch.optim.SGD", "with": {"params": None}},
+    "no dtype": {"tensor": [1.0], "dtype": "load"},
+    "a dtype of words": {"tensor": [1.0], "dtype": "nn.Linear"},
+    "a dtype that is a number": {"tensor": [1.0], "dtype": 3},
+    "a tensor of words": {"tensor": ["a"], "dtype": "float64"},
+    "a ragged tensor": {"tensor": [[1.0], [1.0, 2.0]], "dtype": "float64"},
+    "a tensor of nothing": {"tensor": None, "dtype": "float64"},
+    "a mapping that is a list": {"mapping": [1, 2]},
+    "a sequence that is a mapping": {"sequence": {"a": 1}},
+    "an opaque thing": {"opaque": "os.system"},
+    "a long one": {"pickle": "a" * 10_000},
+}
+
+
+@pytest.mark.parametrize("what", CRAFTED)
+def test_a_malformed_record_is_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for record in (CRAFTED[what], {"sequence": [CRAFTED[what]]}, {"mapping": {"a": CRAFTED[what]}}):
+        with pytest.raises(CannotRemake, match=r"hand the method in: load") as caught:
+            remake(record)
+        assert len(str(caught.value)) < 400
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_factory_is_not_called_when_an_option_is_refused() -> None:
+    called = []
+
+    @recorded
+    def note() -> types.SimpleNamespace:
+        called.append(1)
+        return types.SimpleNamespace()
+
+    module = types.ModuleType("a_users_module")
+    note.__module__, note.__qualname__ = "a_users_module", "note"
+    module.__dict__["note"] = note
+    sys.modules["a_users_module"] = module
+    try:
+        record = {"made_by": "a_users_module:note", "with": {}}
+        remake(record)
+        assert called == [1]
+        with pytest.raises(CannotRemake, match="'os:system' is not a public name of hierfl"):
+            remake({"made_by": "a_users_module:note", "with": {"a": {"named": "os:system"}}})
+        assert called == [1]
+    finally:
+        del sys.modules["a_users_module"]
+
+
+def test_what_is_exported_is_no_attribute_chain() -> None:
+    assert exported("hierfl.methods", "fedsvi") is methods.fedsvi
+    assert exported("hierfl.methods", "fedsvi.__globals__") is None
+    assert exported("hierfl.methods.fedsvi", "fedsvi") is None
+    assert exported("subprocess", "Popen") is None
