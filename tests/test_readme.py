@@ -196,7 +196,8 @@ def test_the_rooms_are_those_of_the_linter() -> None:
 @pytest.mark.parametrize("name", [*METHODS, *TEN_ROUNDS, *OTHERS])
 def test_what_crosses_is_what_the_table_says(name: str) -> None:
     """The shares that a client sends, which of them are weighted by rows, and whether it keeps anything."""
-    make = {**METHODS, **TEN_ROUNDS, **OTHERS}[name][0]
+    listed: dict[str, Any] = {**METHODS, **TEN_ROUNDS, **OTHERS}
+    make = listed[name][0]
     data = federation()
     _, up, kept, _ = exchange(make(), data)
     _, _, sends, keeps = rows_of("docs/privacy.md")[name.split()[0]]
