@@ -1,68 +1,96 @@
-"""The Python of the README runs as it stands, with fewer rounds and draws."""
+"""README, CONTRIBUTING and docs/: their code runs, their commands parse, their links lead somewhere, their tables are complete."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import shlex
+import subprocess
+import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from matplotlib.image import imread
+from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import hierfl
+from hierfl import cli, studies
 from hierfl.core.trees import tree_leaves
+from hierfl.method import Share
+from tests.methods.test_messages import OTHERS
+from tests.methods.test_privacy import METHODS, TEN_ROUNDS, exchange
+from tests.programs import federation
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parent.parent
+DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
+TEXT = {page: (ROOT / page).read_text() for page in PAGES}
+BLOCKS = {page: re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL) for page in PAGES}
+MOST = {  # of these arguments, so that a page takes seconds
+    "draws": 50,
+    "every": 2,
+    "replications": 10,
+    "rounds": 4,
+    "score_every": 2,
+    "steps": 20,
+    "warmup": 20,
+}
+LONGER = {"docs/diagnostics.md": {"rounds": 40}}  # fewer rounds say nothing about convergence
 
 
-def run(code: str, **names: Any) -> dict[str, Any]:
-    """Run a block of the README with fewer rounds and draws; return the names that it defines."""
-    small = re.sub(r"rounds=\d+", "rounds=4", re.sub(r"draws=\d+", "draws=10", code))
-    small = small.replace("every=100", "every=2").replace("score_every=50", "score_every=2")
-    exec(compile(small, "README.md", "exec"), names)
+def run(page: str, first: int = 0, last: int | None = None, **names: Any) -> dict[str, Any]:
+    """Run the Python blocks of a page one after another, in one namespace, with small numbers."""
+    most = {**MOST, **LONGER.get(page, {})}
+
+    def smaller(found: re.Match[str]) -> str:
+        name, number = found[1], int(found[2])
+        return f"{name}={min(number, most.get(name, number))}"
+
+    torch.set_default_dtype(torch.float32)  # as users have it
+    names["__name__"] = "page"
+    for code in BLOCKS[page][first:last]:
+        exec(compile(re.sub(r"\b(\w+)=(\d+)\b", smaller, code), page, "exec"), names)
     return names
 
 
-def test_readme_has_four_blocks() -> None:
-    assert len(BLOCKS) == 4
-
-
-def test_blocks_that_fit_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# ------------------------------------------------------------------ code
+@pytest.mark.filterwarnings("ignore::UserWarning")  # fits of few rounds are warned of, rightly
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]])
+def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.set_default_dtype(torch.float32)
-    code = BLOCKS[0].replace(
-        'again = hierfl.load("run/")', 'again = hierfl.load("run/", method=fit.method)'
-    )
-    names = run(code, __name__="readme")
-    assert names["posterior"].posterior["w"].dims == ("chain", "draw", "client", "x")
-    assert torch.equal(
-        names["again"].predict(names["test"]).mean, names["fit"].predict(names["test"]).mean
-    )
-    method = hierfl.methods.fedsvi(names["model"], guide=hierfl.guides.structured)
-    new, rows = names["test"], names["test"].without("y")
-    second = BLOCKS[1 + 1].replace('"run/"', '"run2/"')
-    after = run(
-        second,
-        hierfl=hierfl,
-        method=method,
-        train=names["train"],
-        test=new,
-        new_hospitals=new,
-        their_rows=rows,
-    )
-    assert {"elbo", "bytes_up", "seconds", "held_out_log_score"} <= set(after["fit"].history)
-    run(BLOCKS[3], hierfl=hierfl, fit=names["fit"], test=names["test"])
-    assert (tmp_path / "report.html").stat().st_size > 10_000
+    # a busy machine makes compile="auto" compile even these
+    monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, compile=False))
+    names = run(page)
+    if page == "README.md":
+        assert names["posterior"].posterior["w"].dims == ("chain", "draw", "client", "x")
+        assert list(names["posterior"].posterior.client.values) == list(names["train"].names)
+    if page == "docs/runs.md":
+        assert {"elbo", "bytes_up", "seconds", "held_out_log_score"} <= set(names["fit"].history)
+        again, fit, test = names["again"], names["fit"], names["test"]
+        assert torch.equal(again.predict(test).mean, fit.predict(test).mean)
+    if page == "docs/diagnostics.md":
+        assert (tmp_path / "report.html").stat().st_size > 10_000
+        assert (tmp_path / "diagnostics.png").is_file()
+    if page == "docs/privacy.md":
+        torch.testing.assert_close(names["recovered"], names["secret"][0], rtol=1e-3, atol=1e-4)
 
 
-def test_block_that_writes_a_method() -> None:
+def test_pages_with_code_have_some() -> None:
+    assert {page for page in PAGES if BLOCKS[page]} == {"README.md", *DOCS} - {"docs/studies.md"}
+
+
+def test_the_method_written_there_is_fedavg() -> None:
     data = hierfl.ClientData.from_arrays(
         [0] * 9 + [1] * 30, x=torch.randn(39, 4), y=torch.arange(39) % 3
     )
     model = hierfl.models.network(nn.Linear(4, 3))
-    names = run(BLOCKS[1])
+    code = BLOCKS["docs/methods.md"][1].split("\n\n\nmine =")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/methods.md", "exec"), names)
     mine = hierfl.fit(names["fedavg"](model), data, rounds=3)
     theirs = hierfl.methods.fedavg(model, optimiser=hierfl.optimisers.SGD(0.1), steps=5)
     for a, b in zip(
@@ -71,3 +99,114 @@ def test_block_that_writes_a_method() -> None:
         strict=True,
     ):
         torch.testing.assert_close(a, b)
+
+
+# ------------------------------------------------------------------ commands
+def commands() -> list[str]:
+    """Every command on a page, in a shell block or between backticks; hierfl's own without `--quick`."""
+    found = set()
+    for text in TEXT.values():
+        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+            found |= set(block.splitlines())
+        found |= set(re.findall(r"`((?:hierfl|make|pip|python|HIERFL_\w+=\S+) [^`]+)`", text))
+    bare = {re.sub("^(hierfl .*) --quick", r"\1", command) for command in found}
+    return sorted(bare - {"hierfl demo", "hierfl study"})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hierfl's own run quickly; benchmarks parse their arguments; make knows its targets; files that are named are there."""
+    program, *words = shlex.split(re.sub(r"^HIERFL_\w+=\S+ ", "", command))
+    if program == "hierfl":
+        threads = torch.get_num_threads()
+        monkeypatch.chdir(tmp_path)
+        assert CliRunner().invoke(cli.app, [*words, "--quick"]).exit_code == 0
+        torch.set_num_threads(threads)
+    elif program == "make":
+        done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+    elif words[0] == "-m" and words[1].startswith("benchmarks."):
+        with pytest.raises(SystemExit) as end:
+            importlib.import_module(words[1]).main([*words[2:], "--help"])
+        assert end.value.code == 0
+    else:
+        files = [word for word in words if "/" in word or word.endswith(".txt")]
+        assert all((ROOT / file).exists() for file in files)
+        assert program in ("pip", "python")
+
+
+# ------------------------------------------------------------------ form
+def test_readme_is_short() -> None:
+    assert len(TEXT["README.md"].splitlines()) < 150
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_one_title_and_links_that_lead_somewhere(page: str) -> None:
+    prose = re.sub(r"```.*?```", "", TEXT[page], flags=re.DOTALL)
+    assert len(re.findall(r"^# ", prose, re.MULTILINE)) == 1
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
+        if not link.startswith("https://"):
+            assert (ROOT / page).parent.joinpath(link).exists(), link
+    for file in re.findall(r"`((?:tests|benchmarks|examples|hierfl|docs)/[\w/]+\.\w+)`", prose):
+        if "NAME" not in file:
+            assert (ROOT / file).exists(), file
+
+
+def test_the_picture_is_small_and_not_blank() -> None:
+    picture = ROOT / "docs" / "images" / "demo_coefficients.png"
+    assert picture.stat().st_size < 150_000
+    assert imread(picture).std() > 0.05
+
+
+# ------------------------------------------------------------------ tables
+def rows_of(page: str) -> dict[str, list[str]]:
+    """The rows of a page's tables by their first name in backticks."""
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in TEXT[page].splitlines()
+        if line.startswith("| `")
+    ]
+    return {re.split(r"[(`.]", cells[0][1:])[0]: cells for cells in reversed(rows)}
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("docs/guides.md", set(hierfl.guides.__all__)),
+        ("docs/methods.md", set(hierfl.methods.__all__)),
+        ("docs/privacy.md", set(OTHERS) | {name.split()[0] for name in (*METHODS, *TEN_ROUNDS)}),
+        ("docs/studies.md", set(studies.names())),
+        ("docs/data.md", set(hierfl.datasets.__all__) - {"Labelled", "Summary"}),
+        ("docs/diagnostics.md", set(hierfl.plots.__all__) - {"COLOURS", "MARKERS", "equal_mass"}),
+    ],
+)
+def test_nothing_is_missing(page: str, names: set[str]) -> None:
+    missing = {name for name in names if not re.search(rf"[`.]{name}\b", TEXT[page])}
+    assert not missing
+
+
+def test_the_rooms_are_those_of_the_linter() -> None:
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [set(layer.split(" | ")) for layer in lint["contracts"][0]["layers"]]
+    table = TEXT["CONTRIBUTING.md"].split("## Where things are")[1].split("\n## ")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert [set(re.findall(r"`(\w+)`", cell)) for cell in first] == layers
+
+
+@pytest.mark.parametrize("name", [*METHODS, *TEN_ROUNDS, *OTHERS])
+def test_what_crosses_is_what_the_table_says(name: str) -> None:
+    """The shares that a client sends, which of them are weighted by rows, and whether it keeps anything."""
+    listed: dict[str, Any] = {**METHODS, **TEN_ROUNDS, **OTHERS}
+    make = listed[name][0]
+    data = federation()
+    _, up, kept, _ = exchange(make(), data)
+    _, _, sends, keeps = rows_of("docs/privacy.md")[name.split()[0]]
+    assert set(re.findall(r"`(\w+)`", sends)) == set(up)
+    for share, starred in re.findall(r"`(\w+)`(\\\*)?", sends):
+        sent = up[share]
+        weight = sent.weight if isinstance(sent, Share) else sent.log_weight.exp()
+        assert isinstance(weight, Tensor)
+        by_rows = torch.allclose(weight, data.counts.to(weight))
+        assert by_rows == bool(starred), f"{share}: is it weighted by rows?"
+    if not name.startswith("fedsvi"):
+        assert bool(tree_leaves(kept)) == (keeps != "nothing")
