@@ -9,7 +9,7 @@ tensors out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -102,6 +102,7 @@ class Client:
         adapt: phases of a client never seen, global params fixed; None: the same as `phases`.
         like_rows: message -> whether clients with like numbers of rows are to be carried together, in more chunks: where a step
             goes through its rows so often that padding costs more than starting anew.
+        seen: own -> (), above 0 once the client has been through a round; None: its state does not tell.
     """
 
     own: Tree
@@ -111,6 +112,7 @@ class Client:
     params: Callable[[Tree, Tree], Params] = _own_params
     adapt: tuple[Phase, ...] | None = None
     like_rows: Callable[[Tree], bool] = _never
+    seen: Callable[[Tree], Tensor] | None = None
 
 
 def _whole(state: Tree, clock: Clock) -> Tree:
@@ -132,6 +134,7 @@ class Server:
         finished: whether a state asks for no more rounds, however many were allowed.
         logged: state after a round -> numbers for its row of the history.
         final: (state, clock) -> message, that posterior and predictions are read with and new clients adapt to; None: `down`.
+        relaxed: beta -> the same server with its step multiplied by beta; None: it cannot say, see `methods.over_relaxed`.
     """
 
     state: Tree
@@ -140,6 +143,7 @@ class Server:
     final: Callable[[Tree, Clock], Tree] | None = None
     finished: Callable[[Tree], bool] = _never
     logged: Callable[[Tree], dict[str, float]] = _nothing
+    relaxed: Callable[[float], Server] | None = None
 
     def last(self, state: Tree, clock: Clock) -> Tree:
         """The message that posterior and predictions are read with."""
@@ -171,6 +175,15 @@ class Method:
 
 
 # ------------------------------------------------------------------------------------------------ the verbs
+def inside(phase: Phase, entry: str) -> Phase:
+    """The same phase on one entry of a larger working state: how a wrapper runs the method it wraps."""
+
+    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        return {**work, entry: phase.step(work[entry], message, batch)}
+
+    return replace(phase, step=step)
+
+
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
     """Gradient and value of a loss, which may have one entry a client: of its sum, since clients share nothing."""
     answer: tuple[Tree, Tensor] = grad_and_value(lambda p: loss(p).sum())(params)

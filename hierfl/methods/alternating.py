@@ -12,9 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, lerp
+from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Clock, Phase, Server, Share, Up, over_draws, slope
+from hierfl.method import Client, Phase, Server, Share, Up, over_draws, slope
+from hierfl.methods.averaging_server import averaging_server
 from hierfl.optimisers import Optimiser, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError, Terms
 
@@ -33,7 +34,6 @@ class Alternating:
         draws: of the guide, a step.
         restart: (program, global params) -> own params that a round starts from; None: those kept from the last one.
         by_rows: whether the mean of the clients' copies is weighted by their rows.
-        beta: over-relaxation of the server.
     """
 
     loss: Callable[[Terms, Tensor], Tensor]
@@ -45,7 +45,6 @@ class Alternating:
     draws: int = 1
     restart: Callable[[Program, Params], Params] | None = None
     by_rows: bool = False
-    beta: float = 1.0
 
     def client(self, program: Program) -> Client:
         """The client of one program."""
@@ -94,9 +93,5 @@ class Alternating:
         )
 
     def server(self, program: Program) -> Server:
-        """The server of one program: theta <- (1 - beta) theta + beta mean."""
-
-        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            return lerp(theta, means["theta"], self.beta)
-
-        return Server(program.start()[0], update)
+        """The server of one program: theta <- mean."""
+        return averaging_server(program.start()[0])

@@ -28,12 +28,14 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.fedabml_server import abml_server
+from hierfl.methods.old_options import BETA, BY_ROWS, old_options
 from hierfl.methods.prior_params import at_prior, moments_of
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Model
 
 
+@old_options(by_rows=BY_ROWS, beta=BETA)
 @recorded
 def fedabml(
     model: Model,
@@ -49,8 +51,6 @@ def fedabml(
     draws: int = 5,
     meta: Literal["envelope", "first", "full"] = "envelope",
     server: Literal["average", "exact"] = "average",
-    by_rows: bool = False,
-    beta: float = 1.0,
 ) -> Method:
     """FedABML of a hierarchical program.
 
@@ -73,9 +73,6 @@ def fedabml(
             mini-batch, and the gradient goes through its K steps, without or with second derivatives, as Per-FedAvg's does.
         server: "average": of the clients' copies of theta, Algorithm 1; "exact": the closed-form minimiser of the mean KL to their
             posteriors, m = mean m_i and s^2 = mean [s_i^2 + (m_i - m)^2] (empirical Bayes by EM): no eta, and Normal priors alone.
-        by_rows: whether the server weights clients by their rows: then theta rests where the sum of their ELBOs does. The paper's
-            mean is uniform, and its clients of one size.
-        beta: over-relaxation of the server.
 
     Raises:
         ProgramError: the model has no local site, or nothing global to learn; with "exact", a prior it has no closed form for.
@@ -152,12 +149,11 @@ def fedabml(
             return {**lane, "phi": phi, "loss": value}
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            weight = rows if by_rows else 1.0
-            up = {"loss": Share(lane["loss"], weight)}
+            up = {"loss": Share(lane["loss"])}
             if moments is None:
-                up["theta"] = Share(lane["theta"], weight)
+                up["theta"] = Share(lane["theta"])
             else:
-                up["moments"] = Share(moments.of(lane["phi"], message), weight)
+                up["moments"] = Share(moments.of(lane["phi"], message))
             return up, {"phi": lane["phi"], "seen": torch.ones(())}
 
         return Client(
@@ -167,9 +163,10 @@ def fedabml(
             finish=finish,
             params=lambda message, own: {**message, **start(message, own)["phi"]},
             adapt=(Phase(tune, 1 if unit == "epoch" else steps, unit, batch_size),),
+            seen=lambda own: own["seen"],
         )
 
     def server_of(program: Program) -> Server:
-        return abml_server(program, exact=server == "exact", beta=beta)
+        return abml_server(program, exact=server == "exact")
 
     return Method("fedabml", model, guide, client, server_of)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from hierfl.core.trees import Tree, lerp
-from hierfl.method import Clock, Server
+from hierfl.core.trees import Tree
+from hierfl.method import Server
+from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.prior_params import moments_of
-from hierfl.program.program import Program
+from hierfl.program.program import Params, Program
 
 
-def abml_server(program: Program, *, exact: bool, beta: float) -> Server:
+def abml_server(program: Program, *, exact: bool) -> Server:
     """The server of one program.
 
     Args:
         program: the program.
         exact: means of `moments` come in, else of `theta`.
-        beta: over-relaxation.
     """
-    moments = moments_of(program) if exact else None
+    if not exact:
+        return averaging_server(program.start()[0])
+    moments = moments_of(program)
 
-    def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        return lerp(
-            theta,
-            means["theta"] if moments is None else moments.best(theta, means["moments"]),
-            beta,
-        )
+    def best(theta: Params, means: dict[str, Tree]) -> Params:
+        return moments.best(theta, means["moments"])
 
-    return Server(program.start()[0], update)
+    return averaging_server(program.start()[0], best)

@@ -1,10 +1,9 @@
 """FedAvg, and FedProx with a pull towards the global model.
 
     client:  w <- theta;  for every mini-batch:  w <- w - lr grad[ nll(w) + prox/2 |w - theta|^2 ]
-    server:  theta <- (1 - beta) theta + beta sum_k (n_k / n) w_k
+    server:  theta <- sum_k (n_k / n) w_k
 
-Sources: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1; the pull: Li et al. 2020, arXiv:1812.06127, Eq. (2); beta = 2 is the
-"+AM" of Shi et al. 2023, arXiv:2310.09183, appendix C.4.
+Sources: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1; the pull: Li et al. 2020, arXiv:1812.06127, Eq. (2).
 """
 
 from __future__ import annotations
@@ -14,16 +13,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, lerp, tree_map
+from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, half_square, slope
+from hierfl.method import Client, Method, Phase, Server, Share, Up, half_square, slope
+from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.old_options import BETA, FINE_TUNE_OF_FEDAVG, old_options
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
+@old_options(fine_tune=FINE_TUNE_OF_FEDAVG, beta=BETA)
 @recorded
 def fedavg(
     model: Model,
@@ -33,8 +35,6 @@ def fedavg(
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = 20,
     prox: float = 0.0,
-    beta: float = 1.0,
-    fine_tune: bool = False,
 ) -> Method:
     """FedAvg of a program whose params are all global (`hierfl.models.network`, say).
 
@@ -45,9 +45,6 @@ def fedavg(
         unit: "step" or "epoch".
         batch_size: rows a mini-batch; None: all.
         prox: mu of FedProx; 0: FedAvg.
-        beta: over-relaxation of the server.
-        fine_tune: "+FT": a client keeps weights of its own, to be served by: theta until `fit.personalise(rows, rounds=e)` has
-            taken e passes over its rows (or times `steps` mini-batches) from there, by the same optimiser and without a pull.
 
     Raises:
         ProgramError: the model has latent sites or local params.
@@ -61,17 +58,7 @@ def fedavg(
             )
 
         def start(message: Tree, own: Tree) -> Tree:
-            lane = {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
-            return (
-                {**lane, "tuned": tuned(message, own), "seen": own["seen"]} if fine_tune else lane
-            )
-
-        def tuned(message: Tree, own: Tree) -> Tree:
-            return (
-                tree_map(lambda w, new: torch.where(own["seen"] > 0.0, w, new), own["w"], message)
-                if fine_tune
-                else message
-            )
+            return {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
 
         def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
             def loss(theta: Tree) -> Tensor:
@@ -80,32 +67,15 @@ def fedavg(
 
             gradient, value = slope(loss, lane["theta"])
             theta, state = step(optimiser, gradient, Stepped(lane["theta"], lane["state"]))
-            return {**lane, "theta": theta, "state": state, "loss": value}
-
-        def tune(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, value = slope(lambda w: program.mean_loss(w, batch), lane["tuned"])
-            w, state = step(optimiser, gradient, Stepped(lane["tuned"], lane["state"]))
-            return {**lane, "tuned": w, "state": state, "loss": value, "seen": torch.ones(())}
+            return {"theta": theta, "state": state, "loss": value}
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             up = {"theta": Share(lane["theta"], rows), "loss": Share(lane["loss"], rows)}
-            return up, {"w": lane["tuned"], "seen": lane["seen"]} if fine_tune else own
+            return up, own
 
-        kept = {"w": program.start()[0], "seen": torch.zeros(())} if fine_tune else {}
-        again = Phase(tune, 1 if unit == "epoch" else steps, unit, batch_size)
-        return Client(
-            kept,
-            start,
-            (Phase(move, steps, unit, batch_size),),
-            finish,
-            tuned,
-            (again,) if fine_tune else None,
-        )
+        return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)
 
     def server(program: Program) -> Server:
-        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            return lerp(theta, means["theta"], beta)
-
-        return Server(program.start()[0], update)
+        return averaging_server(program.start()[0])
 
     return Method("fedprox" if prox else "fedavg", model, delta, client, server)

@@ -3,7 +3,7 @@
     client:  theta_k <- theta;  for every mini-batch of b rows:
                  K Adam steps on q_k of  (n_k / b) E_q NLL_batch + zeta KL(q_k || p_theta_k),  one reparameterised draw each
                  one Adam step on theta_k of the same (its KL alone depends on theta_k)
-    server:  theta <- (1 - beta) theta + beta sum_k (n_k / n) theta_k
+    server:  theta <- sum_k (n_k / n) theta_k
 
 Source: Zhang et al. 2022, arXiv:2206.07977, Algorithm 1. Averaging means and raw scales is the paper's rule, not a product of
 posteriors. Differences from the public port: noise of standard deviation 1 (there 0.001: a point estimate in effect), and a
@@ -15,11 +15,13 @@ from __future__ import annotations
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
+from hierfl.methods.old_options import BETA, old_options
 from hierfl.optimisers import Adam
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
+@old_options(beta=BETA)
 @recorded
 def pfedbayes(
     model: Model,
@@ -32,7 +34,6 @@ def pfedbayes(
     batch_size: int | None = 100,
     draws: int = 1,
     init_scale: float = 0.0486,
-    beta: float = 1.0,
 ) -> Method:
     """PFedBayes of a hierarchical program, by mean-field Gaussians that clients keep from round to round.
 
@@ -47,7 +48,6 @@ def pfedbayes(
         batch_size: rows a mini-batch; None: all.
         draws: of the posterior, a step.
         init_scale: standard deviations that posteriors start with: softplus(-3), the port's.
-        beta: over-relaxation of the server.
 
     Raises:
         ProgramError: the model has no local site, or nothing global to learn.
@@ -61,6 +61,5 @@ def pfedbayes(
         batch_size=batch_size,
         draws=draws,
         by_rows=True,
-        beta=beta,
     )
     return Method("pfedbayes", model, mean_field(init_scale=init_scale), core.client, core.server)

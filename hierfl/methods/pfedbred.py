@@ -4,7 +4,7 @@
                  mu <- where the strategy puts it
                  K times  v <- v - lr grad_v [ nll(v) + lam D(v, mu) ]
                  w <- w - eta lam (mu - v)                                  ~ grad_w lam D(v, mu(w))
-    server:  theta <- (1 - beta) theta + beta mean_k w_k
+    server:  theta <- mean_k w_k
 
     none    mu = w                                             (pFedMe)
     lg      mu = w - a grad nll(w)
@@ -29,11 +29,13 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.func import grad, vjp
 
-from hierfl.core import noise
-from hierfl.core.trees import Tree, lerp, sub, tree_map
+from hierfl.core.trees import Tree, sub, tree_map
 from hierfl.data.batch import ClientBatch, halves
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.mirror import inside_of_params
+from hierfl.methods.old_options import AVERAGED, BETA, BY_ROWS, FINE_TUNE_OF_PFEDBRED, old_options
 from hierfl.methods.prior_params import paired
 from hierfl.models.bregman import keep_inside
 from hierfl.program.program import Params, Program
@@ -41,9 +43,9 @@ from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 Strategy = Literal["none", "lg", "meg", "mh", "mh24", "mh-code"]
-UNCHOSEN = 1e-12  # weight of a client that is not drawn: nothing, but where none is, and then all are averaged
 
 
+@old_options(by_rows=BY_ROWS, averaged=AVERAGED, fine_tune=FINE_TUNE_OF_PFEDBRED, beta=BETA)
 @recorded
 def pfedbred(
     model: Model,
@@ -59,10 +61,6 @@ def pfedbred(
     batch_size: int | None = 20,
     prox_start: Literal["own", "global", "moved"] = "own",
     jacobian: Literal["identity", "exact"] = "identity",
-    fine_tune: int = 0,
-    averaged: float = 1.0,
-    by_rows: bool = False,
-    beta: float = 1.0,
 ) -> Method:
     """PFedBreD of a hierarchical program, by point estimates.
 
@@ -81,25 +79,16 @@ def pfedbred(
         prox_start: where the K steps start: "own": at v as it was left, rounds apart too (Algorithm 1); "global": the same, but
             at theta in a round's first step (pFedMe's code); "moved": at w after its gradient step, each time (their code).
         jacobian: of mu(w): taken for 1, or exact, by a derivative through the strategy's gradient.
-        fine_tune: "+FT": steps on the nll alone that a round ends with, of the model that is served and of no other.
-        averaged: chance of a client that takes part to be in the server's mean, drawn anew each round. In Algorithm 1, as in their
-            code, all clients train in every round and S of N are averaged: `averaged=S / N` and no `cohort`.
-        by_rows: whether the server weights clients by their rows, as their code does; the paper's mean is uniform.
-        beta: over-relaxation of the server; 2 is the paper's "+AM".
 
     Raises:
         ProgramError: the model has no local site, or one whose prior's mean is no global param.
-        ValueError: an unknown strategy, an `averaged` outside (0, 1], or an exact Jacobian of mh-code, whose w is not what mu is a
+        ValueError: an unknown strategy, or an exact Jacobian of mh-code, whose w is not what mu is a
             function of.
     """
     if strategy not in ("none", "lg", "meg", "mh", "mh24", "mh-code"):
         raise ValueError(f"there is no strategy '{strategy}': none, lg, meg, mh, mh24 or mh-code")
     if strategy == "mh-code" and jacobian == "exact":
         raise ValueError("mh-code moves w itself, and has no Jacobian: take mh24 for an exact one")
-    if not 0.0 < averaged <= 1.0:
-        raise ValueError(
-            f"averaged is {averaged}: the chance of a client to be in the mean is above 0, and 1 at most"
-        )
     remembers, twice = strategy in ("meg", "mh", "mh24", "mh-code"), strategy == "mh-code"
 
     def client(program: Program) -> Client:
@@ -171,17 +160,7 @@ def pfedbred(
                 "w": within(w, slope_of_mu),
                 "v": v,
                 "loss": nll(v, at_mu, second),
-                "weight": chosen(batch),
-                **({"served": v} if fine_tune else {}),
             }
-
-        def chosen(batch: ClientBatch) -> Tensor:
-            if averaged == 1.0:
-                return torch.ones(())
-            drawn = noise.uniforms(
-                noise.fold(batch.key[0], noise.word("averaged")), (), torch.get_default_dtype()
-            )
-            return torch.where(drawn < averaged, 1.0, UNCHOSEN)
 
         domains = {
             spec.name: transform_to(spec.constraint).domain
@@ -207,56 +186,27 @@ def pfedbred(
                 **lane,
                 "w": message,
                 "loss": torch.zeros(()),
-                "weight": torch.ones(()),
-                **({"served": lane["v"]} if fine_tune else {}),
-            }
-
-        def serve(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {
-                **lane,
-                "served": stepped(partial(nll, w=lane["w"], batch=batch), lane["served"], lr)[0],
             }
 
         def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            weight = rows if by_rows else 1.0
-            up = {
-                "theta": Share(lane["w"], weight * lane["weight"]),
-                "loss": Share(lane["loss"], weight),
-            }
+            up = {"theta": Share(lane["w"]), "loss": Share(lane["loss"])}
             keeps = {**lane, "last": own_of(lane["w"]), "seen": torch.ones(())}
             return up, {name: keeps[name] for name in own}
 
         def params(message: Tree, own: Tree) -> Params:
-            served = own["served"] if fine_tune else own["v"]
             new = own_of(message)
             return {
                 **message,
-                **{name: torch.where(own["seen"] > 0.0, served[name], new[name]) for name in new},
+                **{name: torch.where(own["seen"] > 0.0, own["v"][name], new[name]) for name in new},
             }
 
         own: dict[str, Any] = {"v": mine, "seen": torch.zeros(())}
         own |= {"last": mine} if remembers else {}
-        own |= {"served": mine} if fine_tune else {}
         rows = 2 * batch_size if twice and batch_size is not None else batch_size
-        phases = (
-            Phase(move, steps, batch_size=rows),
-            *[Phase(serve, fine_tune, batch_size=batch_size)] * bool(fine_tune),
-        )
-        return Client(own, start, phases, finish, params)
+        phases = (Phase(move, steps, batch_size=rows),)
+        return Client(own, start, phases, finish, params, seen=lambda own: own["seen"])
 
     def server(program: Program) -> Server:
-        domains = {
-            spec.name: transform_to(spec.constraint).domain
-            for spec in program.params
-            if not spec.is_local
-        }
-
-        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            new = lerp(theta, means["theta"], beta)
-            return {
-                name: keep_inside(domains[name], value, theta[name]) for name, value in new.items()
-            }
-
-        return Server(program.start()[0], update)
+        return averaging_server(program.start()[0], inside=partial(inside_of_params, program))
 
     return Method("pfedbred", model, delta, client, server)

@@ -21,7 +21,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, client_round
 from hierfl.method import Clock, Method, Phase
-from hierfl.methods import ditto, fedabml, fedavg, fedmap, pfedbred, pfedme
+from hierfl.methods import by_rows, ditto, fedabml, fedavg, fedmap, pfedbred, pfedme
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
@@ -211,9 +211,9 @@ def test_o3_the_fixed_points_go_from_least_squares_on_all_rows_to_the_mean_of_th
         lr = 1.5 / (3.2 + 0.5 / sd**2)
         method = fedabml(
             of_quadratics({"loc": gls, "scale": torch.tensor(sd)}), guides.delta, lr=lr, eta=0.5 * sd**2, inner_steps=70,
-            steps=1, unit="step", batch_size=None, draws=1, by_rows=True,
+            steps=1, unit="step", batch_size=None, draws=1,
         )  # fmt: skip
-        after = fit(method, clients(), rounds=1, **WAYS[way]).message["theta.v"]
+        after = fit(by_rows(method), clients(), rounds=1, **WAYS[way]).message["theta.v"]
         assert torch.allclose(after, gls, atol=1e-6, rtol=0.0), sd
         distances.append(float((gls - pooled).norm()))
     assert distances == sorted(distances) and 0.0 < distances[0] < 0.03

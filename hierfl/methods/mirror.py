@@ -1,0 +1,45 @@
+"""Mirror descent on the local sites of a `delta` guide: steps in natural parameters along the gradient in the means.
+
+    v <- v - lr grad_x loss(v(x))      v natural parameters, x = x(v) the means
+
+For a Gaussian of unit precision the two are one, and this is gradient descent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.distributions import transform_to
+
+from hierfl.method import slope
+from hierfl.models.bregman import keep_inside
+from hierfl.program.program import Params, Program
+
+Loss = Callable[[Params], Tensor]
+
+
+def mirror_slope(program: Program, loss: Loss, at: Params) -> tuple[Params, Tensor]:
+    """Return the gradient of a loss in the means, and its value, at natural parameters `at`."""
+    to_mean = {f"{site.name}.at": site.transform for site in program.latents.local_block.sites}
+    means = {name: to_mean[name](value) for name, value in at.items()}
+    gradient, value = slope(lambda x: loss({name: to_mean[name].inv(x[name]) for name in x}), means)
+    return gradient, value
+
+
+def inside_of_sites(program: Program, new: Params, before: Params) -> Params:
+    """Return local params, those that a step has moved out of their domain put halfway back to the bound."""
+    domains = {
+        f"{site.name}.at": site.transform.domain for site in program.latents.local_block.sites
+    }
+    return {name: keep_inside(domains[name], v, before[name]) for name, v in new.items()}
+
+
+def inside_of_params(program: Program, new: Params, before: Params) -> Params:
+    """Return global params, those that a step has moved out of their domain put halfway back to the bound."""
+    domains = {
+        spec.name: transform_to(spec.constraint).domain
+        for spec in program.params
+        if not spec.is_local
+    }
+    return {name: keep_inside(domains[name], v, before[name]) for name, v in new.items()}
