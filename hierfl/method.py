@@ -175,13 +175,27 @@ class Method:
 
 
 # ------------------------------------------------------------------------------------------------ the verbs
-def inside(phase: Phase, entry: str) -> Phase:
-    """The same phase on one entry of a larger working state: how a wrapper runs the method it wraps."""
+def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
+    """Return phases that run on one entry of a larger working state, as a wrapper runs the method it wraps.
 
-    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        return {**work, entry: phase.step(work[entry], message, batch)}
+    Args:
+        phases: the wrapped method's phases.
+        entry: where its working state is kept in the larger one.
+        after: what follows each step of the last phase that has steps, on the larger working state.
+    """
+    last = max((i for i, phase in enumerate(phases) if phase.count), default=None)
+    return tuple(
+        replace(phase, step=_inside(phase.step, entry, after if i == last else None))
+        for i, phase in enumerate(phases)
+    )
 
-    return replace(phase, step=step)
+
+def _inside(step: Step, entry: str, after: Step | None) -> Step:
+    def larger(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        work = {**work, entry: step(work[entry], message, batch)}
+        return work if after is None else after(work, message, batch)
+
+    return larger
 
 
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:

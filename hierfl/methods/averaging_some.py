@@ -17,7 +17,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Method, Phase, Server, Share, Up, inside
+from hierfl.method import Client, Method, Server, Share, Up, inside
 from hierfl.methods.averaging_server import check_averages
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
@@ -67,21 +67,12 @@ def _drawn(plain: Client, share: float) -> Client:
         up, kept = plain.finish(work["method"], message, own, rows)
         return {name: _weighted(sent, work["weight"]) for name, sent in up.items()}, kept
 
-    phases = [inside(phase, "method") for phase in plain.phases]
-    last = max((i for i, phase in enumerate(phases) if phase.count), default=None)
-    if last is not None:
-        phases[last] = _drawing(phases[last], share)
-    adapt = None if plain.adapt is None else tuple(inside(p, "method") for p in plain.adapt)
-    return replace(plain, start=start, phases=tuple(phases), finish=finish, adapt=adapt)
+    def draw(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        return {**work, "weight": _weight(batch, share)}
 
-
-def _drawing(phase: Phase, share: float) -> Phase:
-    """Return the phase with a draw at each step, of which the last counts."""
-
-    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        return {**phase.step(work, message, batch), "weight": _weight(batch, share)}
-
-    return replace(phase, step=step)
+    phases = inside(plain.phases, "method", draw)
+    adapt = None if plain.adapt is None else inside(plain.adapt, "method")
+    return replace(plain, start=start, phases=phases, finish=finish, adapt=adapt)
 
 
 def _weight(batch: ClientBatch, share: float) -> Tensor:

@@ -59,7 +59,7 @@ def fine_tuned(
 
     def client(program: Program) -> Client:
         plain, first = method.client(program), _tuned_params(program, method.name, mirror=mirror)
-        tune = _tuning(program, plain, tuple(first), optimiser, mirror=mirror)
+        tune = _tuning(program, plain, optimiser, mirror=mirror)
         phase = Phase(tune, steps, unit, batch_size)
         return _serving(plain, first, optimiser, phase, each_round=when == "every round")
 
@@ -82,27 +82,30 @@ def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
     return above
 
 
-def _tuning(
-    program: Program, plain: Client, names: tuple[str, ...], optimiser: Optimiser, *, mirror: bool
-) -> Step:
-    """Return a step of the tuned params, of which the first starts where the wrapped client ends."""
+def _tuning(program: Program, plain: Client, optimiser: Optimiser, *, mirror: bool) -> Step:
+    """Return a step of the tuned params, all others held at what the wrapped client would be served by."""
 
     def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        rows = batch.counts.sum().to(torch.get_default_dtype())
-        _, own = plain.finish(work["method"], message, work["own"], rows)
-        params = plain.params(message, own)
-        at = _chosen(work["begun"], work["tuned"], {name: params[name] for name in names})
+        fixed, at = _after(plain, work, message, batch), work["tuned"]
 
         def nll(w: Params) -> Tensor:
-            return program.mean_loss({**params, **w}, batch)
+            return program.mean_loss({**fixed, **w}, batch)
 
-        gradient, _ = mirror_slope(program, nll, at) if mirror else slope(nll, at)
+        gradient, value = mirror_slope(program, nll, at) if mirror else slope(nll, at)
         tuned, state = step(optimiser, gradient, Stepped(at, work["state"]))
         if mirror:
             tuned = inside_of_sites(program, tuned, at)
-        return {**work, "tuned": tuned, "state": state, "begun": torch.ones(())}
+        # the loss is an output, so that a compiled step rounds as a step of fedavg does
+        return {**work, "tuned": tuned, "state": state, "begun": torch.ones(()), "loss": value}
 
     return tune
+
+
+def _after(plain: Client, work: Tree, message: Tree, batch: ClientBatch) -> Params:
+    """Return the params that the wrapped client would be served by if its round ended now."""
+    rows = batch.counts.sum().to(torch.get_default_dtype())
+    _, own = plain.finish(work["method"], message, work["own"], rows)
+    return plain.params(message, own)
 
 
 def _serving(
@@ -126,32 +129,31 @@ def _serving(
         return {**found, **_chosen(begun(own), own[tuned], {name: found[name] for name in first})}
 
     def start(message: Tree, own: Tree) -> Tree:
-        served = params(message, own)
+        served, mine = params(message, own), of_method(own)
         at = {name: served[name] for name in first}
-        return {
-            "method": plain.start(message, of_method(own)),
-            "own": of_method(own),
-            "tuned": at,
-            "state": optimiser.init(at),
-            "begun": torch.zeros(()) if each_round else begun(own),
-        }
+        work = {"method": plain.start(message, mine), "own": mine, "tuned": at}
+        return {**work, "state": optimiser.init(at), "begun": begun(own), "loss": torch.zeros(())}
+
+    def follow(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        params = _after(plain, work, message, batch)
+        now = {name: params[name] for name in first}
+        return {**work, "tuned": now if each_round else _chosen(work["begun"], work["tuned"], now)}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         up, mine = plain.finish(work["method"], message, of_method(own), rows)
         return up, {**mine, **kept(work["tuned"], work["begun"])}
 
-    after = (phase,)
-    phases = tuple(inside(p, "method") for p in plain.phases)
-    adapt = None if plain.adapt is None else tuple(inside(p, "method") for p in plain.adapt)
-    adapting = (phases if adapt is None else adapt) if tree_leaves(plain.own) else ()
+    phases = inside(plain.phases, "method", follow if each_round else None)
+    adapt = plain.phases if plain.adapt is None else plain.adapt
+    adapting = inside(adapt, "method", follow) if tree_leaves(plain.own) else ()
     return replace(
         plain,
         own={**plain.own, **kept(first, torch.zeros(()))},
         start=start,
-        phases=phases + after * each_round,
+        phases=(*phases, phase) if each_round else phases,
         finish=finish,
         params=params,
-        adapt=adapting + after,
+        adapt=(*adapting, phase),
     )
 
 
