@@ -29,7 +29,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, LogShare, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.fedmap_server import Best, Omega, map_server
-from hierfl.methods.prior_params import at_prior_mean, pairs_of
+from hierfl.methods.prior_params import at_prior, mean_params
 from hierfl.optimisers import SGD, Adam, Optimiser, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
@@ -90,7 +90,7 @@ def fedmap(
             raise ProgramError(
                 "fedmap needs local sites and a learned prior above them: a pyro.param outside the clients plate"
             )
-        pairs = {} if server == "gradient" and init == "module" else pairs_of(above, mine)
+        pairs = {} if server == "gradient" and init == "module" else _pairs(program, server)
         sloped = (
             ()
             if callable(server)
@@ -111,7 +111,7 @@ def fedmap(
             return 1.0 - message["alone"] if init == "client" else 1.0
 
         def start(message: Tree, own: Tree) -> Tree:
-            theta = at_prior_mean(program, message["gamma"])
+            theta = at_prior(program, message["gamma"])
             keep = own["begun"] if restart == "own" else torch.zeros(())
             w = tree_map(lambda mine, at: torch.where(keep > 0.0, mine, at), own["w"], theta)
             zero = torch.zeros(())
@@ -198,6 +198,18 @@ def fedmap(
         )
 
     return Method("fedmap", model, delta, client, server_of)
+
+
+def _pairs(program: Program, server: Literal["average", "gradient"] | Best) -> dict[str, str]:
+    """Return global param -> the local one whose prior's mean it is."""
+    pairs = {param: f"{site}.at" for site, param in mean_params(program).items()}
+    odd = [site for theta, site in pairs.items() if site != f"w.{theta.removeprefix('theta.')}.at"]
+    if callable(server) and odd:
+        raise ProgramError(
+            f"the exact step of a prior moves 'theta.<name>' by site 'w.<name>', and '{odd[0]}' has no such name: "
+            f"use hierfl.models.map_network, or server='average'"
+        )
+    return pairs
 
 
 def _check_words(**words: tuple[object, str]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Step, Up, inside, slope
-from hierfl.methods.mirror import inside_of_sites, mirror_slope
+from hierfl.methods.mirror import domains_of_sites, kept_inside, mirror_slope
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
@@ -94,7 +94,7 @@ def _tuning(program: Program, plain: Client, optimiser: Optimiser, *, mirror: bo
         gradient, value = mirror_slope(program, nll, at) if mirror else slope(nll, at)
         tuned, state = step(optimiser, gradient, Stepped(at, work["state"]))
         if mirror:
-            tuned = inside_of_sites(program, tuned, at)
+            tuned = kept_inside(domains_of_sites(program), tuned, at)
         # the loss is an output, so that a compiled step rounds as a step of fedavg does
         return {**work, "tuned": tuned, "state": state, "begun": torch.ones(()), "loss": value}
 

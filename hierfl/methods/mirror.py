@@ -7,10 +7,11 @@ For a Gaussian of unit precision the two are one, and this is gradient descent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 from torch.distributions import transform_to
+from torch.distributions.constraints import Constraint
 
 from hierfl.method import slope
 from hierfl.models.bregman import keep_inside
@@ -27,19 +28,25 @@ def mirror_slope(program: Program, loss: Loss, at: Params) -> tuple[Params, Tens
     return gradient, value
 
 
-def inside_of_sites(program: Program, new: Params, before: Params) -> Params:
-    """Return local params, those that a step has moved out of their domain put halfway back to the bound."""
-    domains = {
-        f"{site.name}.at": site.transform.domain for site in program.latents.local_block.sites
-    }
+def domains_of_sites(program: Program) -> dict[str, Constraint]:
+    """Return where each local param may lie."""
+    sites = program.latents.local_block.sites
+    return {f"{site.name}.at": site.transform.domain for site in sites}
+
+
+def domains_of_params(program: Program) -> dict[str, Constraint]:
+    """Return where each global param may lie, unconstrained though it is: a natural parameter can have a bound."""
+    specs = (spec for spec in program.params if not spec.is_local)
+    return {spec.name: transform_to(spec.constraint).domain for spec in specs}
+
+
+def kept_inside(domains: Mapping[str, Constraint], new: Params, before: Params) -> Params:
+    """Return params, those that a step has moved out of their domain put halfway to the bound."""
     return {name: keep_inside(domains[name], v, before[name]) for name, v in new.items()}
 
 
-def inside_of_params(program: Program, new: Params, before: Params) -> Params:
-    """Return global params, those that a step has moved out of their domain put halfway back to the bound."""
-    domains = {
-        spec.name: transform_to(spec.constraint).domain
-        for spec in program.params
-        if not spec.is_local
-    }
-    return {name: keep_inside(domains[name], v, before[name]) for name, v in new.items()}
+def moved_inside(
+    domains: Mapping[str, Constraint], params: Params, by: Params, rate: float
+) -> Params:
+    """Return params - rate * by, inside their domains."""
+    return kept_inside(domains, {n: v - rate * by[n] for n, v in params.items()}, params)

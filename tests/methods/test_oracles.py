@@ -162,7 +162,7 @@ def test_the_exact_server_averages_points_under_a_known_scale_and_refuses_what_i
     fitted = fit(fedabml(at(START, personal=True), guides.delta, **options), clients(), rounds=1)
     assert torch.allclose(fitted.message["theta"], fitted.draws(1).own["w"][0].mean(0), atol=1e-12)
     with pytest.raises(
-        ProgramError, match=r"server='exact' needs a prior of site 'w' whose mean is a global param"
+        ProgramError, match=r"the prior's scale of site 'w' is neither known nor a global param"
     ):
         fit(fedabml(lambda batch: _scaled(batch), **options), clients(), rounds=1)
     with pytest.raises(ValueError, match="server is 'em'; it must be 'average' or 'exact'"):

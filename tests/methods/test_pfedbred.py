@@ -402,7 +402,9 @@ def test_a_client_without_a_turn_is_served_the_global_model_and_a_new_one_adapts
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="there is no strategy 'mega'"):
+    with pytest.raises(
+        ValueError, match="strategy is 'mega': it must be one of none, lg, meg, mh, mh24, mh-code"
+    ):
         pfedbred(gaussian_net(), "mega")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="take mh24 for an exact one"):
         pfedbred(gaussian_net(), "mh-code", jacobian="exact")
