@@ -17,7 +17,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Step, Up, inside, slope
-from hierfl.methods.mirror import domains_of_sites, kept_inside, mirror_slope
+from hierfl.methods.mirror import domains_of_sites, kept_inside, mirror_gradient
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
@@ -91,7 +91,10 @@ def _tuning(program: Program, plain: Client, optimiser: Optimiser, *, mirror: bo
         def nll(w: Params) -> Tensor:
             return program.mean_loss({**fixed, **w}, batch)
 
-        gradient, value = mirror_slope(program, nll, at) if mirror else slope(nll, at)
+        if mirror:
+            gradient, value = mirror_gradient(program, nll, at), work["loss"]
+        else:
+            gradient, value = slope(nll, at)
         tuned, state = step(optimiser, gradient, Stepped(at, work["state"]))
         if mirror:
             tuned = kept_inside(domains_of_sites(program), tuned, at)

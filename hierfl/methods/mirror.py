@@ -20,12 +20,12 @@ from hierfl.program.program import Params, Program
 Loss = Callable[[Params], Tensor]
 
 
-def mirror_slope(program: Program, loss: Loss, at: Params) -> tuple[Params, Tensor]:
-    """Return the gradient of a loss in the means, and its value, at natural parameters `at`."""
+def mirror_gradient(program: Program, loss: Loss, at: Params) -> Params:
+    """Return the gradient of a loss in the means, at natural parameters `at`."""
     to_mean = {f"{site.name}.at": site.transform for site in program.latents.local_block.sites}
     means = {name: to_mean[name](value) for name, value in at.items()}
-    gradient, value = slope(lambda x: loss({name: to_mean[name].inv(x[name]) for name in x}), means)
-    return gradient, value
+    gradient, _ = slope(lambda x: loss({name: to_mean[name].inv(x[name]) for name in x}), means)
+    return gradient
 
 
 def domains_of_sites(program: Program) -> dict[str, Constraint]:

@@ -18,7 +18,7 @@ from hierfl.methods.mirror import (
     Loss,
     domains_of_params,
     domains_of_sites,
-    mirror_slope,
+    mirror_gradient,
     moved_inside,
 )
 from hierfl.methods.pfedbred_strategies import Place, Put, Strategy
@@ -71,8 +71,7 @@ class Twins:
 
     def descended(self, loss: Loss, v: Params, rate: float, at: Params) -> Params:
         """Return v after a mirror step on a loss whose gradient is taken at `at`."""
-        gradient, _ = mirror_slope(self.program, loss, at)
-        return self.moved(v, gradient, rate)
+        return self.moved(v, mirror_gradient(self.program, loss, at), rate)
 
     def moved(self, v: Params, by: Params, rate: float) -> Params:
         """Return v - rate * by, inside the domain of every site."""
