@@ -1,4 +1,4 @@
-"""The server of methods that average their clients' copies of the global params, and over-relaxation of it."""
+"""The server of methods that average their clients' copies of the global params."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
     S <- each client with probability `share`, drawn anew each round
     theta <- the weighted mean of theta_k over k in S      (over all clients where S is empty)
 
-Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, and T. Dinh et al. 2020, arXiv:2006.08848, Algorithm 1: all clients train
-in every round, and the server averages S of the N. A `cohort` is something else: clients outside it rest.
+Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, and T. Dinh et al. 2020, arXiv:2006.08848, Algorithm
+1: all clients train in every round, and the server averages S of the N. A `cohort` is something else: clients
+outside it rest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hierfl.methods.averaging_server import check_averages
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 
-LEFT_OUT = 1e-12  # weight of a client left out: it vanishes beside 1, yet a mean of such clients alone is still defined
+LEFT_OUT = 1e-12  # weight of a client left out: nothing beside 1, but a mean of such clients alone is defined
 
 
 @recorded

@@ -7,11 +7,12 @@
     server:  theta <- mean_i theta_i
           or theta <- argmin mean_i KL(q_phi_i || p_theta)      "exact": with exact clients this is EM, and theta_i is not moved
 
-Source: Liu et al. 2023, "Personalized Federated Learning via Amortized Bayesian Meta-Learning", Algorithm 1, which has K = 1;
-Fig. 3 studies K. No round depends on what a client kept from an earlier one: clients keep their last posterior for predictions
-only. Differences: the loss is a mean per row, so that step sizes do not depend on the number of rows; scales are softplus of what
-is learned, which is nearly the exponential below 0.1 and safer above. For the paper's exponential, which takes 0.7 of the time,
-pass `scale_link="exp"` to both model and guide.
+Source: Liu et al. 2023, "Personalized Federated Learning via Amortized Bayesian Meta-Learning", Algorithm 1,
+which has K = 1; Fig. 3 studies K. No round depends on what a client kept from an earlier one: clients keep
+their last posterior for predictions only. Differences: the loss is a mean per row, so that step sizes do not
+depend on the number of rows; scales are softplus of what is learned, which is nearly the exponential below
+0.1 and safer above. For the paper's exponential, which takes 0.7 of the time, pass `scale_link="exp"` to both
+model and guide.
 """
 
 from __future__ import annotations
@@ -49,34 +50,39 @@ def fedabml(
 ) -> Method:
     """Return FedABML of a hierarchical program.
 
-    New clients, and those that were in no cohort, are inferred by `fit.personalise(rows, rounds=e)`: e passes over their rows (or
-    e times `steps` mini-batches) from theta, which stays as it is. Before that, predictions for them come from the prior.
+    New clients, and those that were in no cohort, are inferred by `fit.personalise(rows, rounds=e)`: e passes
+    over their rows (or e times `steps` mini-batches) from theta, which stays as it is. Before that,
+    predictions for them come from the prior.
 
-    The paper's mean over clients is uniform, and its clients are of one size. With clients of different sizes, `by_rows(fedabml(...))`
-    rests where the sum of the clients' ELBOs does.
+    The paper's mean over clients is uniform, and its clients are of one size. With clients of different
+    sizes, `by_rows(fedabml(...))` rests where the sum of the clients' ELBOs does.
 
     Args:
         model: local sites whose Normal prior has global params for mean and scale, such as
-            `hierfl.models.bayesian_network(module, prior_loc="learned", prior_scale="learned", scale_start=0.0067)`.
+            `hierfl.models.bayesian_network(module, prior_loc="learned", prior_scale="learned",
+            scale_start=0.0067)`.
         guide: `mean_field`, or `delta` for point estimates.
         lam: weight of the KL; 1 is the ELBO. The paper tunes it and gives no value.
         lr: step size of phi; the paper's 0.01 for MNIST-like sets.
         eta: step size of the client's copy of theta; None: `lr`. The paper searches one grid for both.
         inner_steps: K, steps of phi for each mini-batch.
-        steps: R, passes over the rows of a round, or mini-batches (`unit`). R, batch_size and draws: the paper's.
+        steps: R, passes over the rows of a round, or mini-batches (`unit`). R, batch_size and draws: the
+            paper's.
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
         draws: s, draws of the posterior that each gradient is averaged over.
-        meta: the gradient in theta_i. "envelope": the one above, right where phi is optimal. "first" and "full": phi starts at
-            theta_i for each mini-batch and the gradient goes through its K steps, without or with second derivatives, as
-            Per-FedAvg's does.
-        server: "average": of the clients' copies of theta, Algorithm 1. "exact": the closed-form minimiser of the mean KL to their
-            posteriors, m = mean m_i and s^2 = mean [s_i^2 + (m_i - m)^2] (empirical Bayes by EM); `eta` is not used, and priors
-            must be Normal.
+        meta: the gradient in theta_i. "envelope": the one above, right where phi is optimal. "first" and
+            "full": phi starts at theta_i for each mini-batch and the gradient goes through its K steps,
+            without or with second derivatives, as Per-FedAvg's does.
+        server: "average": of the clients' copies of theta, Algorithm 1. "exact": the closed-form minimiser of
+            the mean KL to their posteriors, m = mean m_i and s^2 = mean [s_i^2 + (m_i - m)^2] (empirical
+            Bayes by EM); `eta` is not used, and priors must be Normal.
 
     Raises:
-        ProgramError: (at fit) the model has no local site, or nothing global to learn; with "exact", a prior that has no closed form.
-        ValueError: `server` is neither "average" nor "exact"; or "exact" is combined with a `meta` other than "envelope".
+        ProgramError: (at fit) the model has no local site, or nothing global to learn; with "exact", a prior
+            that has no closed form.
+        ValueError: `server` is neither "average" nor "exact"; or "exact" is combined with a `meta` other than
+            "envelope".
     """
     if server not in ("average", "exact"):
         raise ValueError(f"server is {server!r}; it must be 'average' or 'exact'")

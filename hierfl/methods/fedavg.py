@@ -1,9 +1,10 @@
-"""FedAvg, and FedProx with a pull towards the global model.
+"""FedAvg, and FedProx, which adds a pull towards the global model.
 
     client:  w <- theta;  for every mini-batch:  w <- w - lr grad[ nll(w) + prox/2 |w - theta|^2 ]
     server:  theta <- sum_k (n_k / n) w_k
 
-Sources: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1; the pull: Li et al. 2020, arXiv:1812.06127, Eq. (2).
+Sources: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1; FedProx: Li et al. 2020, arXiv:1812.06127, Eq.
+(2).
 """
 
 from __future__ import annotations
@@ -36,41 +37,44 @@ def fedavg(
     batch_size: int | None = 20,
     prox: float = 0.0,
 ) -> Method:
-    """FedAvg of a program whose params are all global (`hierfl.models.network`, say).
+    """Return FedAvg of a program whose params are all global, such as `hierfl.models.network`.
 
     Args:
-        model: a program with global params and no latent sites; the loss is the mean negative log likelihood of a row.
-        optimiser: of the client, started anew each round.
-        steps: mini-batches a round, or passes over the rows (`unit`); 20 mini-batches of 20 rows at 0.01: PRIOR's setting.
+        model: a program with global params and no latent sites; the loss is the mean negative log likelihood
+            of a row.
+        optimiser: of the client, started anew in each round.
+        steps: mini-batches of a round, or passes over the rows (`unit`). 20 mini-batches of 20 rows with step
+            size 0.01: PRIOR's setting.
         unit: "step" or "epoch".
-        batch_size: rows a mini-batch; None: all.
+        batch_size: rows of a mini-batch; None: all.
         prox: mu of FedProx; 0: FedAvg.
 
     Raises:
-        ProgramError: the model has latent sites or local params.
+        ProgramError: (at fit) the model has latent sites or local params.
     """
 
     def client(program: Program) -> Client:
         _, own = program.start()
         if own or program.latents.sites:
             raise ProgramError(
-                "fedavg fits global params alone; for sites and local params take fedsvi or a personalised method"
+                "fedavg fits global params only, and this model has latent sites or local params: take fedsvi or "
+                "a personalised method"
             )
 
         def start(message: Tree, own: Tree) -> Tree:
             return {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
 
-        def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             def loss(theta: Tree) -> Tensor:
                 nll = program.mean_loss(theta, batch)
                 return nll + prox * half_square(theta, message) if prox else nll
 
-            gradient, value = slope(loss, lane["theta"])
-            theta, state = step(optimiser, gradient, Stepped(lane["theta"], lane["state"]))
+            gradient, value = slope(loss, work["theta"])
+            theta, state = step(optimiser, gradient, Stepped(work["theta"], work["state"]))
             return {"theta": theta, "state": state, "loss": value}
 
-        def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up = {"theta": Share(lane["theta"], rows), "loss": Share(lane["loss"], rows)}
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up = {"theta": Share(work["theta"], rows), "loss": Share(work["loss"], rows)}
             return up, own
 
         return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)

@@ -6,11 +6,12 @@
           or gamma <- gamma - lr sum_k omega_k grad_gamma R(w_k, gamma)                   "gradient", Eq. (3)
           or gamma <- argmin sum_k omega_k R(w_k, gamma)                                  the `best` of a prior
 
-With fixed omega (by rows, or uniform) the gradient server descends the envelope M(gamma) = sum_k omega_k min_w [...] (Theorem 1).
+With fixed omega (by rows, or uniform) the gradient server descends the envelope M(gamma) = sum_k omega_k
+min_w [...] (Theorem 1).
 
-Source: "FedMAP: Unlocking Potential in Personalized Federated Learning through Bi-Level MAP Optimization", 2024, Algorithms 1 to 3
-and appendix A; and the code of its first versions, which computes omega of Eq. (8) and then averages by rows: the default here.
-With `restart="global"` and an isotropic prior it is FedProx.
+Source: "FedMAP: Unlocking Potential in Personalized Federated Learning through Bi-Level MAP Optimization",
+2024, Algorithms 1 to 3 and appendix A; and the code of its first versions, which computes omega of Eq. (8)
+and then averages by rows: the default here. With `restart="global"` and an isotropic prior it is FedProx.
 """
 
 from __future__ import annotations
@@ -46,29 +47,32 @@ def fedmap(
     """Return FedMAP of a hierarchical program, by point estimates.
 
     Args:
-        model: `hierfl.models.map_network(module, prior=...)`, or any program of local sites whose prior's mean is a
-            global param. The `best` of a prior needs a param `theta.<name>` for each site `w.<name>`.
-        optimiser: of the client, started anew in each round. Step size and batch_size: as in the authors' code.
+        model: `hierfl.models.map_network(module, prior=...)`, or any program of local sites whose prior's
+            mean is a global param. The `best` of a prior needs a param `theta.<name>` for each site
+            `w.<name>`.
+        optimiser: of the client, started anew in each round. Step size and batch_size: as in the authors'
+            code.
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
-        newton_steps: above 0: steps of Newton's method on all rows, in place of the optimiser's; one is exact where
-            the loss is quadratic.
+        newton_steps: above 0: steps of Newton's method on all rows, in place of the optimiser's; one is exact
+            where the loss is quadratic.
         loss: beside R, the mean negative log likelihood of a row (Eq. 7 and the code), or the sum (Eq. 2).
         restart: where a round starts: "own": at the client's own weights of its last round (in the first: at
             theta); "global": always at theta.
-        omega: the clients' weights. "size": their rows; "uniform"; "likelihood": Eq. (8), which nearly always puts
-            all weight on the client with the fewest rows; "mean-likelihood": its n_k-th root, the geometric mean of
-            a row (the authors' later code).
-        server: "average": theta <- the weighted mean, and a gradient step for any other global param; "gradient":
-            a gradient step for all of them; or `prior.best` of the model's prior, its exact minimiser.
+        omega: the clients' weights. "size": their rows; "uniform"; "likelihood": Eq. (8), which nearly always
+            puts all weight on the client with the fewest rows; "mean-likelihood": its n_k-th root, the
+            geometric mean of a row (the authors' later code).
+        server: "average": theta <- the weighted mean, and a gradient step for any other global param;
+            "gradient": a gradient step for all of them; or `prior.best` of the model's prior, its exact
+            minimiser.
         server_optimiser: of the server's gradient steps.
         init: where theta starts: "module": at the module's weights; "client" (Algorithm 1): at those that one
             client, drawn in the first round, has fitted alone.
 
     Raises:
-        ProgramError: (at fit) no local site or no learned prior above it; a prior's mean that is no global param; or,
-            for the `best` of a prior, names other than `theta.<name>` and `w.<name>`.
+        ProgramError: (at fit) no local site or no learned prior above it; a prior's mean that is no global
+            param; or, for the `best` of a prior, names other than `theta.<name>` and `w.<name>`.
         ValueError: `loss`, `restart`, `omega`, `server` or `init` is none of the words above.
     """
     _check_words(loss=(loss, "mean sum"), restart=(restart, "own global"))

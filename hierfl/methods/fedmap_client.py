@@ -96,7 +96,7 @@ def map_client(program: Program, how: Setting) -> Client:
         return {**work, "w": w, "loss": value}
 
     def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Find log omega_k at the weights of the round's end, and the slope of R in what is learned by gradients."""
+        """Find log omega_k at the weights of the round's end, and the gradient of R in the global params."""
         gamma, w, rows = message["gamma"], work["w"], batch.counts.sum()
 
         def penalty(part: Params) -> Tensor:
@@ -155,14 +155,17 @@ def _sloped(above: Params, pairs: dict[str, str], *, every: bool) -> tuple[str, 
 
 
 def _away(w: Params, gamma: Params, pairs: dict[str, str]) -> Params:
-    """Return a client's weights minus theta: squares of small differences lose fewer digits than differences of squares."""
+    """Return a client's weights minus theta, whose squares lose fewer digits than differences of squares."""
     return {
         theta: w[mine].reshape(gamma[theta].shape) - gamma[theta] for theta, mine in pairs.items()
     }
 
 
 def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
-    """Return params after one step of Newton's method, and the loss before it; reverse over reverse, for few weights."""
+    """Return params after one step of Newton's method, and the loss before it.
+
+    The Hessian is dense, by reverse over reverse mode: for few weights.
+    """
     leaves, spec = tree_flatten(params)
     sizes = [leaf.numel() for leaf in leaves]
 

@@ -1,4 +1,4 @@
-"""The server of FedMAP: the next prior, from weighted means of the clients' weights and of the slopes of -log prior."""
+"""The server of FedMAP: the next prior, from weighted means of the clients' weights and gradients."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def map_server(
 ) -> Server:
     """Return the server of one program.
 
-    The share `clients` arrives as means weighted by omega: `away`, the clients' weights minus theta; its `square`; and `slope`,
-    the gradient of -log prior in the global params.
+    The share `clients` arrives as means weighted by omega: `away`, the clients' weights minus theta; its
+    `square`; and `slope`, the gradient of -log prior in the global params.
 
     Args:
         program: the program.

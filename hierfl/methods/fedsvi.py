@@ -1,16 +1,17 @@
-"""FedSVI: stochastic variational inference of any hierarchical program, with each client's terms of the ELBO computed at the client.
+"""FedSVI: stochastic variational inference of any hierarchical program; clients compute their own ELBO terms.
 
 The pooled negative ELBO splits as
 
     L = KL(q(z) || p(z)) + sum_k [ E_q -log p(y_k | w_k, z) + E_q KL(q(w_k | z) || p(w_k | z)) ];
 
-client k holds its own summand and 1/N of the first term. The variational params of z are global: every client of the cohort
-returns the gradient of N times its part, and the server takes one optimiser step along their mean. Those of w_k stay at the
-client.
+client k holds its own summand and 1/N of the first term. The variational params of z are global: every client
+of the cohort returns the gradient of N times its part, and the server takes one optimiser step along their
+mean. Those of w_k stay at the client.
 
-Source: SFVI and SFVI-Avg, Hassan, Salomone and Mengersen 2023, arXiv:2302.03314, section 3. Differences: any model, any
-reparameterised guide and any optimisers; and with `global_steps` > 1 the mean gradient along the clients' own paths is a
-pseudo-gradient for the server's optimiser (Reddi et al. 2021, arXiv:2003.00295) instead of a barycentre.
+Source: SFVI and SFVI-Avg, Hassan, Salomone and Mengersen 2023, arXiv:2302.03314, section 3. Differences: any
+model, any reparameterised guide and any optimisers; and with `global_steps` > 1 the mean gradient along the
+clients' own paths is a pseudo-gradient for the server's optimiser (Reddi et al. 2021, arXiv:2003.00295)
+instead of a barycentre.
 """
 
 from __future__ import annotations
@@ -47,21 +48,23 @@ def fedsvi(
     Args:
         model: any Pyro program over a ClientBatch.
         guide: a family of `hierfl.guides`, or a guide function.
-        optimiser: of the server, on the mean gradient of the cohort. Default: our choice, from the radon benchmark.
+        optimiser: of the server, on the mean gradient of the cohort. Default: our choice, from the radon
+            benchmark.
         local_optimiser: of the local params; clients keep its state from round to round.
         local_steps: steps of a round on local params alone, before the joint ones.
-        global_steps: steps of a round on local and global params together. One step of all clients is one pooled
-            SVI step.
-        client_lr: step size of a client's copy of the global params, used between the steps of `global_steps` > 1.
+        global_steps: steps of a round on local and global params together. One step of all clients is one
+            pooled SVI step.
+        client_lr: step size of a client's copy of the global params, used between the steps of `global_steps`
+            > 1.
         batch_size: rows of a mini-batch; None: all of a client's rows.
         num_particles: draws of the guide that each gradient is averaged over.
         schedule: step sizes over the rounds: "constant", or "cosine", falling to 0 on a half cosine.
-        average: fraction of the rounds, the last ones, over which params are averaged for the posterior; 0: the
-            params of the last round.
+        average: fraction of the rounds, the last ones, over which params are averaged for the posterior; 0:
+            the params of the last round.
 
     Raises:
-        ValueError: `average` is outside [0, 1), or `global_steps` or `num_particles` is below 1; (at fit) the pooled
-            engine is asked for other than one joint step a round.
+        ValueError: `average` is outside [0, 1), or `global_steps` or `num_particles` is below 1; (at fit) the
+            pooled engine is asked for other than one joint step a round.
         ProgramError: (at fit) the guide reads all rows of a client, and `batch_size` is given.
     """
     if not 0.0 <= average < 1.0:

@@ -36,7 +36,7 @@ class Setting:
     average: float
 
     def message(self, params: Params, clock: Clock) -> Tree:
-        """Return the global params, the factor of all step sizes, and whether the round is in the average (1 or 0)."""
+        """Return global params, the factor of all step sizes, and whether the round is averaged (1 or 0)."""
         late = clock.round + 1 > (1.0 - self.average) * clock.rounds
         return {
             "params": params,
@@ -50,7 +50,7 @@ class Setting:
         return 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds))
 
     def averaged(self, mean: Tree, params: Tree, late: Tensor, seen: Tensor) -> Tree:
-        """Return the running mean after `seen` rounds of it; until it begins, it is the params as they are."""
+        """Return the running mean over `seen` rounds; before it begins, the params themselves."""
         if not self.average:
             return params
         weight = torch.where(seen > 0.0, late / seen.clamp(min=1.0), torch.ones(()))

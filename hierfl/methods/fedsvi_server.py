@@ -15,7 +15,7 @@ from hierfl.program.stacking import stacked
 
 
 def svi_server(program: Program, how: Setting) -> Server:
-    """Return the server of one program: an optimiser step along the mean gradient, and a running mean of params."""
+    """Return the server of one program: a step along the mean gradient, and a running mean of the params."""
     shared, _ = program.start()
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:

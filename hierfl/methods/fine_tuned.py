@@ -1,9 +1,10 @@
-"""Fine-tuning of any method, "+FT": clients are served by params tuned on their own rows, by the likelihood alone.
+"""Fine-tuning of any method, "+FT": predictions from params tuned on a client's rows, by the likelihood alone.
 
-    w <- what the method would serve;  for every mini-batch:  w <- w - lr grad nll(w)
+    w <- the method's own params;  for every mini-batch:  w <- w - lr grad nll(w)
 
-Training does not depend on it: what clients send stays as it is. In a program with local sites the params of those sites are
-tuned, in one without latent sites a copy of all global params. Shi et al. 2023, arXiv:2310.09183, Section 5, "+FT".
+Training does not depend on it: what clients send stays as it is. In a program with local sites the params of
+those sites are tuned, in one without latent sites a copy of all global params. Shi et al. 2023,
+arXiv:2310.09183, Section 5, "+FT".
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def fine_tuned(
     when: Literal["adapting", "every round"] = "adapting",
     mirror: bool = False,
 ) -> Method:
-    """Return the method with clients that fine-tune what they are served by.
+    """Return the method with clients whose predictions come from params tuned on their own rows.
 
     Args:
         method: any method of point estimates: without latent sites, or with params of local sites.
@@ -43,7 +44,7 @@ def fine_tuned(
         batch_size: rows of a mini-batch; None: all.
         optimiser: started anew in each round.
         when: "adapting": only in `fit.personalise(rows, rounds=e)`, e times `steps`, each round going on from
-            the last one; before that the client is served by the method's own params. "every round": at the
+            the last one; before that predictions come from the method's own params. "every round": at the
             end of each round of training and of `personalise`, from the method's params at that time.
         mirror: take gradients in the constrained values of the local sites, as `pfedbred` does.
 
@@ -83,7 +84,7 @@ def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
 
 
 def _tuning(program: Program, plain: Client, optimiser: Optimiser, *, mirror: bool) -> Step:
-    """Return a step of the tuned params, all others held at what the wrapped client would be served by."""
+    """Return a step of the tuned params; all other params are those of the wrapped client."""
 
     def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         fixed, at = _after(plain, work, message, batch), work["tuned"]
@@ -105,7 +106,7 @@ def _tuning(program: Program, plain: Client, optimiser: Optimiser, *, mirror: bo
 
 
 def _after(plain: Client, work: Tree, message: Tree, batch: ClientBatch) -> Params:
-    """Return the params that the wrapped client would be served by if its round ended now."""
+    """Return the params of the wrapped client as they would be if its round ended now."""
     rows = batch.counts.sum().to(torch.get_default_dtype())
     _, own = plain.finish(work["method"], message, work["own"], rows)
     return plain.params(message, own)
@@ -114,7 +115,7 @@ def _after(plain: Client, work: Tree, message: Tree, batch: ClientBatch) -> Para
 def _serving(
     plain: Client, first: Params, optimiser: Optimiser, phase: Phase, *, each_round: bool
 ) -> Client:
-    """Return the client that keeps tuned params beside the state of the wrapped one, and is served by them."""
+    """Return the client that keeps tuned params beside the wrapped client's state, and predicts with them."""
     tuned, flag = _unused(plain.own, "served" if each_round else "w"), _unused(plain.own, "seen")
     flagged = not each_round or plain.seen is None  # else the wrapped client's state tells
 

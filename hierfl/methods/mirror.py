@@ -1,4 +1,4 @@
-"""Mirror descent on the local sites of a `delta` guide: steps in natural parameters along the gradient in the means.
+"""Mirror descent for the guide `delta`: steps in natural parameters along the gradient in the means.
 
     v <- v - lr grad_x loss(v(x))      v natural parameters, x = x(v) the means
 
@@ -29,13 +29,13 @@ def mirror_gradient(program: Program, loss: Loss, at: Params) -> Params:
 
 
 def domains_of_sites(program: Program) -> dict[str, Constraint]:
-    """Return where each local param may lie."""
+    """Return the domain of each local param."""
     sites = program.latents.local_block.sites
     return {f"{site.name}.at": site.transform.domain for site in sites}
 
 
 def domains_of_params(program: Program) -> dict[str, Constraint]:
-    """Return where each global param may lie, unconstrained though it is: a natural parameter can have a bound."""
+    """Return the domain of each unconstrained global param; that of a natural parameter can have a bound."""
     specs = (spec for spec in program.params if not spec.is_local)
     return {spec.name: transform_to(spec.constraint).domain for spec in specs}
 

@@ -1,6 +1,7 @@
 """Options of methods that are wrappers of any method now. They warn, and go with the next release.
 
-`old_options` accepts an option under its old name, says what to write instead and returns just that: the wrapped method.
+`old_options` accepts an option under its old name, says what to write instead and returns just that: the
+wrapped method.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""pFedBreD: personalised models held near a prior mean that each client moves towards itself, by a Bregman divergence.
+"""pFedBreD: personalised models under a Bregman prior whose mean each client moves towards itself.
 
     client:  w <- theta;  for every mini-batch:
                  mu <- where the strategy puts it                           (`pfedbred_strategies`)
@@ -6,13 +6,14 @@
                  w <- w - eta lam (mu - v)                                  ~ grad_w lam D(v, mu(w))
     server:  theta <- mean_k w_k
 
-Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, Eq. (14). All of it moves in natural parameters, by gradients in the means
-(mirror steps), so that values stay where they are defined; for a Gaussian of unit precision the two are one. There
-d D(v, mu(s)) / ds = mu - v exactly, and the approximation left is d mu / d w = 1: `jacobian="exact"` does without it.
+Source: Shi et al. 2023, arXiv:2310.09183, Algorithm 1, Eq. (14). All of it moves in natural parameters, by
+gradients in the means (mirror steps), so that values stay where they are defined; for a Gaussian of unit
+precision the two are one. There d D(v, mu(s)) / ds = mu - v exactly, and the approximation left is d mu / d w
+= 1: `jacobian="exact"` does without it.
 
-The paper's "+FT" and "+AM" are `fine_tuned(..., when="every round", mirror=True)` and `over_relaxed`. In its Algorithm 1, as in the
-authors' code, all clients train and S of N are averaged: `averaging_some(..., share=S / N)`. Their code weights clients by rows,
-`by_rows`; the paper's mean is uniform.
+The paper's "+FT" and "+AM" are `fine_tuned(..., when="every round", mirror=True)` and `over_relaxed`. In its
+Algorithm 1, as in the authors' code, all clients train and S of N are averaged: `averaging_some(..., share=S
+/ N)`. Their code weights clients by rows, `by_rows`; the paper's mean is uniform.
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ def pfedbred(
 
     Args:
         model: local sites whose prior's mean is a global param each: `hierfl.models.bayesian_network(module,
-            prior_scale=1.0)`, the Gaussian of the paper's experiments, or `hierfl.models.bregman_network(module, prior)`.
-        strategy: how mu is chosen: "none", "lg", "meg", "mh", "mh24" or "mh-code", or a `Strategy` of your own.
-        lam: weight of the divergence, beside the mean negative log likelihood of a row. The paper's: 15 to 60.
+            prior_scale=1.0)`, the Gaussian of the paper's experiments, or
+            `hierfl.models.bregman_network(module, prior)`.
+        strategy: how mu is chosen: "none", "lg", "meg", "mh", "mh24" or "mh-code", or a `Strategy` of your
+            own.
+        lam: weight of the divergence, beside the mean negative log likelihood of a row. The paper's: 15 to
+            60.
         lr: step size of the personalised model v, alpha in the paper. Defaults of the step sizes, prox_steps,
             steps and batch_size: the paper's.
         eta: step size of the client's copy w of the global model, alpha_m in the paper.
@@ -65,8 +69,8 @@ def pfedbred(
         steps: R, mini-batches of a round.
         batch_size: rows of a mini-batch; None: all. "mh-code" takes two mini-batches at a step.
         prox_start: where the K steps start. "own": at v where the last mini-batch left it, also from round to
-            round (Algorithm 1). "global": the same, except at theta in the first step of a round (pFedMe's code).
-            "moved": at w after its gradient step, for every mini-batch (the authors' code).
+            round (Algorithm 1). "global": the same, except at theta in the first step of a round (pFedMe's
+            code). "moved": at w after its gradient step, for every mini-batch (the authors' code).
         jacobian: of mu(w): "identity" takes it for 1; "exact" differentiates through the strategy's gradient.
 
     Raises:

@@ -7,7 +7,8 @@
     mh24    mu = w - a grad nll(w - a grad nll(w)) - m (last - v)
     mh-code mh24 with a mini-batch for each gradient, and w itself takes the first of its two steps
 
-Source: Shi et al. 2023, arXiv:2310.09183, Eq. (14), and Eq. (24) for mh24; mh-code is what the authors' code does under the name mh.
+Source: Shi et al. 2023, arXiv:2310.09183, Eq. (14), and Eq. (24) for mh24; mh-code is what the authors' code
+does under the name mh.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The global params behind the priors of the local sites: which one is a prior's mean, and which its scale.
 
-They are found in one way for every method: by a value of each global param that no other shares, and a look at which of them the
-prior's mean, or its standard deviation, then has.
+They are found in one way for every method: by a value of each global param that no other shares, and a look
+at which of them the prior's mean, or its standard deviation, then has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hierfl.program.program import Params, Program, ProgramError
 
 
 def at_prior(program: Program, theta: Params) -> Params:
-    """Return local params of a `delta` or `mean_field` guide that place each posterior at its prior: mean, and scale if any.
+    """Return local params of a `delta` or `mean_field` guide that make each posterior equal to its prior.
 
     Args:
         program: the program.
@@ -59,7 +59,7 @@ def mean_params(program: Program) -> dict[str, str]:
     for site, param in found.items():
         if param is None:
             raise ProgramError(
-                f"the prior's mean of site '{site}' is no global param, and this method moves the one by the other: "
+                f"the prior's mean of site '{site}' is no global param, and this method learns it as one: "
                 f"give it one, as bayesian_network(module, prior_loc='learned') does"
             )
     return {site: param for site, param in found.items() if param is not None}
@@ -119,7 +119,7 @@ def _same(wanted: Tensor, values: Params) -> str | None:
 
 @dataclass(frozen=True)
 class Moments:
-    """First and second moments of the clients' posteriors about the prior's mean, and the prior that fits them best.
+    """First and second moments of the clients' posteriors, and the prior that fits them best.
 
     Args:
         site: global param that is a prior's mean -> its local site.
@@ -132,7 +132,7 @@ class Moments:
     links: Mapping[str, Transform]
 
     def of(self, phi: Params, theta: Params) -> Tree:
-        """Return what a client's posterior adds to the sums: its mean minus the prior's, and the second moment about the latter."""
+        """Return a client's terms: its posterior mean minus the prior's, and the second moment about the latter."""
         away, square = {}, {}
         for loc, site in self.site.items():
             mine = phi[f"{site}.loc"] if f"{site}.loc" in phi else phi[f"{site}.at"]
@@ -146,7 +146,10 @@ class Moments:
         return {"away": away, "square": square}
 
     def best(self, theta: Params, found: Tree) -> Params:
-        """Return the M-step: m <- mean m_i,  s^2 <- mean [ s_i^2 + (m_i - m)^2 ], which minimises the mean of KL(q_i || p)."""
+        """Return the prior with the smallest mean of KL(q_i || p), the M-step of EM.
+
+        m <- mean m_i,  s^2 <- mean [ s_i^2 + (m_i - m)^2 ].
+        """
         new = dict(theta)
         for loc, away in found["away"].items():
             new[loc] = theta[loc] + away

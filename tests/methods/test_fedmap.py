@@ -421,7 +421,7 @@ def test_the_learned_penalty_is_convex() -> None:
 @pytest.fixture
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "fedmap: omega lies on one client")
+        warnings.filterwarnings("ignore", "fedmap: nearly all weight lies on one client")
         yield
 
 
