@@ -47,11 +47,10 @@ def main(rounds: int = 20) -> None:
         steps=1,
         unit="step",
         draws=50,
-        by_rows=True,
         **local,
     )
     target = torch.linalg.lstsq(data.fields["x"], data.fields["y"][:, None]).solution.flatten()
-    for name, method in (("FedAvg", fedavg), ("FedABML", fedabml)):
+    for name, method in (("FedAvg", fedavg), ("FedABML", methods.by_rows(fedabml))):
         fit = hierfl.fit(method, data, rounds=rounds, seed=0)
         at = fit.message["theta.weight"].flatten()
         print(

@@ -42,13 +42,11 @@ def main(rounds: int = 12) -> None:
     net = torch.nn.Linear(64, 10)
     hierarchy = models.bayesian_network(net, prior_scale="learned", scale_start=0.05)
     fits = {
-        "point estimate (FedAvg, fine-tuned)": methods.fedavg(
-            models.network(net),
+        "point estimate (FedAvg, fine-tuned)": methods.fine_tuned(
+            methods.fedavg(
+                models.network(net), optimiser=SGD(0.1), steps=2, unit="epoch", batch_size=20
+            ),
             optimiser=SGD(0.1),
-            steps=2,
-            unit="epoch",
-            batch_size=20,
-            fine_tune=True,
         ),
         "pFedBayes": methods.pfedbayes(
             hierarchy, zeta=0.05, lr=0.01, eta=0.01, steps=6, batch_size=20

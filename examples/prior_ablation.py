@@ -9,7 +9,6 @@ full study: PRIOR's Table 2 on MNIST and Fashion-MNIST, with several seeds.
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -35,15 +34,15 @@ def main(rounds: int = 10) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.1), nn.Linear(32, 10))
     model = models.bayesian_network(net, prior_scale=1.0)
-    kinds: dict[str, dict[str, Any]] = {
-        s: {"strategy": s} for s in ("none", "lg", "meg", "mh", "mh24", "mh-code")
-    }
-    kinds |= {
-        "mh + FT": {"strategy": "mh", "fine_tune": 1},
-        "mh + AM": {"strategy": "mh", "beta": 2.0},
-    }
-    for name, options in kinds.items():
-        method = methods.pfedbred(model, lam=15.0, steps=10, averaged=0.2, **options)
+    kinds: dict[str, hierfl.Method] = {}
+    for name in ("none", "lg", "meg", "mh", "mh24", "mh-code"):
+        method = methods.pfedbred(model, name, lam=15.0, steps=10)  # type: ignore[arg-type]
+        kinds[name] = methods.averaging_some(method, share=0.2)
+    kinds["mh + FT"] = methods.fine_tuned(
+        kinds["mh"], steps=1, unit="step", when="every round", mirror=True
+    )
+    kinds["mh + AM"] = methods.over_relaxed(kinds["mh"], beta=2.0)
+    for name, method in kinds.items():
         scores = hierfl.fit(method, train, rounds=rounds, seed=0).predict(test, draws=1).scores()
         print(
             f"{name:8s} accuracy {100.0 * scores.accuracy.mean():5.1f} %, log score {scores.log_score.mean():.3f}"

@@ -1,15 +1,17 @@
-"""The contract of a method, and the few verbs that methods are written in.
+"""The contract of a method, and the few functions that methods are written with.
 
-A client's functions are written for *one* client, in plain shapes: `start(message, own) -> lane`, phases of
-`step(lane, message, batch) -> lane`, `finish(lane, message, own, rows) -> (up, own)`. The engine runs them one client after
-another, or a cohort at once under `torch.vmap`; a node of a real federation runs them as they are. They are pure: tensors in,
-tensors out.
+A client's functions are written for *one* client, in plain shapes: `start(message, own) -> work`, phases of
+`step(work, message, batch) -> work`, `finish(work, message, own, rows) -> (up, own)`. `message` is what the
+server sends, `own` the client state, kept from round to round, `work` the working state of one round, and
+`up` the update that the client sends. The engine runs these functions one client after another, or for a
+chunk of clients at once under `torch.vmap`; a node of a real federation runs them as they are. They are pure:
+tensors in, tensors out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -23,7 +25,7 @@ from hierfl.program.sites import Family, Guide, Model
 
 
 class Clock(NamedTuple):
-    """Which round it is, of how many, and how many clients take part in it (0: none is asked)."""
+    """The round, from 0; the number of rounds; and the clients that take part, 0 when clients adapt."""
 
     round: int
     rounds: int
@@ -31,17 +33,22 @@ class Clock(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a client adds to a weighted mean: the server sees the cohort's sums of weight * value and of weight, nothing else."""
+    """A client's term of a weighted mean.
+
+    The server sees the cohort's sums of weight * value and of weight, and nothing else.
+    """
 
     value: Tree
     weight: float | Tensor = 1.0
 
 
 class LogShare(NamedTuple):
-    """A share whose weight is given by its logarithm: weights as small as exp(-1e6) are no zero, for all are divided by their sum.
+    """A share with the logarithm of its weight.
 
-    A cohort's sum of such shares is its weighted mean, the log of the sum of weights, and the log of the sum of their squares:
-    the effective number of clients, (sum of weights)^2 / sum of squares, is logged. Who sums must know the largest log weight.
+    Only ratios of weights count, so that weights as small as exp(-1e6) do not underflow.
+    A cohort's sum of such shares holds the weighted mean, the log of the sum of weights, and the log of the
+    sum of squared weights. The effective number of clients, (sum of weights)^2 / sum of squares, is logged.
+    Summing requires the largest log weight.
     """
 
     value: Tree
@@ -55,13 +62,17 @@ Pooled = Callable[[Tree, Tree, ClientBatch, Clock], tuple[Tree, Tree, dict[str, 
 
 @dataclass(frozen=True)
 class Phase:
-    """`count` local steps, or epochs, of one kind.
+    """Local steps of one kind.
 
     Args:
-        step: (lane, message, batch) -> lane, on one mini-batch, or on all rows.
-        count: how many.
-        unit: "step": mini-batches from reshuffled passes over the rows; "epoch": whole passes, the last batch of each smaller.
-        batch_size: rows a mini-batch; None: all rows at each step.
+        step: (work, message, batch) -> work, on one mini-batch or on all rows.
+        count: number of steps, or of epochs (`unit`), 0 or more.
+        unit: "step": mini-batches from reshuffled passes over the rows; "epoch": whole passes, whose last
+            mini-batch may be smaller.
+        batch_size: rows of a mini-batch; None: all rows at each step.
+
+    Raises:
+        ValueError: `count` is negative, or `batch_size` is below 1.
     """
 
     step: Step
@@ -70,7 +81,7 @@ class Phase:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run."""
+        """Refuse a count or a batch size that is out of range."""
         if self.count < 0:
             raise ValueError(f"a phase of {self.count} {self.unit}s: the count must be 0 or more")
         if self.batch_size is not None and self.batch_size < 1:
@@ -93,15 +104,18 @@ class Client:
     """One round of one client.
 
     Args:
-        own: what a new client keeps before its first round (`{}`: the client is stateless).
-        start: (message, own) -> lane, what it works on.
-        phases: what it does.
-        finish: (lane, message, own, rows it has) -> (up, own): all that crosses, and all that stays. A share that is one number
-            is logged.
-        params: (message, own) -> the program's params that its posterior and predictions are read from.
-        adapt: phases of a client never seen, global params fixed; None: the same as `phases`.
-        like_rows: message -> whether clients with like numbers of rows are to be carried together, in more chunks: where a step
-            goes through its rows so often that padding costs more than starting anew.
+        own: client state before the first round (`{}`: the client is stateless).
+        start: (message, own) -> work, the working state.
+        phases: the local steps of a round.
+        finish: (work, message, own, number of rows) -> (up, own): the update, all that leaves the client, and
+            the new client state. A share that is a single number is logged.
+        params: (message, own) -> the program's params, for the posterior and predictions.
+        adapt: phases of a new client, with the global params fixed; None: the same as `phases`.
+        like_rows: message -> whether to put clients of similar numbers of rows into one chunk, at the price
+            of more chunks: for steps that go through the rows so often that padded rows cost more than
+            another chunk.
+        seen: own -> (), above 0 once the client has been through a round; None: the client state does not
+            tell.
     """
 
     own: Tree
@@ -111,6 +125,7 @@ class Client:
     params: Callable[[Tree, Tree], Params] = _own_params
     adapt: tuple[Phase, ...] | None = None
     like_rows: Callable[[Tree], bool] = _never
+    seen: Callable[[Tree], Tensor] | None = None
 
 
 def _whole(state: Tree, clock: Clock) -> Tree:
@@ -123,15 +138,18 @@ def _nothing(state: Tree) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """What the server keeps, sends and learns.
+    """State, update and message of the server.
 
     Args:
         state: before the first round.
-        update: (state, means, clock) -> state; `means` holds, by name, the cohort's weighted mean of each share.
-        down: (state, clock) -> message, what every client of the cohort receives.
-        finished: whether a state asks for no more rounds, however many were allowed.
+        update: (state, means, clock) -> state; `means` holds, by name, the cohort's weighted mean of each
+            share.
+        down: (state, clock) -> message, sent to every client of the cohort.
+        final: (state, clock) -> message for the posterior, for predictions and for new clients; None: `down`.
+        finished: state -> whether to stop before the last round.
         logged: state after a round -> numbers for its row of the history.
-        final: (state, clock) -> message, that posterior and predictions are read with and new clients adapt to; None: `down`.
+        relaxed: beta -> the same server with its step multiplied by beta; None: `methods.over_relaxed`
+            multiplies it if the state is a dict of the global params, and refuses the method otherwise.
     """
 
     state: Tree
@@ -140,25 +158,27 @@ class Server:
     final: Callable[[Tree, Clock], Tree] | None = None
     finished: Callable[[Tree], bool] = _never
     logged: Callable[[Tree], dict[str, float]] = _nothing
+    relaxed: Callable[[float], Server] | None = None
 
     def last(self, state: Tree, clock: Clock) -> Tree:
-        """The message that posterior and predictions are read with."""
+        """Return the message for the posterior, for predictions and for new clients."""
         return (self.final or self.down)(state, clock)
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """Four choices: a model, a guide, what a client does, what the server does.
+    """A federated method: a model, a guide, a client and a server.
 
     Args:
-        name: of the method.
+        name: shown in reports and messages.
         model: the generative program, a function of a `ClientBatch`.
         guide: a guide function, or a family from `hierfl.guides`.
         client: program -> Client.
         server: program -> Server.
-        pooled: program -> (server state, table, batch of all clients, clock) -> (state, table, logged): a round of the method as
-            one step of the pooled program; None: it has no such form.
-        everyone: every client must take part in every round: a cohort of some is refused.
+        pooled: program -> (server state, client states, batch of all clients, clock) -> (server state, client
+            states, logged numbers): a round as one step of the pooled program; None: the method has no such
+            form.
+        everyone: whether every client must take part in every round; a smaller cohort is then refused.
     """
 
     name: str
@@ -170,15 +190,42 @@ class Method:
     everyone: bool = False
 
 
-# ------------------------------------------------------------------------------------------------ the verbs
+# ------------------------------------------------------------------------------------------------ functions
+def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
+    """Return phases that run on one entry of a larger working state, as in a wrapper around a method.
+
+    Args:
+        phases: phases of the wrapped method.
+        entry: key of its working state in the larger one.
+        after: (work, message, batch) -> work, follows each step of the last phase that has steps, on the
+            larger working state.
+    """
+    last = max((i for i, phase in enumerate(phases) if phase.count), default=None)
+    return tuple(
+        replace(phase, step=_inside(phase.step, entry, after if i == last else None))
+        for i, phase in enumerate(phases)
+    )
+
+
+def _inside(step: Step, entry: str, after: Step | None) -> Step:
+    def larger(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        work = {**work, entry: step(work[entry], message, batch)}
+        return work if after is None else after(work, message, batch)
+
+    return larger
+
+
 def slope(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
-    """Gradient and value of a loss, which may have one entry a client: of its sum, since clients share nothing."""
+    """Return the gradient and the value of a loss.
+
+    A loss with one entry per client, (C,), is summed: clients share no params, so their gradients stay apart.
+    """
     answer: tuple[Tree, Tensor] = grad_and_value(lambda p: loss(p).sum())(params)
     return answer
 
 
 def descend(loss: Callable[[Tree], Tensor], params: Tree, lr: float | Tensor) -> Tree:
-    """One step of gradient descent: params - lr * grad loss."""
+    """Return params - lr * grad loss, one step of gradient descent."""
     gradient, _ = slope(loss, params)
     return tree_map(lambda p, g: p - lr * g, params, gradient)
 
@@ -186,7 +233,15 @@ def descend(loss: Callable[[Tree], Tensor], params: Tree, lr: float | Tensor) ->
 def over_draws(
     loss: Callable[[ClientBatch], Tensor], batch: ClientBatch, draws: int, *, keyed: bool = True
 ) -> Tensor:
-    """Mean of a loss over independent draws of its noise: one more dimension, not a loop (but where draws are not `keyed`)."""
+    """Return the mean of a loss over independent draws of its noise.
+
+    Args:
+        loss: batch -> loss.
+        batch: the mini-batch; each draw gets a key of its own.
+        draws: S, number of draws.
+        keyed: whether every draw is a function of its key. Then the draws are one vmapped dimension,
+            otherwise a loop.
+    """
     if draws == 1:
         return loss(batch)
     if not keyed:
@@ -197,5 +252,5 @@ def over_draws(
 
 
 def half_square(a: Tree, b: Tree) -> Tensor:
-    """|a - b|^2 / 2 over two dicts of tensors."""
+    """Return |a - b|^2 / 2 of two dicts of tensors, ()."""
     return sum((0.5 * (a[k] - b[k]).square().sum() for k in a), torch.zeros(()))

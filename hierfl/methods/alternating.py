@@ -1,6 +1,6 @@
-"""What many personalised methods share: on each mini-batch, K steps on what is the client's own, one on its copy of the rest.
+"""Alternating steps of personalised methods: per mini-batch, K on local params and one on a copy of the global.
 
-pFedMe is this with a delta guide, pFedBayes with a mean-field one: the method is in the program.
+pFedMe is this with a delta guide, and pFedBayes with a mean-field one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, lerp
+from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Clock, Phase, Server, Share, Up, over_draws, slope
+from hierfl.method import Client, Phase, Server, Share, Up, over_draws, slope
+from hierfl.methods.averaging_server import averaging_server
 from hierfl.optimisers import Optimiser, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.terms import Terms
@@ -22,19 +23,19 @@ from hierfl.program.terms import Terms
 
 @dataclass(frozen=True)
 class Alternating:
-    """What tells these methods apart.
+    """The choices in which these methods differ.
 
     Args:
-        loss: (terms, rows of the client) -> (C,), of both kinds of step.
-        local: optimiser of the client's own params, started anew each round.
-        shared: optimiser of its copy of the global ones, likewise.
-        inner: K, steps on own params for each mini-batch.
-        steps: R, mini-batches a round.
-        batch_size: rows a mini-batch; None: all.
-        draws: of the guide, a step.
-        restart: (program, global params) -> own params that a round starts from; None: those kept from the last one.
+        loss: (terms, rows of the client) -> loss (C,), of both kinds of step.
+        local: optimiser of the local params, started anew in each round.
+        shared: optimiser of the client's copy of the global params, likewise.
+        inner: K, steps on local params for each mini-batch.
+        steps: R, mini-batches of a round.
+        batch_size: rows of a mini-batch; None: all.
+        draws: S, draws of the guide that each gradient is averaged over.
+        restart: (program, global params) -> local params at the start of a round; None: those of the client's
+            last round.
         by_rows: whether the mean of the clients' copies is weighted by their rows.
-        beta: over-relaxation of the server.
     """
 
     loss: Callable[[Terms, Tensor], Tensor]
@@ -46,10 +47,9 @@ class Alternating:
     draws: int = 1
     restart: Callable[[Program, Params], Params] | None = None
     by_rows: bool = False
-    beta: float = 1.0
 
     def client(self, program: Program) -> Client:
-        """The client of one program."""
+        """Return the client of one program."""
         above, mine = program.start()
         if not mine or not above:
             raise ProgramError(
@@ -70,8 +70,8 @@ class Alternating:
                 "loss": torch.zeros(()),
             }
 
-        def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            theta, phi = lane["theta"], lane["phi"]
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            theta, phi = work["theta"], work["phi"]
             for k in range(self.inner):
                 again = batch.redrawn(k)
                 gradient, _ = slope(partial(loss, theta.params, batch=again), phi.params)
@@ -81,10 +81,10 @@ class Alternating:
             )
             return {"theta": step(self.shared, gradient, theta), "phi": phi, "loss": value}
 
-        def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             weight = rows if self.by_rows else 1.0
-            up = {"theta": Share(lane["theta"].params, weight), "loss": Share(lane["loss"], weight)}
-            return up, {"phi": lane["phi"].params}
+            up = {"theta": Share(work["theta"].params, weight), "loss": Share(work["loss"], weight)}
+            return up, {"phi": work["phi"].params}
 
         return Client(
             own={"phi": mine},
@@ -95,9 +95,5 @@ class Alternating:
         )
 
     def server(self, program: Program) -> Server:
-        """The server of one program: theta <- (1 - beta) theta + beta mean."""
-
-        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            return lerp(theta, means["theta"], self.beta)
-
-        return Server(program.start()[0], update)
+        """Return the server of one program: theta <- mean_k theta_k."""
+        return averaging_server(program.start()[0])

@@ -1,15 +1,18 @@
-"""BFI, Bayesian federated inference: one round, a Gaussian from each centre.
+"""BFI, Bayesian federated inference: one round, in which each centre sends a Gaussian.
 
-Centre k sends its posterior mode z_k and curvature A_k under the common prior; the server divides the prior out of all but one:
+Centre k sends its posterior mode z_k and curvature A_k under the common prior; the server divides the prior
+out of all but one:
 
     A = sum_k A_k - (N - 1) Lam,    z = A^-1 (sum_k A_k z_k - (N - 1) Lam z_0)
 
-Here a centre sends the same with its own copy of the prior divided out already, Lam_k = A_k - Lam and the shift that belongs to
-it, and the server finds the mode of prior times factors: the same where the prior is Gaussian, and right where it is not.
+Here a centre divides the prior out of its Gaussian before sending it, as the precision A_k - Lam and the
+matching shift, and the server finds the mode of the prior times these factors. This is the same where the
+prior is Gaussian, and correct where it is not.
 
-Source: Jonker, Pazira and Coolen 2024, Statistics in Medicine, doi:10.1002/sim.10072, and the R package BFI. What a centre keeps
-to itself (BFI's "stratified" parameters, or a hierarchy's local sites, which BFI does not have) is integrated out by Laplace's
-method. What it costs: each centre's Gaussian is taken at its own mode, far from the common one where it has few rows.
+Source: Jonker, Pazira and Coolen 2024, Statistics in Medicine, doi:10.1002/sim.10072, and the R package BFI.
+Parameters of a single centre (BFI's "stratified" parameters, or a hierarchy's local sites, which BFI does not
+have) are integrated out by Laplace's method. The price of one round: each Gaussian is taken at its centre's
+own mode, far from the common one where a centre has few rows.
 """
 
 from __future__ import annotations
@@ -30,25 +33,23 @@ from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
-NEWTON, LONGEST = (
-    5,
-    2.0,
-)  # steps to the mode of a client's own sites at each z; the longest step of z
-SHARES = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step that are tried
+NEWTON = 5  # steps to the mode of the local sites at each z
+LONGEST = 2.0  # the longest step of z
+FRACTIONS = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step, tried in a line search
 
 
 @recorded
 def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
-    """BFI of a program. One round is all of it, however many are allowed.
+    """Return BFI of a program. It takes one round, however many are allowed.
 
     Args:
-        model: with global sites; local ones are integrated out.
+        model: a program with global sites; its local sites are integrated out.
         steps: safeguarded Newton steps of each centre to its own mode.
-        limit: on the numbers in the global sites.
+        limit: largest K, the number of global unknowns.
 
     Raises:
-        ProgramError: (at fit) as `fedlaplace`.
-        ValueError: (after the round) the product of the centres' Gaussians is none.
+        ProgramError: (at fit) as for `fedlaplace`.
+        ValueError: (after the round) the product of the centres' Gaussians is not a distribution.
     """
 
     def client(program: Program) -> Client:
@@ -72,37 +73,35 @@ def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
 def _client(marginal: Marginal, steps: int) -> Client:
     size, inside = marginal.shared.size, marginal.own.size
 
-    def expand(lane: Tree, batch: ClientBatch, newton: int) -> tuple[Expansion, Tree]:
-        found, inner = marginal.expand(lane["z"], _guess(lane, lane["z"]), batch, newton)
-        return found, {"mode": inner.mode, "slope": inner.slope, "loc": lane["z"]}
+    def expand(work: Tree, batch: ClientBatch, newton: int) -> tuple[Expansion, Tree]:
+        found, inner = marginal.expand(work["z"], _guess(work, work["z"]), batch, newton)
+        return found, {"mode": inner.mode, "slope": inner.slope, "loc": work["z"]}
 
-    def climb(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def climb(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         with torch.no_grad():
-            (likelihood, near), prior = expand(lane, batch, NEWTON), marginal.prior(lane["z"])
+            (likelihood, near), prior = expand(work, batch, NEWTON), marginal.prior(work["z"])
             step = newton_step(
                 likelihood.gradient + prior.gradient,
                 -likelihood.hessian - prior.hessian,
                 cap=LONGEST,
             )
-            lane = {**lane, **near}
+            work = {**work, **near}
 
             def value(by: Tensor) -> Tensor:
-                z = lane["z"] + by * step
-                return marginal.value(z, _guess(lane, z), batch, NEWTON)[0] + marginal.log_prior(z)
+                z = work["z"] + by * step
+                return marginal.value(z, _guess(work, z), batch, NEWTON)[0] + marginal.log_prior(z)
 
-            values = torch.vmap(value)(SHARES.to(step.dtype))
-        return {
-            **lane,
-            "z": lane["z"]
-            + SHARES.to(step.dtype)[values.nan_to_num(nan=-torch.inf).argmax(0)] * step,
-        }
+            fractions = FRACTIONS.to(step.dtype)
+            values = torch.vmap(value)(fractions)
+        best = fractions[values.nan_to_num(nan=-torch.inf).argmax(0)]
+        return {**work, "z": work["z"] + best * step}
 
-    def look(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         with torch.no_grad():
-            likelihood, near = expand(lane, batch, 2 * NEWTON)
+            likelihood, near = expand(work, batch, 2 * NEWTON)
         precision = -likelihood.hessian
-        shift = likelihood.gradient + precision @ lane["z"]
-        return {"z": lane["z"], **near, "shift": shift, "precision": precision}
+        shift = likelihood.gradient + precision @ work["z"]
+        return {"z": work["z"], **near, "shift": shift, "precision": precision}
 
     def start(message: Tree, own: Tree) -> Tree:
         near = {
@@ -117,8 +116,8 @@ def _client(marginal: Marginal, steps: int) -> Client:
             "precision": message["precision"],
         }
 
-    def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        return {"shift": Share(lane["shift"]), "precision": Share(lane["precision"])}, own
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        return {"shift": Share(work["shift"]), "precision": Share(work["precision"])}, own
 
     return Client(
         own={},
@@ -129,8 +128,8 @@ def _client(marginal: Marginal, steps: int) -> Client:
     )
 
 
-def _guess(lane: Tree, z: Tensor) -> Tensor:
-    guess: Tensor = lane["mode"] + lane["slope"] @ (z - lane["loc"])
+def _guess(work: Tree, z: Tensor) -> Tensor:
+    guess: Tensor = work["mode"] + work["slope"] @ (z - work["loc"])
     return guess
 
 
@@ -147,7 +146,8 @@ def _server(marginal: Marginal, steps: int) -> Server:
         smallest = float(torch.linalg.eigvalsh(precision)[0])
         if not smallest > 0.0:
             raise ValueError(
-                f"the product of the centres' Gaussians is none (an eigenvalue of its precision is {smallest:.3g})"
+                f"the product of the centres' Gaussians is not a distribution: its precision has an eigenvalue {smallest:.3g}; "
+                f"take fedlaplace, or a prior that curves more"
             )
         return {"loc": z, "precision": precision, "done": torch.ones(())}
 

@@ -1,11 +1,12 @@
-"""Ditto: a personal model held near FedAvg's, which never hears of it; and with nothing to hold it, each client alone.
+"""Ditto: a personal model pulled towards FedAvg's; and, without the pull, each client alone.
 
     client:  for every mini-batch:  v <- v - lr grad[ nll(v) + lam/2 |v - theta|^2 ]      v is kept from round to round
              w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)                  as in FedAvg
     server:  theta <- sum_k (n_k / n) w_k
 
-Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1. Both start from the theta received, so that their order is nothing. As a
-model: v_k ~ Normal(theta, 1 / lam) with theta plugged in from FedAvg, not learned from the v_k.
+Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1. Both use the theta received, so that their order does
+not matter. As a model: v_k ~ Normal(theta, 1 / lam), with theta plugged in from FedAvg, not learned from the
+v_k.
 """
 
 from __future__ import annotations
@@ -36,19 +37,21 @@ def ditto(
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = 16,
 ) -> Method:
-    """Ditto of a program whose params are all global (`hierfl.models.network`, say).
+    """Return Ditto of a program whose params are all global, such as `hierfl.models.network`.
 
     Args:
-        model: a program with global params and no latent sites; the loss is the mean negative log likelihood of a row.
-        lam: pull of the personal model; 0: each client alone. Defaults: the authors' for Fashion-MNIST (their code's own is 0).
-        optimiser: of both models, started anew each round.
-        steps: mini-batches a round of the common model, or passes over the rows (`unit`).
-        personal_steps: of the personal one; None: as many.
+        model: a program with global params and no latent sites; the loss is the mean negative log likelihood
+            of a row.
+        lam: pull of the personal model; 0: each client alone. Defaults: the authors' for Fashion-MNIST (that
+            of their code is 0).
+        optimiser: of both models, started anew in each round.
+        steps: mini-batches of a round for the common model, or passes over the rows (`unit`).
+        personal_steps: the same for the personal model; None: `steps`.
         unit: "step" or "epoch".
-        batch_size: rows a mini-batch; None: all.
+        batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ProgramError: the model has latent sites or local params.
+        ProgramError: (at fit) the model has latent sites or local params.
     """
     return _alongside(
         "ditto",
@@ -70,17 +73,17 @@ def individual(
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = 20,
 ) -> Method:
-    """Every client alone: from the module's weights, on its own rows; the server learns nothing. What federation must beat.
+    """Return the baseline in which every client fits alone, from the module's weights; the server does nothing.
 
     Args:
-        model: as `ditto`.
-        optimiser: started anew each round.
-        steps: mini-batches a round, or passes over the rows (`unit`).
+        model: as in `ditto`.
+        optimiser: started anew in each round.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
-        batch_size: rows a mini-batch; None: all.
+        batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ProgramError: the model has latent sites or local params.
+        ProgramError: (at fit) the model has latent sites or local params.
     """
     return _alongside("individual", model, 0.0, optimiser, (steps, 0), unit, batch_size)
 
@@ -98,7 +101,8 @@ def _alongside(
         above, own = program.start()
         if own or program.latents.sites:
             raise ProgramError(
-                f"{name} fits global params alone, and a copy of them for each client: take models.network"
+                f"{name} fits global params only, and a copy of them for each client; this model has latent sites "
+                f"or local params: take models.network"
             )
 
         def start(message: Tree, own: Tree) -> Tree:
@@ -114,24 +118,25 @@ def _alongside(
             theta, state = step(optimiser, gradient, Stepped(at["theta"], at["state"]))
             return {"theta": theta, "state": state, "loss": value}
 
-        def personal(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**lane, "mine": move(lane["mine"], message if lam else None, batch)}
+        def personal(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            return {**work, "mine": move(work["mine"], message if lam else None, batch)}
 
-        def common(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**lane, "ours": move(lane["ours"], None, batch)}
+        def common(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            return {**work, "ours": move(work["ours"], None, batch)}
 
-        def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            mine, ours = lane["mine"], lane["ours"]
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            mine, ours = work["mine"], work["ours"]
             up = {
                 "loss": Share(mine["loss"], rows),
                 **({"theta": Share(ours["theta"], rows)} if counts[1] else {}),
             }
             return up, {"theta": mine["theta"]}
 
+        # the common model comes first: in phase 0 its mini-batches are those of fedavg
         kinds = (
             (common, counts[1]),
             (personal, counts[0]),
-        )  # the common one's batches are FedAvg's: phase 0
+        )
         phases = tuple(Phase(kind, count, unit, batch_size) for kind, count in kinds)
         return Client(
             own={"theta": above},

@@ -1,11 +1,12 @@
-"""FedBN: FedAvg, but for batch normalisation, which every client keeps to itself.
+"""FedBN: FedAvg, with batch normalisation local to each client.
 
-    client:  w <- (theta, its own b_k);  for every mini-batch:  w <- w - lr grad nll(w), normalised by the mini-batch
-             statistics of b_k <- those of all its rows, at the weights it has come to
+    client:  w <- (theta, its own b_k);  for every mini-batch:  w <- w - lr grad nll(w), normalised by the mini-batch;
+             statistics in b_k <- those of all its rows, at the weights of the round's end
     server:  theta <- sum_k (n_k / n) theta_k
 
-Source: Li et al. 2021, arXiv:2102.07623, Algorithm 1. Differences: means by rows (uniform in its code), and exact statistics at
-the end of a round instead of a running mean over its steps. Layers are found by their type, not by "bn" in their name.
+Source: Li et al. 2021, arXiv:2102.07623, Algorithm 1. Differences: means are weighted by rows (uniform in its
+code), and statistics are exact at the end of a round instead of a running mean over its steps. Layers are
+found by their type, not by "bn" in their name.
 """
 
 from __future__ import annotations
@@ -36,24 +37,26 @@ def fedbn(
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 32,
 ) -> Method:
-    """FedBN of `hierfl.models.batch_norm_network(module)`; without any such layer it is FedAvg, and says so by no word.
+    """Return FedBN of `hierfl.models.batch_norm_network(module)`.
+
+    Without batch norm this is FedAvg; no warning is given.
 
     Args:
-        model: global params, and local ones that no prior ties together.
-        optimiser: of the client, started anew each round. Defaults: the authors' for digits.
-        steps: mini-batches a round, or passes over the rows (`unit`).
+        model: a program with global params and local ones, and no latent sites.
+        optimiser: of the client, started anew in each round. Defaults: the authors' for digits.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
-        batch_size: rows a mini-batch; None: all.
+        batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ProgramError: the model has latent sites.
+        ProgramError: (at fit) the model has latent sites.
     """
 
     def client(program: Program) -> Client:
         above, mine = program.start()
         if program.latents.sites:
             raise ProgramError(
-                "fedbn fits params alone, and this model has latent sites: take models.batch_norm_network"
+                "fedbn fits params only, and this model has latent sites: take models.batch_norm_network"
             )
         kept = [
             name for name in mine if name == LEARNING or name.rpartition(".")[2] in ("mean", "var")
@@ -74,25 +77,25 @@ def fedbn(
                 "loss": torch.zeros(()),
             }
 
-        def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             gradient, value = slope(
-                lambda w: program.mean_loss({**w, **lane["kept"], **learning}, batch), lane["w"]
+                lambda w: program.mean_loss({**w, **work["kept"], **learning}, batch), work["w"]
             )
-            w, state = step(optimiser, gradient, Stepped(lane["w"], lane["state"]))
-            return {**lane, "w": w, "state": state, "loss": value}
+            w, state = step(optimiser, gradient, Stepped(work["w"], work["state"]))
+            return {**work, "w": w, "state": state, "loss": value}
 
-        def look(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            seen = program.derive({}, {**lane["w"], **lane["kept"], **learning}, batch)
+        def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            seen = program.derive({}, {**work["w"], **work["kept"], **learning}, batch)
             found = {f"norm.{name.removeprefix('seen.')}": value for name, value in seen.items()}
             return {
-                **lane,
-                "kept": {name: found.get(name, value) for name, value in lane["kept"].items()},
+                **work,
+                "kept": {name: found.get(name, value) for name, value in work["kept"].items()},
             }
 
-        def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            theta = {name: lane["w"][name] for name in above}
-            personal = {**{k: v for k, v in lane["w"].items() if k in mine}, **lane["kept"]}
-            return {"theta": Share(theta, rows), "loss": Share(lane["loss"], rows)}, {
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            theta = {name: work["w"][name] for name in above}
+            personal = {**{k: v for k, v in work["w"].items() if k in mine}, **work["kept"]}
+            return {"theta": Share(theta, rows), "loss": Share(work["loss"], rows)}, {
                 name: personal[name] for name in mine
             }
 

@@ -1,26 +1,29 @@
-"""FedLaplace: the posterior of a hierarchy in about ten rounds, where the global sites are few.
+"""FedLaplace: the posterior of a hierarchy with few global sites, in about ten rounds.
 
-Each client integrates its own sites w out by Laplace's method and answers with its log marginal likelihood in the global sites z,
+Each client integrates its local sites w out by Laplace's method and returns its log marginal likelihood of
+the global sites z,
 
     l_k(z) = log p(y_k | z) = log integral p(y_k, w | z) dw,        log p(z | y) = log p(z) + sum_k l_k(z) + constant,
 
-its gradient and its Hessian (`hierfl.laplace.marginal`), averaged over a handful of points that all clients share. They add up, and
-nothing else crosses. The server goes through three stages, a round an evaluation:
+its gradient and its Hessian (`hierfl.laplace.marginal`), averaged over a few points z that all clients share.
+The server needs only their sums, and clients send nothing else. The server goes through three stages; each
+round is one evaluation:
 
     climb    trust-region Newton to the mode of log p(z | y);
-    settle   natural-gradient steps of q(z) = Normal(m, P^-1), on quasi-random points of q, until they are short (0.05 sd; 0.2 sd
-             if weights follow):
+    settle   natural-gradient steps of q(z) = Normal(m, P^-1), on quasi-random points of q, until they are short
+             (0.05 sd; 0.2 sd if a weighing stage follows):
                  P <- -E_q[d2 log p],    m <- m + P^-1 E_q[d log p];
-    weigh    clients return l_k at each of many points of a Student t about q, as much wider on one side of each axis than on the
-             other as the posterior was seen to be while q settled (l_k at 2 K + 1 points more). They become draws of p(z | y) by
-             Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z); again from a t refitted to those draws while too few points are
-             effective.
+    weigh    clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
+             one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points). Pareto-smoothed
+             weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z | y). While too few points are
+             effective, the stage is repeated with a t refitted to those draws.
 
-A client's own posterior is Gaussian given each of those draws: `guides.conditional`. Exact where everything is Gaussian.
+The posterior of the local sites is Gaussian given each of those draws: `guides.conditional`. All is exact
+where the model is Gaussian.
 
-This is the idea of INLA (Rue, Martino and Chopin 2009, JRSS B 71), federated; its numerical integration over z is replaced by
-natural-gradient variational inference (Khan and Rue 2023, arXiv:2107.04562) and importance weights (Vehtari et al. 2024,
-arXiv:1507.02646).
+This is the idea of INLA (Rue, Martino and Chopin 2009, JRSS B 71), federated; its numerical integration over
+z is replaced by natural-gradient variational inference (Khan and Rue 2023, arXiv:2107.04562) and importance
+weights (Vehtari et al. 2024, arXiv:1507.02646).
 """
 
 from __future__ import annotations
@@ -43,12 +46,9 @@ from hierfl.program.program import Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Guide, Latents, Model, family
 
-COLD, WARM, FOR_DRAWS = (
-    25,
-    4,
-    6,
-)  # Newton steps to a client's mode: the first time, from the last one found, for its draws
-EXPANDED, VALUED = 32, 256  # points carried at once with derivatives, and without
+# Newton steps to the mode of the local sites: in the first round, from the mode of the last round, for draws
+COLD, WARM, FOR_DRAWS = 25, 4, 6
+EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and without
 
 
 @recorded
@@ -64,31 +64,34 @@ def fedlaplace(
     limit: int = 300,
     seed: int = 0,
 ) -> Method:
-    """The posterior of a program with few global sites, by its clients' marginal likelihoods.
+    """Return FedLaplace of a program with few global sites.
 
-    Every client takes part in every round. `fit` stops by itself; its history has the stage that comes next (0 climb, 1 settle,
-    2 weigh, 3 done), how far q moved, eigenvalues of its precision that were raised to the prior's, the share of modes that
-    clients did not find (`lost`), k-hat and the effective points.
+    Every client takes part in every round. `fit` stops by itself. Its history has the next stage (0 climb, 1
+    settle, 2 weigh, 3 done), how far q moved (`moved`), the number of eigenvalues of its precision that were
+    raised to the prior's (`raised`), the fraction of points at which clients found no mode (`lost`), k-hat
+    and the number of effective points.
 
     Args:
-        model: any program whose local sites have one mode given the global ones: linear, logistic, Poisson hierarchies, ...
-        points: at which clients evaluate gradients and Hessians in a settling round; even.
-        corrections: weighing rounds at most; 0: the posterior of the global sites is q itself, a Gaussian.
-        weighed: points of a weighing round, one number each on the way up; even.
-        enough: effective points that make another weighing round needless, if k-hat is below 0.7 too.
+        model: any program whose local sites have one mode given the global ones: linear, logistic, Poisson
+            hierarchies, ...
+        points: points at which clients evaluate gradients and Hessians in a settling round, even.
+        corrections: largest number of weighing rounds; 0: the posterior of the global sites is q itself, a
+            Gaussian.
+        weighed: points of a weighing round, even. Each client sends one number per point.
+        enough: number of effective points at which the weighing stage ends, provided that k-hat is below 0.7.
         start: where the climb starts, site -> value; other sites start at the centre of their prior.
-        radius: length of the first step at most, in standard deviations of the prior.
-        limit: on K, the numbers in the global sites: a client's work and what it sends grow with K^2.
+        radius: largest length of the first step, in standard deviations of the prior.
+        limit: largest K, the number of global unknowns. A client's time and its update grow with K^2.
         seed: of the quasi-random points.
 
     Raises:
-        ValueError: points that are odd, or none; negative corrections.
-        ProgramError: (at fit) no global site, or more than `limit` numbers in them; params to be learned; a `start` of a site
-            that is not global; a local site that Laplace's method cannot integrate, named.
+        ValueError: `points` or `weighed` is odd or below 2, or `corrections` is negative.
+        ProgramError: (at fit) there is no global site, or K is above `limit`; the model has params to learn;
+            `start` names a site that is not global; or a local site cannot be integrated by Laplace's method.
     """
     if min(points, weighed) < 2 or points % 2 or weighed % 2 or corrections < 0:
         raise ValueError(
-            f"points ({points}) and weighed ({weighed}) must be even and positive, corrections ({corrections}) >= 0"
+            f"points ({points}) and weighed ({weighed}) must be even and positive, corrections ({corrections}) 0 or more"
         )
 
     def shared_points(program: Program) -> Points:
@@ -120,7 +123,7 @@ def fedlaplace(
 
 
 def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
-    """`guides.conditional`, that names the local sites where it fails."""
+    """Return `guides.conditional` with an error that names the local sites."""
     guide = conditional(shared=shared, newton_steps=FOR_DRAWS).on(model, latents)
 
     def named(batch: ClientBatch) -> None:
@@ -132,7 +135,7 @@ def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
             sites = ", ".join(f"'{site.name}'" for site in latents.local_block.sites)
             raise ProgramError(
                 f"local site {sites} cannot be integrated out: the log density of its client does not curve at its mode "
-                f"({error}); give it a prior that curves, a Normal say, or take fedsvi with guides.structured"
+                f"({error}); give it a prior that curves, such as a Normal, or take fedsvi with guides.structured"
             ) from error
 
     return named
@@ -142,8 +145,8 @@ _integrated.reads_all_rows = True  # type: ignore[attr-defined]
 
 
 def _client(marginal: Marginal, points: Points) -> Client:
-    def step(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        own, steps, at = lane["own"], COLD if "first" in message else WARM, points.at(message)
+    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        own, steps, at = work["own"], COLD if "first" in message else WARM, points.at(message)
 
         def guess(z: Tensor) -> Tensor:
             return own["mode"] + own["slope"] @ (z - own["loc"])
@@ -162,11 +165,12 @@ def _client(marginal: Marginal, points: Points) -> Client:
                 lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=EXPANDED
             )(at)
             value, gradient, hessian = (v.mean(0) for v in expansion)
+            # the mode of the local sites as a linear function of z near q
             kept = {
                 "mode": inner.mode.mean(0),
                 "slope": inner.slope.mean(0),
                 "loc": at.mean(0),
-            }  # w^(z) as a line near q
+            }
             up = {
                 "log_marginal": value,
                 "gradient": gradient,
@@ -178,8 +182,8 @@ def _client(marginal: Marginal, points: Points) -> Client:
                 up["along"], _ = values(points.along(message))
         return {"own": kept, "up": up}
 
-    def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        return {name: Share(value) for name, value in lane["up"].items()}, lane["own"]
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        return {name: Share(value) for name, value in work["up"].items()}, work["own"]
 
     size, own = marginal.shared.size, marginal.own.size
     return Client(

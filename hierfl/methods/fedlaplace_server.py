@@ -1,4 +1,4 @@
-"""The server of FedLaplace: climb to the mode, settle q, weigh its points; a state machine over a dict of tensors."""
+"""The server of FedLaplace: climb to the mode, settle q, weigh its points. Its state is a dict of tensors."""
 
 from __future__ import annotations
 
@@ -29,27 +29,25 @@ from hierfl.program.program import Params
 
 CLIMB, SETTLE, WEIGH, DONE = range(4)
 STAGES = ("climbing to the mode", "settling", "weighing", "done")
-PARTS = 16  # settling rounds with points of their own; then the first ones again
-STILL, STILL_ENOUGH = (
-    0.05,
-    0.2,
-)  # standard deviations that q may still move when it has settled: as the answer, as a proposal
-FREEDOM = 15.0  # degrees of the Student t that points to be weighed are of
-FAR = 3.0  # standard deviations of q at which its sides are looked at: on from there the t's own tail is wide enough
+PARTS = 16  # settling rounds with different points; after them the points repeat
+# standard deviations that q may move when it has settled: as the answer, and as a proposal to weigh
+STILL, STILL_ENOUGH = 0.05, 0.2
+FREEDOM = 15.0  # degrees of freedom of the Student t in the weighing stage
+FAR = 3.0  # standard deviations of q at which its two sides are measured; beyond, the tail of the t is wide enough
 K_HAT = 0.7
-LOST = 0.01  # share of the points at which clients find no mode, above which it is said
-FEW = 10  # effective points for each global number, below which a proposal is kept as it is: they say too little of a covariance
+LOST = 0.01  # fraction of points without a mode above which the server warns
+FEW = 10  # effective points per global unknown, too few for a covariance: the proposal is not refitted
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Standard points that server and clients have in common, so that a message need not hold them.
+    """Standard points that the server and the clients both compute, so that no message holds them.
 
     Args:
-        settling: standard normal, (PARTS, M, K).
-        weighing: standard normal, (corrections, S, K).
-        stretch: what makes the latter's rows a Student t's, (corrections, S, 1).
-        seed: of all.
+        settling: (PARTS, M, K), standard normal.
+        weighing: (corrections, S, K), standard normal.
+        stretch: (corrections, S, 1), factors that turn the rows of `weighing` into those of a Student t.
+        seed: of all points.
     """
 
     settling: Tensor
@@ -58,7 +56,7 @@ class Points:
     seed: int
 
     def at(self, message: Tree) -> Tensor:
-        """The points z (M, K) that a message asks for."""
+        """Return the points z (M, K) that a message asks for."""
         loc: Tensor = message["loc"]
         if "tril" not in message:
             return loc[None]
@@ -72,7 +70,10 @@ class Points:
         return loc + self.settling.index_select(0, message["part"][None])[0] @ message["tril"].T
 
     def along(self, message: Tree) -> Tensor:
-        """The centre of q, and points on both sides of it along the columns of `tril`, (1 + 2 K, K); none if nothing is weighed."""
+        """Return the centre of q and points on both sides of it along the columns of `tril`, (1 + 2 K, K).
+
+        Without a weighing stage there are none, (0, K).
+        """
         loc, size = message["loc"], self.weighing.shape[-1]
         if not len(self.weighing):
             return torch.zeros(0, size, dtype=loc.dtype)
@@ -81,7 +82,15 @@ class Points:
 
 
 def standard_points(size: int, *, settle: int, weigh: int, corrections: int, seed: int) -> Points:
-    """Points in K = `size` dimensions: `settle` a settling round, `weigh` in each of the `corrections` weighing rounds."""
+    """Return points in K = `size` dimensions.
+
+    Args:
+        size: K, the number of global unknowns.
+        settle: points of a settling round.
+        weigh: points of a weighing round.
+        corrections: number of weighing rounds.
+        seed: of all points.
+    """
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
     heavy = [
         heavy_points(weigh, size, freedom=FREEDOM, seed=seed + 1 + a) for a in range(corrections)
@@ -96,14 +105,14 @@ def standard_points(size: int, *, settle: int, weigh: int, corrections: int, see
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """What the server does with the sums of the clients' answers.
+    """The server's part of a round, from the sums of the clients' updates.
 
     Args:
-        marginal: of the program; the server reads no more of it than the prior of the global sites.
+        marginal: of the program; the server uses only its prior of the global sites.
         points: shared with the clients.
-        enough: effective points that make another weighing round needless.
+        enough: number of effective points at which the weighing stage ends.
         start: where to climb from, site -> value.
-        radius: of the first step, in standard deviations of the prior.
+        radius: largest length of the first step, in standard deviations of the prior.
     """
 
     marginal: Marginal
@@ -114,13 +123,13 @@ class Rounds:
 
     @cached_property
     def unit(self) -> Tensor:
-        """One over the prior's standard deviations about its centre, (K,), never below 1/2: the unit of length."""
+        """Reciprocal standard deviations of the prior about its centre, (K,), at least 1/2: the unit of length."""
         with torch.no_grad(), pyro.validation_enabled(False):
             curvature = -self.marginal.prior(self.marginal.shared.start).hessian.diagonal()
         return curvature.nan_to_num(nan=0.0).clamp(min=0.25).sqrt()
 
     def begin(self) -> Tree:
-        """Before the first round."""
+        """Return the state before the first round."""
         kept, count, size = self.points.weighing.shape
         block = self.marginal.shared
         values = {site.name: self.start.get(site.name, site.start) for site in block.sites}
@@ -146,7 +155,7 @@ class Rounds:
         }
 
     def down(self, state: Tree, clock: Clock) -> Tree:
-        """What clients evaluate next: one point, or points about q; structure alone says which."""
+        """Return the message: one point, or points about q. Clients tell which by its keys."""
         stage = int(state["stage"])
         if stage == CLIMB:
             return {
@@ -161,19 +170,19 @@ class Rounds:
         )
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        """The next state."""
+        """Return the next state."""
         left = clock.rounds - clock.round - 1
-        _tell_lost(int(state["stage"]), float(means["lost"]))
+        _warn_of_lost(int(state["stage"]), float(means["lost"]))
         with torch.no_grad(), pyro.validation_enabled(False):
             if int(state["stage"]) == WEIGH:
                 state = self.weighed(state, means, left)
             else:
                 state = self.moved(state, means, left)
-        _tell(state, left)
+        _warn(state, left)
         return tree_map(lambda v: v.detach().clone(), state)
 
     def found(self, state: Tree, means: dict[str, Tree], clock: Clock | None = None) -> Expansion:
-        """The log posterior, averaged over the points of a state: the clients' sums and the prior."""
+        """Return the log posterior with derivatives, averaged over the points: the clients' sums and the prior."""
         at = self.points.at(self.down(state, Clock(0, 1)))
         prior = torch.vmap(self.marginal.prior)(at)
         sums = (
@@ -183,13 +192,13 @@ class Rounds:
         return Expansion(*(p.mean(0) + s for p, s in zip(prior, sums, strict=True)))
 
     def moved(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
-        """After a round of climbing or settling."""
+        """Return the state after a round of climbing or settling."""
         corrections, found = len(self.points.weighing), self.found(state, means)
         if int(state["stage"]) == CLIMB:
             if bool(means["lost"] > 0.0):
                 if _nothing_known(state):
                     raise ValueError(
-                        f"at the start {float(means['lost']):.0%} of the clients find no mode of their own sites: start "
+                        f"at the start {float(means['lost']):.0%} of the clients find no mode of their local sites: start "
                         f"elsewhere (start=), or give those sites a prior that curves"
                     )
                 found = found._replace(value=torch.full_like(found.value, -torch.inf))
@@ -209,7 +218,7 @@ class Rounds:
         return state
 
     def sides(self, state: Tree, means: dict[str, Tree]) -> Tree:
-        """How wide q is to be on either side, from the log posterior far out along its axes."""
+        """Return the widths of q on both sides of its centre, from the log posterior far out on its axes."""
         if not len(self.points.weighing):
             return {}
         at = self.points.along(self.down(state, Clock(0, 1)))
@@ -221,7 +230,11 @@ class Rounds:
         return {"right": right, "left": left}
 
     def weighed(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
-        """After a round of weights: all points so far by the posterior over the mixture of the proposals they are of."""
+        """Return the state after a weighing round.
+
+        All points so far are weighted by the posterior over the mixture of the proposals that they were drawn
+        from.
+        """
         part, count = int(state["part"]), self.points.weighing.shape[1]
         now = _split(self.down(state, Clock(0, 1)))
         proposals, log_p = tree_map(torch.clone, state["proposals"]), state["log_p"].clone()
@@ -263,7 +276,7 @@ class Rounds:
         }
 
     def params(self, state: Tree) -> Params:
-        """The guide's params: draws, or without corrections q."""
+        """Return the guide's params: the draws, or q if there is no weighing stage."""
         corrections, count, size = self.points.weighing.shape
         if not corrections:
             return normal_params(state["loc"], state["precision"])
@@ -278,12 +291,12 @@ def _split(message: Tree) -> Split:
 
 
 def finished(state: Tree) -> bool:
-    """Whether the posterior has settled, and is weighed."""
+    """Return whether all stages are done."""
     return int(state["stage"]) == DONE
 
 
 def logged(state: Tree) -> dict[str, float]:
-    """The stage that comes next, how far q moved, eigenvalues raised, k-hat and effective points."""
+    """Return the next stage, how far q moved, the raised eigenvalues, k-hat and the effective points."""
     numbers = {
         name: float(state[name]) for name in ("stage", "moved", "raised", "k_hat", "effective")
     }
@@ -298,27 +311,27 @@ def _nothing_known(state: Tree) -> bool:
     return bool(state["value"].isneginf())
 
 
-def _tell_lost(stage: int, lost: float) -> None:
+def _warn_of_lost(stage: int, lost: float) -> None:
     if stage != CLIMB and lost > LOST:
         warnings.warn(
-            f"{STAGES[stage]}: at {lost:.1%} of the points clients find no mode of their own sites, so that the posterior is not to be "
-            f"trusted where those lie: give the local sites priors that curve more, or take fedsvi with guides.structured",
+            f"{STAGES[stage]}: at {lost:.1%} of the points clients find no mode of their local sites. Do not trust the posterior "
+            f"near those points: give the local sites priors that curve more, or take fedsvi with guides.structured",
             stacklevel=4,
         )
 
 
-def _tell(state: Tree, left: int) -> None:
-    """Say in plain words what a user should know before trusting the posterior."""
+def _warn(state: Tree, left: int) -> None:
+    """Warn where the posterior is not to be trusted: k-hat is high, or the rounds ended too early."""
     stage = int(state["stage"])
     if stage == DONE and float(state["k_hat"]) >= K_HAT:
         warnings.warn(
             f"k-hat is {float(state['k_hat']):.2f}, above {K_HAT}: the Gaussian over the global sites misses a part of the "
-            f"posterior that weights cannot make up for ({float(state['effective']):.0f} effective points). Do not trust tails and "
-            f"spreads; allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
+            f"posterior, and weights cannot correct for it ({float(state['effective']):.0f} effective points). Do not trust tails "
+            f"and spreads: allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
             stacklevel=4,
         )
     if stage != DONE and left == 0:
         warnings.warn(
-            f"the rounds ended while {STAGES[stage]}: the posterior is not what it would become; allow more rounds",
+            f"the rounds ended while {STAGES[stage]}: the posterior is not final; allow more rounds",
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""FedMAP's server: from sums of the clients' weights, and of slopes of their priors, to the next prior."""
+"""The server of FedMAP: the next prior, from weighted means of the clients' weights and gradients."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ Rule = Literal["average", "gradient"] | Best
 def map_server(
     program: Program, *, rule: Rule, optimiser: Optimiser, omega: Omega, alone: bool
 ) -> Server:
-    """The server of one program.
+    """Return the server of one program.
 
-    Its means of `clients` are weighted by omega: `away` from theta, its `square`, and the `slope` of -log prior.
+    The share `clients` arrives as means weighted by omega: `away`, the clients' weights minus theta; its
+    `square`; and `slope`, the gradient of -log prior in the global params.
 
     Args:
         program: the program.
-        rule: how gamma follows from those means, as in `fedmap`.
+        rule: how gamma follows from those means, the argument `server` of `fedmap`.
         optimiser: of gradient steps.
-        omega: the kind of weights; those of likelihoods may lie on one client, which is told.
-        alone: the first round's mean is of one client that has fitted alone, where gamma begins.
+        omega: the kind of weights. Likelihoods may put all weight on one client; then the server warns.
+        alone: whether the mean of the first round is that of one client that has fitted alone.
     """
     above = program.start()[0]
 
@@ -45,7 +46,7 @@ def map_server(
             and float(means["effective_clients"]) < 1.5
         ):
             warnings.warn(
-                "fedmap: omega lies on one client, the others hardly count: take omega='size'",
+                "fedmap: nearly all weight lies on one client, the others hardly count: take omega='size'",
                 stacklevel=2,
             )
         averaged = {name: gamma[name] + away for name, away in found.get("away", {}).items()}
@@ -71,7 +72,10 @@ def map_server(
 
 
 def _best(best: Best, gamma: Params, found: Tree) -> Params:
-    """A prior's exact step, tensor by tensor: the params of a tensor are all `<part>.<tensor>`, one of them theta."""
+    """Return the global params after a prior's exact step.
+
+    The params of one tensor are all named `<part>.<tensor>`, and one of the parts is theta.
+    """
     new: Params = {}
     for theta, away in found["away"].items():
         tensor = theta.removeprefix("theta.")

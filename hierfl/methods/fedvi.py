@@ -1,14 +1,15 @@
-"""FedVI: a client's own head made by a network from its unlabelled rows; clients keep nothing.
+"""FedVI: a network makes each client's personal head from its unlabelled rows; clients are stateless.
 
-    client:  theta_k <- theta;  every mini-batch is halved into a support and a query set:
+    client:  theta_k <- theta;  every mini-batch is split in halves, a support and a query set:
                  q(beta) = P(features of the support),  beta ~ q,
                  theta_k <- theta_k - lr grad[ query nll(theta_k, beta) + tau KL(q || prior) + gamma ... ]
-             returns theta_k - theta, weighted by the rows it has queried
+             returns theta_k - theta, weighted by the number of query rows
     server:  theta <- theta + SGD with momentum along the weighted mean
 
-A new client hands the network rows without labels. Source: Vedadi et al. 2023, arXiv:2305.13672, Algorithm 1 and Section 5, Eq.
-(8) with the nll a mean over rows (then the paper's tau of 1e-9 hardly counts, as it does there). Differences: no dropout; halves
-are every other row of a shuffled batch, so that a batch of any size has both.
+A new client needs rows only, no labels. Source: Vedadi et al. 2023, arXiv:2305.13672, Algorithm 1 and Section
+5, Eq. (8) with the nll as a mean over rows (the paper's tau of 1e-9 then hardly matters, as it does there).
+Differences: no dropout; the halves are every other row of a shuffled mini-batch, so that a mini-batch of any
+size has both.
 """
 
 from __future__ import annotations
@@ -46,31 +47,33 @@ def fedvi(
     hidden: int = 256,
     pool: Literal["features", "outputs"] = "features",
 ) -> Method:
-    """FedVI of an embedding with a common and a personal head.
+    """Return FedVI of an embedding with a common and a personal head.
 
     Args:
         heads: the model, `hierfl.models.PersonalHeads(embedding, outputs=...)`.
-        tau: weight of the KL of a client's own head. Defaults of tau, gamma, rates, batch and width: the paper's for FEMNIST (for
-            CIFAR-100 tau 1e-3 and lr 0.03).
-        gamma: weight of -log prior of the global params (`heads.global_scale`), 1/N of it a client; 0: they are free.
-        loss: the nll as a mean over the queried rows, or as their sum: with tau = gamma = 1 that is the negative ELBO.
-        optimiser: of the client, started anew each round.
-        server_optimiser: of the server, on minus the mean of what clients return.
-        steps: passes over the rows a round, or mini-batches (`unit`).
+        tau: weight of the KL of a client's personal head. Defaults of tau, gamma, step sizes, batch_size and
+            hidden: the paper's for FEMNIST (for CIFAR-100: tau 1e-3 and lr 0.03).
+        gamma: weight of -log prior of the global params (`heads.global_scale`), 1/N of it at each client; 0:
+            no prior.
+        loss: the nll as the mean over the query rows, or as their "sum": with tau = gamma = 1 that is the
+            negative ELBO.
+        optimiser: of the client, started anew in each round.
+        server_optimiser: of the server, on minus the mean of the updates.
+        steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
-        batch_size: rows a mini-batch, both halves; None: all.
+        batch_size: rows of a mini-batch, both halves together; None: all.
         hidden: width of the posterior constructor.
         pool: see `guides.constructed`.
 
     Raises:
-        ValueError: a negative weight.
+        ValueError: `tau` or `gamma` is negative.
     """
     if min(tau, gamma) < 0.0:
-        raise ValueError(f"tau ({tau}) and gamma ({gamma}) are weights of penalties: 0 or more")
+        raise ValueError(
+            f"tau ({tau}) and gamma ({gamma}) are weights of penalties: they must be 0 or more"
+        )
 
     def client(program: Program) -> Client:
-        _above, _ = program.start()
-
         def objective(
             theta: Params, support: ClientBatch, query: ClientBatch
         ) -> tuple[Tensor, Terms]:
@@ -79,17 +82,17 @@ def fedvi(
             total = nll + tau * terms.local_kl.sum()
             return (total + gamma * program.share * terms.global_kl if gamma else total), terms
 
-        def move(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             support, query = every_other(batch)
             gradient, (_, terms) = grad_and_value(objective, has_aux=True)(
-                lane["theta"], support, query
+                work["theta"], support, query
             )
-            theta, state = step(optimiser, gradient, Stepped(lane["theta"], lane["state"]))
+            theta, state = step(optimiser, gradient, Stepped(work["theta"], work["state"]))
             return {
                 "theta": theta,
                 "state": state,
-                "queried": lane["queried"] + queried(query),
-                "loss": lane["loss"] + terms.nll.sum(),
+                "queried": work["queried"] + queried(query),
+                "loss": work["loss"] + terms.nll.sum(),
                 "kl": terms.local_kl.sum(),
             }
 
@@ -103,13 +106,13 @@ def fedvi(
                 "kl": zero,
             }
 
-        def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            n = lane["queried"]
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            n = work["queried"]
             up = {
-                "move": Share(sub(lane["theta"], message), n),
-                "loss": Share(lane["loss"] / n.clamp(min=1.0), n),
+                "move": Share(sub(work["theta"], message), n),
+                "loss": Share(work["loss"] / n.clamp(min=1.0), n),
             }
-            return {**up, "kl": Share(lane["kl"])}, own
+            return {**up, "kl": Share(work["kl"])}, own
 
         return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)
 
@@ -134,10 +137,13 @@ def fedvi(
 
 
 def every_other(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
-    """Every other row to read, the others to score; neither stands for more rows than it has."""
+    """Return two halves of a mini-batch, every other row: a support set to read and a query set to score.
+
+    Neither half is scaled to stand for more rows than it has.
+    """
     parts = []
     for first in (0, 1):
-        alone = first and batch.num_rows == 1  # nothing to score: a row of padding
+        alone = first and batch.num_rows == 1  # no row is left to score: take a padded one
         where = slice(0, 1) if alone else slice(first, None, 2)
         fields = {name: v[:, where] for name, v in batch.fields.items()}
         rows = batch.mask()[:, where] & (not alone)
@@ -146,5 +152,5 @@ def every_other(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
 
 
 def queried(batch: ClientBatch) -> Tensor:
-    """Rows that are there, ()."""
+    """Return the number of rows without padding, ()."""
     return batch.mask().sum().to(batch.counts.dtype)

@@ -1,13 +1,13 @@
-"""pFedBayes: each client's mean-field posterior, its prior the global Gaussian.
+"""pFedBayes: a mean-field posterior for each client, under a global Gaussian prior.
 
     client:  theta_k <- theta;  for every mini-batch of b rows:
                  K Adam steps on q_k of  (n_k / b) E_q NLL_batch + zeta KL(q_k || p_theta_k),  one reparameterised draw each
-                 one Adam step on theta_k of the same (its KL alone depends on theta_k)
-    server:  theta <- (1 - beta) theta + beta sum_k (n_k / n) theta_k
+                 one Adam step on theta_k of the same (only its KL depends on theta_k)
+    server:  theta <- sum_k (n_k / n) theta_k
 
-Source: Zhang et al. 2022, arXiv:2206.07977, Algorithm 1. Averaging means and raw scales is the paper's rule, not a product of
-posteriors. Differences from the public port: noise of standard deviation 1 (there 0.001: a point estimate in effect), and a
-mini-batch scaled to stand for all rows.
+Source: Zhang et al. 2022, arXiv:2206.07977, Algorithm 1. Averaging means and unconstrained scales is the
+paper's rule; it is no product of posteriors. Differences from the public port: noise of standard deviation 1
+(there 0.001, in effect a point estimate), and a mini-batch scaled to stand for all rows.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from __future__ import annotations
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
+from hierfl.methods.old_options import BETA, old_options
 from hierfl.optimisers import Adam
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
+@old_options(beta=BETA)
 @recorded
 def pfedbayes(
     model: Model,
@@ -32,25 +34,24 @@ def pfedbayes(
     batch_size: int | None = 100,
     draws: int = 1,
     init_scale: float = 0.0486,
-    beta: float = 1.0,
 ) -> Method:
-    """PFedBayes of a hierarchical program, by mean-field Gaussians that clients keep from round to round.
+    """Return pFedBayes of a hierarchical program; clients keep their mean-field Gaussian between rounds.
 
     Args:
         model: local sites whose Normal prior has global params for mean and scale, such as
             `hierfl.models.bayesian_network(module, prior_loc="learned", prior_scale="learned")`.
-        zeta: weight of the KL; 1 is the ELBO. Defaults of zeta, lr, eta, inner_steps, steps, batch_size: the public port's.
+        zeta: weight of the KL; 1 is the ELBO. Defaults of zeta, lr, eta, inner_steps, steps, batch_size: the
+            public port's.
         lr: step size of the posterior's params.
-        eta: step size of the client's copy of the prior's.
-        inner_steps: K, steps on each mini-batch.
-        steps: R, mini-batches a round.
-        batch_size: rows a mini-batch; None: all.
-        draws: of the posterior, a step.
-        init_scale: standard deviations that posteriors start with: softplus(-3), the port's.
-        beta: over-relaxation of the server.
+        eta: step size of the client's copy of the prior's params.
+        inner_steps: K, steps of the posterior on each mini-batch.
+        steps: R, mini-batches of a round.
+        batch_size: rows of a mini-batch; None: all.
+        draws: S, draws of the posterior that each gradient is averaged over.
+        init_scale: standard deviation of the posteriors at the start. Default: softplus(-3), the port's.
 
     Raises:
-        ProgramError: the model has no local site, or nothing global to learn.
+        ProgramError: (at fit) the model has no local site, or nothing global to learn.
     """
     core = Alternating(
         loss=lambda terms, rows: terms.nll + zeta * terms.local_kl,
@@ -61,6 +62,5 @@ def pfedbayes(
         batch_size=batch_size,
         draws=draws,
         by_rows=True,
-        beta=beta,
     )
     return Method("pfedbayes", model, mean_field(init_scale=init_scale), core.client, core.server)

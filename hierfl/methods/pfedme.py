@@ -1,13 +1,14 @@
-"""pFedMe: personalised models held near a local copy of the global one.
+"""pFedMe: personalised models that are pulled towards a local copy of the global one.
 
     client:  w <- theta, v <- theta;  for every mini-batch:
                  K times  v <- v - lr grad_v [ nll(v) + lam D(v, w) ]
                  w <- w - eta grad_w lam D(v, w)
-    server:  theta <- (1 - beta) theta + beta mean_k w_k
+    server:  theta <- mean_k w_k
 
-Source: T. Dinh et al. 2020, arXiv:2006.08848, Algorithm 1. In a program v is the client's own site, w its prior's mean, and
-D = |v - w|^2 / 2 minus the log density of a prior of unit scale, constants apart; another prior gives another D. As in the paper
-the mean over clients is uniform (its code weights by rows); as in its code a round's first prox starts at the global model.
+Source: T. Dinh et al. 2020, arXiv:2006.08848, Algorithm 1; its beta is that of `over_relaxed`. In a program v
+is the client's own site, w its prior's mean, and D = |v - w|^2 / 2 minus the log density of a prior of unit
+scale, constants apart; another prior gives another D. As in the paper the mean over clients is uniform (its
+code weights by rows: `by_rows`); as in its code a round's first prox starts at the global model.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from __future__ import annotations
 from hierfl.guides.delta import delta
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
-from hierfl.methods.prior_params import at_prior_mean
+from hierfl.methods.old_options import BETA, old_options
+from hierfl.methods.prior_params import at_prior
 from hierfl.optimisers import SGD
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
+@old_options(beta=BETA)
 @recorded
 def pfedme(
     model: Model,
@@ -31,23 +34,22 @@ def pfedme(
     prox_steps: int = 5,
     steps: int = 20,
     batch_size: int | None = 20,
-    beta: float = 1.0,
 ) -> Method:
-    """PFedMe of a hierarchical program, by point estimates.
+    """Return pFedMe of a hierarchical program, by point estimates.
 
     Args:
         model: local sites of unit prior scale whose mean is a global param, such as
             `hierfl.models.bayesian_network(module, prior_loc="learned", prior_scale=1.0)`.
-        lam: weight of the prior, beside the mean negative log likelihood of a row. Defaults: the authors' README.
-        lr: step size of the personalised model (alpha there).
+        lam: weight of the prior, beside the mean negative log likelihood of a row. All defaults: the authors'
+            README.
+        lr: step size of the personalised model, alpha in the paper.
         eta: step size of the client's copy of the global model.
-        prox_steps: K, steps on each mini-batch.
-        steps: R, mini-batches a round.
-        batch_size: rows a mini-batch; None: all.
-        beta: over-relaxation of the server.
+        prox_steps: K, steps of the personalised model on each mini-batch.
+        steps: R, mini-batches of a round.
+        batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ProgramError: the model has no local site, or nothing global to learn.
+        ProgramError: (at fit) the model has no local site, or nothing global to learn.
     """
     core = Alternating(
         loss=lambda terms, rows: terms.nll / rows + lam * terms.local_kl,
@@ -56,7 +58,6 @@ def pfedme(
         inner=prox_steps,
         steps=steps,
         batch_size=batch_size,
-        restart=at_prior_mean,
-        beta=beta,
+        restart=at_prior,
     )
     return Method("pfedme", model, delta, core.client, core.server)

@@ -1,4 +1,8 @@
-"""Which global params are the mean and the scale of each local site's prior, and local params placed at that prior."""
+"""The global params behind the priors of the local sites: which one is a prior's mean, and which its scale.
+
+They are found in one way for every method: by a value of each global param that no other shares, and a look
+at which of them the prior's mean, or its standard deviation, then has.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,15 @@ from hierfl.core.trees import Tree
 from hierfl.program.program import Params, Program, ProgramError
 
 
-def at_prior_mean(program: Program, theta: Params) -> Params:
-    """Params of a `delta` guide at the middle of each local site's prior."""
-    priors = program.priors(theta)
-    return {
-        f"{site.name}.at": site.transform.inv(priors[site.name].mean)
-        for site in program.latents.local_block.sites
-    }
-
-
 def at_prior(program: Program, theta: Params) -> Params:
-    """Params of a `delta` or `mean_field` guide whose posterior is the prior of each local site: its mean, and its scale if it has one.
+    """Return local params of a `delta` or `mean_field` guide that make each posterior equal to its prior.
+
+    Args:
+        program: the program.
+        theta: its global params, unconstrained.
 
     Raises:
-        ProgramError: the params are those of another guide.
+        ProgramError: the guide has other params.
     """
     priors, wanted = program.priors(theta), program.start()[1]
     links = {spec.name: transform_to(spec.constraint) for spec in program.params}
@@ -38,56 +37,102 @@ def at_prior(program: Program, theta: Params) -> Params:
         if f"{site.name}.scale" in wanted:
             found[f"{site.name}.scale"] = links[f"{site.name}.scale"].inv(prior.stddev)
     if not wanted.keys() <= found.keys():
+        odd = min(wanted.keys() - found.keys())
         raise ProgramError(
-            f"param '{min(wanted.keys() - found.keys())}' has no start at the prior: take the guide delta, or mean_field"
+            f"param '{odd}' has no start at the prior: take the guide delta, or mean_field"
         )
     return {name: found[name] for name in wanted}
 
 
-def paired(program: Program) -> dict[str, str]:
-    """For each own param of a `delta` guide, the global param that is its prior's mean.
+def mean_params(program: Program) -> dict[str, str]:
+    """Return, for each local site, the global param that is its prior's mean.
 
     Raises:
-        ProgramError: a local site has none.
+        ProgramError: there is no local site, or one whose prior's mean is no global param.
     """
-    shared, mine = program.start()
-    if not mine:
+    sites = [site.name for site in program.latents.local_block.sites]
+    if not sites:
         raise ProgramError("this method needs local sites: give each client weights of its own")
-    # values that no two params share, and so near the start that they are inside any domain; 0 is inside the real ones alone
-    g = torch.Generator().manual_seed(0)
-    parts = {name: torch.rand(value.shape, generator=g) for name, value in shared.items()}
-    marked = {
-        name: torch.where(value == 0.0, parts[name], value * (1.0 + 0.1 * parts[name]))
-        for name, value in shared.items()
-    }
-    found = {}
-    for name, value in at_prior(program, marked).items():
-        flat = value.flatten()
-        misses = {
-            t: float((v.flatten() - flat).abs().max())
-            for t, v in marked.items()
-            if v.numel() == len(flat)
-        }
-        twin = min(misses, key=lambda t: misses[t], default=None)
-        if twin is None or misses[twin] > 1e-3 * float(flat.abs().max()):
+    marked = _marked(program)
+    priors, values = program.priors(marked), _constrained(program, marked)
+    found = {site: _same(priors[site].mean, values) for site in sites}
+    for site, param in found.items():
+        if param is None:
             raise ProgramError(
-                f"the prior's mean of site '{name.removesuffix('.at')}' is no global param, and this method moves the one by the other: "
-                f"give it one, as bayesian_network(module, prior_scale=1.0) does"
+                f"the prior's mean of site '{site}' is no global param, and this method learns it as one: "
+                f"give it one, as bayesian_network(module, prior_loc='learned') does"
             )
-        found[name] = twin
+    return {site: param for site, param in found.items() if param is not None}
+
+
+def scale_params(program: Program) -> dict[str, str]:
+    """Return, for each local site whose prior's standard deviation is learned, the global param that it is.
+
+    Raises:
+        ProgramError: a standard deviation depends on global params, but is none of them, number by number.
+    """
+    marked = _marked(program)
+    before, priors = program.priors(program.start()[0]), program.priors(marked)
+    values, found = _constrained(program, marked), {}
+    for site in (site.name for site in program.latents.local_block.sites):
+        param = _same(priors[site].stddev, values)
+        if param is not None:
+            found[site] = param
+        elif not torch.equal(before[site].stddev, priors[site].stddev):
+            raise ProgramError(
+                f"the prior's scale of site '{site}' is neither known nor a global param, number by number: take "
+                f"bayesian_network(module, prior_scale='learned'), or server='average'"
+            )
     return found
+
+
+def _marked(program: Program) -> Params:
+    """Return global params of which no two are alike, so near the start that they are inside any domain."""
+    generator = torch.Generator().manual_seed(0)
+    parts = {
+        name: (value, torch.rand(value.shape, generator=generator))
+        for name, value in program.start()[0].items()
+    }
+    # only real numbers may start at 0, and all are allowed there
+    return {
+        name: torch.where(value == 0.0, part, value * (1.0 + 0.1 * part))
+        for name, (value, part) in parts.items()
+    }
+
+
+def _constrained(program: Program, params: Params) -> Params:
+    links = {spec.name: transform_to(spec.constraint) for spec in program.params}
+    return {name: links[name](value) for name, value in params.items()}
+
+
+def _same(wanted: Tensor, values: Params) -> str | None:
+    """Return the name of the value that equals `wanted` number by number, whatever its shape."""
+    return next(
+        (
+            name
+            for name, value in values.items()
+            if value.numel() == wanted.numel() and torch.allclose(value.flatten(), wanted.flatten())
+        ),
+        None,
+    )
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of each global param that is a prior's mean: the local site, and the param that is the scale, if learned; links of all."""
+    """First and second moments of the clients' posteriors, and the prior that fits them best.
+
+    Args:
+        site: global param that is a prior's mean -> its local site.
+        scale: global param that is a prior's mean -> the one that is its scale, where that is learned.
+        links: param -> its map from unconstrained values.
+    """
 
     site: Mapping[str, str]
     scale: Mapping[str, str]
     links: Mapping[str, Transform]
 
     def of(self, phi: Params, theta: Params) -> Tree:
-        """What a client's posterior adds to the sums: its mean away from the prior's, and the second moment about that."""
+        """Return a client's terms: its posterior mean minus the prior's, and the second moment about the latter."""
         away, square = {}, {}
         for loc, site in self.site.items():
             mine = phi[f"{site}.loc"] if f"{site}.loc" in phi else phi[f"{site}.at"]
@@ -101,7 +146,10 @@ class Moments:
         return {"away": away, "square": square}
 
     def best(self, theta: Params, found: Tree) -> Params:
-        """The M-step: m <- mean m_i,  s^2 <- mean [ s_i^2 + (m_i - m)^2 ], which minimises the mean of KL(q_i || p)."""
+        """Return the prior with the smallest mean of KL(q_i || p), the M-step of EM.
+
+        m <- mean m_i,  s^2 <- mean [ s_i^2 + (m_i - m)^2 ].
+        """
         new = dict(theta)
         for loc, away in found["away"].items():
             new[loc] = theta[loc] + away
@@ -114,54 +162,15 @@ class Moments:
 
 
 def moments_of(program: Program) -> Moments:
-    """Which global params are the mean and the scale of each local site's prior.
+    """Return the moments of a program.
 
     Raises:
         ProgramError: a local site's mean is no global param, or its scale is neither one nor known.
     """
-    above = program.start()[0]
-    generator = torch.Generator().manual_seed(0)  # values that no two params share
-    marked = {
-        name: value + 0.1 * torch.rand(value.shape, generator=generator)
-        for name, value in above.items()
-    }
+    means, scales = mean_params(program), scale_params(program)
     links = {spec.name: transform_to(spec.constraint) for spec in program.params}
-    values = {name: links[name](value) for name, value in marked.items()}
-    known, priors = program.priors(above), program.priors(marked)
-
-    def twin(wanted: Tensor) -> str | None:
-        same = (
-            n
-            for n, v in values.items()
-            if v.numel() == wanted.numel() and torch.allclose(v.flatten(), wanted.flatten())
-        )
-        return next(same, None)
-
-    sites, scale = {}, {}
-    for site in program.latents.local_block.sites:
-        mean, sd = twin(priors[site.name].mean), twin(priors[site.name].stddev)
-        fixed = torch.equal(known[site.name].stddev, priors[site.name].stddev)
-        if mean is None or (sd is None and not fixed):
-            raise ProgramError(
-                f"server='exact' needs a prior of site '{site.name}' whose mean is a global param, and whose scale is one, number by "
-                f"number, or known: take bayesian_network(module, prior_scale='learned'), or server='average'"
-            )
-        sites[mean] = site.name
-        if sd is not None:
-            scale[mean] = sd
-    return Moments(sites, scale, links)
-
-
-def pairs_of(above: Params, mine: Params) -> dict[str, str]:
-    """Theta's param -> the own param of its site."""
-    pairs = {
-        f"theta.{site[2:-3]}": site for site in mine if site.startswith("w.") and site != "w.at"
-    }
-    missing = [theta for theta in pairs if theta not in above]
-    if missing or len(pairs) < len(mine):
-        odd = missing[0] if missing else next(site for site in mine if site not in pairs.values())
-        raise ProgramError(
-            f"fedmap averages sites 'w.<name>' to params 'theta.<name>', and finds no pair for '{odd}': use "
-            f"hierfl.models.map_network, or server='gradient'"
-        )
-    return pairs
+    return Moments(
+        site={param: site for site, param in means.items()},
+        scale={means[site]: param for site, param in scales.items()},
+        links=links,
+    )

@@ -1,17 +1,19 @@
-"""Partitioned variational inference with Gaussian factors, of hierarchies too: each client keeps a factor of its own in q.
+"""Partitioned variational inference with Gaussian factors, also of hierarchies; clients keep a factor of q.
 
-    q(z) = t_0(z) prod_k t_k(z),    t_0 for the prior, t_k for what client k's rows say of z; all 1 but t_0 at the start
+    q(z) = t_0(z) prod_k t_k(z),    t_0 approximates the prior, t_k the likelihood of client k; all but t_0 start at 1
 
     client:  q_k = argmax E_q[l_k(z)] - KL(q || q_old / t_k),    t_k <- t_k (q_k / q_old)^delta
     server:  q <- q prod_k (q_k / q_old)^delta
 
-Where a client has sites of its own they are integrated out by Laplace's method, so that l_k is its log marginal likelihood; with
-known Gaussian variances t_k is then hierarchical PVI's message to phi, N(m_t; phi, V_t + L), and every number exact after one
-visit to each client. The argmax is found by natural-gradient steps on quasi-random points, exact in one where l_k is quadratic.
+Local sites are integrated out by Laplace's method, so that l_k is the client's log marginal likelihood. With
+known Gaussian variances t_k is then hierarchical PVI's message to phi, N(m_t; phi, V_t + L), and all numbers
+are exact after one visit to each client. The argmax is found by natural-gradient steps on quasi-random
+points; one step is exact where l_k is quadratic.
 
-Sources: Bui et al. 2018, arXiv:1811.11206, Algorithm 1; Ashman et al. 2022, arXiv:2202.12275; their code's HPVIServer.
-Differences: second derivatives instead of Adam; any hierarchy instead of one Gaussian layer with known variance; a prior that is
-not Gaussian in unconstrained numbers is a factor of the server's own, renewed in each round.
+Sources: Bui et al. 2018, arXiv:1811.11206, Algorithm 1; Ashman et al. 2022, arXiv:2202.12275; their code's
+HPVIServer. Differences: second derivatives instead of Adam; any hierarchy instead of one Gaussian layer with
+known variance; for a prior that is not Gaussian in unconstrained values the server keeps a factor, renewed in
+each round.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
-NEWTON, AT_ONCE = 6, 32  # steps to a client's mode; points carried at once
+NEWTON = 6  # steps to the mode of the local sites
+AT_ONCE = 32  # points evaluated together
 
 
 @recorded
@@ -49,27 +52,31 @@ def pvi(
     limit: int = 300,
     seed: int = 0,
 ) -> Method:
-    """PVI of a program with few global sites; with local ones, hierarchical PVI.
+    """Return PVI of a program with few global sites; with local sites, hierarchical PVI.
 
-    A cohort of one client a round is its sequential schedule, of all clients its synchronous one.
+    Cohorts of one client are its sequential schedule, cohorts of all clients its synchronous one.
 
     Args:
         model: as for `fedlaplace`.
-        factors: Gaussian, with every correlation or with none.
-        damping: delta, in (0, 1]; None: 1 / N, with which q is always proper. 1 is exact in one visit where all is Gaussian.
-        steps: natural-gradient steps of a visit.
-        points: that each of them averages over; even.
-        limit: on the numbers in the global sites.
+        factors: covariance of the Gaussian factors, "full" or "diagonal".
+        damping: delta, in (0, 1]; None: 1 / N, with which q is always proper. 1 is exact in one visit where
+            all is Gaussian.
+        steps: natural-gradient steps of a visit, 1 or more.
+        points: quasi-random points that each step averages over, even.
+        limit: largest K, the number of global unknowns.
         seed: of the points.
 
     Raises:
-        ValueError: damping outside (0, 1], odd points; (during a fit) a q that is not a distribution: damping was too large.
-        ProgramError: (at fit) a local site that Laplace's method cannot integrate, named; too many numbers in the global sites.
+        ValueError: `damping` is outside (0, 1], `points` is odd or below 2, or `steps` is below 1; (during a
+            fit) q is not a distribution, because damping was too large.
+        ProgramError: (at fit) a local site cannot be integrated by Laplace's method; or K is above `limit`.
     """
     if damping is not None and not 0.0 < damping <= 1.0:
-        raise ValueError(f"damping is {damping}: it lies in (0, 1], or None for 1 / N")
+        raise ValueError(f"damping is {damping}: it must be in (0, 1], or None for 1 / N")
     if points < 2 or points % 2 or steps < 1:
-        raise ValueError(f"points ({points}) must be even and positive, steps ({steps}) 1 or more")
+        raise ValueError(
+            f"points ({points}) must be even and positive, and steps ({steps}) 1 or more"
+        )
 
     def client(program: Program) -> Client:
         check_integrable(program, limit)
@@ -97,9 +104,9 @@ def _client(
 ) -> Client:
     size, inside = marginal.shared.size, marginal.own.size
 
-    def step(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """One natural-gradient step towards q_k: precision of the cavity minus E[l''], mean by Newton's step with that."""
-        q, last, cavity = lane["q"], lane["near"], sub(message, lane["factor"])
+    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Take a natural-gradient step towards q_k: precision <- cavity's - E[l''], and a Newton step of the mean."""
+        q, last, cavity = work["q"], work["near"], sub(message, work["factor"])
 
         def guess(z: Tensor) -> Tensor:
             return last["mode"] + last["slope"] @ (z - last["loc"])
@@ -121,17 +128,17 @@ def _client(
         return {
             "q": {name: torch.where(proper, value, q[name]) for name, value in new.items()},
             "near": {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)},
-            "factor": lane["factor"],
+            "factor": work["factor"],
             "improper": 1.0 - proper.to(loc.dtype),
         }
 
-    def finish(lane: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        change = scaled(sub(lane["q"], message), delta)
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        change = scaled(sub(work["q"], message), delta)
         up = {
             **{name: Share(value) for name, value in change.items()},
-            "improper": Share(lane["improper"]),
+            "improper": Share(work["improper"]),
         }
-        return up, {"factor": add(own["factor"], change), "near": lane["near"]}
+        return up, {"factor": add(own["factor"], change), "near": work["near"]}
 
     return Client(
         own={
@@ -162,7 +169,7 @@ def _server(marginal: Marginal, standard: Tensor, *, full: bool) -> Server:
             name: state["q"][name] + clock.clients * means[name] for name in ("shift", "precision")
         }
         loc, tril = _proper(q)
-        prior = factor_of_prior(loc + standard @ tril.T)  # as before, where it is Gaussian
+        prior = factor_of_prior(loc + standard @ tril.T)  # unchanged where the prior is Gaussian
         q = add(q, sub(prior, state["prior"]))
         moved = length(_proper(q)[0] - _proper(state["q"])[0], state["q"]["precision"])
         return {"q": q, "prior": prior, "moved": moved}
@@ -181,11 +188,12 @@ def _server(marginal: Marginal, standard: Tensor, *, full: bool) -> Server:
     with torch.no_grad():
         ones = torch.ones(len(begin["shift"]))
         precision, raised = positive(begin["precision"], 1e-3 * ones, fold=True)
+    # a prior that does not curve down at its centre starts with the nearest precision that does
     if bool(raised > 0.0) or not bool(torch.allclose(precision, begin["precision"])):
         begin = {
             "shift": precision @ middle[0],
             "precision": precision,
-        }  # a prior that does not curve down at its centre
+        }
     return Server(
         state={"q": begin, "prior": begin, "moved": torch.tensor(torch.inf)},
         update=update,
@@ -200,15 +208,15 @@ def _shaped(precision: Tensor, full: bool) -> Tensor:
 
 
 def _proper(q: Tree) -> tuple[Tensor, Tensor]:
-    """Mean and Cholesky factor of the covariance of a Gaussian in natural params.
+    """Return the mean (K,) and the Cholesky factor of the covariance (K, K) of a Gaussian in natural params.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the precision is not positive definite.
     """
     smallest = float(torch.linalg.eigvalsh(q["precision"])[0])
     if not smallest > 0.0:
         raise ValueError(
-            f"the product of the clients' factors is no distribution (its precision has an eigenvalue {smallest:.3g}): lower "
+            f"the product of the clients' factors is not a distribution (its precision has an eigenvalue {smallest:.3g}): lower "
             f"damping, or leave it at None, 1 / N"
         )
     return torch.linalg.solve(q["precision"], q["shift"]), tril_of(q["precision"])

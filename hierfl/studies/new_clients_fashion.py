@@ -38,6 +38,7 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
+from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.models import bayesian_network, network
 from hierfl.optimisers import SGD
@@ -144,15 +145,10 @@ def methods(seed: int, features: int) -> dict[str, Callable[[], Method]]:
     hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
 
     def averaging(prox: float) -> Method:
-        return fedavg(
-            network(net),
-            optimiser=SGD(0.01),
-            steps=5,
-            unit="epoch",
-            batch_size=50,
-            prox=prox,
-            fine_tune=True,
+        method = fedavg(
+            network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50, prox=prox
         )
+        return fine_tuned(method, optimiser=SGD(0.01), batch_size=50)
 
     return {
         "FedAvg": lambda: averaging(0.0),

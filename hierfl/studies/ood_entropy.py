@@ -56,6 +56,7 @@ from hierfl.diagnostics import out_of_distribution
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
+from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.models import bayesian_network, network
 from hierfl.optimisers import SGD
@@ -221,8 +222,10 @@ def methods(setting: Setting, seed: int, train: ClientData) -> dict[str, Callabl
     net = images.started(partial(images.mclr, train.fields["x"].shape[-1]), seed)
     hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
     return {
-        POINT: lambda: fedavg(
-            network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50, fine_tune=True
+        POINT: lambda: fine_tuned(
+            fedavg(network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50),
+            optimiser=SGD(0.01),
+            batch_size=50,
         ),
         # Six mini-batches of 50 are one pass, so a round is a pass here too. zeta is from FedABML's authors.
         KEPT: lambda: pfedbayes(hierarchy, zeta=0.05, steps=6, batch_size=50, init_scale=0.0486),

@@ -28,8 +28,10 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, rounds
 from hierfl.method import Method
+from hierfl.methods.by_rows import by_rows
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
+from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.models import bayesian_network, network
 from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD
@@ -156,27 +158,25 @@ def methods(toy: Toy) -> dict[str, Callable[[], Method]]:
     net = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(net.weight)
     likelihood = normal(1.0)
+    local: dict[str, Any] = {"optimiser": SGD(toy.lr), "steps": toy.steps, "batch_size": None}
     return {
-        FEDAVG: lambda: fedavg(
-            network(net, likelihood=likelihood),
-            optimiser=SGD(toy.lr),
-            steps=toy.steps,
-            batch_size=None,
-            fine_tune=True,
+        FEDAVG: lambda: fine_tuned(
+            fedavg(network(net, likelihood=likelihood), **local), unit="step", **local
         ),
-        FEDABML: lambda: fedabml(
-            bayesian_network(
-                net, likelihood=likelihood, prior_scale="learned", scale_start=toy.spread
-            ),
-            lam=1.0,
-            lr=toy.lr,
-            eta=toy.eta,
-            inner_steps=toy.steps,
-            steps=1,
-            unit="step",
-            batch_size=None,
-            draws=toy.draws,
-            by_rows=True,
+        FEDABML: lambda: by_rows(
+            fedabml(
+                bayesian_network(
+                    net, likelihood=likelihood, prior_scale="learned", scale_start=toy.spread
+                ),
+                lam=1.0,
+                lr=toy.lr,
+                eta=toy.eta,
+                inner_steps=toy.steps,
+                steps=1,
+                unit="step",
+                batch_size=None,
+                draws=toy.draws,
+            )
         ),
     }
 

@@ -113,8 +113,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fedavg by epochs": lambda: hierfl.methods.fedavg(
         _shared(), optimiser=Adam(0.05), steps=2, unit="epoch", batch_size=2
     ),
-    "fedavg, momentum, beta": lambda: hierfl.methods.fedavg(
-        _shared(), optimiser=SGD(0.05, 0.9), steps=3, batch_size=3, beta=2.0
+    "fedavg, momentum, beta": lambda: hierfl.methods.over_relaxed(
+        hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05, 0.9), steps=3, batch_size=3)
     ),
     "fedprox": lambda: hierfl.methods.fedavg(
         _shared(), optimiser=SGD(0.05), steps=4, batch_size=None, prox=0.7
@@ -123,14 +123,14 @@ METHODS: dict[str, Callable[[], Method]] = {
         personal(prior_scale=1.0), lam=2.0, steps=3, batch_size=2, prox_steps=2
     ),
     **{
-        f"pfedbred {strategy}": lambda strategy=strategy: hierfl.methods.pfedbred(  # type: ignore[misc]
-            personal(prior_scale=1.0),
-            strategy,
-            lam=2.0,
-            steps=3,
+        f"pfedbred {strategy}": lambda strategy=strategy: hierfl.methods.fine_tuned(  # type: ignore[misc]
+            hierfl.methods.pfedbred(
+                personal(prior_scale=1.0), strategy, lam=2.0, steps=3, batch_size=2, prox_steps=2
+            ),
+            unit="step",
             batch_size=2,
-            prox_steps=2,
-            fine_tune=1,
+            when="every round",
+            mirror=True,
         )
         for strategy in ("none", "mh", "mh-code")
     },
@@ -146,8 +146,9 @@ METHODS: dict[str, Callable[[], Method]] = {
         )
         for meta in ("envelope", "full")
     },
-    "pfedbred, some averaged": lambda: hierfl.methods.pfedbred(
-        personal(prior_scale=1.0), "meg", lam=2.0, steps=3, batch_size=2, averaged=0.5
+    "pfedbred, some averaged": lambda: hierfl.methods.averaging_some(
+        hierfl.methods.pfedbred(personal(prior_scale=1.0), "meg", lam=2.0, steps=3, batch_size=2),
+        share=0.5,
     ),
     "fedabml exact": lambda: hierfl.methods.fedabml(
         personal(prior_scale="learned"),

@@ -132,5 +132,5 @@ def test_the_personal_model_stays() -> None:
 
 def test_programs_with_sites_are_refused() -> None:
     for method in (ditto(regression), individual(regression)):
-        with pytest.raises(ProgramError, match="fits global params alone"):
+        with pytest.raises(ProgramError, match="fits global params only"):
             fit(method, federation(), rounds=1)

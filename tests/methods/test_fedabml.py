@@ -14,7 +14,7 @@ from hierfl import guides, models
 from hierfl.core.trees import named_leaves, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.engine.rounds import one_round
-from hierfl.methods import fedabml, pfedme
+from hierfl.methods import by_rows, fedabml, pfedme
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit
@@ -67,16 +67,12 @@ def test_with_a_fixed_prior_and_exact_local_solves_it_rests_at_the_gls_estimate(
         "batch_size": None,
         "draws": 1,
     }
-    method = fedabml(at(gls, personal=True), guides.delta, by_rows=True, **options)
+    method = by_rows(fedabml(at(gls, personal=True), guides.delta, **options))
     assert torch.allclose(
         fit(method, clients(), rounds=1).message["theta"], gls, atol=1e-6, rtol=0.0
     )
-    method = fedabml(
-        at(START, personal=True),
-        guides.delta,
-        by_rows=True,
-        **{**options, "eta": 4.0, "inner_steps": 20},
-    )
+    slower = {**options, "eta": 4.0, "inner_steps": 20}
+    method = by_rows(fedabml(at(START, personal=True), guides.delta, **slower))
     assert torch.allclose(
         fit(method, clients(), rounds=12).message["theta"], gls, atol=1e-2, rtol=0.0
     ), "rounds lead there"
@@ -154,17 +150,16 @@ def test_a3_through_its_one_step_it_is_per_fedavg(
         "unit": "step",
         "batch_size": None,
         "draws": 1,
-        "by_rows": True,
     }
     after = fit(
-        fedabml(at(fixed, personal=True), guides.delta, meta=meta, **options),
+        by_rows(fedabml(at(fixed, personal=True), guides.delta, meta=meta, **options)),
         clients(),
         rounds=1,
         **WAYS[way],
     )
     assert torch.allclose(after.message["theta"], fixed, atol=1e-10, rtol=0.0)
     away = fit(
-        fedabml(at(START, personal=True), guides.delta, meta=meta, **options),
+        by_rows(fedabml(at(START, personal=True), guides.delta, meta=meta, **options)),
         clients(),
         rounds=1,
         **WAYS[way],

@@ -12,7 +12,7 @@ import hierfl
 from hierfl.data.clients import ClientData
 from hierfl.engine.minibatches import row_plan
 from hierfl.method import Phase
-from hierfl.methods import fedavg
+from hierfl.methods import fedavg, fine_tuned, over_relaxed
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD, Adam
@@ -45,12 +45,13 @@ def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, f
     a = H + prox * I2
     fixed = stationary(P[:, None, None] * (I2 - powers(a, m)) @ torch.linalg.solve(a, H))
     assert fixed.tolist() == pytest.approx(published, abs=1e-6)
-    method = fedavg(at(fixed), optimiser=SGD(LR), steps=m, batch_size=None, prox=prox, beta=beta)
+    options: dict[str, Any] = {"optimiser": SGD(LR), "steps": m, "batch_size": None, "prox": prox}
+    method = over_relaxed(fedavg(at(fixed), **options), beta)
     assert torch.allclose(theta(fit(method, clients(), rounds=1)), fixed, atol=1e-12), (
         "one round leaves it where it is"
     )
     away = fit(
-        fedavg(at(START), optimiser=SGD(LR), steps=m, batch_size=None, prox=prox, beta=beta),
+        over_relaxed(fedavg(at(START), **options), beta),
         clients(),
         rounds=max(12, 60 // m),
     )
@@ -66,7 +67,8 @@ def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, f
     ],
 )
 def test_first_round(prox: float, beta: float, published: tuple[float, float]) -> None:
-    method = fedavg(at(START), optimiser=SGD(LR), steps=5, batch_size=None, prox=prox, beta=beta)
+    method = fedavg(at(START), optimiser=SGD(LR), steps=5, batch_size=None, prox=prox)
+    method = over_relaxed(method, beta)
     assert theta(fit(method, clients(), rounds=1)).tolist() == pytest.approx(published, abs=1e-6)
 
 
@@ -171,7 +173,8 @@ def test_fine_tuned_clients_go_on_from_theta_by_their_own_steps_and_training_kno
 ) -> None:
     options: dict[str, Any] = {"optimiser": SGD(LR), "steps": 3, "batch_size": None}
     plain = fit(fedavg(at(START), **options), clients(), rounds=2)
-    tuned = fit(fedavg(at(START), fine_tune=True, **options), clients(), rounds=2, engine=engine)
+    method = fine_tuned(fedavg(at(START), **options), unit="step", **options)
+    tuned = fit(method, clients(), rounds=2, engine=engine)
     assert torch.allclose(theta(plain), theta(tuned), atol=1e-12)
     assert (
         float((tuned.predict(clients()).mean - plain.predict(clients()).mean).abs().max()) < 1e-12

@@ -21,7 +21,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, LogShare
 from hierfl.methods import fedavg, fedmap, pfedme
-from hierfl.models import map_network, network
+from hierfl.models import bayesian_network, map_network, network
 from hierfl.models.likelihood import normal
 from hierfl.models.map_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance
 from hierfl.optimisers import SGD, Adam
@@ -422,7 +422,7 @@ def test_the_learned_penalty_is_convex() -> None:
 @pytest.fixture
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "fedmap: omega lies on one client")
+        warnings.filterwarnings("ignore", "fedmap: nearly all weight lies on one client")
         yield
 
 
@@ -610,7 +610,16 @@ def test_other_words_are_refused(options: dict[str, Any], match: str) -> None:
 def test_programs_it_cannot_fit_are_refused() -> None:
     with pytest.raises(ProgramError, match="needs local sites and a learned prior"):
         fit(fedmap(network(net(), likelihood=normal(1.0))), federation(), rounds=1)
-    with pytest.raises(ProgramError, match=r"finds no pair for 'w.at'"):
-        fit(fedmap(at(START, personal=True)), clients(), rounds=1)
+    with pytest.raises(
+        ProgramError, match=r"'w.at' has no such name: use hierfl.models.map_network"
+    ):
+        fit(fedmap(at(START, personal=True), server=Isotropic().best), clients(), rounds=1)
+    fixed = bayesian_network(
+        net(), prior_loc="module", prior_scale="learned", likelihood=normal(1.0)
+    )
+    with pytest.raises(
+        ProgramError, match=r"prior's mean of site 'w\.0\.weight' is no global param"
+    ):
+        fit(fedmap(fixed), federation(), rounds=1)
     with pytest.raises(ValueError, match=r"variance is 0\.0: it must be > 0"):
         Isotropic(0.0)

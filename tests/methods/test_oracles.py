@@ -22,7 +22,7 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Method, Phase
-from hierfl.methods import ditto, fedabml, fedavg, fedmap, pfedbred, pfedme
+from hierfl.methods import by_rows, ditto, fedabml, fedavg, fedmap, pfedbred, pfedme
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
@@ -163,7 +163,7 @@ def test_the_exact_server_averages_points_under_a_known_scale_and_refuses_what_i
     fitted = fit(fedabml(at(START, personal=True), guides.delta, **options), clients(), rounds=1)
     assert torch.allclose(fitted.message["theta"], fitted.draws(1).own["w"][0].mean(0), atol=1e-12)
     with pytest.raises(
-        ProgramError, match=r"server='exact' needs a prior of site 'w' whose mean is a global param"
+        ProgramError, match=r"the prior's scale of site 'w' is neither known nor a global param"
     ):
         fit(fedabml(lambda batch: _scaled(batch), **options), clients(), rounds=1)
     with pytest.raises(ValueError, match="server is 'em'; it must be 'average' or 'exact'"):
@@ -212,9 +212,9 @@ def test_o3_the_fixed_points_go_from_least_squares_on_all_rows_to_the_mean_of_th
         lr = 1.5 / (3.2 + 0.5 / sd**2)
         method = fedabml(
             of_quadratics({"loc": gls, "scale": torch.tensor(sd)}), guides.delta, lr=lr, eta=0.5 * sd**2, inner_steps=70,
-            steps=1, unit="step", batch_size=None, draws=1, by_rows=True,
+            steps=1, unit="step", batch_size=None, draws=1,
         )  # fmt: skip
-        after = fit(method, clients(), rounds=1, **WAYS[way]).message["theta.v"]
+        after = fit(by_rows(method), clients(), rounds=1, **WAYS[way]).message["theta.v"]
         assert torch.allclose(after, gls, atol=1e-6, rtol=0.0), sd
         distances.append(float((gls - pooled).norm()))
     assert distances == sorted(distances) and 0.0 < distances[0] < 0.03

@@ -14,7 +14,7 @@ import hierfl
 from hierfl import models
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.methods import fedavg, pfedbred, pfedme
+from hierfl.methods import averaging_some, fedavg, fine_tuned, over_relaxed, pfedbred, pfedme
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
@@ -169,7 +169,7 @@ def test_r6_over_relaxation(way: str) -> None:
     start, runs = START, {}
     for beta in (0.0, 1.0, 2.0):
         runs[beta] = fit(
-            pfedbred(at(start, personal=True), beta=beta, steps=3, **WHOLE),
+            over_relaxed(pfedbred(at(start, personal=True), steps=3, **WHOLE), beta),
             clients(),
             rounds=1,
             **WAYS[way],
@@ -341,10 +341,8 @@ def test_prox_under_a_g_of_ones_own_whose_numbers_interact(way: str) -> None:
 def test_values_stay_where_they_are_defined(name: str) -> None:
     prior: BregmanPrior = getattr(bregman, name)()
     model = models.bregman_network(net(), prior, likelihood=models.likelihood.normal(1.0))
-    method = pfedbred(
-        model, "mh", lam=2.0, lr=0.02, eta=0.3, steps=3, batch_size=2, prox_steps=2, beta=2.0
-    )
-    fitted = fit(method, federation((5, 3, 7)), rounds=2)
+    method = pfedbred(model, "mh", lam=2.0, lr=0.02, eta=0.3, steps=3, batch_size=2, prox_steps=2)
+    fitted = fit(over_relaxed(method), federation((5, 3, 7)), rounds=2)
     for value in fitted.draws(1).own.values():
         assert bool(prior.mean.check(value).all())
     assert all(bool(prior.natural.check(v).all()) for v in fitted.message.values())
@@ -353,9 +351,9 @@ def test_values_stay_where_they_are_defined(name: str) -> None:
 # ------------------------------------------------------------------------------------------------ what a client keeps
 def test_fine_tuning_moves_what_is_served_and_nothing_else() -> None:
     data, common = federation((5, 3, 7)), dict[str, Any](steps=2, batch_size=2, lam=2.0)
-    plain, tuned = (
-        fit(pfedbred(gaussian_net(), fine_tune=n, **common), data, rounds=2, seed=1) for n in (0, 1)
-    )
+    method = pfedbred(gaussian_net(), **common)
+    last = fine_tuned(method, unit="step", batch_size=2, when="every round", mirror=True)
+    plain, tuned = (fit(m, data, rounds=2, seed=1) for m in (method, last))
     assert_alike(plain.message, tuned.message, atol=0.0)
     served = tuned.draws(1).own["w.0.weight"]
     table = tuned.progress.table
@@ -367,8 +365,9 @@ def test_all_train_and_some_are_averaged() -> None:
     """The mean is that of the clients drawn, others' rows are nothing to it; who is drawn changes from round to round."""
     data = federation((5, 3, 7, 2, 4))
     common: dict[str, Any] = {"lam": 2.0, "lr": 0.05, "eta": 0.1, "steps": 2, "batch_size": None}
-    whole = fit(pfedbred(gaussian_net(), "none", **common), data, rounds=1, seed=5)
-    some = fit(pfedbred(gaussian_net(), "none", averaged=0.5, **common), data, rounds=1, seed=5)
+    method = pfedbred(gaussian_net(), "none", **common)
+    whole = fit(method, data, rounds=1, seed=5)
+    some = fit(averaging_some(method, share=0.5), data, rounds=1, seed=5)
     assert_alike(whole.progress.table["v"], some.progress.table["v"], atol=0.0)
     copies = []
     for name in data.names:
@@ -385,7 +384,7 @@ def test_all_train_and_some_are_averaged() -> None:
             for n, v in some.message.items()
         )
     assert len(matches) == 1 and matches != [31], "the mean of one set of clients, and not of all"
-    tiny = fit(pfedbred(gaussian_net(), "none", averaged=1e-9, **common), data, rounds=1, seed=5)
+    tiny = fit(averaging_some(method, share=1e-9), data, rounds=1, seed=5)
     assert_alike(tiny.message, whole.message)  # where none is drawn, all are averaged
 
 
@@ -403,12 +402,10 @@ def test_a_client_without_a_turn_is_served_the_global_model_and_a_new_one_adapts
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="there is no strategy 'mega'"):
-        pfedbred(gaussian_net(), "mega")  # type: ignore[arg-type]
     with pytest.raises(
-        ValueError, match=r"averaged is 0\.0: the chance of a client to be in the mean is above 0"
+        ValueError, match="strategy is 'mega': it must be one of none, lg, meg, mh, mh24, mh-code"
     ):
-        pfedbred(gaussian_net(), averaged=0.0)
+        pfedbred(gaussian_net(), "mega")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="take mh24 for an exact one"):
         pfedbred(gaussian_net(), "mh-code", jacobian="exact")
     model = models.bayesian_network(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import named_leaves
-from hierfl.methods import pfedbayes, pfedme
+from hierfl.methods import over_relaxed, pfedbayes, pfedme
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, at, clients, stationary
 from tests.programs import fit
 
@@ -64,9 +64,8 @@ def test_one_round_by_hand() -> None:
         prox_steps=2,
         steps=2,
         batch_size=None,
-        beta=beta,
     )
-    fitted = fit(method, clients(), rounds=1)
+    fitted = fit(over_relaxed(method, beta), clients(), rounds=1)
     copies, own = [], []
     for h, b in zip(H, B, strict=True):
         w, v = (

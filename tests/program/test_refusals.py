@@ -203,7 +203,7 @@ def apart(batch: ClientBatch) -> None:
 METHODS: dict[str, tuple[Callable[[], Any], str]] = {
     "fedavg with sites": (
         lambda: hierfl.methods.fedavg(regression),
-        "fedavg fits global params alone",
+        "fedavg fits global params only",
     ),
     "pfedme without learned params": (
         lambda: hierfl.methods.pfedme(apart),

@@ -1,0 +1,68 @@
+"""The server of methods that average their clients' copies of the global params."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hierfl.core.trees import Tree, lerp
+from hierfl.method import Clock, Method, Server
+from hierfl.program.program import Params, Program, ProgramError
+
+Target = Callable[[Params, dict[str, Tree]], Params]
+Inside = Callable[[Params, Params], Params]
+
+
+def mean_of_copies(theta: Params, means: dict[str, Tree]) -> Params:
+    """Return the weighted mean of the clients' copies, which they send as the share `theta`."""
+    mean: Params = means["theta"]
+    return mean
+
+
+def averaging_server(
+    start: Params,
+    target: Target = mean_of_copies,
+    *,
+    beta: float = 1.0,
+    inside: Inside | None = None,
+) -> Server:
+    """Return the server `theta <- theta + beta (target - theta)`.
+
+    Args:
+        start: the global params before the first round.
+        target: (theta, the cohort's means) -> the params that the server moves towards.
+        beta: 1 moves all the way; above 1 over-relaxes.
+        inside: (new params, params before) -> params inside their domain; None: every value is allowed.
+    """
+
+    def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        new = lerp(theta, target(theta, means), beta)
+        return new if inside is None else inside(new, theta)
+
+    def relaxed(by: float) -> Server:
+        return averaging_server(start, target, beta=by * beta, inside=inside)
+
+    return Server(start, update, relaxed=relaxed)
+
+
+def check_averages(
+    wrapper: str, method: Method, program: Program, server: Server, mend: str
+) -> None:
+    """Refuse a server whose state is anything but the program's global params.
+
+    Args:
+        wrapper: the name of the wrapper that needs an average.
+        method: the wrapped method.
+        program: the program.
+        server: the method's server of that program.
+        mend: what to do instead, the end of the message.
+
+    Raises:
+        ProgramError: the server's state is not the global params.
+    """
+    expected = program.start()[0].keys()
+    if isinstance(server.state, dict) and server.state.keys() == expected and expected:
+        return
+    raise ProgramError(
+        f"{wrapper} needs a method whose server averages its clients' copies of the global params, "
+        f"and '{method.name}' does not: {mend}"
+    )

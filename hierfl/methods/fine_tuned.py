@@ -1,0 +1,173 @@
+"""Fine-tuning of any method, "+FT": predictions from params tuned on a client's rows, by the likelihood alone.
+
+    w <- the method's own params;  for every mini-batch:  w <- w - lr grad nll(w)
+
+Training does not depend on it: what clients send stays as it is. In a program with local sites the params of
+those sites are tuned, in one without latent sites a copy of all global params. Shi et al. 2023,
+arXiv:2310.09183, Section 5, "+FT".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.method import Client, Method, Phase, Step, Up, inside, slope
+from hierfl.methods.mirror import domains_of_sites, kept_inside, mirror_gradient
+from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.recipes import recorded
+
+
+@recorded
+def fine_tuned(
+    method: Method,
+    *,
+    steps: int = 1,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 20,
+    optimiser: Optimiser = SGD(0.01),  # noqa: B008 (frozen)
+    when: Literal["adapting", "every round"] = "adapting",
+    mirror: bool = False,
+) -> Method:
+    """Return the method with clients whose predictions come from params tuned on their own rows.
+
+    Args:
+        method: any method of point estimates: without latent sites, or with params of local sites.
+        steps: passes over the rows, or mini-batches (`unit`).
+        unit: "epoch" or "step".
+        batch_size: rows of a mini-batch; None: all.
+        optimiser: started anew in each round.
+        when: "adapting": only in `fit.personalise(rows, rounds=e)`, e times `steps`, each round going on from
+            the last one; before that predictions come from the method's own params. "every round": at the
+            end of each round of training and of `personalise`, from the method's params at that time.
+        mirror: take gradients in the constrained values of the local sites, as `pfedbred` does.
+
+    Raises:
+        ValueError: `steps` is below 1, or `when` is another word.
+        ProgramError: (at fit) there are latent sites, but no params of local sites to tune; or `mirror`
+            without the guide `delta`.
+    """
+    if when not in ("adapting", "every round"):
+        raise ValueError(f"when is {when!r}; it must be 'adapting' or 'every round'")
+    if steps < 1:
+        raise ValueError(f"steps is {steps}: fine-tuning takes 1 or more")
+
+    def client(program: Program) -> Client:
+        plain, first = method.client(program), _tuned_params(program, method.name, mirror=mirror)
+        tune = _tuning(program, plain, optimiser, mirror=mirror)
+        phase = Phase(tune, steps, unit, batch_size)
+        return _serving(plain, first, optimiser, phase, each_round=when == "every round")
+
+    return replace(method, name=f"{method.name}+FT", client=client, pooled=None)
+
+
+def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
+    """Return the first values of the params that are tuned."""
+    above, mine = program.start()
+    local = program.latents.local_block.sites
+    if mirror and not (local and mine.keys() == {f"{site.name}.at" for site in local}):
+        raise ProgramError("mirror=True needs local sites and the guide delta: leave it at False")
+    if local and mine:
+        return mine
+    if program.latents.sites:
+        raise ProgramError(
+            f"fine_tuned has nothing to tune: the clients of '{name}' have latent sites, but no params of "
+            f"their own; take a method with the guide delta"
+        )
+    return above
+
+
+def _tuning(program: Program, plain: Client, optimiser: Optimiser, *, mirror: bool) -> Step:
+    """Return a step of the tuned params; all other params are those of the wrapped client."""
+
+    def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        fixed, at = _after(plain, work, message, batch), work["tuned"]
+
+        def nll(w: Params) -> Tensor:
+            return program.mean_loss({**fixed, **w}, batch)
+
+        if mirror:
+            gradient, value = mirror_gradient(program, nll, at), work["loss"]
+        else:
+            gradient, value = slope(nll, at)
+        tuned, state = step(optimiser, gradient, Stepped(at, work["state"]))
+        if mirror:
+            tuned = kept_inside(domains_of_sites(program), tuned, at)
+        # the loss is an output, so that a compiled step rounds as a step of fedavg does
+        return {**work, "tuned": tuned, "state": state, "begun": torch.ones(()), "loss": value}
+
+    return tune
+
+
+def _after(plain: Client, work: Tree, message: Tree, batch: ClientBatch) -> Params:
+    """Return the params of the wrapped client as they would be if its round ended now."""
+    rows = batch.counts.sum().to(torch.get_default_dtype())
+    _, own = plain.finish(work["method"], message, work["own"], rows)
+    return plain.params(message, own)
+
+
+def _serving(
+    plain: Client, first: Params, optimiser: Optimiser, phase: Phase, *, each_round: bool
+) -> Client:
+    """Return the client that keeps tuned params beside the wrapped client's state, and predicts with them."""
+    tuned, flag = _unused(plain.own, "served" if each_round else "w"), _unused(plain.own, "seen")
+    flagged = not each_round or plain.seen is None  # else the wrapped client's state tells
+
+    def kept(params: Params, begun: Tensor) -> Tree:
+        return {tuned: params, flag: begun} if flagged else {tuned: params}
+
+    def begun(own: Tree) -> Tensor:
+        return own[flag] if flagged or plain.seen is None else plain.seen(own)
+
+    def of_method(own: Tree) -> Tree:
+        return {name: own[name] for name in plain.own}
+
+    def params(message: Tree, own: Tree) -> Params:
+        found = plain.params(message, of_method(own))
+        return {**found, **_chosen(begun(own), own[tuned], {name: found[name] for name in first})}
+
+    def start(message: Tree, own: Tree) -> Tree:
+        served, mine = params(message, own), of_method(own)
+        at = {name: served[name] for name in first}
+        work = {"method": plain.start(message, mine), "own": mine, "tuned": at}
+        return {**work, "state": optimiser.init(at), "begun": begun(own), "loss": torch.zeros(())}
+
+    def follow(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        params = _after(plain, work, message, batch)
+        now = {name: params[name] for name in first}
+        return {**work, "tuned": now if each_round else _chosen(work["begun"], work["tuned"], now)}
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        up, mine = plain.finish(work["method"], message, of_method(own), rows)
+        return up, {**mine, **kept(work["tuned"], work["begun"])}
+
+    phases = inside(plain.phases, "method", follow if each_round else None)
+    adapt = plain.phases if plain.adapt is None else plain.adapt
+    adapting = inside(adapt, "method", follow) if tree_leaves(plain.own) else ()
+    return replace(
+        plain,
+        own={**plain.own, **kept(first, torch.zeros(()))},
+        start=start,
+        phases=(*phases, phase) if each_round else phases,
+        finish=finish,
+        params=params,
+        adapt=(*adapting, phase),
+    )
+
+
+def _chosen(where: Tensor, one: Params, other: Params) -> Params:
+    """Return the first params where a flag is above 0, else the others."""
+    return tree_map(lambda a, b: torch.where(where > 0.0, a, b), one, other)
+
+
+def _unused(own: Tree, name: str) -> str:
+    """Return a name that the client state does not hold yet."""
+    while name in own:
+        name = f"tuned_{name}"
+    return name

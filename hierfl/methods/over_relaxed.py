@@ -1,0 +1,53 @@
+"""Over-relaxation of any method that averages, "+AM": the server moves beta times as far as the method would.
+
+    theta <- theta + beta (theta' - theta),      theta' the method's own next theta
+
+Source: beta = 2 is the "+AM" of Shi et al. 2023, arXiv:2310.09183, appendix C.4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hierfl.core.trees import Tree, lerp
+from hierfl.method import Clock, Method, Server
+from hierfl.methods.averaging_server import check_averages
+from hierfl.program.program import Program
+from hierfl.program.recipes import recorded
+
+
+@recorded
+def over_relaxed(method: Method, beta: float = 2.0) -> Method:
+    """Return the method with its server's step multiplied by beta.
+
+    Args:
+        method: any method whose server averages its clients' copies of the global params.
+        beta: factor of the server's step; 1 is the method itself, 0 a server that never moves. Factors
+            multiply where a method is wrapped twice.
+
+    Raises:
+        ValueError: `beta` is negative or not finite.
+        ProgramError: (at fit) the server does more than average.
+    """
+    if not (math.isfinite(beta) and beta >= 0.0):
+        raise ValueError(f"beta is {beta}: it must be a number, 0 or more")
+
+    def server(program: Program) -> Server:
+        plain = method.server(program)
+        if plain.relaxed is not None:
+            return plain.relaxed(beta)
+        mend = "give the optimiser of its server a larger step size, if it has one"
+        check_averages("over_relaxed", method, program, plain, mend)
+        return _relaxed(plain, beta)
+
+    return replace(method, name=f"{method.name}+AM", server=server, pooled=None)
+
+
+def _relaxed(server: Server, beta: float) -> Server:
+    """Return a server that moves its state, a dict of tensors, beta times as far."""
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        return lerp(state, server.update(state, means, clock), beta)
+
+    return replace(server, update=update, relaxed=lambda by: _relaxed(server, by * beta))

@@ -1,0 +1,372 @@
+"""Wrappers of any method: equal to the options they replace, the same in two engines, refused by name where they mean nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import models
+from hierfl.core.trees import named_leaves, tree_leaves
+from hierfl.data.batch import ClientBatch
+from hierfl.method import Method
+from hierfl.methods import (
+    averaging_some,
+    bfi,
+    by_rows,
+    ditto,
+    fedabml,
+    fedavg,
+    fedbn,
+    fedlaplace,
+    fedmap,
+    fedsvi,
+    fedvi,
+    fine_tuned,
+    individual,
+    over_relaxed,
+    pfedbayes,
+    pfedbred,
+    pfedme,
+    pvi,
+)
+from hierfl.optimisers import SGD
+from hierfl.program.program import ProgramError
+from hierfl.program.recipes import describe, remake
+from tests.methods.quadratics import START, at, clients
+from tests.programs import federation, fit, regression
+
+SMALL: dict[str, Any] = {"steps": 2, "batch_size": 2}
+FEW: dict[str, Any] = {"unit": "step", "batch_size": 2}
+
+
+def net() -> torch.nn.Module:
+    module = torch.nn.Linear(2, 1)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[0.3, -0.2]])), module.bias.fill_(0.1)
+    return module
+
+
+def common() -> Any:
+    return models.network(net(), likelihood=models.likelihood.normal(1.0))
+
+
+def personal(scale: Any = 1.0) -> Any:
+    return models.bayesian_network(
+        net(), likelihood=models.likelihood.normal(1.0), prior_scale=scale
+    )
+
+
+def mapped() -> Any:
+    return models.map_network(net(), likelihood=models.likelihood.normal(1.0))
+
+
+def normed() -> Any:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    last = torch.nn.Linear(3, 1)
+    return models.batch_norm_network(
+        torch.nn.Sequential(*module, last), likelihood=models.likelihood.normal(1.0)
+    )
+
+
+def embedded() -> Any:
+    likelihood = models.likelihood.normal(1.0)
+    return models.PersonalHeads(
+        torch.nn.Linear(2, 7), outputs=1, features=7, local_features=2, likelihood=likelihood
+    )
+
+
+def old(method: Callable[..., Method], *args: Any, **options: Any) -> Method:
+    """A method by its old options, which warn."""
+    with pytest.warns(DeprecationWarning, match="will be removed from its options; write "):
+        return method(*args, **options)
+
+
+def assert_same(one: hierfl.Fit, two: hierfl.Fit) -> None:
+    """Bit for bit: server, clients, history, predictions, and clients that join."""
+    data, new = federation((5, 3, 7)), federation((4, 2), seed=8)
+    pairs: list[tuple[Any, ...]] = [
+        (one.progress.server, two.progress.server),
+        (one.progress.table, two.progress.table),
+    ]
+    joined = [f.personalise(new, rounds=2) for f in (one, two)]
+    pairs += [tuple(f.progress.table for f in joined)]
+    pairs += [tuple(f.predict(data, draws=2).mean for f in (one, two))]
+    pairs += [tuple(f.predict(new, draws=2).mean for f in joined)]
+    for a, b in pairs:
+        assert named_leaves(a).keys() == named_leaves(b).keys()
+        for path, value in named_leaves(a).items():
+            assert torch.equal(value, named_leaves(b)[path]), path
+    kept = [column for column in one.history if column != "seconds"]
+    np.testing.assert_array_equal(one.history[kept].to_numpy(), two.history[kept].to_numpy())
+
+
+# ------------------------------------------------------------------------------------------------ equal to the options
+TUNING = {"optimiser": SGD(0.01), "when": "every round", "mirror": True, **FEW}
+PAIRS: dict[str, tuple[Callable[[], Method], Callable[[], Method]]] = {
+    "fedavg fine_tune": (
+        lambda: old(fedavg, common(), fine_tune=True, **SMALL),
+        lambda: fine_tuned(fedavg(common(), **SMALL), unit="step", **SMALL),
+    ),
+    "fedavg fine_tune epochs": (
+        lambda: old(fedavg, common(), fine_tune=True, unit="epoch", optimiser=SGD(0.1), **SMALL),
+        lambda: fine_tuned(
+            fedavg(common(), unit="epoch", optimiser=SGD(0.1), **SMALL),
+            optimiser=SGD(0.1),
+            batch_size=2,
+        ),
+    ),
+    "fedavg beta": (
+        lambda: old(fedavg, common(), beta=2.0, **SMALL),
+        lambda: over_relaxed(fedavg(common(), **SMALL)),
+    ),
+    "pfedme beta": (
+        lambda: old(pfedme, personal(), beta=1.5, **SMALL),
+        lambda: over_relaxed(pfedme(personal(), **SMALL), 1.5),
+    ),
+    "pfedbayes beta": (
+        lambda: old(pfedbayes, personal("learned"), beta=1.5, **SMALL),
+        lambda: over_relaxed(pfedbayes(personal("learned"), **SMALL), beta=1.5),
+    ),
+    "fedabml by_rows, beta": (
+        lambda: old(fedabml, personal("learned"), by_rows=True, beta=1.5, **SMALL),
+        lambda: over_relaxed(by_rows(fedabml(personal("learned"), **SMALL)), 1.5),
+    ),
+    "fedabml exact beta": (
+        lambda: old(fedabml, personal("learned"), server="exact", beta=1.5, **SMALL),
+        lambda: over_relaxed(fedabml(personal("learned"), server="exact", **SMALL), 1.5),
+    ),
+    "pfedbred fine_tune": (
+        lambda: old(pfedbred, personal(), fine_tune=2, **SMALL),
+        lambda: fine_tuned(pfedbred(personal(), **SMALL), steps=2, **TUNING),
+    ),
+    "pfedbred all of them": (
+        lambda: old(
+            pfedbred, personal(), averaged=0.5, by_rows=True, fine_tune=1, beta=2.0, **SMALL
+        ),
+        lambda: over_relaxed(
+            fine_tuned(averaging_some(by_rows(pfedbred(personal(), **SMALL)), share=0.5), **TUNING)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_wrapper_equals_the_option_it_replaces(name: str) -> None:
+    given, wrapped = PAIRS[name]
+    data, run = federation((5, 3, 7)), dict[str, Any](rounds=2, seed=3, cohort=2)
+    assert_same(fit(given(), data, **run), fit(wrapped(), data, **run))
+
+
+def test_old_options_say_what_to_write_and_their_defaults_say_nothing() -> None:
+    expected = r"write over_relaxed\(by_rows\(pfedbred\(\.\.\.\)\), beta=2\.0\)"
+    with pytest.warns(DeprecationWarning, match="pfedbred: by_rows, beta will be .*" + expected):
+        options: dict[str, Any] = {"beta": 2.0, "by_rows": True}
+        pfedbred(personal(), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        defaults: dict[str, Any] = {"beta": 1.0, "fine_tune": False}
+        assert fedavg(common(), **defaults).name == "fedavg"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'betas'"):
+        fedavg(common(), **dict[str, Any](betas=2.0))
+
+
+# ------------------------------------------------------------------------------------------------ two engines
+WRAPPED: dict[str, Callable[[], Method]] = {
+    "+FT fedavg": lambda: fine_tuned(fedavg(common(), **SMALL), **FEW),
+    "+FT fedbn": lambda: fine_tuned(fedbn(normed(), **SMALL), **FEW),
+    "+FT ditto": lambda: fine_tuned(ditto(common(), **SMALL), when="every round", **FEW),
+    "+FT pfedme": lambda: fine_tuned(pfedme(personal(), **SMALL), **FEW),
+    "+FT fedabml": lambda: fine_tuned(
+        fedabml(personal("learned"), **SMALL), when="every round", **FEW
+    ),
+    "+FT fedmap": lambda: fine_tuned(fedmap(mapped(), **SMALL), when="every round", **FEW),
+    "+FT pfedbred": lambda: fine_tuned(pfedbred(personal(), **SMALL), steps=2, **TUNING),
+    "+FT twice": lambda: fine_tuned(fine_tuned(pfedbred(personal(), **SMALL), **TUNING), **FEW),
+    "+AM fedavg": lambda: over_relaxed(fedavg(common(), **SMALL)),
+    "+AM fedbn": lambda: over_relaxed(fedbn(normed(), **SMALL), 1.5),
+    "+AM ditto": lambda: over_relaxed(ditto(common(), **SMALL)),
+    "+AM pfedbayes": lambda: over_relaxed(pfedbayes(personal("learned"), **SMALL)),
+    "some fedavg": lambda: averaging_some(fedavg(common(), **SMALL), share=0.5),
+    "some fedbn": lambda: averaging_some(fedbn(normed(), **SMALL), share=0.5),
+    "some pfedme": lambda: averaging_some(pfedme(personal(), **SMALL), share=0.5),
+    "some fine_tuned": lambda: averaging_some(
+        fine_tuned(pfedbred(personal(), **SMALL), **TUNING), share=0.5
+    ),
+    "rows pfedme": lambda: by_rows(pfedme(personal(), **SMALL)),
+    "rows pfedbred": lambda: by_rows(averaging_some(pfedbred(personal(), **SMALL), share=0.5)),
+    "rows fedabml": lambda: by_rows(fedabml(personal("learned"), server="exact", **SMALL)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_engines_agree(name: str) -> None:
+    data, run = federation((5, 3, 7)), dict[str, Any](rounds=2, seed=3)
+    method = WRAPPED[name]()
+    one, two = fit(method, data, **run), fit(method, data, engine="sequential", **run)
+    for a, b in zip(
+        tree_leaves(one.progress.server), tree_leaves(two.progress.server), strict=True
+    ):
+        assert torch.allclose(a, b, atol=1e-10, rtol=0.0)
+    for a, b in zip(tree_leaves(one.progress.table), tree_leaves(two.progress.table), strict=True):
+        assert torch.allclose(a, b, atol=1e-10, rtol=0.0)
+
+
+def shared_slope(batch: ClientBatch) -> None:
+    """A line through the origin whose slopes are global params: a model that a recipe can name."""
+    theta = pyro.param("theta", torch.zeros(2))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal((batch.x * theta).sum(-1), 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize("make", [fedavg, ditto, individual])
+def test_a_wrapped_method_is_described_and_made_again(make: Any, tmp_path: Path) -> None:
+    data, method = federation((5, 3, 7)), make(shared_slope, **SMALL)
+    method = over_relaxed(averaging_some(by_rows(method), share=0.5), beta=1.5)
+    method = fine_tuned(method, optimiser=SGD(0.2), **FEW)
+    assert describe(remake(describe(method))) == describe(method)
+    assert describe(method)["with"]["method"]["with"]["beta"] == 1.5
+    assert_same(fit(method, data, rounds=2), fit(remake(describe(method)), data, rounds=2))
+    half = fit(method, data, rounds=1, seed=3, checkpoint=tmp_path)
+    again = hierfl.load(tmp_path, data=data)
+    assert_same(half, again)
+
+
+def test_an_old_option_is_recorded_as_the_wrapper() -> None:
+    given = describe(old(fedavg, shared_slope, beta=2.0, fine_tune=True))
+    assert given == describe(over_relaxed(fine_tuned(fedavg(shared_slope), steps=20, unit="step")))
+
+
+# ------------------------------------------------------------------------------------------------ what each does
+def theta(fitted: hierfl.Fit) -> Tensor:
+    value: Tensor = fitted.message["theta"]
+    return value
+
+
+@pytest.mark.parametrize("make", [fedavg, ditto, pfedme])
+def test_over_relaxation_goes_beta_times_as_far_and_factors_multiply(make: Any) -> None:
+    method = make(at(START, personal=make is pfedme), steps=3, batch_size=None)
+    moves = {
+        beta: theta(fit(over_relaxed(method, beta), clients(), rounds=1)) - START
+        for beta in (0.0, 1.0, 3.0)
+    }
+    twice = over_relaxed(over_relaxed(method, 2.0), 1.5)
+    assert torch.equal(moves[0.0], torch.zeros(2))
+    assert torch.allclose(theta(fit(method, clients(), rounds=1)) - START, moves[1.0], atol=1e-14)
+    assert torch.allclose(moves[3.0], 3.0 * moves[1.0], atol=1e-12)
+    assert torch.allclose(theta(fit(twice, clients(), rounds=1)) - START, moves[3.0], atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [pfedme, pfedbred, fedabml])
+def test_by_rows_weights_the_copies_of_the_clients(make: Any) -> None:
+    scale = {"guide": hierfl.guides.delta, "draws": 1} if make is fedabml else {}
+    method = make(at(START, personal=True), steps=2, batch_size=None, **scale)
+    alone = torch.stack(
+        [theta(fit(method, clients().select([k]), rounds=1)) for k in clients().names]
+    )
+    uniform, weighted = (fit(m, clients(), rounds=1) for m in (method, by_rows(method)))
+    rows = clients().counts.double()
+    assert torch.allclose(theta(uniform), alone.mean(0), atol=1e-12)
+    assert torch.allclose(theta(weighted), (rows / rows.sum()) @ alone, atol=1e-12)
+    twice = fit(by_rows(by_rows(method)), clients(), rounds=1)
+    assert torch.equal(theta(twice), theta(weighted))
+
+
+def test_a_method_that_weights_by_rows_already_stays_as_it_is() -> None:
+    method, data = fedavg(common(), **SMALL), federation((5, 3, 7))
+    assert_same(fit(method, data, rounds=2), fit(by_rows(method), data, rounds=2))
+
+
+@pytest.mark.parametrize("make", [fedavg, pfedme, ditto])
+def test_some_are_averaged_all_train_and_numbers_are_of_all(make: Any) -> None:
+    data, model = federation((5, 3, 7, 2, 4)), personal() if make is pfedme else common()
+    method = make(model, steps=2, batch_size=None)
+    whole = fit(method, data, rounds=1, seed=5)
+    some, none = (fit(averaging_some(method, share=s), data, rounds=1, seed=5) for s in (0.5, 1e-9))
+    for a, b in zip(
+        tree_leaves(whole.progress.table), tree_leaves(some.progress.table), strict=True
+    ):
+        assert torch.equal(a, b)
+    assert whole.history["loss"][0] == some.history["loss"][0]
+    for name, value in whole.message.items():
+        assert torch.allclose(none.message[name], value, atol=1e-10), "where S is empty"
+        assert not torch.allclose(some.message[name], value, atol=1e-6)
+
+
+@pytest.mark.parametrize("when", ["adapting", "every round"])
+@pytest.mark.parametrize("make", [fedavg, ditto, pfedme])
+def test_training_does_not_depend_on_fine_tuning(make: Any, when: Any) -> None:
+    data, model = federation((5, 3, 7)), personal() if make is pfedme else common()
+    method = make(model, **SMALL)
+    tuned_method = fine_tuned(method, steps=3, when=when, optimiser=SGD(0.05), **FEW)
+    plain, tuned = (fit(m, data, rounds=2, seed=1) for m in (method, tuned_method))
+    for name, value in plain.message.items():
+        assert torch.equal(tuned.message[name], value)
+    same = torch.equal(tuned.predict(data, draws=1).mean, plain.predict(data, draws=1).mean)
+    assert same == (when == "adapting")
+    for rounds in (1, 2):
+        scores = [
+            f.personalise(data, rounds=rounds).predict(data, draws=1).scores().log_score.mean()
+            for f in (plain, tuned)
+        ]
+        assert scores[1] > scores[0]
+
+
+def test_a_client_without_a_turn_is_served_the_methods_own_params() -> None:
+    data, new = federation((5, 3, 7, 2)), federation((4, 2), seed=8)
+    for method in (fedavg(common(), **SMALL), pfedbred(personal(), **SMALL), pfedme(personal())):
+        tuned = fine_tuned(method, when="every round", **FEW)
+        fits = [fit(m, data, rounds=1, cohort=1, seed=2) for m in (method, tuned)]
+        one, two = (f.personalise(new, rounds=0).predict(new, draws=1).mean for f in fits)
+        assert torch.equal(one, two)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fedsvi(personal()),
+        lambda: pvi(regression, points=2),
+        lambda: bfi(regression),
+        lambda: fedlaplace(regression),
+        lambda: fedmap(mapped()),
+        lambda: fedvi(embedded(), hidden=4),
+    ],
+)
+def test_servers_that_do_more_than_average_are_named(make: Callable[[], Method]) -> None:
+    name = make().name
+    for wrapper, mend in (
+        (over_relaxed, "give the optimiser of its server"),
+        (by_rows, "its weights are part of the method"),
+        (lambda m: averaging_some(m, share=0.5), r"sample clients with fit\(\.\.\., cohort"),
+    ):
+        with pytest.raises(ProgramError, match=f"'{name}' does not: {mend}"):
+            fit(wrapper(make()), federation(), rounds=1)
+
+
+def test_refusals() -> None:
+    for value in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"beta is .*: it must be a number, 0 or more"):
+            over_relaxed(fedavg(common()), value)
+    for value in (0.0, 1.5):
+        with pytest.raises(ValueError, match="must be above 0 and at most 1"):
+            averaging_some(fedavg(common()), share=value)
+    with pytest.raises(ValueError, match="steps is 0: fine-tuning takes 1 or more"):
+        fine_tuned(fedavg(common()), steps=0)
+    with pytest.raises(ValueError, match="when is 'never'; it must be 'adapting' or 'every round'"):
+        fine_tuned(fedavg(common()), when="never")  # type: ignore[arg-type]
+    with pytest.raises(ProgramError, match="mirror=True needs local sites and the guide delta"):
+        fit(fine_tuned(fedavg(common()), mirror=True), federation(), rounds=1)
+    with pytest.raises(
+        ProgramError, match="nothing to tune: the clients of 'fedvi' have latent sites"
+    ):
+        fit(fine_tuned(fedvi(embedded(), hidden=4)), federation(), rounds=1)
