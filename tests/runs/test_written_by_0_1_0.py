@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,12 +39,13 @@ def rows() -> ClientData:
 
 
 def averaging() -> Method:
-    """FedAvg as 0.1.0 had it: `beta` and `fine_tune` may be deprecated, but mean the same."""
+    """Return what 0.1.0 wrote as `fedavg(model, steps=2, batch_size=2, beta=2.0, fine_tune=True)`."""
     torch.manual_seed(0)
     model = models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return methods.fedavg(model, steps=2, batch_size=2, beta=2.0, fine_tune=True)
+    tuned = methods.fine_tuned(
+        methods.fedavg(model, steps=2, batch_size=2), steps=2, unit="step", batch_size=2
+    )
+    return methods.over_relaxed(tuned, beta=2.0)
 
 
 # The calls that made the runs, and the sum of `fit.predict(rows, draws=4).mean` that 0.1.0 printed.
