@@ -4,9 +4,10 @@
     python tests/same_numbers.py write after.npz        in a checkout of the new code, on the same machine
     python tests/same_numbers.py compare before.npz after.npz
 
-Only public names are used, so that one copy of this file runs in both checkouts (put the checkout first on PYTHONPATH). Fits are
-in float64, seeded, eager unless their name ends in "compiled". What is compared of each fit: the server's state, every client's
-state, the history (seconds apart), draws of the posterior, predictions, and clients that join afterwards.
+Only public names are used, so that one copy of this file runs in both checkouts (put the checkout first on
+PYTHONPATH). Fits are in float64, seeded, eager unless their name ends in "compiled". What is compared of each
+fit: the server's state, every client's state, the history (seconds apart), draws of the posterior,
+predictions, and clients that join afterwards.
 """
 
 from __future__ import annotations

@@ -30,12 +30,14 @@ class Convergence:
     Args:
         converged: no further gain is detectable.
         verdict: why, in a sentence or two.
-        rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last, in its own units.
+        rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last, in its own
+            units.
         error: standard error of the rise, allowing for correlation between rounds.
         noise: standard deviation of one round's estimate about the trend.
-        gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO at the end; `error`, the
-            standard error of that mean; `ratio` of the two, about 1 where only noise is left, NaN for point estimates, which
-            have no noise; `still`, whether the ratio is below 3. Empty where the history has no ELBO.
+        gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO at the
+            end; `error`, the standard error of that mean; `ratio` of the two, about 1 where only noise is
+            left, NaN for point estimates, which have no noise; `still`, whether the ratio is below 3. Empty
+            where the history has no ELBO.
     """
 
     converged: bool
@@ -55,7 +57,8 @@ def convergence(fit: Snapshot, *, draws: int = 64, seed: int = 0) -> Convergence
         seed: of the draws.
 
     Raises:
-        ValueError: the run has fewer than 40 rounds, its history has neither an ELBO nor a loss, or `draws` is 1 or negative.
+        ValueError: the run has fewer than 40 rounds, its history has neither an ELBO nor a loss, or `draws`
+            is 1 or negative.
     """
     if draws < 0 or draws == 1:
         raise ValueError(
@@ -132,8 +135,8 @@ def _verdict(
 def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the rise from the third quarter to the last, its standard error, and the noise about a straight line.
 
-    Neighbouring rounds may be correlated, so the standard error comes from means of batches whose size is about the square
-    root of a quarter's length (Flegal and Jones 2010, Annals of Statistics 38).
+    Neighbouring rounds may be correlated, so the standard error comes from means of batches whose size is
+    about the square root of a quarter's length (Flegal and Jones 2010, Annals of Statistics 38).
     """
     half = series[len(series) // 2 :]
     quarters = np.array_split(half, 2)

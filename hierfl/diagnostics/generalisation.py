@@ -21,9 +21,10 @@ class Gap:
     """How much worse held-out rows and new clients are predicted; positive means worse.
 
     Args:
-        scores: one row a score, each a mean over clients weighted by rows. Columns `train`, `held_out` and `out_of_sample`,
-            the loss from the first to the second; with new clients also `new_clients` and `participation`, the loss from
-            participating clients to new ones (Yuan, Morningstar, Ning and Singhal 2022; FedVI, Fig. 5).
+        scores: one row a score, each a mean over clients weighted by rows. Columns `train`, `held_out` and
+            `out_of_sample`, the loss from the first to the second; with new clients also `new_clients` and
+            `participation`, the loss from participating clients to new ones (Yuan, Morningstar, Ning and
+            Singhal 2022; FedVI, Fig. 5).
         clients: one row a fitted client: each score on its training rows minus that on its held-out rows.
         pac_bayes: the terms of the bound, if they were given.
     """

@@ -1,14 +1,15 @@
 """Leave-one-out: how well a fit would predict a row, or a client, that it had not seen, without refitting.
 
-By row it estimates p(y_i | all other rows). By client it estimates p(y_k | all other clients) = E[p(y_k | z)], over the
-posterior of the global sites z without client k, whose local sites are integrated out:
+By row it estimates p(y_i | all other rows). By client it estimates p(y_k | all other clients) = E[p(y_k |
+z)], over the posterior of the global sites z without client k, whose local sites are integrated out:
 
     p(y_k | z) = integral p(y_k, w | z) dw,    estimated as the mean of p(y_k, w | z) / q(w | z) over draws of the guide.
 
-Either way, draws given all data are weighted by one over the likelihood of what is left out, and the weights are smoothed.
+Either way, draws given all data are weighted by one over the likelihood of what is left out, and the weights
+are smoothed.
 
-Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; by group with the group's own effects integrated out, Merkle, Furr and
-Rabe-Hesketh 2019, arXiv:1802.04452.
+Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; by group with the group's own effects integrated
+out, Merkle, Furr and Rabe-Hesketh 2019, arXiv:1802.04452.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Loo:
         elpd: expected log predictive density, summed over rows or clients, nats; higher is better.
         se: its standard error.
         p: the effective number of parameters.
-        table: by row or client, `elpd` and `k_hat` (at 0.7 or more do not trust it: refit without that row or client);
-            by row also `client`.
+        table: by row or client, `elpd` and `k_hat` (at 0.7 or more do not trust it: refit without that row or
+            client); by row also `client`.
         arviz: the estimate as an ArviZ object.
         data: a hash of the labels, by which `compare` refuses fits of different data.
     """
@@ -81,12 +82,13 @@ def loo(
         site: by row, the observed site; None: the model's only one. By client, all observed sites count.
         draws: S, of the posterior.
         inner: by client, draws of its local sites that its likelihood is averaged over.
-        correct: "psis": first weight the guide's draws until they are the posterior's; None: use the guide's draws.
+        correct: "psis": first weight the guide's draws until they are the posterior's; None: use the guide's
+            draws.
         seed: of the draws.
 
     Raises:
-        ValueError: `draws` is below 100; `by` is neither "row" nor "client"; the rows have no labels; the guide's draws do
-            not vary; or, by client, the guide's local sites have no density.
+        ValueError: `draws` is below 100; `by` is neither "row" nor "client"; the rows have no labels; the
+            guide's draws do not vary; or, by client, the guide's local sites have no density.
         KeyError: the model observes no such site.
     """
     if draws < LEAST_PROPOSALS:
@@ -169,11 +171,12 @@ def compare(
         seed: of the draws.
 
     Returns:
-        By name: rank, elpd, p, elpd_diff (to the best), weight (stacking, Yao et al. 2018), se, dse (of the difference).
+        By name: rank, elpd, p, elpd_diff (to the best), weight (stacking, Yao et al. 2018), se, dse (of the
+        difference).
 
     Raises:
-        ValueError: there are fewer than two fits, they are of different data, or one leaves out rows and another clients;
-            or as `loo`.
+        ValueError: there are fewer than two fits, they are of different data, or one leaves out rows and
+            another clients; or as `loo`.
     """
     if len(fits) < 2:
         raise ValueError(

@@ -32,9 +32,10 @@ class PacBayes:
     def bound(self, *, eta: float | None = None, delta: float = 0.05) -> float:
         """Return the right-hand side without its slack term: empirical risk + (KL + log(1 / delta)) / eta.
 
-        With probability 1 - delta the true risk is below this plus slack / eta. The slack depends on the prior and the
-        unknown distribution alone, and is finite only where the loss has exponential moments. With eta = rows, the part
-        that depends on q is the negative ELBO a row. The paper's eta = 1 / min(gamma, tau) is infinite for its gamma = 0.
+        With probability 1 - delta the true risk is below this plus slack / eta. The slack depends on the
+        prior and the unknown distribution alone, and is finite only where the loss has exponential moments.
+        With eta = rows, the part that depends on q is the negative ELBO a row. The paper's eta = 1 /
+        min(gamma, tau) is infinite for its gamma = 0.
 
         Args:
             eta: > 0; None: the number of rows.

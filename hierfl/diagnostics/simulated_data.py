@@ -35,8 +35,8 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
         seed: of all of them.
 
     Raises:
-        ProgramError: the model has a param or a factor, observes something computed from a field, or observes one field at
-            two sites.
+        ProgramError: the model has a param or a factor, observes something computed from a field, or observes
+            one field at two sites.
     """
     _check(program, batch)
     values: list[Values] = []

@@ -14,9 +14,9 @@ round is one evaluation:
              (0.05 sd; 0.2 sd if a weighing stage follows):
                  P <- -E_q[d2 log p],    m <- m + P^-1 E_q[d log p];
     weigh    clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
-             one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points). Pareto-smoothed
-             weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z | y). While too few points are
-             effective, the stage is repeated with a t refitted to those draws.
+             one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points).
+             Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z | y).
+             While too few points are effective, the stage is repeated with a t refitted to those draws.
 
 The posterior of the local sites is Gaussian given each of those draws: `guides.conditional`. All is exact
 where the model is Gaussian.

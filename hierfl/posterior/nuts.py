@@ -57,7 +57,8 @@ def nuts(
         warmup: discarded from each chain.
         chains: how many, run one after another.
         seed: of the first chain; chain c has seed + c.
-        dense: sites whose joint covariance the mass matrix adapts to; for the others it adapts to variances only.
+        dense: sites whose joint covariance the mass matrix adapts to; for the others it adapts to variances
+            only.
     """
     program = read(model, delta, data, seed=seed)
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)

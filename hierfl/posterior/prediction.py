@@ -31,10 +31,13 @@ class Prediction:
         data: the rows, labelled or not.
         site: the observed site that is predicted.
         label: (n,) the true labels; None where they are unknown.
-        mean: (n,) E[y | x], the probability of 1 for a Bernoulli site; (n, classes) probabilities for a categorical one.
+        mean: (n,) E[y | x], the probability of 1 for a Bernoulli site; (n, classes) probabilities for a
+            categorical one.
         sd: (n,) standard deviation of y, from the draws and the likelihood; None for a categorical site.
-        log_score: (n,) log of the mean density of the true label, nats, higher is better; None where labels are unknown.
-        noise: (n,) entropy of y given a draw, nats, averaged over draws: the aleatoric part; None for a numeric site.
+        log_score: (n,) log of the mean density of the true label, nats, higher is better; None where labels
+            are unknown.
+        noise: (n,) entropy of y given a draw, nats, averaged over draws: the aleatoric part; None for a
+            numeric site.
         kind: "binary", "categorical" or "numeric".
     """
 

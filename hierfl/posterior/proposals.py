@@ -1,9 +1,9 @@
 """Proposals for the global sites: the guide's own draws, or points of a Student t fitted to weighted draws.
 
-A guide's Gaussian global sites, concatenated, are a vector of coordinates x (K,). Its density under the guide is known, so
-points of any other proposal have known weights as well. This is adaptive importance sampling (Cappe, Douc, Guillin, Marin
-and Robert 2008, Statistics and Computing 18) with a multivariate t, because a Gaussian that is too narrow has weights of
-infinite variance.
+A guide's Gaussian global sites, concatenated, are a vector of coordinates x (K,). Its density under the guide
+is known, so points of any other proposal have known weights as well. This is adaptive importance sampling
+(Cappe, Douc, Guillin, Marin and Robert 2008, Statistics and Computing 18) with a multivariate t, because a
+Gaussian that is too narrow has weights of infinite variance.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def sampled(
 ) -> dict[str, Tensor]:
     """Draw a label of each row (S, n, *event), or client, at each draw of the latent sites.
 
-    Torch's own samplers draw, seeded by the client's key; one client after another, so that none depends on the others.
+    Torch's own samplers draw, seeded by the client's key; one client after another, so that none depends on
+    the others.
 
     Args:
         fit: of the clients of the rows, in the same order.

@@ -117,8 +117,8 @@ def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
         reads: the fields that are needed, labels apart.
 
     Raises:
-        ValueError: a field is missing, has another shape than in the training rows, holds NaN or infinity, or holds
-            labels outside the support of their site.
+        ValueError: a field is missing, has another shape than in the training rows, holds NaN or infinity, or
+            holds labels outside the support of their site.
     """
     missing = reads - {*fit.program.labels.values(), *rows.fields, *rows.client_fields}
     if missing:

@@ -89,7 +89,8 @@ def weigh(
         salt: decorrelates these draws from those for other purposes.
 
     Raises:
-        ValueError: the guide has no density, clients have no labels, or a client's likelihood is NaN at a draw.
+        ValueError: the guide has no density, clients have no labels, or a client's likelihood is NaN at a
+            draw.
     """
     program = fit.program
     check_labelled(fit)

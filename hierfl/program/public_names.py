@@ -2,11 +2,11 @@
 
 A recipe records a public name, such as "hierfl.models.logistic" or "pyro.distributions.Normal", never the
 module that happens to define it: modules may move, and runs saved before can still be loaded. A user's own
-function has no public name. It is recorded as "module:qualname", and found only in a module that the caller has
-already imported.
+function has no public name. It is recorded as "module:qualname", and found only in a module that the caller
+has already imported.
 
-In hierfl, torch, pyro, numpy and Python's own library, only the public names below are looked up, so a crafted
-file cannot reach a function such as `os.system`.
+In hierfl, torch, pyro, numpy and Python's own library, only the public names below are looked up, so a
+crafted file cannot reach a function such as `os.system`.
 """
 
 from __future__ import annotations

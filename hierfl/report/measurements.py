@@ -63,7 +63,8 @@ class Measured:
 
     Args:
         fit: the fit that is reported.
-        draws: posterior draws; None: fewer than 50 were requested or can be held (see `hierfl.report.measure.NUMBERS`).
+        draws: posterior draws; None: fewer than 50 were requested or can be held (see
+            `hierfl.report.measure.NUMBERS`).
         expected: draws of the global prior, site -> (S, N, *shape); None: there are no draws, no local sites,
             or the clients' prior cannot be drawn from.
         alone: local-only estimates, site -> (N, *shape).

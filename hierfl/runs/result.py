@@ -84,24 +84,26 @@ class Fit:
     ) -> InferenceData:
         """Draw the latent sites as an ArviZ InferenceData, or a DataTree with ArviZ 1.
 
-        Local sites have a dimension `client` with the clients' names, and features have theirs. A network of more than
-        `expand` numbers is summarised by layer, as `<network>_mean`, `_sd`, `_rms` and `_largest` with a dimension
-        `<network>_layer`. Attributes record what was run.
+        Local sites have a dimension `client` with the clients' names, and features have theirs. A network of
+        more than `expand` numbers is summarised by layer, as `<network>_mean`, `_sd`, `_rms` and `_largest`
+        with a dimension `<network>_layer`. Attributes record what was run.
 
         Args:
             draws: S.
             seed: of the draws.
             sites: return only these, written out however large they are.
-            expand: the largest network, in numbers of one client or of the global level, that is still written out.
-            correct: "psis": weigh the guide's draws and resample them until they are the posterior's, in one to three
-                more rounds in which each client returns one number a draw (`hierfl.diagnostics.corrected`); None: the
-                guide's own draws.
-            log_likelihood: add the groups `log_likelihood`, by row, and `observed_data`, which az.loo and az.waic need.
+            expand: the largest network, in numbers of one client or of the global level, that is still
+                written out.
+            correct: "psis": weigh the guide's draws and resample them until they are the posterior's, in one
+                to three more rounds in which each client returns one number a draw
+                (`hierfl.diagnostics.corrected`); None: the guide's own draws.
+            log_likelihood: add the groups `log_likelihood`, by row, and `observed_data`, which az.loo and
+                az.waic need.
 
         Raises:
             KeyError: a site in `sites` does not exist.
-            ValueError: `draws` is below 1; `correct` is given and the guide has no density; `log_likelihood` is given
-                and the rows have no labels.
+            ValueError: `draws` is below 1; `correct` is given and the guide has no density; `log_likelihood`
+                is given and the rows have no labels.
         """
         return posterior_data(
             self,
@@ -166,7 +168,8 @@ class Fit:
 
         Raises:
             KeyError: a client was not fitted (`personalise` it first), or the site is not observed.
-            ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
+            ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is
+                None.
         """
         return predict(self, rows, site=site, draws=draws, seed=seed)
 
@@ -175,7 +178,8 @@ class Fit:
     ) -> Tensor:
         """Draw labels of some rows from the posterior predictive distribution, (S, n).
 
-        The labels of one draw share its latent sites, so they are dependent as those of one client's rows are.
+        The labels of one draw share its latent sites, so they are dependent as those of one client's rows
+        are.
 
         Args:
             rows: of clients that were fitted, matched by name.
@@ -241,10 +245,12 @@ class Fit:
 
         Args:
             path: of the file.
-            held_out: labelled rows of fitted clients that were kept from the fit, to score; None: the training rows are
-                scored, with a warning.
-            foreign: out-of-distribution rows under the clients' names, to see whether predictions are less certain.
-            alone: a fit of the same local sites in which clients share nothing; its estimates are shown beside this fit's.
+            held_out: labelled rows of fitted clients that were kept from the fit, to score; None: the
+                training rows are scored, with a warning.
+            foreign: out-of-distribution rows under the clients' names, to see whether predictions are less
+                certain.
+            alone: a fit of the same local sites in which clients share nothing; its estimates are shown
+                beside this fit's.
             site: the observed site that is scored, as in `predict`.
             title: of the page.
             draws: S, of the posterior.
@@ -255,7 +261,8 @@ class Fit:
 
         Raises:
             KeyError: rows of a client that was not fitted.
-            ValueError: a field is missing; held-out rows have no labels; or several sites are observed and `site` is None.
+            ValueError: a field is missing; held-out rows have no labels; or several sites are observed and
+                `site` is None.
         """
         from hierfl.report import write  # Matplotlib and Jinja are slow to import
 

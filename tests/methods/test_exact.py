@@ -1,6 +1,7 @@
 """Linear-Gaussian hierarchies of known variances, where the posterior and the evidence are known in closed form.
 
-The expected ELBO of a Gaussian guide is that of a quadratic of its noise: a few points stand for all draws, and none is needed.
+The expected ELBO of a Gaussian guide is that of a quadratic of its noise: a few points stand for all draws,
+and none is needed.
 """
 
 from __future__ import annotations
