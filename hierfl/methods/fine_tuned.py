@@ -3,8 +3,8 @@
     w <- the method's own params;  for every mini-batch:  w <- w - lr grad nll(w)
 
 Training does not depend on it: what clients send stays as it is. In a program with local sites the params of
-those sites are tuned, in one without latent sites a copy of all global params. Shi et al. 2023,
-arXiv:2310.09183, Section 5, "+FT".
+those sites are tuned, in one without latent sites a copy of all global params. "+FT" is the name in Shi et al.
+2023, arXiv:2310.09183.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def fine_tuned(
         mirror: take gradients in the constrained values of the local sites, as `pfedbred` does.
 
     Raises:
-        ValueError: `steps` is below 1, or `when` is another word.
+        ValueError: `steps` is below 1, or `when` is neither "adapting" nor "every round".
         ProgramError: (at fit) there are latent sites, but no params of local sites to tune; or `mirror`
             without the guide `delta`.
     """
