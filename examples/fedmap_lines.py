@@ -54,7 +54,8 @@ def main(rounds: int = 30) -> None:
         print(f"with precision {precision[0]:.3f} and {precision[1]:.4f}")
         for k, n in enumerate(ROWS):
             print(
-                f"  client {k + 1}, {n:2d} rows: {float(lines['w.weight'][0, k]):5.2f} x + {float(lines['w.bias'][0, k]):5.2f}"
+                f"  client {k + 1}, {n:2d} rows: {float(lines['w.weight'][0, k]):5.2f} x + "
+                f"{float(lines['w.bias'][0, k]):5.2f}"
             )
 
 

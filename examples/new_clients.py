@@ -55,7 +55,8 @@ def main(rounds: int = 12, passes: tuple[int, ...] = (0, 1, 2, 5, 10)) -> None:
                 100.0 * new.predict(test.select(theirs), draws=20).scores().accuracy.mean()
             )
         print(
-            f"{name:10s} {'  '.join(f'{s:5.1f}' for s in scores)}   accuracy in %, mean over {len(theirs)} new clients"
+            f"{name:10s} {'  '.join(f'{s:5.1f}' for s in scores)}   accuracy in %, mean over "
+            f"{len(theirs)} new clients"
         )
 
 

@@ -45,7 +45,8 @@ def main(rounds: int = 10) -> None:
     for name, method in kinds.items():
         scores = hierfl.fit(method, train, rounds=rounds, seed=0).predict(test, draws=1).scores()
         print(
-            f"{name:8s} accuracy {100.0 * scores.accuracy.mean():5.1f} %, log score {scores.log_score.mean():.3f}"
+            f"{name:8s} accuracy {100.0 * scores.accuracy.mean():5.1f} %, log score "
+            f"{scores.log_score.mean():.3f}"
         )
 
 

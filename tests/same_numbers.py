@@ -267,7 +267,8 @@ def compare(one: str, other: str) -> int:
             else (a[key].shape, b[key].shape),
         )
     print(
-        f"{len(same) - len(differ)} of {len(same)} arrays are equal bit for bit; {len(missing)} are in one file alone"
+        f"{len(same) - len(differ)} of {len(same)} arrays are equal bit for bit; {len(missing)} "
+        f"are in one file alone"
     )
     return int(bool(missing or differ))
 

@@ -52,7 +52,8 @@ _OFFICE = Source(
 
 # The 50 states and the District of Columbia in alphabetical order of their names, as numbered in the polls.
 _STATES = (
-    "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ NM NY NC ND OH OK OR PA RI SC "
+    "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ "
+    "NM NY NC ND OH OK OR PA RI SC "
     "SD TN TX UT VT VA WA WV WI WY"
 ).split()
 

@@ -68,7 +68,7 @@ def against_nuts(
     correct: Literal["psis"] | None = None,
     reference: Reference | None = None,
 ) -> AgainstNuts:
-    """Run NUTS on all rows together and compare every latent site. Learned params of the model keep their fitted values.
+    """Compare every latent site with NUTS on all rows together; learned params keep their fitted values.
 
     Args:
         fit: of labelled clients.

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 def equal_mass(
     p: ArrayLike, y: ArrayLike, *, bins: int = 8, prob: float = 0.9
 ) -> tuple[Floats, ...]:
-    """Sort rows by predicted probability, cut them into bins of equal size, and return each bin's share of ones.
+    """Sort rows by predicted probability into bins of equal size; return each bin's share of ones.
 
     Args:
         p: (n,) probabilities.
@@ -143,7 +143,7 @@ def interval_coverage(replicates: Tensor, label: Tensor, *, prob: float = 0.9) -
 
 
 def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.9) -> pd.DataFrame:
-    """Compare each client's mean label (for 0/1 its event rate) with the posterior predictive interval of that mean.
+    """Compare each client's mean label (for 0/1, its event rate) with the predictive interval of that mean.
 
     All rows of a client share each draw of its parameters. The interval is therefore wider than that of as
     many independent rows, and right only if the posterior is.
@@ -189,7 +189,7 @@ def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.
 
 
 def coverage_p_value(covered: ArrayLike, prob: float) -> float:
-    """Return the exact one-sided p-value of so few covered, each being covered independently with probability `prob`."""
+    """Return the exact one-sided p-value of so few covered, if each is covered with probability `prob`."""
     hits = np.asarray(covered, dtype=bool)
     return float(binomtest(int(hits.sum()), len(hits), prob, alternative="less").pvalue)
 

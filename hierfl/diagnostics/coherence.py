@@ -20,7 +20,7 @@ from hierfl.program.program import Params
 
 @dataclass(frozen=True)
 class Coherence:
-    """The generalised coherence estimate of N vectors (Gish and Cochran 1988); PRIOR's Fig. 2 shows it of clients' gradients.
+    """The generalised coherence estimate of N vectors (Gish and Cochran 1988), as in PRIOR's Fig. 2.
 
     Args:
         estimate: 1 - det G, with G the Gram matrix of the normalised vectors. It is 0 where all are
@@ -98,11 +98,12 @@ def client_slopes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
 def loss_deviations(prediction: Prediction) -> pd.DataFrame:
     """Return each client's loss on each class minus the mean over clients, nats (PRIOR, Figs. 3 and 9).
 
-        d_ic = l_ic - sum_j n_jc l_jc / sum_j n_jc,    l_ic the mean negative log score of client i's n_ic rows of class c
+        d_ic = l_ic - sum_j n_jc l_jc / sum_j n_jc
 
-    It is 0 where a client has no rows of a class. On every client's own test rows these are the paper's local
-    deviations. Where each client predicts a copy of the same rows, all n_ic of a class are equal, and these
-    are its global deviations.
+    l_ic is the mean negative log score of client i's n_ic rows of class c. The deviation is 0 where a client
+    has no rows of a class. On every client's own test rows these are the paper's local deviations. Where each
+    client predicts a copy of the same rows, all n_ic of a class are equal, and these are its global
+    deviations.
 
     Args:
         prediction: of labelled rows; binary or categorical.

@@ -3,10 +3,10 @@
 By row it estimates p(y_i | all other rows). By client it estimates p(y_k | all other clients) = E[p(y_k |
 z)], over the posterior of the global sites z without client k, whose local sites are integrated out:
 
-    p(y_k | z) = integral p(y_k, w | z) dw,    estimated as the mean of p(y_k, w | z) / q(w | z) over draws of the guide.
+    p(y_k | z) = integral p(y_k, w | z) dw,
 
-Either way, draws given all data are weighted by one over the likelihood of what is left out, and the weights
-are smoothed.
+estimated as the mean of p(y_k, w | z) / q(w | z) over draws of the guide. Either way, draws given all data
+are weighted by one over the likelihood of what is left out, and the weights are smoothed.
 
 Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; by group with the group's own effects integrated
 out, Merkle, Furr and Rabe-Hesketh 2019, arXiv:1802.04452.

@@ -37,7 +37,7 @@ def predictive_entropy(prediction: Prediction) -> Tensor:
 
 
 def mutual_information(prediction: Prediction) -> Tensor:
-    """Return H[E p] - E H[p], (n,), nats: the epistemic part of the entropy, 0 for a point estimate (Houlsby et al. 2011).
+    """Return H[E p] - E H[p], (n,), nats: the epistemic entropy, 0 for a point estimate (Houlsby et al. 2011).
 
     Raises:
         ValueError: the site is numeric.

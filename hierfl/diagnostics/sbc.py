@@ -1,8 +1,9 @@
-"""Simulation-based calibration: parameters drawn from the prior, data drawn given them, and their ranks among a guide's draws.
+"""Simulation-based calibration: ranks of parameters drawn from the prior among the draws of a fitted guide.
 
-If the guide is the posterior, ranks are uniform and intervals cover at their nominal rate, whatever the
-prior. A guide that is too narrow, too wide or biased shows in the ranks, by site and by client. All
-replications are fitted together: each step is one optimiser step on the negative ELBO of the full batch,
+Each replication draws parameters from the prior and data given them, fits the guide to the data, and ranks
+the parameters. If the guide is the posterior, ranks are uniform and intervals cover at their nominal rate,
+whatever the prior. A guide that is too narrow, too wide or biased shows in the ranks, by site and by client.
+All replications are fitted together: each step is one optimiser step on the negative ELBO of the full batch,
 under `torch.vmap`, with noise keyed by replication.
 
 Source: Talts et al. 2018, arXiv:1804.06788; the band: Säilynoja, Bürkner and Vehtari 2022, arXiv:2103.10522,
@@ -76,7 +77,7 @@ class Sbc:
                 )
 
     def table(self) -> pd.DataFrame:
-        """Test each number, one row a number: p of the chi-square test of uniform ranks, and coverage of central intervals."""
+        """Return, by number, the p-value of a chi-square test of uniform ranks and the coverage of intervals."""
         size = dict(zip(self.clients, self.rows, strict=True))
         return pd.DataFrame(
             [
@@ -113,7 +114,7 @@ class Sbc:
         return pd.DataFrame(records)
 
     def ecdf(self, site: str, *, prob: float = 0.95) -> pd.DataFrame:
-        """Return the empirical distribution of a site's ranks at L points in (0, 1), a column a number, and its simultaneous band.
+        """Return the ECDF of a site's ranks at L points in (0, 1), a column a number, and its simultaneous band.
 
         Raises:
             KeyError: the model has no such site.

@@ -61,7 +61,7 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
 
 
 class _Unobserved(Messenger):
-    """Draw observed sites; deterministic ones keep their values (Pyro's `uncondition` would expand them to their plates)."""
+    """Draw observed sites. Deterministic ones keep their values, which `poutine.uncondition` would expand."""
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["is_observed"] and not is_deterministic({**msg, "type": "sample"}):

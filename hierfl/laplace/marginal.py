@@ -282,8 +282,10 @@ def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) ->
         if size > most:
             site = max(sites, key=lambda s: s.size)
             raise ProgramError(
-                f"the {what} sites have {size} numbers ({site.size} of them in '{site.name}'), and the limit is "
-                f"{most}, because second derivatives are taken in all of them: use fedsvi with guides.structured"
+                f"the {what} sites have {size} numbers ({site.size} of them in '{site.name}'), and "
+                f"the limit is "
+                f"{most}, because second derivatives are taken in all of them: use fedsvi with "
+                f"guides.structured"
             )
     if own.size:
         _check_curved(program)
@@ -308,8 +310,10 @@ def _check_curved(program: Program) -> None:
     ):
         if not bool((piece > 1e-9).all()):
             raise ProgramError(
-                f"local site '{site.name}' cannot be integrated out: given the other sites, the log density of "
-                f"its client does not curve down at the mode (smallest curvature {piece.min():.3g}), as with a "
+                f"local site '{site.name}' cannot be integrated out: given the other sites, the "
+                f"log density of "
+                f"its client does not curve down at the mode (smallest curvature "
+                f"{piece.min():.3g}), as with a "
                 f"Laplace prior or on a plateau: give it a Normal prior, or use fedsvi with guides.structured"
             )
 

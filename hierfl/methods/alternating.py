@@ -53,7 +53,8 @@ class Alternating:
         above, mine = program.start()
         if not mine or not above:
             raise ProgramError(
-                "this method needs local sites, and a learned prior above them: a pyro.param outside the clients plate"
+                "this method needs local sites, and a learned prior above them: a pyro.param "
+                "outside the clients plate"
             )
 
         def loss(theta: Params, phi: Params, batch: ClientBatch) -> Tensor:

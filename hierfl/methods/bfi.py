@@ -146,7 +146,8 @@ def _server(marginal: Marginal, steps: int) -> Server:
         smallest = float(torch.linalg.eigvalsh(precision)[0])
         if not smallest > 0.0:
             raise ValueError(
-                f"the product of the centres' Gaussians is not a distribution: its precision has an eigenvalue {smallest:.3g}; "
+                f"the product of the centres' Gaussians is not a distribution: its precision has "
+                f"an eigenvalue {smallest:.3g}; "
                 f"take fedlaplace, or a prior that curves more"
             )
         return {"loc": z, "precision": precision, "done": torch.ones(())}

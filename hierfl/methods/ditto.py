@@ -101,7 +101,8 @@ def _alongside(
         above, own = program.start()
         if own or program.latents.sites:
             raise ProgramError(
-                f"{name} fits global params only, and a copy of them for each client; this model has latent sites "
+                f"{name} fits global params only, and a copy of them for each client; this model "
+                f"has latent sites "
                 f"or local params: take models.network"
             )
 

@@ -3,9 +3,10 @@
     client:  phi <- theta, theta_i <- theta;  for every mini-batch of R passes:
                  K times  phi <- phi - lr grad_phi L(phi, theta_i)
                  theta_i <- theta_i - eta grad_theta L(phi, theta_i)      (only the KL in it depends on theta_i)
-             L(phi, theta) = ( E_q nll + lam KL(q_phi || p_theta) ) / n_i,   q_phi = Normal(m_i, s_i^2), p_theta = Normal(m, s^2)
+             L(phi, theta) = ( E_q nll + lam KL(q_phi || p_theta) ) / n_i
+             q_phi = Normal(m_i, s_i^2),  p_theta = Normal(m, s^2)
     server:  theta <- mean_i theta_i
-          or theta <- argmin mean_i KL(q_phi_i || p_theta)      "exact": with exact clients this is EM, and theta_i is not moved
+          or theta <- argmin mean_i KL(q_phi_i || p_theta)      "exact": EM, if clients are exact; theta_i stays
 
 Source: Liu et al. 2023, "Personalized Federated Learning via Amortized Bayesian Meta-Learning", Algorithm 1,
 which has K = 1; Fig. 3 studies K. No round depends on what a client kept from an earlier one: clients keep

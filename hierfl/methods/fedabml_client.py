@@ -86,7 +86,8 @@ def abml_client(program: Program, how: Setting) -> Client:
     above, mine = program.start()
     if not mine or not above:
         raise ProgramError(
-            "fedabml needs local sites, and a learned prior above them: a pyro.param outside the clients plate"
+            "fedabml needs local sites, and a learned prior above them: a pyro.param outside the "
+            "clients plate"
         )
     of, moments = Losses(program, how), moments_of(program) if how.exact else None
     of.prior(above)  # refuses a guide that cannot start at the prior before the first round

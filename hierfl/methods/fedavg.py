@@ -57,7 +57,8 @@ def fedavg(
         _, own = program.start()
         if own or program.latents.sites:
             raise ProgramError(
-                "fedavg fits global params only, and this model has latent sites or local params: take fedsvi or "
+                "fedavg fits global params only, and this model has latent sites or local params: "
+                "take fedsvi or "
                 "a personalised method"
             )
 

@@ -91,7 +91,8 @@ def fedlaplace(
     """
     if min(points, weighed) < 2 or points % 2 or weighed % 2 or corrections < 0:
         raise ValueError(
-            f"points ({points}) and weighed ({weighed}) must be even and positive, corrections ({corrections}) 0 or more"
+            f"points ({points}) and weighed ({weighed}) must be even and positive, corrections "
+            f"({corrections}) 0 or more"
         )
 
     def shared_points(program: Program) -> Points:
@@ -134,8 +135,10 @@ def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
                 raise
             sites = ", ".join(f"'{site.name}'" for site in latents.local_block.sites)
             raise ProgramError(
-                f"local site {sites} cannot be integrated out: the log density of its client does not curve at its mode "
-                f"({error}); give it a prior that curves, such as a Normal, or take fedsvi with guides.structured"
+                f"local site {sites} cannot be integrated out: the log density of its client does "
+                f"not curve at its mode "
+                f"({error}); give it a prior that curves, such as a Normal, or take fedsvi with "
+                f"guides.structured"
             ) from error
 
     return named

@@ -198,7 +198,8 @@ class Rounds:
             if bool(means["lost"] > 0.0):
                 if _nothing_known(state):
                     raise ValueError(
-                        f"at the start {float(means['lost']):.0%} of the clients find no mode of their local sites: start "
+                        f"at the start {float(means['lost']):.0%} of the clients find no mode of "
+                        f"their local sites: start "
                         f"elsewhere (start=), or give those sites a prior that curves"
                     )
                 found = found._replace(value=torch.full_like(found.value, -torch.inf))
@@ -314,8 +315,10 @@ def _nothing_known(state: Tree) -> bool:
 def _warn_of_lost(stage: int, lost: float) -> None:
     if stage != CLIMB and lost > LOST:
         warnings.warn(
-            f"{STAGES[stage]}: at {lost:.1%} of the points clients find no mode of their local sites. Do not trust the posterior "
-            f"near those points: give the local sites priors that curve more, or take fedsvi with guides.structured",
+            f"{STAGES[stage]}: at {lost:.1%} of the points clients find no mode of their local "
+            f"sites. Do not trust the posterior "
+            f"near those points: give the local sites priors that curve more, or take fedsvi with "
+            f"guides.structured",
             stacklevel=4,
         )
 
@@ -325,9 +328,12 @@ def _warn(state: Tree, left: int) -> None:
     stage = int(state["stage"])
     if stage == DONE and float(state["k_hat"]) >= K_HAT:
         warnings.warn(
-            f"k-hat is {float(state['k_hat']):.2f}, above {K_HAT}: the Gaussian over the global sites misses a part of the "
-            f"posterior, and weights cannot correct for it ({float(state['effective']):.0f} effective points). Do not trust tails "
-            f"and spreads: allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
+            f"k-hat is {float(state['k_hat']):.2f}, above {K_HAT}: the Gaussian over the global "
+            f"sites misses a part of the "
+            f"posterior, and weights cannot correct for it ({float(state['effective']):.0f} "
+            f"effective points). Do not trust tails "
+            f"and spreads: allow more rounds, or take fedsvi with "
+            f"guides.conditional(shared=guides.spline_flow)",
             stacklevel=4,
         )
     if stage != DONE and left == 0:

@@ -1,7 +1,7 @@
 """FedMAP: each client's weights at their posterior mode, under a prior that the server learns from them.
 
-    client:  w_k <- argmin (1 / n_k) NLL_k(w) + R(w, gamma),      R = -log prior; by some epochs, from where it last stood
-             omega_k = P(Z_k | w_k) prior(w_k)                    in logs: the product underflows to 0 for any real client
+    client:  w_k <- argmin (1 / n_k) NLL_k(w) + R(w, gamma),      R = -log prior; some epochs from the last w_k
+             omega_k = P(Z_k | w_k) prior(w_k)                    in logs: the product underflows
     server:  gamma <- sum_k omega_k w_k / sum_k omega_k           "average": gamma's mean of an isotropic Normal prior
           or gamma <- gamma - lr sum_k omega_k grad_gamma R(w_k, gamma)                   "gradient", Eq. (3)
           or gamma <- argmin sum_k omega_k R(w_k, gamma)                                  the `best` of a prior

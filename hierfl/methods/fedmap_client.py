@@ -143,7 +143,8 @@ def _pairs(program: Program, rule: object) -> dict[str, str]:
     odd = [mine for theta, mine in pairs.items() if mine != f"w.{theta.removeprefix('theta.')}.at"]
     if callable(rule) and odd:
         raise ProgramError(
-            f"the exact step of a prior moves 'theta.<name>' by site 'w.<name>', and '{odd[0]}' has no such name: "
+            f"the exact step of a prior moves 'theta.<name>' by site 'w.<name>', and '{odd[0]}' "
+            f"has no such name: "
             f"use hierfl.models.map_network, or server='average'"
         )
     return pairs

@@ -48,7 +48,8 @@ def svi_pooled(program: Program, how: Setting) -> Pooled:
     """
     if (how.local_steps, how.global_steps) != (0, 1):
         raise ValueError(
-            f"the pooled engine takes one joint step a round: local_steps is {how.local_steps} and must be 0, "
+            f"the pooled engine takes one joint step a round: local_steps is {how.local_steps} and "
+            f"must be 0, "
             f"global_steps is {how.global_steps} and must be 1"
         )
     update = svi_server(program, how).update

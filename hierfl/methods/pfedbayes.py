@@ -1,7 +1,7 @@
 """pFedBayes: a mean-field posterior for each client, under a global Gaussian prior.
 
     client:  theta_k <- theta;  for every mini-batch of b rows:
-                 K Adam steps on q_k of  (n_k / b) E_q NLL_batch + zeta KL(q_k || p_theta_k),  one reparameterised draw each
+                 K Adam steps on q_k of  (n_k / b) E_q NLL_batch + zeta KL(q_k || p_theta_k),  one draw each
                  one Adam step on theta_k of the same (only its KL depends on theta_k)
     server:  theta <- sum_k (n_k / n) theta_k
 

@@ -80,7 +80,8 @@ def scale_params(program: Program) -> dict[str, str]:
             found[site] = param
         elif not torch.equal(before[site].stddev, priors[site].stddev):
             raise ProgramError(
-                f"the prior's scale of site '{site}' is neither known nor a global param, number by number: take "
+                f"the prior's scale of site '{site}' is neither known nor a global param, number "
+                f"by number: take "
                 f"bayesian_network(module, prior_scale='learned'), or server='average'"
             )
     return found

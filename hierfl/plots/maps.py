@@ -46,7 +46,8 @@ def client_map(
     sd = values.std(0)
     if len(names) < 3 or not (sd > 0.0).any():
         raise ValueError(
-            f"a map needs 3 or more clients that differ: there are {len(names)}, and they differ in {int((sd > 0).sum())} columns"
+            f"a map needs 3 or more clients that differ: there are {len(names)}, and they differ "
+            f"in {int((sd > 0).sum())} columns"
         )
     scale = sd if unit is None else np.asarray(unit, dtype=float)
     at, share = _components((values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0])

@@ -1,4 +1,4 @@
-"""The ArviZ objects that `Fit.posterior`, `Fit.posterior_predictive` and `Fit.prior` return, put together from groups."""
+"""The ArviZ objects that `Fit.posterior`, `Fit.posterior_predictive` and `Fit.prior` return."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Groups:
     coords: dict[str, Any] = field(default_factory=dict)
 
     def sites(self, group: str, draws: Draws) -> None:
-        """Add draws of sites: local ones by client; a dimension gets a field's feature names where exactly one field fits."""
+        """Add draws of sites, local ones by client; a dimension gets feature names where one field alone fits."""
         features = self.fit.federation.data.features
         self.coords[CLIENT] = list(self.fit.clients)
         for name, value in {**draws.shared, **draws.own}.items():

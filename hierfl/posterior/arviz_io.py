@@ -88,7 +88,8 @@ def _dataset(
             raise ValueError(f"site '{name}' has the name of a dimension: rename the site")
         if array.ndim != len(named):
             raise ValueError(
-                f"'{name}' of {group} has shape {array.shape}, and dimensions {', '.join(named)}: one name each"
+                f"'{name}' of {group} has shape {array.shape}, and dimensions {', '.join(named)}: "
+                f"one name each"
             )
         variables[name] = (named, array)
     used = {

@@ -90,7 +90,7 @@ def corrected(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Corrected:
-    """Resample the guide's draws by Pareto-smoothed weights into draws of the posterior; warn where k-hat is 0.7 or more.
+    """Resample the guide's draws by Pareto-smoothed weights into draws of the posterior; warn if k-hat >= 0.7.
 
     Args:
         fit: a run whose guide has a density.

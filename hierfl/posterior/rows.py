@@ -21,7 +21,7 @@ from hierfl.program.sites import Values
 
 
 def observed(fit: Snapshot, data: ClientData) -> dict[str, Tensor]:
-    """Return the labels by observed site: (n, *event) of rows, (N, *event) of clients; unlabelled sites are left out."""
+    """Return the labels by observed site, (n, *event) of rows or (N, *event) of clients, where there are any."""
     fields = {**data.fields, **data.client_fields}
     return {site: fields[label] for site, label in fit.program.labels.items() if label in fields}
 

@@ -118,7 +118,9 @@ class Fit:
     def posterior_predictive(
         self, draws: int = 500, *, rows: ClientData | None = None, seed: int = 0
     ) -> InferenceData:
-        """Draw labels from the posterior predictive distribution: ArviZ groups `posterior_predictive` and `observed_data`.
+        """Draw labels from the posterior predictive distribution.
+
+        The ArviZ groups are `posterior_predictive` and, for labelled rows, `observed_data`.
 
         Args:
             draws: S; one label of each row for each draw of the latent sites.

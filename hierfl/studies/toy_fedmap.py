@@ -221,7 +221,8 @@ def reading(found: list[Numbers]) -> list[str]:
         f"the paper prints {named(np.array(PRINTED))}.",
         f"After 10 gradient steps of size {RATE:g}: {named(steps.mean(0))}. "
         "This is an intermediate point, as the paper's numbers are.",
-        f"The learned prior is {float((alpha[:, 0] / alpha[:, 1]).mean()):.0f} times as precise for slopes as "
+        f"The learned prior is {float((alpha[:, 0] / alpha[:, 1]).mean()):.0f} times as precise "
+        f"for slopes as "
         f"for intercepts. Least squares on all rows has slope {slopes.mean():.2f}; "
         "every client's own slope is -1.",
     ]

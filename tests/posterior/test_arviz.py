@@ -268,7 +268,8 @@ def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
     python = os.environ.get("HIERFL_PYTHON312")
     if not python:
         pytest.skip(
-            "HIERFL_PYTHON312 does not name a Python 3.12 with ArviZ 1 (pip install 'arviz>=1' h5netcdf h5py; no torch needed)"
+            "HIERFL_PYTHON312 does not name a Python 3.12 with ArviZ 1 (pip install 'arviz>=1' "
+            "h5netcdf h5py; no torch needed)"
         )
     found = groups.drawn_groups(ill, 200, seed=0, sites=None, expand=1000)
     found.rows("log_likelihood", log_likelihoods(ill, ill.draws(200)), ill.federation.data)

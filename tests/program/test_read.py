@@ -235,7 +235,8 @@ WRONG_GUIDES: dict[str, tuple[Fn, str]] = {
     "lacks a local site": (guide(w=nothing), r"site 'w' is in the model but not in the guide"),
     "has a site of its own": (
         guide(extra=lambda batch: pyro.sample("z", dist.Normal(0.0, 1.0))),
-        r"site 'z' is in the guide but not in the model: rename it, or mark it infer=\{'is_auxiliary': True\}",
+        r"site 'z' is in the guide but not in the model: rename it, or mark it "
+        r"infer=\{'is_auxiliary': True\}",
     ),
     "another event shape": (
         guide(w=narrow),
