@@ -21,6 +21,8 @@ from scipy.special import gammaincinv, ndtri
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+# a k-hat above it: no practical number of draws is enough (Vehtari et al. 2024, section 3.2.4)
+K_HAT = 0.7
 Array = NDArray[np.float64]
 # Bounds on the scale of one side of a proposal, in standard deviations of q: narrow is worse than wide.
 NARROWEST, WIDEST = 0.7, 3.0

@@ -24,9 +24,9 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from hierfl.core.importance_sampling import chosen
+from hierfl.core.importance_sampling import K_HAT, chosen
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
-from hierfl.posterior.corrected import K_HAT, LEAST_PROPOSALS, ROUNDS, corrected, in_rounds
+from hierfl.posterior.corrected import LEAST_PROPOSALS, ROUNDS, corrected, in_rounds
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.rows import log_likelihoods, observed
 from hierfl.posterior.snapshot import Snapshot

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import (
+    K_HAT,
     Split,
     heavy_points,
     normal_points,
@@ -34,7 +35,6 @@ PARTS = 16  # settling rounds with different points; after them the points repea
 STILL, STILL_ENOUGH = 0.05, 0.2
 FREEDOM = 15.0  # degrees of freedom of the Student t in the weighing stage
 FAR = 3.0  # standard deviations of q at which its two sides are measured; beyond, the tail of the t is wide enough
-K_HAT = 0.7
 LOST = 0.01  # fraction of points without a mode above which the server warns
 FEW = 10  # effective points per global unknown, too few for a covariance: the proposal is not refitted
 

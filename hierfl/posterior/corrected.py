@@ -27,7 +27,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import Split, Weights, chosen, smoothed
+from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import each_draw
@@ -47,7 +47,6 @@ from hierfl.program.program import Params
 
 ROUNDS = 3  # at most
 ENOUGH = 1000  # effective draws that make another round needless
-K_HAT = 0.7  # above it no practical number of draws is enough: Vehtari et al. 2024, section 3.2.4
 LEAST_PROPOSALS = 100  # a Pareto tail is fitted to the largest weights, 20 of 100
 POINTS, AT_POINT = 10, 400  # draws of z, and of local sites at each, that judge a client's guide
 EQUAL = 1e-6  # log weights this close are equal up to rounding, and have no tail

@@ -10,7 +10,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from hierfl.posterior.corrected import K_HAT
+from hierfl.core.importance_sampling import K_HAT
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.program import Program
 from hierfl.program.sites import Family
