@@ -119,7 +119,7 @@ def _same(wanted: Tensor, values: Params) -> str | None:
 
 
 @dataclass(frozen=True)
-class Moments:
+class PriorMoments:
     """First and second moments of the clients' posteriors, and the prior that fits them best.
 
     Args:
@@ -162,7 +162,7 @@ class Moments:
         return new
 
 
-def moments_of(program: Program) -> Moments:
+def moments_of(program: Program) -> PriorMoments:
     """Return the moments of a program.
 
     Raises:
@@ -170,7 +170,7 @@ def moments_of(program: Program) -> Moments:
     """
     means, scales = mean_params(program), scale_params(program)
     links = {spec.name: transform_to(spec.constraint) for spec in program.params}
-    return Moments(
+    return PriorMoments(
         site={param: site for site, param in means.items()},
         scale={means[site]: param for site, param in scales.items()},
         links=links,
