@@ -41,7 +41,8 @@ from hierfl.guides.global_sites import Shared, empirical, full_normal
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
-from hierfl.methods.fedlaplace_server import Points, Rounds, finished, logged, standard_points
+from hierfl.methods.fedlaplace_points import Points, standard_points
+from hierfl.methods.fedlaplace_server import Rounds, finished, logged
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Guide, Latents, Model, family

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import (
     K_HAT,
-    Split,
-    heavy_points,
     normal_points,
     resampled,
     sides,
@@ -26,81 +24,15 @@ from hierfl.guides.global_sites import normal_params
 from hierfl.laplace.marginal import Expansion, Marginal
 from hierfl.laplace.newton import climbed, climbing, settled, settling, tril_of
 from hierfl.method import Clock
+from hierfl.methods.fedlaplace_points import FAR, FREEDOM, PARTS, Points, split_of
 from hierfl.program.program import Params
 
 CLIMB, SETTLE, WEIGH, DONE = range(4)
 STAGES = ("climbing to the mode", "settling", "weighing", "done")
-PARTS = 16  # settling rounds with different points; after them the points repeat
 # standard deviations that q may move when it has settled: as the answer, and as a proposal to weigh
 STILL, STILL_ENOUGH = 0.05, 0.2
-FREEDOM = 15.0  # degrees of freedom of the Student t in the weighing stage
-FAR = 3.0  # standard deviations of q at which its two sides are measured; beyond, the tail of the t is wide enough
 LOST = 0.01  # fraction of points without a mode above which the server warns
 FEW = 10  # effective points per global unknown, too few for a covariance: the proposal is not refitted
-
-
-@dataclass(frozen=True, eq=False)
-class Points:
-    """Standard points that the server and the clients both compute, so that no message holds them.
-
-    Args:
-        settling: (PARTS, M, K), standard normal.
-        weighing: (corrections, S, K), standard normal.
-        stretch: (corrections, S, 1), factors that turn the rows of `weighing` into those of a Student t.
-        seed: of all points.
-    """
-
-    settling: Tensor
-    weighing: Tensor
-    stretch: Tensor
-    seed: int
-
-    def at(self, message: Tree) -> Tensor:
-        """Return the points z (M, K) that a message asks for."""
-        loc: Tensor = message["loc"]
-        if "tril" not in message:
-            return loc[None]
-        if "right" in message:
-            return _split(message).points(
-                *(
-                    v.index_select(0, message["part"][None])[0]
-                    for v in (self.weighing, self.stretch)
-                )
-            )
-        return loc + self.settling.index_select(0, message["part"][None])[0] @ message["tril"].T
-
-    def along(self, message: Tree) -> Tensor:
-        """Return the centre of q and points on both sides of it along the columns of `tril`, (1 + 2 K, K).
-
-        Without a weighing stage there are none, (0, K).
-        """
-        loc, size = message["loc"], self.weighing.shape[-1]
-        if not len(self.weighing):
-            return torch.zeros(0, size, dtype=loc.dtype)
-        columns = FAR * message["tril"].T
-        return loc + torch.cat([torch.zeros(1, size, dtype=loc.dtype), columns, -columns])
-
-
-def standard_points(size: int, *, settle: int, weigh: int, corrections: int, seed: int) -> Points:
-    """Return points in K = `size` dimensions.
-
-    Args:
-        size: K, the number of global unknowns.
-        settle: points of a settling round.
-        weigh: points of a weighing round.
-        corrections: number of weighing rounds.
-        seed: of all points.
-    """
-    halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
-    heavy = [
-        heavy_points(weigh, size, freedom=FREEDOM, seed=seed + 1 + a) for a in range(corrections)
-    ]
-    weighing, stretch = (
-        (torch.stack(v) for v in zip(*heavy, strict=True))
-        if heavy
-        else (torch.zeros(0, weigh, d) for d in (size, 1))
-    )
-    return Points(halves.transpose(0, 1).reshape(PARTS, settle, size), weighing, stretch, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,11 +169,11 @@ class Rounds:
         from.
         """
         part, count = int(state["part"]), self.points.weighing.shape[1]
-        now = _split(self.down(state, Clock(0, 1)))
+        now = split_of(self.down(state, Clock(0, 1)))
         proposals, log_p = tree_map(torch.clone, state["proposals"]), state["log_p"].clone()
         for name, value in now._asdict().items():
             proposals[name][part] = value
-        so_far = [_split({name: v[a] for name, v in proposals.items()}) for a in range(part + 1)]
+        so_far = [split_of({name: v[a] for name, v in proposals.items()}) for a in range(part + 1)]
         at = torch.cat(
             [
                 q.points(self.points.weighing[a], self.points.stretch[a])
@@ -285,10 +217,6 @@ class Rounds:
             spread = normal_points(count, size, seed=self.points.seed)
             return {"_shared.points": state["loc"] + spread @ tril_of(state["precision"]).T}
         return {"_shared.points": state["draws"]}
-
-
-def _split(message: Tree) -> Split:
-    return Split(message["loc"], message["tril"], message["right"], message["left"])
 
 
 def finished(state: Tree) -> bool:
