@@ -27,8 +27,8 @@ that name, which also moves w itself: mh-code leads in all four columns.
 
 In Algorithm 1 and in the authors' code, all clients train in every round and only the sampled ones are
 averaged. Here the clients that are not sampled do not train, which takes a fifth of the work. The order stays
-the same: with all clients training (`averaging_some(pfedbred(...), share=0.2)`, no cohort; MNIST, DNN, seed 0, 100 rounds),
-none reaches 95.96, meg 95.94 and mh 95.79.
+the same: with all clients training (`averaging_some(pfedbred(...), share=0.2)`, no cohort; MNIST, DNN, seed
+0, 100 rounds), none reaches 95.96, meg 95.94 and mh 95.79.
 
 Differences from the authors' code: the labels are correct (their MNIST script mislabels 4.6 %); means over
 clients are uniform, as in the paper; the accuracy is that of the last round (theirs seems to be that of the
