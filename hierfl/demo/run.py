@@ -26,15 +26,10 @@ Each method is scored in three settings:
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pandas as pd
@@ -46,6 +41,7 @@ from hierfl.data.clients import ClientData
 from hierfl.datasets import heart_disease
 from hierfl.demo import scores as report
 from hierfl.demo.scores import JOINED, LOCAL, MAP, POOLED, POSTERIOR, TRAINED, UNSEEN
+from hierfl.demo.workers import beside
 from hierfl.guides import conditional, delta
 from hierfl.guides.global_sites import low_rank_normal
 from hierfl.method import Method
@@ -170,36 +166,6 @@ def _fits_and_patients(
             say(f"leaving out {name}")
             parts += next(others)
     return fits, pd.concat(parts, ignore_index=True)
-
-
-@contextmanager
-def beside(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yield a `map` that runs in `workers` processes, or lazily in this process if `workers` is 1."""
-    if workers <= 1:
-        yield map
-        return
-    with ProcessPoolExecutor(
-        workers,
-        get_context("spawn"),
-        initializer=_set_up_worker,
-        initargs=(torch.get_default_dtype(),),
-    ) as pool:
-        yield pool.map
-
-
-def _set_up_worker(dtype: torch.dtype) -> None:
-    """Give a worker process its parent's default dtype and one thread, and end it with its parent."""
-    torch.set_default_dtype(dtype)
-    torch.set_num_threads(1)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Exit when the parent process ends: a worker whose parent was killed would wait for work for ever."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def writable(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import ScalarFormatter
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta
 
 from hierfl.diagnostics.calibration import equal_mass
@@ -18,6 +18,7 @@ from hierfl.plots.style import BAND, COLOURS, GREY, MARKERS, plain
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Floats = NDArray[np.float64]
 STEEP = 8.0  # with a higher peak, a linear axis would hide the low parts of a density
 
 
@@ -139,55 +140,41 @@ def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
         `ax`.
     """
     if len(table) <= most:
-        at = np.arange(len(table), dtype=float)
-        ax.hlines(
-            at,
-            table["low"],
-            table["high"],
-            color=BAND,
-            linewidth=7.0,
-            label="predictive interval",
-            zorder=1,
-        )
-        ax.plot(table["expected"], at, "|", color=GREY, markersize=9.0, zorder=2)
-        x, y = table["observed"].to_numpy(), at
-        ax.set_yticks(
-            at, [f"{name} ({rows})" for name, rows in zip(table.index, table["rows"], strict=True)]
-        )
-        ax.set_ylim(len(table) - 0.4, -0.6)
-        ax.tick_params(axis="y", length=0)
+        x, y = _named_intervals(ax, table)
     else:
         table = table.sort_values("expected")
-        at = np.arange(len(table), dtype=float)
-        ax.vlines(
-            at,
-            table["low"],
-            table["high"],
-            color=BAND,
-            linewidth=2.2,
-            label="predictive interval",
-            zorder=1,
-        )
-        x, y = at, table["observed"].to_numpy()
-        ax.set_xlabel("clients, sorted by predicted mean")
+        x, y = _sorted_intervals(ax, table)
     inside = table["covered"].to_numpy(dtype=bool)
+    style: dict[str, Any] = {"s": 26.0, "edgecolor": "white", "linewidth": 0.4, "zorder": 3}
     for chosen, label, colour, marker in (
         (inside, "observed", COLOURS[0], "o"),
         (~inside, "observed, outside the interval", COLOURS[1], "X"),
     ):
         if chosen.any():
-            ax.scatter(
-                x[chosen],
-                y[chosen],
-                s=26.0,
-                color=colour,
-                marker=marker,
-                edgecolor="white",
-                linewidth=0.4,
-                label=label,
-                zorder=3,
-            )
+            ax.scatter(x[chosen], y[chosen], color=colour, marker=marker, label=label, **style)
     return plain(ax)
+
+
+def _named_intervals(ax: Axes, table: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Draw a line and a name for each client; return where its observed mean goes, x and y."""
+    at = np.arange(len(table), dtype=float)
+    style: dict[str, Any] = {"color": BAND, "linewidth": 7.0, "zorder": 1}
+    ax.hlines(at, table["low"], table["high"], label="predictive interval", **style)
+    ax.plot(table["expected"], at, "|", color=GREY, markersize=9.0, zorder=2)
+    names = [f"{name} ({rows})" for name, rows in zip(table.index, table["rows"], strict=True)]
+    ax.set_yticks(at, names)
+    ax.set_ylim(len(table) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    return table["observed"].to_numpy(), at
+
+
+def _sorted_intervals(ax: Axes, table: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Draw unnamed clients side by side; return where their observed means go, x and y."""
+    at = np.arange(len(table), dtype=float)
+    style: dict[str, Any] = {"color": BAND, "linewidth": 2.2, "zorder": 1}
+    ax.vlines(at, table["low"], table["high"], label="predictive interval", **style)
+    ax.set_xlabel("clients, sorted by predicted mean")
+    return at, table["observed"].to_numpy()
 
 
 def entropies(

@@ -160,7 +160,7 @@ def test_workers_end_with_their_parent() -> None:
     """A parent that is killed cannot end its workers itself; they must not be left behind."""
     code = (
         "import os, signal, torch; from tests.demo.test_demo import worker_pids; from "
-        "hierfl.demo.run import beside\n"
+        "hierfl.demo.workers import beside\n"
         "if __name__ == '__main__':\n"
         "    with beside(2) as spread:\n"
         "        print([next(spread(worker_pids, [0.0]))[0]], flush=True); os.kill(os.getpid(), "
