@@ -89,7 +89,8 @@ def expected(program: Program, params: Params, batch: ClientBatch, d: int) -> Te
 def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, float, int]:
     """Minimise the expected loss over the guide's params by L-BFGS.
 
-    Returns: The program, params, batch, ELBO, and dimension of the noise.
+    Returns:
+        The program, params, batch, ELBO, and dimension of the noise.
     """
     model, make = CASES[case]
     data = make()

@@ -448,7 +448,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("omega", ["size", "uniform", "likelihood", "mean-likelihood"])
 @pytest.mark.parametrize("way", WAYS)
 def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
-    """A client of a million rows with one of 10, in float32."""
+    """One client has a million rows and the other 10, in float32."""
     torch.set_default_dtype(torch.float32)
     many = torch.arange(1_000_000).remainder(97).float() / 50.0 - 1.0
     rows = {
@@ -628,7 +628,7 @@ def test_unknown_options_are_refused(options: dict[str, Any], match: str) -> Non
         fedmap(personal(), **options)
 
 
-def test_programs_it_cannot_fit_are_refused() -> None:
+def test_unsupported_programs_are_refused() -> None:
     with pytest.raises(ProgramError, match="needs local sites and a learned prior"):
         fit(fedmap(network(net(), likelihood=normal(1.0))), federation(), rounds=1)
     with pytest.raises(

@@ -382,7 +382,7 @@ def test_o9_the_kl_of_fedabml_and_its_gradients() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_o9_the_step_of_theta_descends_the_kl_in_closed_form(way: str) -> None:
-    """d/dm = (m - m_i) / s^2, d/dlog s = 1 - (s_i^2 + (m_i - m)^2) / s^2, divided by the rows.
+    """d/dm = (m - m_i) / s^2, d/dlog s = 1 - (s_i^2 + (m_i - m)^2) / s^2, per row.
 
     The step needs no random draw.
     """

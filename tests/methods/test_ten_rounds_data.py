@@ -1,6 +1,6 @@
 """FedLaplace on real data: the posteriors of long MCMC runs in about ten rounds.
 
-Rounds begin from the default start and from bad starts.
+Fits begin from a cold start and from bad ones.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def newcomers() -> ClientData:
 
 
 @pytest.mark.parametrize("family", ["mean_field", "structured", "low_rank", "delta"])
-def test_own_steps_by_hand(family: str) -> None:
+def test_local_steps_equal_torchs_adam(family: str) -> None:
     """The steps equal torch's Adam on each new client's part of the loss.
 
     The noise is keyed by the client's name, and the step size follows a cosine.
@@ -184,7 +184,7 @@ def test_pfedme_personalises_by_its_prox() -> None:
 
 
 def test_rounds_of_sgd_keep_their_own_schedule() -> None:
-    """A personalised fit is a `Fit`: it can be personalised again, from the same start."""
+    """A personalised fit is a `Fit`: it can predict, be saved, and be personalised again from the same start."""
     fitted = fit(fedsvi(regression, local_optimiser=SGD(0.01)), federation(), rounds=2)
     once, twice = (
         fitted.personalise(newcomers(), rounds=3),
