@@ -1,4 +1,4 @@
-"""FedLaplace: second-order derivatives, exactness for Gaussian models, engines, and warnings when it fails."""
+"""FedLaplace: second-order derivatives, exactness for Gaussian models, engines and warnings."""
 
 from __future__ import annotations
 

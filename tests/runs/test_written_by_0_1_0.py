@@ -39,7 +39,10 @@ def rows() -> ClientData:
 
 
 def averaging() -> Method:
-    """Return the method that 0.1.0 wrote as `fedavg(model, steps=2, batch_size=2, beta=2.0, fine_tune=True)`."""
+    """Return the method that 0.1.0 wrote as below.
+
+    `fedavg(model, steps=2, batch_size=2, beta=2.0, fine_tune=True)`
+    """
     torch.manual_seed(0)
     model = models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
     tuned = methods.fine_tuned(
