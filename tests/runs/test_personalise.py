@@ -184,7 +184,7 @@ def test_pfedme_personalises_by_its_prox() -> None:
 
 
 def test_rounds_of_sgd_keep_their_own_schedule() -> None:
-    """A personalised fit is a `Fit`: it can predict, be saved and be personalised from the same start."""
+    """A personalised fit is a `Fit`: it predicts, saves and personalises again from the same start."""
     fitted = fit(fedsvi(regression, local_optimiser=SGD(0.01)), federation(), rounds=2)
     once, twice = (
         fitted.personalise(newcomers(), rounds=3),
