@@ -4,10 +4,10 @@
     python tests/same_numbers.py write after.npz        in a checkout of the new code, on the same machine
     python tests/same_numbers.py compare before.npz after.npz
 
-Only public names are used, so that one copy of this file runs in both checkouts (put the checkout first on
-PYTHONPATH). Fits are in float64, seeded, eager unless their name ends in "compiled". What is compared of each
-fit: the server's state, every client's state, the history (seconds apart), draws of the posterior,
-predictions, and clients that join afterwards.
+The file uses public names only, so one copy runs in both checkouts (put the checkout first on PYTHONPATH).
+Fits are in float64, seeded, and eager unless their name ends in "compiled". For each fit these are compared:
+the server's state, every client's state, the history (without seconds), draws of the posterior, predictions,
+and clients that join afterwards.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def regression(batch: ClientBatch) -> None:
 
 
 def clients(counts: tuple[int, ...], prefix: str, seed: int) -> ClientData:
-    """Ragged clients with x (2,), y and a client field."""
+    """Return clients of unequal row counts with x (2,), y and a client field."""
     generator = torch.Generator().manual_seed(seed)
     n = sum(counts)
     x = torch.randn(n, 2, generator=generator)
@@ -56,14 +56,14 @@ def clients(counts: tuple[int, ...], prefix: str, seed: int) -> ClientData:
 
 
 def net() -> torch.nn.Module:
-    """A small network, with the same weights at each call."""
+    """Return a small network, with the same weights at each call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
 
 
 def batch_normed() -> torch.nn.Module:
-    """A small network with batch norm."""
+    """Return a small network with batch norm."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return torch.nn.Sequential(
@@ -72,7 +72,7 @@ def batch_normed() -> torch.nn.Module:
 
 
 def embedding() -> Any:
-    """A model with personal heads."""
+    """Return a model with personal heads."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         body = torch.nn.Linear(2, 7)
@@ -82,19 +82,19 @@ def embedding() -> Any:
 
 
 def common() -> Any:
-    """A network that all clients share."""
+    """Return a network that all clients share."""
     return models.network(net(), likelihood=models.likelihood.normal(1.0))
 
 
 def personal(scale: Any = 1.0) -> Any:
-    """A network a client, its weights' prior mean learned."""
+    """Return a network per client; the prior mean of its weights is learned."""
     return models.bayesian_network(
         net(), prior_loc="learned", prior_scale=scale, likelihood=models.likelihood.normal(1.0)
     )
 
 
 def mapped(prior: Any = None) -> Any:
-    """FedMAP's network."""
+    """Return FedMAP's network."""
     options = {} if prior is None else {"prior": prior}
     return models.map_network(net(), likelihood=models.likelihood.normal(1.0), **options)
 
@@ -114,7 +114,7 @@ BREDS = ("none", "lg", "meg", "mh", "mh24", "mh-code")
 
 
 def bred(strategy: Any) -> Method:
-    """PFedBreD by one of its strategies."""
+    """Return pFedBreD with one of its strategies."""
     return methods.pfedbred(personal(), strategy, **SMALL)
 
 
@@ -201,14 +201,14 @@ COMPILED = (
 
 
 def leaves(where: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor of a nested tree, by its path."""
+    """Yield every tensor of a nested tree with its path."""
     for path, leaf in tree_flatten_with_path(tree)[0]:
         if isinstance(leaf, torch.Tensor):
             yield where + keystr(path), leaf.detach().numpy()
 
 
 def numbers(name: str, method: Method, options: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """All that a fit of a method finds."""
+    """Yield every number that a fit of a method produces."""
     train, new = clients((5, 3, 7, 4), "a", 0), clients((4, 2), "b", 8)
     if method.everyone and "cohort" in options:
         options = {**options, "cohort": None}
@@ -229,7 +229,7 @@ def numbers(name: str, method: Method, options: dict[str, Any]) -> Iterator[tupl
 
 
 def write(path: str) -> None:
-    """Fit everything and write it down."""
+    """Fit every method and write the numbers to `path`."""
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -247,7 +247,7 @@ def write(path: str) -> None:
 
 
 def compare(one: str, other: str) -> int:
-    """Print what differs; 0 where nothing does."""
+    """Print what differs between two files; return 0 where nothing does."""
     a, b = np.load(one), np.load(other)
     missing = sorted(set(a.files) ^ set(b.files))
     same = sorted(set(a.files) & set(b.files))

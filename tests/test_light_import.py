@@ -1,4 +1,4 @@
-"""`import hierfl` loads little, every public name still resolves, and ArviZ's announcement is not shown."""
+"""`import hierfl` loads few modules, every public name resolves, and ArviZ's announcement is not shown."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
 
 
 def loaded(code: str) -> set[str]:
-    """The modules that are loaded once the code has run."""
+    """Return the modules that are loaded after the code has run."""
     done = python(f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))")
     assert done.returncode == 0, done.stderr[-2000:]
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-# ------------------------------------------------------------------ what is loaded
-def test_import_hierfl_loads_hardly_anything() -> None:
+# ------------------------------------------------------------ modules loaded
+def test_import_hierfl_loads_few_modules() -> None:
     before = loaded("import torch, pyro")
     added = loaded("import torch, pyro, hierfl") - before
     assert not added & set(HEAVY)
@@ -50,7 +50,7 @@ def test_import_hierfl_loads_hardly_anything() -> None:
     assert len(added) < 20, sorted(added)
 
 
-def test_torch_comes_after_the_environment_is_set() -> None:
+def test_the_environment_is_set_before_torch_is_imported() -> None:
     """OpenMP reads GOMP_SPINCOUNT when torch is imported, so hierfl sets it before."""
     done = python(
         "import sys, os\n"
@@ -63,7 +63,7 @@ def test_torch_comes_after_the_environment_is_set() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_fitting_needs_neither_arviz_nor_plots() -> None:
+def test_fitting_loads_neither_arviz_nor_plots() -> None:
     names = (
         "hierfl.fit, hierfl.load, hierfl.methods, hierfl.models, hierfl.guides, hierfl.ClientData"
     )
@@ -71,7 +71,7 @@ def test_fitting_needs_neither_arviz_nor_plots() -> None:
     assert not added & {"arviz", "matplotlib", "seaborn", "xarray", "torch._inductor"}
 
 
-# ------------------------------------------------------------------ public names
+# ------------------------------------------------------------ public names
 def test_each_public_name_resolves_to_its_own_module() -> None:
     assert list(hierfl._MODULE_OF) == sorted(hierfl._MODULE_OF) == hierfl.__all__
     for name, module in hierfl._MODULE_OF.items():
@@ -84,7 +84,7 @@ def test_each_public_name_resolves_to_its_own_module() -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    """The imports under TYPE_CHECKING are those that `__getattr__` makes."""
+    """The imports under TYPE_CHECKING equal those that `__getattr__` makes."""
     tree = ast.parse((ROOT / "hierfl" / "__init__.py").read_text())
     (block,) = [
         node
@@ -115,7 +115,7 @@ def test_star_import_and_unknown_names() -> None:
         exec("from hierfl import ft")
 
 
-# ------------------------------------------------------------------ ArviZ's announcement
+# ------------------------------------------------------------ ArviZ's announcement
 def imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -156,11 +156,11 @@ def test_the_announcement_is_not_shown(code: str, tmp_path: Path) -> None:
     done = python(code, str(tmp_path / "out"), **fresh)
     assert done.returncode == 0, done.stderr[-2000:]
     assert ANNOUNCED not in done.stdout + done.stderr
-    assert list(tmp_path.rglob("daily_warning")), "ArviZ keeps its date elsewhere now"
+    assert list(tmp_path.rglob("daily_warning")), "ArviZ no longer keeps its date in this folder"
 
 
 @pytest.mark.skipif(not version("arviz").startswith("0."), reason="ArviZ 1 announces nothing")
-def test_arviz_still_announces_itself_to_others(tmp_path: Path) -> None:
-    """The control: without hierfl's filter, ArviZ does announce itself where that folder is empty."""
+def test_arviz_announces_itself_without_hierfls_filter(tmp_path: Path) -> None:
+    """The control: without hierfl's filter, ArviZ shows its announcement when its cache folder is empty."""
     fresh = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     assert ANNOUNCED in python("import hierfl, arviz", **fresh).stderr

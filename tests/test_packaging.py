@@ -22,7 +22,7 @@ MODULES = sorted(
 )
 
 
-def test_the_packages_named_are_the_folders_there_are() -> None:
+def test_pyproject_names_every_package_folder() -> None:
     folders = {"hierfl"} | {
         f"hierfl.{p.parent.name}" for p in (ROOT / "hierfl").glob("*/__init__.py")
     }
@@ -32,7 +32,7 @@ def test_the_packages_named_are_the_folders_there_are() -> None:
     ], "a folder below a package needs a line in pyproject's `packages`"
 
 
-def test_the_package_dirs_are_where_the_links_lead() -> None:
+def test_the_package_dirs_equal_the_symlink_targets() -> None:
     for name, folder in SETUPTOOLS["package-dir"].items():
         assert (ROOT / folder).resolve() == ROOT.joinpath(*name.split(".")).resolve()
 
@@ -43,7 +43,7 @@ def test_every_module_imports(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["models", "guides"])
-def test_the_top_level_folder_is_no_second_package(name: str) -> None:
+def test_the_top_level_folder_is_not_a_second_package(name: str) -> None:
     spec = importlib.util.spec_from_file_location(name, ROOT / name / "__init__.py")
     assert spec is not None and spec.loader is not None
     with pytest.raises(ImportError, match=f"import hierfl.{name}, not the folder {name}/"):
@@ -88,7 +88,7 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
 
 
 def test_the_doctests_hold() -> None:
-    """In a process of its own: docstrings assume torch's default of float32, as users have it."""
+    """Run in a subprocess: docstrings assume torch's default of float32, as users have it."""
     code = (
         "import doctest, importlib, sys\n"
         "for name in sys.argv[1:]:\n"

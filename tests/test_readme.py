@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and docs/: their code runs, their commands parse, their links lead somewhere, their tables are complete."""
+"""README, CONTRIBUTING and docs/: their code runs, commands parse, links resolve and tables are complete."""
 
 from __future__ import annotations
 
@@ -115,7 +115,11 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """hierfl's own run quickly; benchmarks parse their arguments; make knows its targets; files that are named are there."""
+    """Each command of the pages works.
+
+    hierfl's own commands run quickly, benchmarks parse their arguments, make has the targets, and named files
+    exist.
+    """
     program, *words = shlex.split(re.sub(r"^HIERFL_\w+=\S+ ", "", command))
     if program == "hierfl":
         threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The rooms of hierfl import in one direction, imports for types included; each has a folder in tests/."""
+"""The packages of hierfl import in one direction, type-only imports included; each has a folder in tests/."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LEVELS = {
 
 
 def room_of(module: str) -> str | None:
-    """The room of a module; None for hierfl itself and for other packages."""
+    """Return the room of a module, or None for hierfl itself and for other packages."""
     parts = module.split(".")
     return parts[1] if parts[0] == "hierfl" and len(parts) > 1 else None
 
 
 def imports_for_types(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and module of each import below `if TYPE_CHECKING:`."""
+    """Yield the line and module of each import below `if TYPE_CHECKING:`."""
     for block in ast.walk(tree):
         if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING"):
             for node in (inner for line in block.body for inner in ast.walk(line)):
@@ -50,14 +50,14 @@ def test_each_room_imports_only_from_those_below() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
-def test_the_contract_leaves_nothing_out() -> None:
+def test_the_contract_names_every_room() -> None:
     assert not LINTER.get("exclude_type_checking_imports")
     assert CONTRACT["exhaustive"] and "ignore_imports" not in CONTRACT
     found = {path.stem for path in (ROOT / "hierfl").glob("*.py")} | packages()
     assert set(LEVELS) == found - {"__init__"}
 
 
-def test_no_import_for_types_goes_up() -> None:
+def test_no_type_only_import_goes_up() -> None:
     upward = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
         for path in sorted((ROOT / "hierfl").glob("*/*.py"))

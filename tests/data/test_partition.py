@@ -181,20 +181,29 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError, "a class has fewer rows than it has clients",
     ),
     "alpha 0": (lambda: partition.dirichlet(LABELS, num_clients=5, alpha=0.0, seed=0), ValueError, "alpha is 0.0"),
-    "alpha nan": (lambda: partition.dirichlet(LABELS, num_clients=5, alpha=float("nan"), seed=0), ValueError, "alpha is nan"),
+    "alpha nan": (
+        lambda: partition.dirichlet(LABELS, num_clients=5, alpha=float("nan"), seed=0), ValueError, "alpha is nan"
+    ),
     "alpha hopeless": (
         lambda: partition.dirichlet(LABELS, num_clients=300, alpha=0.001, seed=0),
         ValueError, "after eleven draws a client still has fewer than 1 rows",
     ),
     "more clients than rows": (
-        lambda: partition.dirichlet([0, 1], num_clients=3, alpha=1.0, seed=0), ValueError, "need 3 rows, but there are 2"
+        lambda: partition.dirichlet([0, 1], num_clients=3, alpha=1.0, seed=0),
+        ValueError, "need 3 rows, but there are 2",
     ),
     "min_rows too many": (
         lambda: partition.quantity_skew(10, num_clients=3, sigma=1.0, min_rows=4, seed=0), ValueError, "need 12 rows"
     ),
-    "no clients": (lambda: partition.quantity_skew(10, num_clients=0, sigma=1.0, seed=0), ValueError, "num_clients is 0"),
-    "min_rows 0": (lambda: partition.dirichlet(LABELS, num_clients=2, alpha=1.0, min_rows=0, seed=0), ValueError, "min_rows is 0"),
-    "both": (lambda: partition.quantity_skew(9, num_clients=3, sigma=1.0, alpha=1.0, seed=0), ValueError, "either sigma"),
+    "no clients": (
+        lambda: partition.quantity_skew(10, num_clients=0, sigma=1.0, seed=0), ValueError, "num_clients is 0"
+    ),
+    "min_rows 0": (
+        lambda: partition.dirichlet(LABELS, num_clients=2, alpha=1.0, min_rows=0, seed=0), ValueError, "min_rows is 0"
+    ),
+    "both": (
+        lambda: partition.quantity_skew(9, num_clients=3, sigma=1.0, alpha=1.0, seed=0), ValueError, "either sigma"
+    ),
     "none": (lambda: partition.quantity_skew(9, num_clients=3, seed=0), ValueError, "either sigma"),
     "sigma": (lambda: partition.quantity_skew(9, num_clients=3, sigma=-1.0, seed=0), ValueError, "sigma is -1.0"),
     "alpha": (lambda: partition.quantity_skew(9, num_clients=3, alpha=0.0, seed=0), ValueError, "alpha is 0.0"),
@@ -202,9 +211,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "nobody's majority": (
         lambda: partition.label_skew([0] * 9 + [1], num_clients=6, share=1.0, seed=0), ValueError, "left without rows"
     ),
-    "shape": (lambda: partition.label_skew([[0], [1]], num_clients=2, share=1.0, seed=0), ValueError, r"shape \(2, 1\)"),
-    "floating": (lambda: partition.label_skew([0.0, 1.0], num_clients=2, share=1.0, seed=0), TypeError, "labels are floating"),
-    "length": (lambda: partition.to_clients(torch.tensor([0, 1]), y=[1]), ValueError, "field 'y' has 1 rows, but the partition has 2"),
+    "shape": (
+        lambda: partition.label_skew([[0], [1]], num_clients=2, share=1.0, seed=0), ValueError, r"shape \(2, 1\)"
+    ),
+    "floating": (
+        lambda: partition.label_skew([0.0, 1.0], num_clients=2, share=1.0, seed=0), TypeError, "labels are floating"
+    ),
+    "length": (
+        lambda: partition.to_clients(torch.tensor([0, 1]), y=[1]),
+        ValueError, "field 'y' has 1 rows, but the partition has 2",
+    ),
 }  # fmt: skip
 
 

@@ -217,7 +217,10 @@ def test_the_reading_follows_the_numbers() -> None:
     assert mean == pytest.approx(1.0)
     assert error == pytest.approx(np.std([1.0, 1.1, 0.9, 1.0], ddof=1) / 2)
     first, second = demo_report.reading(found)
-    words = "better than local-only (+1.000 ± 0.041), on a par with pooled (+0.100 ± 0.324), worse than hierarchical MAP (-1.000"
+    words = (
+        "better than local-only (+1.000 ± 0.041), on a par with pooled (+0.100 ± 0.324), "
+        "worse than hierarchical MAP (-1.000"
+    )
     assert first.startswith("Four hospitals, 4 held-out patients")
     assert first.endswith(f"the hierarchical posterior is {words} ± 0.041).")
     assert second.count(words) == 2

@@ -119,7 +119,8 @@ import hierfl
 from hierfl import methods, models
 torch.manual_seed(0)
 CLIENTS = 100_000
-data = hierfl.ClientData.from_arrays(torch.arange(CLIENTS), x=torch.randn(CLIENTS, 100), y=torch.randint(10, (CLIENTS,)))
+data = hierfl.ClientData.from_arrays(torch.arange(CLIENTS), x=torch.randn(CLIENTS, 100), \
+y=torch.randint(10, (CLIENTS,)))
 net = nn.Sequential(nn.Linear(100, 720), nn.ReLU(), nn.Linear(720, 10))
 print(sum(p.numel() for p in net.parameters()))
 method = methods.pfedme(models.bayesian_network(net, prior_scale=1.0), steps=2, batch_size=1)

@@ -1,4 +1,7 @@
-"""Fixture Q3 of methods_baselines.md: three clients whose mean negative log likelihood is a quadratic, (w - b)' H (w - b) / 2."""
+"""Fixture Q3 of methods_baselines.md: three clients with quadratic losses.
+
+The mean negative log likelihood of client k is (w - b_k)' H_k (w - b_k) / 2, up to a constant.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,14 @@ I2 = torch.eye(2, dtype=torch.float64)
 
 
 def clients() -> ClientData:
-    """Of 5, 3 and 2 equal rows: a row's factor R and label R b, so that |R w - R b|^2 / 2 is the quadratic, with R'R = H."""
+    """Return three clients of 5, 3 and 2 equal rows.
+
+    Each row of client k holds the factor R and the label R b, with R'R = H, so
+
+    R w - R b
+
+    ^2 / 2 is the client's quadratic.
+    """
     roots = torch.linalg.cholesky(H).mT
     rows = {}
     for k, n in enumerate((5, 3, 2)):
@@ -31,7 +41,10 @@ def clients() -> ClientData:
 
 
 def at(start: Tensor, *, personal: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN201
-    """The program whose params start at a point: theta alone, or w_k ~ Normal(theta, 1) above the rows."""
+    """Return a model whose param theta starts at `start`.
+
+    The rows depend on theta directly, or on w_k ~ Normal(theta, 1) where `personal` is true.
+    """
 
     def model(batch: ClientBatch) -> None:
         w = theta = pyro.param("theta", start.clone())
@@ -48,5 +61,5 @@ def at(start: Tensor, *, personal: bool = False):  # type: ignore[no-untyped-def
 
 
 def stationary(weights: Tensor) -> Tensor:
-    """S(W), the w with sum_k W_k (w - b_k) = 0, of weights (3, 2, 2)."""
+    """Return S(W), the w that solves sum_k W_k (w - b_k) = 0, for weights of shape (3, 2, 2)."""
     return torch.linalg.solve(weights.sum(0), (weights @ B[..., None]).sum(0))[:, 0]

@@ -1,4 +1,4 @@
-"""Ditto and Individual: closed forms on quadratics, and what they are equal to."""
+"""Ditto and Individual: closed forms on quadratics, and equalities with other methods."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
     ("k", "published"),
     [(0, (0.826412, 0.123536)), (1, (0.201431, 1.472082)), (2, (-0.260382, 0.945383))],
 )
-def test_the_personal_models_about_fedavgs_fixed_point(
-    k: int, published: tuple[float, float]
-) -> None:
+def test_personal_models_at_fedavgs_fixed_point(k: int, published: tuple[float, float]) -> None:
     lam, theta = 0.5, torch.tensor([0.479235, 0.617678])
     method = ditto(
         at(theta), lam=lam, optimiser=SGD(0.1), steps=5, personal_steps=250, batch_size=None
@@ -47,7 +45,7 @@ def test_the_personal_models_about_fedavgs_fixed_point(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_common_model_is_fedavgs_and_the_personal_one_without_a_pull_is_alone(way: str) -> None:
+def test_the_common_model_equals_fedavg_and_lam_0_equals_individual(way: str) -> None:
     data, model = (
         federation((5, 3, 7, 1, 2)),
         network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
@@ -63,17 +61,26 @@ def test_the_common_model_is_fedavgs_and_the_personal_one_without_a_pull_is_alon
     for name, value in named_leaves(alone.progress.table).items():
         assert torch.allclose(named_leaves(both.progress.table)[name], value, atol=1e-12)
     for name, value in alone.message.items():
-        assert torch.equal(value, alone.program.start()[0][name]), "the server learns nothing"
+        assert torch.equal(value, alone.program.start()[0][name]), (
+            "the server's params do not change"
+        )
     select = fit(individual(model, **options), data.select(["east"]), rounds=3).progress.table
     for name, value in named_leaves(select).items():
         assert torch.allclose(named_leaves(alone.progress.table)[name][2], value[0], atol=1e-12), (
-            "others' rows are nothing to it"
+            "it does not depend on other clients' rows"
         )
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_m7_fedmap_about_a_frozen_theta_is_the_personal_step(way: str) -> None:
-    """All rows, theta given: FedMAP's step of mean loss and |w - gamma|^2 / (2 sigma^2) is Ditto's with lam = 1 / sigma^2."""
+def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps(way: str) -> None:
+    """On all rows with theta fixed, FedMAP's step equals Ditto's with lam = 1 / sigma^2.
+
+    FedMAP's step descends the mean loss plus
+
+    w - gamma
+
+    ^2 / (2 sigma^2).
+    """
     data, line = federation(), torch.nn.Linear(2, 1)
     prior = map_network(line, prior=Isotropic(1.0 / 0.7), likelihood=normal(1.0))
     ours = fit(
@@ -94,7 +101,7 @@ def test_m7_fedmap_about_a_frozen_theta_is_the_personal_step(way: str) -> None:
         assert torch.allclose(w.reshape(value.shape), value, atol=1e-10)
 
 
-def test_all_pull_is_the_common_model() -> None:
+def test_a_very_large_lam_gives_the_common_model() -> None:
     method = ditto(
         at(START), lam=1e4, optimiser=SGD(1e-4), steps=3, personal_steps=40, batch_size=None
     )
@@ -102,7 +109,7 @@ def test_all_pull_is_the_common_model() -> None:
     assert torch.allclose(fitted.progress.table["theta"]["theta"], START.expand(3, 2), atol=2e-3)
 
 
-def test_a_new_client_takes_the_personal_steps_alone() -> None:
+def test_a_new_client_takes_only_the_personal_steps() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
     fitted = fit(
         ditto(model, lam=math.exp(1.0), optimiser=SGD(0.1), steps=4), federation(), rounds=3
@@ -115,7 +122,7 @@ def test_a_new_client_takes_the_personal_steps_alone() -> None:
     )
 
 
-def test_the_personal_model_stays() -> None:
+def test_the_personal_model_is_not_sent() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
     for method, expected in ((ditto(model), {"theta", "loss"}), (individual(model), {"loss"})):
         federation_ = federate(method, federation())
@@ -125,7 +132,7 @@ def test_the_personal_model_stays() -> None:
             federation_, federation_.client.phases, message, start.table, torch.arange(4), 0
         )
         assert set(up) == expected
-        if "theta" in up:  # FedAvg's copy, each times its rows
+        if "theta" in up:  # FedAvg's copy, weighted by the client's rows
             mine = own["theta"]["theta.weight"] * up["theta"].weight[:, None, None]
             assert not torch.allclose(up["theta"].value["theta.weight"], mine)
 

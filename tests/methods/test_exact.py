@@ -1,7 +1,7 @@
-"""Linear-Gaussian hierarchies of known variances, where the posterior and the evidence are known in closed form.
+"""Linear-Gaussian hierarchies of known variances, whose posterior and evidence have closed forms.
 
-The expected ELBO of a Gaussian guide is that of a quadratic of its noise: a few points stand for all draws,
-and none is needed.
+Under a Gaussian guide the loss is quadratic in the noise. Its expectation is therefore an exact average over
+a few points, and no random draws are needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ CASES: dict[str, tuple[Model, Callable[[], ClientData]]] = {
 
 
 class Points(Messenger):
-    """Draws Gaussian sites at given noise, in the order they come: `eps` (..., d) cut as it is used."""
+    """Set Gaussian sites at given noise instead of drawing them.
+
+    The noise `eps` (..., d) is consumed in the order of the sites.
+    """
 
     def __init__(self, eps: Tensor) -> None:
         super().__init__()
@@ -74,7 +77,7 @@ def at_point(program: Program, params: Params, batch: ClientBatch, eps: Tensor) 
 
 
 def points(d: int) -> Tensor:
-    """2 d points whose mean is 0 and covariance 1: exact for quadratics."""
+    """Return 2 d points of mean 0 and covariance 1, which integrate quadratics exactly."""
     return torch.cat([torch.eye(d), -torch.eye(d)]) * d**0.5
 
 
@@ -84,7 +87,11 @@ def expected(program: Program, params: Params, batch: ClientBatch, d: int) -> Te
 
 
 def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, float, int]:
-    """The guide of least expected loss, by L-BFGS: (program, params, batch, ELBO, dimensions of the noise)."""
+    """Minimise the expected loss over the guide's params by L-BFGS.
+
+    Returns:
+        The program, params, batch, ELBO, and dimension of the noise.
+    """
     model, make = CASES[case]
     data = make()
     program = read(model, family, data)
@@ -117,7 +124,10 @@ def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, fl
 def moments(
     program: Program, params: Params, batch: ClientBatch, d: int, sites: tuple[str, str]
 ) -> tuple[Tensor, ...]:
-    """Mean and covariance of the global site, (d), and of each client's own (C, d): linear in the noise, so exact."""
+    """Return the mean and covariance of the global site, (d), and of each local site, (C, d).
+
+    They are exact because the sites are linear in the noise.
+    """
     values = []
     for eps in points(d):
         with Answer(params, batch), Points(eps):
@@ -150,7 +160,7 @@ def test_the_structured_guide_is_exact(case: str) -> None:
     assert torch.allclose(own_cov, truth.own_cov, atol=2e-3)
 
 
-def test_the_clients_terms_of_e2() -> None:
+def test_client_terms_of_e2() -> None:
     program, params, batch, elbo, d = optimum("means", guides.structured)
     assert elbo == pytest.approx(-12.4900925468, abs=1e-6)
     terms = [at_point(program, params, batch, eps) for eps in points(d)]
@@ -161,7 +171,7 @@ def test_the_clients_terms_of_e2() -> None:
     )
 
 
-def test_mean_field_on_e2_is_too_narrow_by_as_much_as_is_known() -> None:
+def test_mean_field_on_e2_is_too_narrow_by_the_known_factor() -> None:
     program, params, batch, elbo, d = optimum("means", guides.mean_field)
     assert elbo == pytest.approx(-12.6928251, abs=1e-6)
     assert -12.4900925468 - elbo == pytest.approx(0.2027326, abs=1e-6)
@@ -174,12 +184,12 @@ def test_mean_field_on_e2_is_too_narrow_by_as_much_as_is_known() -> None:
 @pytest.mark.parametrize(
     "family", [guides.mean_field, guides.structured(full=False), guides.unrolled(steps=1)]
 )
-def test_no_guide_is_above_the_evidence(family: Family) -> None:
+def test_no_guides_elbo_exceeds_the_log_evidence(family: Family) -> None:
     truth = exact(CASES["slopes"][1](), "slopes")
     assert optimum("slopes", family)[3] <= truth.log_evidence + 1e-9
 
 
-# ------------------------------------------------------------------ the conditional guide
+# ------------------------------------------------------------ the conditional guide
 def at_truth(program: Program, truth: Exact) -> Params:
     tril = torch.linalg.cholesky(truth.cov)
     scale = tril.diagonal()
@@ -199,7 +209,7 @@ def test_the_conditional_guide_is_exact_draw_by_draw(case: str, newton_steps: in
     params = {k: v.requires_grad_() for k, v in at_truth(program, truth).items()}
     assert params.keys() == program.start()[0].keys()
     batch = full_batch(data, torch.arange(data.num_clients))
-    for draw in range(20):  # zero variance: every draw of every site has the evidence for its ELBO
+    for draw in range(20):  # zero variance: the ELBO of every draw equals the log evidence
         terms = program.terms(params, batch.redrawn(draw))
         elbo = -(terms.nll.sum() + terms.local_kl.sum() + terms.global_kl)
         assert elbo.item() == pytest.approx(truth.log_evidence, abs=1e-8)
@@ -218,7 +228,7 @@ def test_the_conditional_guide_is_exact_draw_by_draw(case: str, newton_steps: in
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_conditional_guide_draws_for_a_client(case: str) -> None:
+def test_the_conditional_guides_local_distribution(case: str) -> None:
     model, make = CASES[case]
     data, truth = make(), exact(make(), case)
     program = read(model, guides.conditional, data)
@@ -231,7 +241,7 @@ def test_what_the_conditional_guide_draws_for_a_client(case: str) -> None:
     assert torch.allclose(own.covariance_matrix[:, 0], truth.given_cov, atol=1e-10)
 
 
-# ------------------------------------------------------------------ fitted, with noise
+# ------------------------------------------------------------ fitted, with noise
 @pytest.mark.parametrize(
     ("case", "family", "rounds", "particles", "within"),
     [
@@ -243,7 +253,11 @@ def test_what_the_conditional_guide_draws_for_a_client(case: str) -> None:
 def test_a_federated_run_reaches_the_posterior(
     case: str, family: Family, rounds: int, particles: int, within: float
 ) -> None:
-    """Noise and all, by Adam: means within 1e-2 posterior standard deviations (more, with fewer draws), these within 3 %."""
+    """A noisy federated fit by Adam reaches the exact posterior.
+
+    Means lie within 1e-2 posterior standard deviations (more, where there are fewer draws), and standard
+    deviations within 3 %.
+    """
     model, make = CASES[case]
     data, truth = make(), exact(make(), case)
     method = hierfl.methods.fedsvi(
@@ -273,7 +287,7 @@ def test_a_federated_run_reaches_the_posterior(
     assert torch.allclose(draws.own["b"].reshape(20_000, -1, len(sd)).std(0), own_sd, rtol=0.05)
 
 
-def test_nuts_on_all_rows_together_is_the_same_posterior() -> None:
+def test_nuts_on_the_pooled_rows_gives_the_same_posterior() -> None:
     data, truth = three(), exact(three(), "means")
     reference = hierfl.nuts(means, data, draws=300, warmup=100, seed=1)
     assert reference.shared["g"].mean().item() == pytest.approx(truth.loc.item(), abs=0.12)

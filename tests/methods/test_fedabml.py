@@ -1,4 +1,4 @@
-"""FedABML: its fixed points in closed form, what it reduces to, and that no round depends on what a client kept."""
+"""FedABML: fixed points in closed form, special cases, and rounds that do not depend on client state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def equal_rows() -> ClientData:
-    """The quadratics, four rows a client."""
+    """Return the quadratic clients with four rows each."""
     given = clients()
     return ClientData.from_clients(
         {
@@ -54,8 +54,11 @@ def own(fitted: hierfl.Fit) -> dict[str, Tensor]:
     }
 
 
-def test_with_a_fixed_prior_and_exact_local_solves_it_rests_at_the_gls_estimate() -> None:
-    """Oracle O3: sum_k ((n_k H_k)^-1 + sd^2)^-1 (theta - b_k) = 0, sd = 1, from the sum of rows, not their mean."""
+def test_with_a_fixed_prior_and_exact_local_solves_the_fixed_point_is_gls() -> None:
+    """Oracle O3: sum_k ((n_k H_k)^-1 + sd^2)^-1 (theta - b_k) = 0 with sd = 1.
+
+    The local loss is the sum over rows, not their mean.
+    """
     gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + I2))
     options: dict[str, Any] = {
         "lam": 1.0,
@@ -75,18 +78,18 @@ def test_with_a_fixed_prior_and_exact_local_solves_it_rests_at_the_gls_estimate(
     method = by_rows(fedabml(at(START, personal=True), guides.delta, **slower))
     assert torch.allclose(
         fit(method, clients(), rounds=12).message["theta"], gls, atol=1e-2, rtol=0.0
-    ), "rounds lead there"
+    ), "rounds converge to it"
     plain = fit(
         fedabml(at(gls, personal=True), guides.delta, **options), clients(), rounds=1
     ).message["theta"]
     assert not torch.allclose(plain, gls, atol=1e-2), (
-        "a uniform mean of clients of unequal size rests elsewhere"
+        "a uniform mean of clients of unequal size has another fixed point"
     )
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a1_with_a_point_and_a_fixed_prior_it_is_pfedme(steps: int, way: str) -> None:
+def test_a1_with_a_point_guide_and_a_fixed_prior_it_equals_pfedme(steps: int, way: str) -> None:
     lam, lr, eta = 2.0, 0.05, 0.1
     common: dict[str, Any] = {"steps": steps, "batch_size": None}
     theirs = fit(
@@ -110,7 +113,7 @@ def test_a1_with_a_point_and_a_fixed_prior_it_is_pfedme(steps: int, way: str) ->
     assert torch.allclose(ours.draws(1).own["w"], theirs.draws(1).own["w"], atol=1e-10, rtol=0.0)
 
 
-def test_a2_under_equal_variances_the_kl_is_a_square_and_a_constant() -> None:
+def test_a2_under_equal_variances_the_kl_is_a_square_plus_a_constant() -> None:
     program = hierfl.read(
         net(prior_scale=0.5), guides.mean_field(init_scale=0.2), federation((5, 3))
     )
@@ -133,10 +136,13 @@ def test_a2_under_equal_variances_the_kl_is_a_square_and_a_constant() -> None:
 @pytest.mark.parametrize(
     ("meta", "published"), [("full", (0.475296, 0.620012)), ("first", (0.493107, 0.602512))]
 )
-def test_a3_through_its_one_step_it_is_per_fedavg(
+def test_a3_differentiated_through_one_step_it_equals_per_fedavg(
     meta: Any, published: tuple[float, float], way: str
 ) -> None:
-    """MAML's fixed point, S(p J H J) with second derivatives and S(p H J) without, J = I - lr H; and one round by hand."""
+    """One round by hand, and MAML's fixed point.
+
+    With J = I - lr H, the fixed point is S(p J H J) with second derivatives and S(p H J) without them.
+    """
     lr, eta = 0.1, 0.2
     j = I2 - lr * H
     outer = j @ H @ j if meta == "full" else H @ j
@@ -171,7 +177,7 @@ def test_a3_through_its_one_step_it_is_per_fedavg(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a4_without_the_kl_the_clients_are_on_their_own(way: str) -> None:
+def test_a4_without_the_kl_clients_train_independently(way: str) -> None:
     data, options = (
         federation((5, 3, 7)),
         dict[str, Any](lam=0.0, lr=0.05, steps=3, batch_size=2, draws=2),
@@ -210,7 +216,7 @@ def test_under_a_fixed_prior_it_reaches_the_gaussian_posterior() -> None:
     )
 
 
-def test_no_round_depends_on_what_a_client_kept() -> None:
+def test_rounds_do_not_depend_on_client_state() -> None:
     method, data = fedabml(net(), lr=0.05, steps=2, batch_size=2, draws=2), federation((5, 3, 7, 2))
     two = fit(method, data, rounds=2, seed=3, cohort=3)
     spoilt = replace(two.progress, table=tree_map(lambda v: v + 1.0, two.progress.table))
@@ -219,9 +225,7 @@ def test_no_round_depends_on_what_a_client_kept() -> None:
         assert torch.equal(after[0][name], after[1][name])
 
 
-def test_before_any_step_a_client_is_served_by_the_prior_and_each_round_of_its_own_is_a_pass() -> (
-    None
-):
+def test_a_new_client_predicts_from_the_prior_and_improves_with_each_round() -> None:
     method, data = fedabml(net(), lr=0.05, steps=2, batch_size=2, draws=2), federation((5, 3, 7, 2))
     fitted = fit(method, data, rounds=2, seed=3, cohort=1)
     new = federation((40, 60), seed=9)
@@ -246,7 +250,7 @@ def test_before_any_step_a_client_is_served_by_the_prior_and_each_round_of_its_o
     assert own(twice)["seen"].tolist() == [1.0, 1.0]
 
 
-def test_another_guide_is_named() -> None:
+def test_unsupported_guides_and_programs_are_refused() -> None:
     with pytest.raises(
         ProgramError, match=r"has no start at the prior: take the guide delta, or mean_field"
     ):
@@ -261,8 +265,12 @@ def test_another_guide_is_named() -> None:
         )
 
 
-def test_scales_may_be_exponentials_as_printed() -> None:
-    """A client that has not moved is its prior, the mean of logarithms is what the server takes, and a step is the printed one."""
+def test_scale_link_exp_as_in_the_paper() -> None:
+    """With scale_link='exp', FedABML follows the paper's formulas.
+
+    A client that has not moved equals its prior, the server averages log scales, and one step is the printed
+    one.
+    """
     lam, eta = 0.7, 0.05
     options: dict[str, Any] = {
         "steps": 1,
@@ -285,7 +293,7 @@ def test_scales_may_be_exponentials_as_printed() -> None:
         loc, nu = mine[f"w.{name}.loc"].view(2, -1), mine[f"w.{name}.scale"].view(2, -1)
         m, below = start[f"theta.{name}"].view(-1), start[f"scale.{name}"].view(-1)
         assert float((nu - below).abs().max()) > 1e-3
-        # d KL / d nu of the prior, a mean over the rows, at the posterior that is already there
+        # d KL / d nu of the prior, per row, at the client's fitted posterior
         slope = lam * (1.0 - ((2.0 * nu).exp() + (loc - m).square()) / (2.0 * below).exp()) / 5.0
         torch.testing.assert_close(
             fitted.message[f"scale.{name}"].view(-1), below - eta * slope.mean(0)

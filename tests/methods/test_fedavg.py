@@ -1,4 +1,4 @@
-"""FedAvg and FedProx: fixed points in closed form, one client against a plain torch loop, equalities between methods."""
+"""FedAvg and FedProx: closed-form fixed points, a plain torch loop, and equalities between methods."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, f
     options: dict[str, Any] = {"optimiser": SGD(LR), "steps": m, "batch_size": None, "prox": prox}
     method = over_relaxed(fedavg(at(fixed), **options), beta)
     assert torch.allclose(theta(fit(method, clients(), rounds=1)), fixed, atol=1e-12), (
-        "one round leaves it where it is"
+        "one round does not move it"
     )
     away = fit(
         over_relaxed(fedavg(at(START), **options), beta),
         clients(),
         rounds=max(12, 60 // m),
     )
-    assert torch.allclose(theta(away), fixed, atol=0.03), "and it is where rounds lead"
+    assert torch.allclose(theta(away), fixed, atol=0.03), "and rounds converge to it"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_one_full_batch_step_is_pooled_gradient_descent() -> None:
 
 @pytest.mark.parametrize(("unit", "steps"), [("step", 7), ("epoch", 3)])
 @pytest.mark.parametrize("opt", ["sgd", "momentum", "adam"])
-def test_one_client_is_a_plain_torch_loop(unit: str, steps: int, opt: str) -> None:
+def test_one_client_equals_a_plain_torch_loop(unit: str, steps: int, opt: str) -> None:
     data = federation((11,))
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
     ours = {"sgd": SGD(0.05), "momentum": SGD(0.05, 0.9), "adam": Adam(0.05)}[opt]
@@ -115,7 +115,7 @@ def test_one_client_is_a_plain_torch_loop(unit: str, steps: int, opt: str) -> No
         assert torch.allclose(fitted.message[f"theta.{name}"], value, atol=1e-12), name
 
 
-def test_fedprox_without_a_pull_is_fedavg_and_with_all_pull_stays() -> None:
+def test_fedprox_equals_fedavg_at_prox_0_and_stays_at_a_large_prox() -> None:
     data = federation((5, 3, 7))
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
     plain, none, strong = (
@@ -130,12 +130,12 @@ def test_fedprox_without_a_pull_is_fedavg_and_with_all_pull_stays() -> None:
     start = plain.program.start()[0]
     for name, value in plain.message.items():
         assert torch.allclose(value, none.message[name], atol=1e-14)
-        # the first of four steps is not pulled; with lr * prox = 0.9 the others all but take it back
+        # the proximal term is 0 at the first of four steps; with lr * prox = 0.9 the rest nearly undo it
         assert (strong.message[name] - start[name]).norm() < 0.6 * (value - start[name]).norm()
     assert (plain.method.name, strong.method.name) == ("fedavg", "fedprox")
 
 
-def test_means_are_weighted_by_rows_and_a_client_alone_is_itself() -> None:
+def test_means_are_weighted_by_rows_and_a_single_client_gives_its_own_copy() -> None:
     twice = ClientData.from_clients(
         {k: {n: v for n, v in clients().select([k]).fields.items()} for k in "abc"}
     )
@@ -168,7 +168,7 @@ def test_the_loss_is_that_of_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "sequential"])
-def test_fine_tuned_clients_go_on_from_theta_by_their_own_steps_and_training_knows_nothing_of_it(
+def test_fine_tuning_continues_from_theta_and_does_not_change_training(
     engine: Literal["sequential"],
 ) -> None:
     options: dict[str, Any] = {"optimiser": SGD(LR), "steps": 3, "batch_size": None}
@@ -178,7 +178,7 @@ def test_fine_tuned_clients_go_on_from_theta_by_their_own_steps_and_training_kno
     assert torch.allclose(theta(plain), theta(tuned), atol=1e-12)
     assert (
         float((tuned.predict(clients()).mean - plain.predict(clients()).mean).abs().max()) < 1e-12
-    ), "not tuned yet"
+    ), "not fine-tuned yet"
     for rounds in (1, 2):
         own = tuned.personalise(clients(), rounds=rounds).progress.table["w"]["theta"]
         expected = B + (powers(H, 3 * rounds) @ (theta(plain) - B)[..., None])[..., 0]

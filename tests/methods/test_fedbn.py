@@ -1,4 +1,4 @@
-"""FedBN: statistics against torch's own layers, FedAvg where there is nothing to normalise, and nothing of a client's that crosses."""
+"""FedBN: statistics against torch's own layers, FedAvg without batch norm, and local layers not sent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def net(*, normalised: bool = True) -> nn.Module:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_m8_without_such_a_layer_it_is_fedavg(way: str) -> None:
+def test_m8_without_batch_norm_it_equals_fedavg(way: str) -> None:
     data, options = (
         federation((5, 3, 7, 1, 2)),
         {"optimiser": Adam(0.02), "steps": 2, "unit": "epoch", "batch_size": 2},
@@ -81,8 +81,11 @@ def test_every_engine(way: str) -> None:
             assert torch.allclose(value, named_leaves(b)[name], atol=1e-10, rtol=0.0), name
 
 
-def test_a_step_and_what_is_served_are_torchs_own_layers() -> None:
-    """One client, all rows: a step in training mode; then its statistics are those of all rows, and predictions use them."""
+def test_a_step_and_the_predictions_equal_torchs_own_layers() -> None:
+    """One client, all rows: one step in training mode equals torch's.
+
+    Afterwards the statistics are those of all rows, and predictions use them.
+    """
     data, module, lr = federation((9,)), net(), 0.1
     fitted = fit(
         fedbn(
@@ -113,11 +116,11 @@ def test_a_step_and_what_is_served_are_torchs_own_layers() -> None:
     assert torch.allclose(fitted.predict(data).mean, wanted, atol=1e-9)
     few = data.where(torch.arange(9) < 2)
     assert torch.allclose(fitted.predict(few).mean, wanted[:2], atol=1e-9), (
-        "a row's prediction is its own"
+        "a row's prediction does not depend on other rows"
     )
 
 
-def test_padding_is_no_row() -> None:
+def test_padded_rows_do_not_enter_the_statistics() -> None:
     method = fedbn(
         batch_norm_network(net(), likelihood=normal(1.0)), batch_size=None, optimiser=SGD(0.1)
     )
@@ -128,7 +131,7 @@ def test_padding_is_no_row() -> None:
     )
 
 
-def test_the_clients_own_layers_stay_with_them() -> None:
+def test_local_layers_are_not_sent() -> None:
     federation_ = federate(fedbn(batch_norm_network(net(), likelihood=normal(1.0))), federation())
     start = begin(federation_)
     message = federation_.server.down(start.server, Clock(0, 1))

@@ -1,4 +1,4 @@
-"""FedMAP: Theorem 1, example A.4 against scipy, weights in logs, and what it is equal to."""
+"""FedMAP: Theorem 1, example A.4 against scipy, weights in logs, and equalities with other methods."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
 SERVERS = ("average", "gradient", "best")
 SQUARED = normal(
     math.sqrt(0.5)
-)  # the negative log density of a row is (y - f)^2 and a constant, A.4's loss
+)  # the negative log density of a row is (y - f)^2 plus a constant: A.4's loss
 
 
 def net() -> nn.Module:
@@ -52,7 +52,7 @@ def personal(prior: Any = Isotropic(0.5)) -> Any:  # noqa: B008 (frozen)
     return map_network(net(), prior=prior, likelihood=normal(1.0))
 
 
-# ------------------------------------------------------------------------------------------------ example A.4
+# ------------------------------------------------------------ example A.4
 SIZES = (60, 1, 2, 3, 50)
 SHARES = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
 
@@ -70,7 +70,14 @@ def toy(seed: int = 0) -> ClientData:
 
 
 def prox(data: ClientData, mu: Tensor, alpha: Tensor) -> Tensor:
-    """Every client's exact minimiser of mean (a x + b - y)^2 + alpha/2 |(a, b) - mu|^2, (5, 2); and by hand, not by hierfl."""
+    """Return every client's exact minimiser, (5, 2), computed without hierfl.
+
+    Minimises mean (a x + b - y)^2 + alpha/2
+
+    (a, b) - mu
+
+    ^2 over (a, b).
+    """
     found = []
     for x, y in zip(data.fields["x"].split(SIZES), data.fields["y"].split(SIZES), strict=True):
         design = torch.cat([x, torch.ones_like(x)], 1)
@@ -80,7 +87,7 @@ def prox(data: ClientData, mu: Tensor, alpha: Tensor) -> Tensor:
 
 
 def envelope(data: ClientData, gamma: Tensor, *, eps: float = 1e-4) -> Tensor:
-    """M of Eq. (22) at (mu_a, mu_b, s_a, s_b)."""
+    """Return the envelope M of Eq. (22) at gamma = (mu_a, mu_b, s_a, s_b)."""
     mu, s = gamma.split(2)
     alpha = 1.0 / (s + 1.0)
     best = prox(data, mu, alpha)
@@ -118,7 +125,7 @@ def toy_method(**options: Any) -> hierfl.Method:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a4_the_exact_server_reaches_the_minimiser_that_scipy_finds(seed: int) -> None:
+def test_a4_the_exact_server_reaches_scipys_minimiser(seed: int) -> None:
     data = toy(seed)
 
     def value_and_slope(at: Any) -> tuple[float, Any]:
@@ -138,7 +145,7 @@ def test_a4_the_exact_server_reaches_the_minimiser_that_scipy_finds(seed: int) -
     assert -1.2 < float(wanted[0]) < -0.6 and float(alpha[0]) > 5.0 * float(alpha[1])
 
 
-def test_a4_the_gradient_server_goes_along_its_path() -> None:
+def test_a4_the_gradient_server_descends_the_envelope() -> None:
     data, lr = toy(), 1.5
     fitted = fit(toy_method(server="gradient", server_optimiser=SGD(lr)), data, rounds=10)
     gamma = torch.tensor([0.3, -0.2, 0.0, 0.0])
@@ -153,7 +160,7 @@ def test_a4_the_gradient_server_goes_along_its_path() -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("omega", ["size", "uniform"])
 def test_theorem_1(omega: Any, way: str) -> None:
-    """One round is gamma - lr grad M(gamma), M by central differences of its own value."""
+    """One round equals gamma - lr grad M(gamma), with grad M by central differences."""
     data, lr, h = toy(3), 0.7, 1e-5
     weights = SHARES if omega == "size" else torch.full((5,), 0.2)
     gamma = torch.tensor([0.3, -0.2, 0.0, 0.0])
@@ -186,7 +193,7 @@ def test_theorem_1(omega: Any, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_m4_a_tight_prior_is_gradient_descent_on_the_mean_loss(way: str) -> None:
+def test_m4_a_tight_prior_gives_gradient_descent_on_the_mean_loss(way: str) -> None:
     """(gamma' - gamma) / sigma^2 -> -sum_k w_k grad f_k(gamma), with an error of order sigma^2."""
     wanted = -(P[:, None] * (H @ (START - B)[..., None])[..., 0]).sum(0)
     errors = []
@@ -201,7 +208,10 @@ def test_m4_a_tight_prior_is_gradient_descent_on_the_mean_loss(way: str) -> None
 
 
 def of_quadratics(prior: dict[str, Tensor]) -> Any:
-    """Q3's rows under w_k ~ Normal(theta, scale^2): any program with such names will do."""
+    """Return a model of Q3's rows under w_k ~ Normal(theta, scale^2).
+
+    FedMAP accepts any program with these site and param names.
+    """
     import pyro
     import pyro.distributions as dist
 
@@ -220,10 +230,13 @@ def of_quadratics(prior: dict[str, Tensor]) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean_of_the_hierarchy(
+def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean(
     way: str,
 ) -> None:
-    """sum_k (H_k^-1 + sigma^2)^-1 (gamma - b_k) = 0, H_k of the summed loss: the GLS mean with both variances known."""
+    """The fixed point is the GLS mean with both variances known.
+
+    It solves sum_k (H_k^-1 + sigma^2)^-1 (gamma - b_k) = 0, with H_k of the summed loss.
+    """
     rows = torch.tensor([5.0, 3.0, 2.0])[:, None, None]
     fixed = stationary(torch.linalg.inv(torch.linalg.inv(rows * H) + 0.3 * I2))
     ends = []
@@ -241,8 +254,11 @@ def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean_of_the_h
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_m5_pfedme_with_an_exact_prox(way: str) -> None:
-    """gamma' = (1 - s a) gamma + s a mean w_k, a = 1 / sigma^2: pFedMe's round with eta lam = s a, its prox solved."""
+def test_m5_equals_pfedme_with_an_exact_prox(way: str) -> None:
+    """With a = 1 / sigma^2, gamma' = (1 - s a) gamma + s a mean w_k.
+
+    This is pFedMe's round with eta lam = s a and its prox solved exactly.
+    """
     lam, eta = 2.0, 0.1
     model = of_quadratics({"loc": START, "scale": torch.tensor(lam) ** -0.5})
     ours = fit(
@@ -270,11 +286,11 @@ def test_m5_pfedme_with_an_exact_prox(way: str) -> None:
     assert UNIFORM.sum() == pytest.approx(1.0)
 
 
-# ------------------------------------------------------------------------------------------------ equal to other methods
+# ------------------------------------------------------------ equal to other methods
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("variance", [0.5, math.inf])
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
-def test_m1_m2_restarted_it_is_fedprox_and_without_a_prior_fedavg(
+def test_m1_m2_restarted_it_equals_fedprox_and_without_a_prior_fedavg(
     way: str, variance: float, opt: str
 ) -> None:
     optimiser = SGD(0.05) if opt == "sgd" else Adam(0.02)
@@ -299,7 +315,7 @@ def test_m1_m2_restarted_it_is_fedprox_and_without_a_prior_fedavg(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_m2_without_a_prior_clients_are_alone(way: str) -> None:
+def test_m2_without_a_prior_clients_train_independently(way: str) -> None:
     data = federation((5, 3, 7))
     method = fedmap(personal(Isotropic(math.inf)), optimiser=SGD(0.05), steps=2, batch_size=2)
     both = fit(method, data, rounds=4, **WAYS[way])
@@ -310,7 +326,7 @@ def test_m2_without_a_prior_clients_are_alone(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_m3_a_gradient_step_as_long_as_the_variance_is_the_average(way: str) -> None:
+def test_m3_a_gradient_step_of_size_sigma_squared_gives_the_average(way: str) -> None:
     data = federation()
     options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3}
     average = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
@@ -329,7 +345,7 @@ def test_m3_a_gradient_step_as_long_as_the_variance_is_the_average(way: str) -> 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_m6_a_learned_variance_that_is_frozen_and_equal_is_isotropic(way: str) -> None:
+def test_m6_a_frozen_learned_variance_equals_isotropic(way: str) -> None:
     data = federation()
     options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3}
     frozen = fit(
@@ -379,11 +395,14 @@ def test_every_prior_on_every_engine(prior: Any, server: str, way: str) -> None:
     start = one.program.start()[0]
     for name, value in one.message["gamma"].items():
         assert torch.allclose(value, two.message["gamma"][name], atol=1e-10, rtol=0.0), name
-        assert not torch.equal(value, start[name]), f"{name} is learned"
+        assert not torch.equal(value, start[name]), f"{name} has changed"
 
 
-def test_the_normal_is_learned_as_the_mode_of_all_clients_together() -> None:
-    """Its `best` against numeric descent of the same weighted mean of -log density and hyper-prior."""
+def test_the_learned_normal_is_the_mode_over_all_clients() -> None:
+    """`best` equals numerical descent of the same objective.
+
+    The objective is the weighted mean of the negative log density plus the hyper-prior.
+    """
     prior, w = LearnedNormal(strength=0.5, typical=0.1), torch.tensor([[1.0], [1.3], [0.4]])
     weights = torch.tensor([0.2, 0.5, 0.3])
     mean = (weights[:, None] * w).sum(0)
@@ -418,7 +437,7 @@ def test_the_learned_penalty_is_convex() -> None:
     assert float(torch.linalg.eigvalsh(hessian)[0]) > 0.0
 
 
-# ------------------------------------------------------------------------------------------------ weights in logs
+# ------------------------------------------------------------ weights in logs
 @pytest.fixture
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
@@ -429,7 +448,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("omega", ["size", "uniform", "likelihood", "mean-likelihood"])
 @pytest.mark.parametrize("way", WAYS)
 def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
-    """A client of a million rows beside one of 10, in float32."""
+    """One client has a million rows and the other 10, in float32."""
     torch.set_default_dtype(torch.float32)
     many = torch.arange(1_000_000).remainder(97).float() / 50.0 - 1.0
     rows = {
@@ -451,11 +470,13 @@ def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
     )
     if omega == "likelihood":
         assert fitted.history["effective_clients"].iloc[-1] == pytest.approx(1.0), (
-            "all weight on the client of fewest rows"
+            "all weight is on the client with the fewest rows"
         )
 
 
-def test_a_client_alone_in_the_sum_is_told(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_warning_when_one_client_has_nearly_all_the_weight(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     line = nn.Linear(2, 1)
     method = fedmap(
         map_network(line, likelihood=normal(0.05)), optimiser=SGD(1e-4), steps=1, omega="likelihood"
@@ -496,7 +517,7 @@ def test_omega_is_likelihood_times_prior(omega: str, quiet: None) -> None:
         )
 
 
-def test_log_weights_add_up_and_a_constant_changes_nothing() -> None:
+def test_log_weights_add_and_a_common_constant_cancels() -> None:
     generator = torch.Generator().manual_seed(0)
     value, log = torch.randn(7, 2, generator=generator), 300.0 * torch.randn(7, generator=generator)
     parts = added(summed(LogShare(value[:3], log[:3])), summed(LogShare(value[3:], log[3:])))
@@ -518,8 +539,8 @@ def test_log_weights_add_up_and_a_constant_changes_nothing() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ the rest of it
-def test_it_begins_at_one_client_that_fits_alone() -> None:
+# ------------------------------------------------------------ starts, layers and refusals
+def test_init_client_starts_from_one_client_fitted_alone() -> None:
     data = federation((5, 3, 7))
     options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "batch_size": 2}
     first = {}
@@ -535,7 +556,7 @@ def test_it_begins_at_one_client_that_fits_alone() -> None:
         first[int(near.argmin())] = True
     after = fit(fedmap(personal(), init="client", **options), data, rounds=2, seed=0)
     assert after.progress.table["begun"].tolist() == [1.0, 1.0, 1.0]
-    assert len(first) > 1, "which client depends on the seed"
+    assert len(first) > 1, "the seed chooses the client"
 
 
 def test_a_client_that_joins_late_starts_from_the_global_weights() -> None:
@@ -549,7 +570,7 @@ def test_a_client_that_joins_late_starts_from_the_global_weights() -> None:
         assert torch.allclose(value.reshape(2, *theta.shape), theta.expand(2, *theta.shape))
 
 
-def test_what_crosses_is_the_clients_weights_in_sums_and_nothing_of_its_rows() -> None:
+def test_the_update_holds_client_weights_and_no_rows() -> None:
     shapes = []
     for counts in ((5, 3, 6), (50, 30, 70)):
         federation_ = federate(fedmap(personal(LearnedVariance()), steps=1), federation(counts))
@@ -602,12 +623,12 @@ def test_a_prior_for_each_layer() -> None:
         ({"init": "best"}, "init is 'best'"),
     ],
 )
-def test_other_words_are_refused(options: dict[str, Any], match: str) -> None:
+def test_unknown_options_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         fedmap(personal(), **options)
 
 
-def test_programs_it_cannot_fit_are_refused() -> None:
+def test_unsupported_programs_are_refused() -> None:
     with pytest.raises(ProgramError, match="needs local sites and a learned prior"):
         fit(fedmap(network(net(), likelihood=normal(1.0))), federation(), rounds=1)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""FedVI: inputs alone personalise, in any order; its reductions, its objective by Pyro's own, and the parts of its bound."""
+"""FedVI: personalisation from inputs alone, special cases, the objective against Pyro's, and the bound."""
 
 from __future__ import annotations
 
@@ -77,21 +77,21 @@ def plain(data: ClientData) -> ClientData:
     return ClientData({name: data.fields[name] for name in ("x", "y")}, data.offsets, data.names)
 
 
-# ------------------------------------------------------------------------------------------------ inputs alone
-def test_new_clients_are_personalised_by_inputs_alone(fitted: hierfl.Fit) -> None:
+# ------------------------------------------------------------ inputs alone
+def test_new_clients_are_personalised_from_inputs_alone(fitted: hierfl.Fit) -> None:
     labelled = plain(federation((6, 9), seed=3))
     bare = ClientData({"x": labelled.fields["x"]}, labelled.offsets, labelled.names)
     blind = fitted.personalise(bare).predict(bare, draws=7)
     seeing = fitted.personalise(labelled).predict(labelled, draws=7)
     assert blind.log_score is None
-    assert torch.equal(blind.mean, seeing.mean), "labels are there, and are not read"
+    assert torch.equal(blind.mean, seeing.mean), "labels are present but not read"
     other = bare.with_fields(x=-bare.fields["x"])
     assert not torch.allclose(fitted.personalise(other).predict(bare, draws=7).mean, blind.mean), (
-        "what it reads is the support"
+        "it reads the support's inputs"
     )
 
 
-def test_the_order_of_the_support_is_nothing(fitted: hierfl.Fit) -> None:
+def test_the_order_of_the_support_does_not_matter(fitted: hierfl.Fit) -> None:
     new = plain(federation((6, 9), seed=3)).without("y")
     order = torch.cat([torch.arange(6).flip(0), 6 + torch.tensor([3, 1, 4, 0, 5, 8, 2, 6, 7])])
     mixed = ClientData({n: v[order] for n, v in new.fields.items()}, new.offsets, new.names)
@@ -100,7 +100,7 @@ def test_the_order_of_the_support_is_nothing(fitted: hierfl.Fit) -> None:
 
 
 @pytest.mark.parametrize("pool", ["features", "outputs"])
-def test_either_pooling_is_of_a_set_and_padding_is_no_row(pool: Any) -> None:
+def test_pooling_ignores_padded_rows(pool: Any) -> None:
     data = federation((3, 9))
     together = fit(method(pool=pool), data, rounds=2)
     alone = replace(together, federation=replace(together.federation, data=data.select([0])))
@@ -118,7 +118,7 @@ def test_either_pooling_is_of_a_set_and_padding_is_no_row(pool: Any) -> None:
         (lambda output: dist.Laplace(output[..., 0], 1.0), "y", 1),
     ],
 )
-def test_any_likelihood_and_images_too(likelihood: Any, field: str, outputs: int) -> None:
+def test_any_likelihood_and_images(likelihood: Any, field: str, outputs: int) -> None:
     data = federation((5, 3, 7))
     data = data.with_fields(
         kind=torch.arange(15) % 3,
@@ -134,12 +134,12 @@ def test_any_likelihood_and_images_too(likelihood: Any, field: str, outputs: int
         assert {"loss", "kl"} <= set(result.history)
 
 
-def test_a_noise_scale_that_is_not_known_is_learned_as_a_point() -> None:
+def test_an_unknown_noise_scale_is_learned_as_a_point() -> None:
     result = fit(
         method(heads(likelihood=normal()), optimiser=SGD(0.1)), federation((20, 30)), rounds=15
     )
     at = result.draws(2).shared["noise_scale"]
-    assert torch.equal(at[0], at[1]), "a point"
+    assert torch.equal(at[0], at[1]), "the noise scale is the same in every draw"
     assert (
         0.3
         < float(at[0])
@@ -148,7 +148,7 @@ def test_a_noise_scale_that_is_not_known_is_learned_as_a_point() -> None:
     assert result.history["loss"].iloc[-1] < result.history["loss"].iloc[0]
 
 
-# ------------------------------------------------------------------------------------------------ engines and reductions
+# ------------------------------------------------------------ engines and reductions
 @pytest.mark.parametrize("way", ["in chunks", "sequential"])
 def test_every_engine_and_order(way: str) -> None:
     data = federation((5, 3, 7, 1, 2))
@@ -166,7 +166,7 @@ def test_every_engine_and_order(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_v1_without_the_clients_own_heads_it_is_fedavg_with_momentum_on_the_query_rows(
+def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows(
     way: str,
 ) -> None:
     data, lr, momentum = federation((6, 3, 7)), 0.05, 0.9
@@ -222,7 +222,7 @@ def _same(lane: Any, message: Any, batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_v4_a_server_of_rate_1_takes_the_weighted_mean(way: str) -> None:
+def test_v4_a_server_step_size_of_1_gives_the_weighted_mean(way: str) -> None:
     data = federation((5, 3, 7))
     federation_ = federate(method(server_optimiser=SGD(1.0)), data)
     where = begin(federation_)
@@ -230,13 +230,13 @@ def test_v4_a_server_of_rate_1_takes_the_weighted_mean(way: str) -> None:
     ups, _ = client_round(
         federation_, federation_.client.phases, message, where.table, torch.arange(3), 0
     )
-    assert set(ups) == {"move", "loss", "kl"}, "global params, and two numbers"
+    assert set(ups) == {"move", "loss", "kl"}, "global params and two scalars"
     assert {k: tuple(v.shape[1:]) for k, v in ups["move"].value.items()} == {
         k: tuple(v.shape) for k, v in message.items()
     }
     move: Any = ups["move"]
     assert move.weight.tolist() == [4.0, 2.0, 6.0], (
-        "two epochs of 2 (of 5 = 4 + 1), 1 (of 3) and 3 (of 7 = 4 + 3) queried rows"
+        "two epochs of 2 (of 5 = 4 + 1), 1 (of 3) and 3 (of 7 = 4 + 3) query rows"
     )
     after = fit(method(server_optimiser=SGD(1.0)), data, rounds=1, **WAYS[way])
     for name, value in after.message.items():
@@ -245,7 +245,7 @@ def test_v4_a_server_of_rate_1_takes_the_weighted_mean(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_is_down_the_slope_of_sums_with_tau_and_gamma(way: str) -> None:
+def test_a_step_descends_the_summed_loss_with_tau_and_gamma(way: str) -> None:
     data, lr = federation((6, 4)), 0.01
     model = heads(global_scale=0.8)
     options: dict[str, Any] = {
@@ -273,7 +273,7 @@ def test_a_step_is_down_the_slope_of_sums_with_tau_and_gamma(way: str) -> None:
         assert torch.allclose(value, wanted, atol=1e-12), name
 
 
-def test_halves_are_apart_and_all_there() -> None:
+def test_the_halves_are_disjoint_and_cover_all_rows() -> None:
     data = federation((5, 3, 1))
     batch = full_batch(data, torch.arange(3))
     support, query = every_other(batch)
@@ -287,9 +287,9 @@ def test_halves_are_apart_and_all_there() -> None:
     assert float(queried(lone)) == 0.0
 
 
-# ------------------------------------------------------------------------------------------------ the bound
-def test_the_parts_of_the_bound_in_closed_form() -> None:
-    """O11: a Gaussian location of one client each; risk and KL by hand."""
+# ------------------------------------------------------------ the bound
+def test_parts_of_the_bound_in_closed_form() -> None:
+    """O11: a Gaussian location for one client; risk and KL computed by hand."""
     data = ClientData.from_clients(
         {"a": {"y": torch.randn(40, generator=torch.Generator().manual_seed(0))}}
     )
@@ -322,14 +322,17 @@ def test_the_parts_of_the_bound_in_closed_form() -> None:
     assert found.bound(eta=math.inf) == found.empirical_risk
 
 
-def test_the_true_risk_is_below_the_bound_with_its_slack() -> None:
-    """O11: y ~ N(m0, v), a posterior Normal(m, V) of the mean, eta = n, over 300 data sets: violations no more than delta."""
+def test_the_true_risk_is_below_the_bound_plus_its_slack() -> None:
+    """O11: over 300 data sets the bound is violated with frequency at most delta.
+
+    The data are y ~ N(m0, v), the posterior of the mean is Normal(m, V), and eta = n.
+    """
     m0, v, prior, n, delta = 0.4, 0.5, 1.0, 30, 0.1
     y = m0 + math.sqrt(v) * torch.randn(300, n, generator=torch.Generator().manual_seed(0))
     spread = 1.0 / (n + 1.0 / prior)
     m = spread * y.sum(1)
     eta = 2.0
-    q0 = n / v + eta - eta**2 * prior  # > 0: the slack is finite
+    q0 = n / v + eta - eta**2 * prior  # > 0: so the slack is finite
     log_moment = (
         0.5 * math.log((n / v) / q0)
         + (eta * m0) ** 2 / (2 * q0)
@@ -349,7 +352,7 @@ def test_the_true_risk_is_below_the_bound_with_its_slack() -> None:
 
 
 @pytest.mark.parametrize(("eta", "delta"), [(0.0, 0.05), (1.0, 0.0), (1.0, 1.5)])
-def test_a_bound_of_no_confidence_is_refused(eta: float, delta: float) -> None:
+def test_eta_and_delta_out_of_range_are_refused(eta: float, delta: float) -> None:
     with pytest.raises(ValueError, match="eta must be > 0, delta in"):
         hierfl.PacBayes(1.0, 1.0, 10).bound(eta=eta, delta=delta)
 

@@ -1,4 +1,7 @@
-"""FedVI's reductions V2, V3 and V5 on every engine, its KL by hand, and the linear-Gaussian head whose posterior is known."""
+"""FedVI's special cases V2, V3 and V5 on every engine, its KL by hand, and a linear-Gaussian head.
+
+The posterior of the linear-Gaussian head is known in closed form.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from tests.programs import Given, at_random, federation, fit, read
 
 
 def deaf(model: PersonalHeads, *, scale: float, **options: Any) -> Method:
-    """FedVI whose constructor is told nothing of the rows: it learns, and gives every client the same."""
+    """Return FedVI with a constructor that ignores the rows: it learns, but gives all clients the same."""
     base = method(model, **options)
     nothing = guides.constructed(
         features=lambda batch: 0.0 * model.global_features(batch), scale=scale, hidden=5
@@ -41,14 +44,17 @@ def deaf(model: PersonalHeads, *, scale: float, **options: Any) -> Method:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_v2_a_constructor_that_hears_nothing_is_one_net_for_all(way: str) -> None:
-    """Deviations tiny: after training, whoever asks is answered by G(r_g) + r_l beta + bias, one beta and bias for all."""
+def test_v2_a_constructor_without_inputs_gives_one_network_for_all(way: str) -> None:
+    """With tiny deviations, every client's prediction is G(r_g) + r_l beta + bias after training.
+
+    All clients share one beta and one bias.
+    """
     data = federation((5, 7))
     result = fit(deaf(heads(prior_scale=1e-12), scale=1e-12, tau=0.0), data, rounds=3, **WAYS[way])
     theta = result.message
     assert not torch.equal(
         theta["constructor.last.bias"], result.program.start()[0]["constructor.last.bias"]
-    ), "it has learned"
+    ), "the constructor has learned"
     inside = torch.zeros(4)
     for layer in ("1", "2"):
         inside = torch.relu(
@@ -65,14 +71,14 @@ def test_v2_a_constructor_that_hears_nothing_is_one_net_for_all(way: str) -> Non
     others = ClientData(data.fields, data.offsets, ("new 1", "new 2"), data.client_fields)
     new = result.personalise(
         federation((4, 9), seed=5)
-    )  # supports of other rows than those that are asked of
+    )  # supports made of other rows than those predicted
     assert torch.allclose(
         replace_support(new, others).predict(others, draws=2).mean, wanted, atol=1e-9
     )
 
 
 def replace_support(fitted: hierfl.Fit, like: ClientData) -> hierfl.Fit:
-    """The fit whose clients are known by other names, their supports as they were."""
+    """Return the fit with its clients renamed as in `like`, keeping their supports."""
     data = fitted.federation.data
     return replace(
         fitted,
@@ -84,8 +90,8 @@ def replace_support(fitted: hierfl.Fit, like: ClientData) -> hierfl.Fit:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_v3_at_the_prior_the_kl_is_0_and_flat(way: str) -> None:
-    """However large tau is, a step from there is that of tau = 0, and what is logged of the KL is 0."""
+def test_v3_at_the_prior_the_kl_and_its_gradient_are_0(way: str) -> None:
+    """From the prior, a step with any tau equals a step with tau = 0, and the logged KL is 0."""
     model, data = heads(), federation((5, 3, 7))
     still = guides.constructed(
         features=model.global_features, scale=model.prior_scale, hidden=5, gain=0.0
@@ -103,7 +109,7 @@ def test_v3_at_the_prior_the_kl_is_0_and_flat(way: str) -> None:
 
 
 def posterior(program: Program, theta: Params, support: Any) -> tuple[Tensor, Tensor]:
-    """Means and deviations of the clients' own heads."""
+    """Return the means and standard deviations of the local heads."""
     with pyro.poutine.block(), Given(theta, {}), pyro.poutine.trace() as trace:
         program.guide(support)
     nodes: Any = trace.trace.nodes
@@ -112,8 +118,11 @@ def posterior(program: Program, theta: Params, support: Any) -> tuple[Tensor, Te
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o9_the_kl_that_is_logged_by_hand(way: str) -> None:
-    """sum_d [ (s^2 + m^2) / s0^2 - 1 - log(s^2 / s0^2) ] / 2, mean over clients, of the support halves."""
+def test_o9_the_logged_kl_by_hand(way: str) -> None:
+    """The logged KL is the mean over clients, of the support halves.
+
+    Each client's KL is sum_d [ (s^2 + m^2) / s0^2 - 1 - log(s^2 / s0^2) ] / 2.
+    """
     model, data = heads(prior_scale=0.6), federation((5, 3, 7))
     constructor = guides.constructed(features=model.global_features, scale=0.3, hidden=5, gain=1.0)
     base = replace(method(model, steps=1, batch_size=None), guide=constructor)
@@ -129,8 +138,11 @@ def test_o9_the_kl_that_is_logged_by_hand(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_v5_a_round_is_down_the_slope_of_pyros_negative_elbo(way: str) -> None:
-    """Sums, tau = gamma = 1, all rows a step: the value and the gradient of Pyro's own TraceMeanField_ELBO, the same noise."""
+def test_v5_a_round_descends_pyros_negative_elbo(way: str) -> None:
+    """Value and gradient equal those of Pyro's own TraceMeanField_ELBO under the same noise.
+
+    The loss is a sum, tau = gamma = 1, and each step takes all rows.
+    """
     model, data, lr = heads(global_scale=0.8), federation((4, 4)), 0.01
     options: dict[str, Any] = {
         "loss": "sum",
@@ -153,7 +165,9 @@ def test_v5_a_round_is_down_the_slope_of_pyros_negative_elbo(way: str) -> None:
             program.guide(support)
         nodes: Any = trace.trace.nodes
         normal_: Any = nodes["beta"]["fn"].base_dist
-        with replace(b).clients():  # a batch each: Pyro counts the plates that model and guide make
+        with replace(
+            b
+        ).clients():  # a new batch each: Pyro tracks the plates that model and guide create
             pyro.sample(
                 "beta", _fixed(normal_.loc, normal_.scale, normal_.loc + normal_.scale * eps)
             )
@@ -172,14 +186,14 @@ def test_v5_a_round_is_down_the_slope_of_pyros_negative_elbo(way: str) -> None:
     for (name, value), slope in zip(
         theta.items(), torch.autograd.grad(theirs, list(theta.values())), strict=True
     ):
-        # both clients have two queried rows, so that the mean of what they return is half the sum
+        # both clients have two query rows, so the mean of their updates is half the sum
         assert torch.allclose(
             fitted.message[name], value.detach() - 0.5 * lr * slope, atol=1e-10, rtol=0.0
         ), name
 
 
 def _fixed(loc: Tensor, scale: Tensor, value: Tensor) -> Any:
-    """A Normal whose draw is handed in, and whose KL is a Normal's."""
+    """Return a Normal whose draw is `value` and whose KL is a Normal's."""
 
     class Fixed(dist.Normal):
         def rsample(self, sample_shape: Any = ()) -> Tensor:
@@ -191,12 +205,15 @@ def _fixed(loc: Tensor, scale: Tensor, value: Tensor) -> Any:
     return Fixed(loc, scale).to_event(2)  # type: ignore[no-untyped-call]
 
 
-# ------------------------------------------------------------------------------------------------ O10
+# ------------------------------------------------------------ O10
 V, SCALE, OWN = 0.6, 0.9, 2
 
 
 def linear() -> PersonalHeads:
-    """An embedding that begins as the identity, Normal rows: given it and G the posterior of a client's own weights is Gaussian."""
+    """Return heads with Normal rows and an embedding that starts as the identity.
+
+    Given the embedding and G, the posterior of a client's local weights is Gaussian.
+    """
     embedding = nn.Linear(4, 4, bias=False)
     nn.init.eye_(embedding.weight)
     return PersonalHeads(
@@ -222,7 +239,7 @@ def wide(counts: tuple[int, ...]) -> ClientData:
 
 
 class AtPoint(Messenger):
-    """Draws beta at given noise."""
+    """Set beta at given noise instead of drawing it."""
 
     def __init__(self, eps: Tensor) -> None:
         super().__init__()
@@ -237,7 +254,10 @@ class AtPoint(Messenger):
 
 
 def elbo(program: Program, theta: Params, data: ClientData, k: int) -> Tensor:
-    """Its expectation over draws, by points that are exact for a quadratic; the client's rows are support and query."""
+    """Return the expected ELBO by points that integrate quadratics exactly.
+
+    The client's rows are both support and query.
+    """
     batch = full_batch(data, torch.tensor([k]))
 
     def at(eps: Tensor) -> Tensor:
@@ -259,7 +279,7 @@ def constructed(data: ClientData) -> tuple[Program, Params]:
 
 
 def best(data: ClientData, k: int) -> tuple[float, Tensor, Tensor, Program, Params]:
-    """Everything that the constructor has, fitted to one client alone."""
+    """Fit every param of the constructor to one client alone."""
     program, theta = constructed(data)
     own = {n: v.clone().requires_grad_() for n, v in theta.items() if n.startswith("constructor")}
     optimiser = torch.optim.LBFGS(
@@ -283,7 +303,7 @@ def best(data: ClientData, k: int) -> tuple[float, Tensor, Tensor, Program, Para
 
 
 def gaussian(theta: Params, data: ClientData, k: int) -> tuple[Tensor, Tensor]:
-    """Mean and precision of (beta, bias) given E and G; the bias has a flat prior."""
+    """Return the mean and precision of (beta, bias) given E and G; the bias has a flat prior."""
     alone = data.select([k]).fields
     features = alone["x"] @ theta["embedding.weight"].T
     rest = alone["y"] - (features[:, :2] @ theta["head.weight"])[:, 0] - theta["head.bias"]
@@ -293,10 +313,13 @@ def gaussian(theta: Params, data: ClientData, k: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("k", [0, 1])
-def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_the_widths_of_the_precision(
+def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_precision(
     k: int,
 ) -> None:
-    """m the exact mean, the intercept's mode with it; s^2 = 1 / diag(X'X / v + 1 / s0^2), the best that independent Normals can."""
+    """m is the exact mean, jointly with the intercept's mode; s^2 = 1 / diag(X'X / v + 1 / s0^2).
+
+    That s^2 is the optimum among independent Normals.
+    """
     data = wide((6, 9))
     _, loc, sd, _, theta = best(data, k)
     mean, precision = gaussian(theta, data, k)
@@ -305,8 +328,8 @@ def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_the_widths_of_th
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o10_amortised_it_is_never_above_that(way: str) -> None:
-    """Trained on all clients together, and at random params: the gap of amortisation is not below 0."""
+def test_o10_the_amortised_elbo_is_below_the_optimum(way: str) -> None:
+    """The amortisation gap is positive after training on all clients, and at random params."""
     data = wide((6, 9))
     settings: dict[str, Any] = {
         "loss": "sum",
@@ -332,7 +355,7 @@ def _constructor(theta: Params) -> Params:
 
 
 def best_given(theta: Params, data: ClientData, k: int) -> Params:
-    """The params with the constructor's replaced by one that gives client k its optimum, in closed form."""
+    """Return the params with the constructor set to client k's optimum, in closed form."""
     mean, precision = gaussian(theta, data, k)
     sd = precision.diagonal()[:2].rsqrt()
     raw = sd.expm1().log() - torch.tensor(SCALE).expm1().log()

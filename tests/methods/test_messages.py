@@ -1,4 +1,4 @@
-"""What crosses in methods whose clients keep models, layers or nothing at all; and that no method's messages go unlisted."""
+"""What methods send whose clients keep models, layers or nothing; every method's messages are listed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ HEADS = {
 }
 OTHERS: dict[
     str, tuple[Callable[[], Method], dict[str, Shapes]]
-] = {  # and what each sends up, numbers apart
+] = {  # the update of each, without scalars
     "ditto": (lambda: hierfl.methods.ditto(_common()), {"theta": THETA}),
     "fedbn": (lambda: hierfl.methods.fedbn(normed()), {"theta": BODY}),
     "fedmap": (
@@ -85,7 +85,7 @@ def _common() -> Any:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_others_send_weights_of_the_common_model_and_numbers(name: str) -> None:
+def test_other_methods_send_only_common_weights_and_scalars(name: str) -> None:
     make, expected = OTHERS[name]
     for counts in ((5, 3), (50, 30, 70)):
         _, up, _, program = exchange(make(), federation(counts))
@@ -104,7 +104,7 @@ def test_the_others_send_weights_of_the_common_model_and_numbers(name: str) -> N
         assert not [path for path in named_leaves(up) if any(f"'{own}'" in path for own in local)]
 
 
-def test_no_method_is_left_out() -> None:
+def test_every_method_and_guide_is_listed() -> None:
     assert {name.split()[0] for name in (*METHODS, *TEN_ROUNDS, *OTHERS)} == (
         set(hierfl.methods.__all__) - WRAPPERS
     )

@@ -1,4 +1,4 @@
-"""Closed forms that cut across the methods: EM, the toy's limits, FedMAP's exact steps, envelopes of every prior, KLs by hand."""
+"""Closed forms across methods: EM, limits of the toy, FedMAP's exact steps, envelopes, and KLs by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WAYS: dict[str, dict[str, Any]] = {
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
 
 
-# ------------------------------------------------------------------------------------------------ O3: FedABML as EM
+# ------------------------------------------------------------ O3: FedABML as EM
 CURVES = torch.tensor(
     [[4.0, 9.0], [10.0, 3.0], [1.5, 6.0], [6.0, 2.0]], dtype=torch.float64
 )  # n_k H_k, diagonal
@@ -75,7 +75,7 @@ def learned_prior(batch: ClientBatch) -> None:
 
 
 def solved(base: Method) -> Method:
-    """The method with its gradient steps replaced by the client's exact posterior, from its rows and the message."""
+    """Replace the method's gradient steps by the client's exact posterior given its rows and the message."""
 
     def client(program: hierfl.Program) -> Any:
         def solve(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -96,7 +96,7 @@ def solved(base: Method) -> Method:
 
 
 def em(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """One step of EM for b_k ~ Normal(w_k, 1 / h_k), w_k ~ Normal(m, s^2)."""
+    """Return one EM step for b_k ~ Normal(w_k, 1 / h_k), w_k ~ Normal(m, s^2)."""
     precision = CURVES + s**-2.0
     loc = (CURVES * BEST + m * s**-2.0) / precision
     return loc.mean(0), (1.0 / precision + (loc - loc.mean(0)).square()).mean(0).sqrt()
@@ -107,7 +107,7 @@ def evidence(m: Tensor, s: Tensor) -> float:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o3_with_exact_clients_and_the_exact_server_it_is_em(way: str) -> None:
+def test_o3_with_exact_clients_and_the_exact_server_it_equals_em(way: str) -> None:
     method = solved(fedabml(learned_prior, server="exact"))
     few = fit(method, diagonal(), rounds=3, **WAYS[way]).message
     m, s = torch.tensor([0.5, -0.5]), torch.tensor([0.7, 0.4])
@@ -119,7 +119,7 @@ def test_o3_with_exact_clients_and_the_exact_server_it_is_em(way: str) -> None:
     assert torch.allclose(softplus(few["s"]), s, atol=1e-10, rtol=0.0)
 
 
-def test_o3_where_em_rests_the_evidence_is_flat() -> None:
+def test_o3_the_evidence_is_stationary_at_ems_fixed_point() -> None:
     many = fit(solved(fedabml(learned_prior, server="exact")), diagonal(), rounds=150).message
     m, s = many["m"], softplus(many["s"])
     variance = 1.0 / CURVES + s.square()
@@ -129,11 +129,11 @@ def test_o3_where_em_rests_the_evidence_is_flat() -> None:
             ((BEST - m).square() / variance.square() - 1.0 / variance).sum(0),
         ]
     )
-    assert float(slope.abs().max()) < 1e-10, "the slope of the evidence is 0 in m and in s"
+    assert float(slope.abs().max()) < 1e-10, "the gradient of the log evidence is 0 in m and in s"
 
 
-def test_by_gradient_steps_it_comes_as_near_as_its_draws_let_it() -> None:
-    """The same mode by fedabml's own clients; draws are the only difference from the test above."""
+def test_gradient_steps_reach_the_mode_within_monte_carlo_error() -> None:
+    """Clients that take gradient steps reach the exact clients' mode up to Monte Carlo error."""
     options: dict[str, Any] = {
         "inner_steps": 12,
         "steps": 1,
@@ -150,9 +150,7 @@ def test_by_gradient_steps_it_comes_as_near_as_its_draws_let_it() -> None:
     assert torch.allclose(softplus(found["s"]), s, rtol=0.06)
 
 
-def test_the_exact_server_averages_points_under_a_known_scale_and_refuses_what_it_has_no_form_for() -> (
-    None
-):
+def test_the_exact_server_averages_points_and_refuses_unsupported_priors() -> None:
     options: dict[str, Any] = {
         "steps": 2,
         "unit": "step",
@@ -172,7 +170,7 @@ def test_the_exact_server_averages_points_under_a_known_scale_and_refuses_what_i
         fedabml(learned_prior, server="exact", meta="full")
 
 
-def test_what_crosses_to_the_exact_server_is_two_moments_of_each_number_and_no_posterior() -> None:
+def test_the_update_to_the_exact_server_is_two_moments_per_param() -> None:
     for counts in ((5, 3), (50, 30)):
         federation_ = federate(fedabml(net(), server="exact", steps=1), federation(counts))
         where = begin(federation_)
@@ -188,7 +186,7 @@ def test_what_crosses_to_the_exact_server_is_two_moments_of_each_number_and_no_p
 
 
 def _scaled(batch: ClientBatch) -> None:
-    """A scale that is a function of what is learned, one number for two."""
+    """A model whose prior scale is a function of a param: one value for two components."""
     m, s = pyro.param("m", torch.zeros(2)), pyro.param("s", torch.tensor(0.0))
     with batch.clients():
         w = pyro.sample("w", dist.Normal(m, s.exp()).to_event(1))
@@ -201,18 +199,21 @@ def _scaled(batch: ClientBatch) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o3_the_fixed_points_go_from_least_squares_on_all_rows_to_the_mean_of_the_clients(
+def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients(
     way: str,
 ) -> None:
-    """GLS of a fixed prior sd: the paper's target is its limit at 0, and never reached."""
+    """The fixed point is GLS under a fixed prior sd.
+
+    The paper's target is its limit at sd = 0, which no positive sd reaches.
+    """
     pooled, alone = stationary(ROWS * H), B.mean(0)
     distances = []
     for sd in (0.1, 0.4, 1.0, 3.0, 30.0):
         gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + sd**2 * I2))
         lr = 1.5 / (3.2 + 0.5 / sd**2)
         method = fedabml(
-            of_quadratics({"loc": gls, "scale": torch.tensor(sd)}), guides.delta, lr=lr, eta=0.5 * sd**2, inner_steps=70,
-            steps=1, unit="step", batch_size=None, draws=1,
+            of_quadratics({"loc": gls, "scale": torch.tensor(sd)}), guides.delta, lr=lr, eta=0.5 * sd**2,
+            inner_steps=70, steps=1, unit="step", batch_size=None, draws=1,
         )  # fmt: skip
         after = fit(by_rows(method), clients(), rounds=1, **WAYS[way]).message["theta.v"]
         assert torch.allclose(after, gls, atol=1e-6, rtol=0.0), sd
@@ -221,7 +222,7 @@ def test_o3_the_fixed_points_go_from_least_squares_on_all_rows_to_the_mean_of_th
     assert torch.allclose(gls, alone, atol=2e-3)
 
 
-# ------------------------------------------------------------------------------------------------ O6: FedMAP's exact steps
+# ------------------------------------------------------------ O6: FedMAP's exact steps
 def test_o6_the_exact_step_in_closed_form() -> None:
     prior, generator = LearnedVariance(c=1.3, eps=1e-3), torch.Generator().manual_seed(0)
     mean, spread, before = (
@@ -238,7 +239,7 @@ def test_o6_the_exact_step_in_closed_form() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o6_exact_steps_never_go_up(way: str) -> None:
+def test_o6_exact_steps_never_increase_the_objective(way: str) -> None:
     data = toy(2)
     values = [float(envelope(data, torch.tensor([0.3, -0.2, 0.0, 0.0])))]
     for rounds in (1, 2, 3, 6, 12):
@@ -261,7 +262,7 @@ def test_o6_exact_steps_never_go_up(way: str) -> None:
     assert values[0] - values[1] > 1.0 and values[-2] - values[-1] < 1e-3
 
 
-# ------------------------------------------------------------------------------------------------ O7: envelopes of every prior
+# ------------------------------------------------------------ O7: envelopes of every prior
 AT, BOTTOM, CURVE = torch.tensor([[0.3, 0.6], [0.8, 0.4], [0.9, 2.5]], dtype=torch.float64)
 PRIORS: dict[str, BregmanPrior] = {
     "gaussian": bregman.gaussian(),
@@ -278,7 +279,7 @@ def at_bottom(bottom: Tensor, **rows: int) -> ClientData:
 
 
 def square(prior: BregmanPrior, mean: Tensor) -> Any:
-    """Rows whose mean loss is CURVE (v - y)^2 / 2, under one client's own v near mu."""
+    """Return a model whose mean loss is CURVE (v - y)^2 / 2, with one v per client near mu."""
 
     def model(batch: ClientBatch) -> None:
         mu = pyro.param("mu", mean.clone(), constraint=Means(prior))
@@ -291,7 +292,7 @@ def square(prior: BregmanPrior, mean: Tensor) -> Any:
 
 
 def envelope_of(prior: BregmanPrior, s: Tensor, lam: float) -> float:
-    """min_v f(v) + lam D(v, grad g(s)), by scipy, number by number."""
+    """Return min_v f(v) + lam D(v, grad g(s)) by scipy, summed over components."""
     low, high = (
         (1e-9, 1.0 - 1e-9)
         if prior.mean is torch.distributions.constraints.unit_interval
@@ -313,8 +314,11 @@ def envelope_of(prior: BregmanPrior, s: Tensor, lam: float) -> float:
 
 @pytest.mark.parametrize("way", ["together", "sequential"])
 @pytest.mark.parametrize("name", PRIORS)
-def test_o7_a_step_is_down_the_slope_of_the_envelope(name: str, way: str) -> None:
-    """With an exact prox  s <- s - eta dF/ds,  dF/ds = lam (mu - prox): by differences of F itself."""
+def test_o7_a_step_descends_the_envelope(name: str, way: str) -> None:
+    """With an exact prox, s <- s - eta dF/ds, where dF/ds = lam (mu - prox).
+
+    The derivative is checked by central differences of F itself.
+    """
     prior, lam, eta, h = PRIORS[name], 4.0, 0.05, 1e-4
     s = prior.natural_of(AT)
     slope = torch.tensor(
@@ -339,7 +343,7 @@ def test_o7_a_step_is_down_the_slope_of_the_envelope(name: str, way: str) -> Non
 
 
 @pytest.mark.parametrize("name", PRIORS)
-def test_o7_the_prox_rests_where_the_loss_is_least(name: str) -> None:
+def test_o7_the_prox_stays_at_the_minimum_of_the_loss(name: str) -> None:
     data = at_bottom(AT, a=2, b=2)
     method = pfedbred(
         square(PRIORS[name], AT), "none", lam=4.0, lr=0.05, eta=0.1, steps=3, batch_size=None
@@ -349,13 +353,13 @@ def test_o7_the_prox_rests_where_the_loss_is_least(name: str) -> None:
     assert torch.allclose(fitted.message["mu"], PRIORS[name].natural_of(AT), atol=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------ O9: KLs by hand
+# ------------------------------------------------------------ O9: KLs by hand
 def kl(loc: Tensor, sd: Tensor, at: Tensor, by: Tensor) -> Tensor:
-    """sum_d log(s / s_i) + (s_i^2 + (m_i - m)^2) / (2 s^2) - 1/2."""
+    """Return sum_d log(s / s_i) + (s_i^2 + (m_i - m)^2) / (2 s^2) - 1/2."""
     return ((by / sd).log() + (sd.square() + (loc - at).square()) / (2.0 * by.square()) - 0.5).sum()
 
 
-def test_o9_the_kl_of_fedabml_and_its_slopes() -> None:
+def test_o9_the_kl_of_fedabml_and_its_gradients() -> None:
     program = read(net(), guides.mean_field(init_scale=0.2), federation((5, 3)))
     generator = torch.Generator().manual_seed(0)
     params = {
@@ -377,8 +381,11 @@ def test_o9_the_kl_of_fedabml_and_its_slopes() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o9_the_step_of_theta_is_down_the_kl_in_closed_form(way: str) -> None:
-    """d/dm = (m - m_i) / s^2,  d/dlog s = 1 - (s_i^2 + (m_i - m)^2) / s^2, a row's share of it: no draw in it."""
+def test_o9_the_step_of_theta_descends_the_kl_in_closed_form(way: str) -> None:
+    """d/dm = (m - m_i) / s^2, d/dlog s = 1 - (s_i^2 + (m_i - m)^2) / s^2, per row.
+
+    The step needs no random draw.
+    """
     data, lam, eta = federation((5, 3, 7)), 0.7, 0.3
     method = fedabml(
         net(),
@@ -411,7 +418,7 @@ def test_o9_the_step_of_theta_is_down_the_kl_in_closed_form(way: str) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------ all methods
+# ------------------------------------------------------------ all methods
 ALL: dict[str, Any] = {
     "fedavg": lambda: fedavg(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None),
     "fedprox": lambda: fedavg(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None, prox=0.5),
@@ -446,15 +453,18 @@ ALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("way", ["together", "sequential"])
 @pytest.mark.parametrize("name", ALL)
-def test_one_client_rests_where_its_own_loss_is_least(name: str, way: str) -> None:
-    """With one client every one of these objectives is least where all rows' loss is: what training on its rows alone finds."""
+def test_with_one_client_the_fixed_point_minimises_its_loss(name: str, way: str) -> None:
+    """With one client, the objective of every method in ALL is least at the minimum of that client's loss.
+
+    Training on the client's rows alone finds the same point.
+    """
     fitted = fit(ALL[name](), clients().select(["a"]), rounds=2, **WAYS[way])
     [theta] = fitted.message.get("gamma", fitted.message).values()
     assert torch.allclose(theta, B[0], atol=1e-12, rtol=0.0)
 
 
-def test_o13_where_all_personal_models_are_the_global_one_their_score_is_that_of_all_rows() -> None:
-    """Accuracy over the clients' own models, all rows alike, against one network on the rows together."""
+def test_o13_personal_models_equal_to_the_global_one_score_as_it_does() -> None:
+    """Accuracy of the personal models over all rows equals that of one network on the pooled rows."""
     from hierfl.studies.prior_ablation import right
 
     data = federation((15, 30, 7))
@@ -473,4 +483,4 @@ def test_o13_where_all_personal_models_are_the_global_one_their_score_is_that_of
     assert right(same, data) == pytest.approx(pooled, abs=1e-9)
     assert float(same.predict(data).scores().accuracy.mean()) != pytest.approx(
         pooled / 100.0, abs=1e-4
-    ), "clients alike is another"
+    ), "the unweighted mean over clients differs"

@@ -1,4 +1,4 @@
-"""pFedBreD: what it reduces to, prox identities of every prior, and each strategy against a loop by hand."""
+"""pFedBreD: special cases, prox identities of every prior, and each strategy against a loop by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def assert_alike(one: dict[str, Tensor], two: dict[str, Tensor], atol: float = 1
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24"])
-def test_r1_without_meta_steps_it_is_pfedme_step_for_step(strategy: Any, way: str) -> None:
+def test_r1_without_meta_steps_it_equals_pfedme_step_for_step(strategy: Any, way: str) -> None:
     common: dict[str, Any] = {
         "lam": 2.0,
         "lr": 0.02,
@@ -77,7 +77,7 @@ def test_r1_without_meta_steps_it_is_pfedme_step_for_step(strategy: Any, way: st
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_r2_one_prox_step_from_w_is_fedavg(way: str) -> None:
+def test_r2_one_prox_step_from_w_equals_fedavg(way: str) -> None:
     lam, lr, eta = 3.0, 0.05, 0.2
     ours = pfedbred(
         at(START, personal=True),
@@ -97,8 +97,13 @@ def test_r2_one_prox_step_from_w_is_fedavg(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("jacobian", ["identity", "exact"])
-def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_is_per_fedavg(jacobian: Any, way: str) -> None:
-    """lam (mu - prox) -> grad f(mu), error O(1 / lam): first order without the Jacobian of mu(w), MAML with it."""
+def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_equals_per_fedavg(
+    jacobian: Any, way: str
+) -> None:
+    """lam (mu - prox) -> grad f(mu), with error O(1 / lam).
+
+    This gives first-order MAML without the Jacobian of mu(w), and MAML with it.
+    """
     a = 0.1
     j = torch.eye(2) - a * H
     ahead = START - a * (H @ (START - B)[..., None])[..., 0]
@@ -125,7 +130,7 @@ def test_r3_lg_with_an_exact_prox_and_a_stiff_prior_is_per_fedavg(jacobian: Any,
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_r4_mh_code_without_prior_and_memory_is_per_fedavg_on_two_batches(way: str) -> None:
+def test_r4_mh_code_without_prior_and_memory_equals_per_fedavg_on_two_batches(way: str) -> None:
     a = 0.1
     method = pfedbred(
         at(START, personal=True),
@@ -146,8 +151,8 @@ def test_r4_mh_code_without_prior_and_memory_is_per_fedavg_on_two_batches(way: s
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", ["meg", "mh"])
-def test_r5_a_gaussian_bregman_prior_is_the_square(strategy: Any, way: str) -> None:
-    """Through the mirror steps and Bregman's kernel, and through a Normal of unit scale."""
+def test_r5_a_gaussian_bregman_prior_equals_the_squared_distance(strategy: Any, way: str) -> None:
+    """Mirror steps and Bregman's kernel give the same fit as a Normal of unit scale."""
     common: dict[str, Any] = {
         "lam": 2.0,
         "steps": 3,
@@ -181,7 +186,7 @@ def test_r6_over_relaxation(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24", "mh-code"])
 def test_two_rounds_by_hand(strategy: str, way: str) -> None:
-    """Eq. (14), Eq. (24) and the code's variant on quadratics, all rows a step."""
+    """Eq. (14), Eq. (24) and the variant of the authors' code on quadratics; each step takes all rows."""
     lam, lr, eta, a, m, rounds, steps = 2.0, 0.05, 0.1, 0.07, 0.3, 2, 2
 
     def slope(k: int, w: Tensor) -> Tensor:
@@ -225,7 +230,10 @@ def test_two_rounds_by_hand(strategy: str, way: str) -> None:
 
 
 def test_the_exact_jacobian_is_the_derivative_of_the_envelope() -> None:
-    """With an exact prox the step is eta grad_w min_v [ f(v) + lam D(v, mu(w)) ], by differences; the identity is not."""
+    """With an exact prox the step is eta grad_w min_v [ f(v) + lam D(v, mu(w)) ].
+
+    The gradient is by differences. The identity Jacobian gives another step.
+    """
     lam, a, eta = 2.0, 0.15, 1.0
 
     def envelope(k: int, w: Tensor) -> Tensor:
@@ -255,7 +263,7 @@ def test_the_exact_jacobian_is_the_derivative_of_the_envelope() -> None:
     assert not torch.allclose(found["identity"], eta * expected, atol=0.1)
 
 
-# ------------------------------------------------------------------------------------------------ other priors
+# ------------------------------------------------------------ other priors
 SLOPE = torch.tensor([0.8, -0.5], dtype=torch.float64)
 MEANS = {
     "gaussian": torch.tensor([0.3, -1.0]),
@@ -266,7 +274,12 @@ MEANS = {
 
 
 def linear_loss(prior: BregmanPrior, mean: Tensor) -> Any:
-    """-log p(y | v) = c . v, which no likelihood has, and an exact prox for every prior."""
+    """Return a model with -log p(y
+
+    v) = c . v, which has an exact prox under every prior.
+
+    No likelihood has this form.
+    """
 
     def model(batch: ClientBatch) -> None:
         theta = pyro.param("theta", mean.double().clone(), constraint=Means(prior))
@@ -285,7 +298,11 @@ def linear_loss(prior: BregmanPrior, mean: Tensor) -> Any:
 @pytest.mark.parametrize("way", ["together", "sequential"])
 @pytest.mark.parametrize("name", MEANS)
 def test_prox_of_a_linear_loss(name: str, way: str) -> None:
-    """Oracle O7: prox = grad g(s - c / lam): mu - c / lam, sigmoid(logit mu - c / lam), mu e^(-c / lam), 1 / (1 / mu + c / lam)."""
+    """Oracle O7: prox = grad g(s - c / lam).
+
+    In the order of the priors: mu - c / lam, sigmoid(logit mu - c / lam), mu e^(-c / lam), 1 / (1 / mu + c /
+    lam).
+    """
     lam, mean = 4.0, MEANS[name].double()
     prior: BregmanPrior = getattr(bregman, name)()
     data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
@@ -307,8 +324,11 @@ def test_prox_of_a_linear_loss(name: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_prox_under_a_g_of_ones_own_whose_numbers_interact(way: str) -> None:
-    """g(s) = s' C s / 2: the same prox, where the prior of two clients is two tensors and not one of four numbers."""
+def test_prox_under_a_custom_g_that_couples_components(way: str) -> None:
+    """g(s) = s' C s / 2 has the same prox.
+
+    Here the prior of two clients is two tensors and not one of four numbers.
+    """
     cov, mean, lam = torch.tensor([[2.0, 0.5], [0.5, 1.0]]), MEANS["gaussian"].double(), 4.0
     prior = BregmanPrior(
         lambda s: 0.5 * s @ cov @ s,
@@ -338,7 +358,7 @@ def test_prox_under_a_g_of_ones_own_whose_numbers_interact(way: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bernoulli", "poisson", "exponential"])
-def test_values_stay_where_they_are_defined(name: str) -> None:
+def test_values_stay_in_their_domain(name: str) -> None:
     prior: BregmanPrior = getattr(bregman, name)()
     model = models.bregman_network(net(), prior, likelihood=models.likelihood.normal(1.0))
     method = pfedbred(model, "mh", lam=2.0, lr=0.02, eta=0.3, steps=3, batch_size=2, prox_steps=2)
@@ -348,8 +368,8 @@ def test_values_stay_where_they_are_defined(name: str) -> None:
     assert all(bool(prior.natural.check(v).all()) for v in fitted.message.values())
 
 
-# ------------------------------------------------------------------------------------------------ what a client keeps
-def test_fine_tuning_moves_what_is_served_and_nothing_else() -> None:
+# ------------------------------------------------------------ client state and served models
+def test_fine_tuning_changes_only_the_served_model() -> None:
     data, common = federation((5, 3, 7)), dict[str, Any](steps=2, batch_size=2, lam=2.0)
     method = pfedbred(gaussian_net(), **common)
     last = fine_tuned(method, unit="step", batch_size=2, when="every round", mirror=True)
@@ -362,7 +382,10 @@ def test_fine_tuning_moves_what_is_served_and_nothing_else() -> None:
 
 
 def test_all_train_and_some_are_averaged() -> None:
-    """The mean is that of the clients drawn, others' rows are nothing to it; who is drawn changes from round to round."""
+    """The average is over the clients drawn; other clients' rows do not enter it.
+
+    Which clients are drawn changes from round to round.
+    """
     data = federation((5, 3, 7, 2, 4))
     common: dict[str, Any] = {"lam": 2.0, "lr": 0.05, "eta": 0.1, "steps": 2, "batch_size": None}
     method = pfedbred(gaussian_net(), "none", **common)
@@ -383,12 +406,14 @@ def test_all_train_and_some_are_averaged() -> None:
             torch.allclose(torch.stack([c[n] for c in inside]).mean(0), v, atol=1e-10)
             for n, v in some.message.items()
         )
-    assert len(matches) == 1 and matches != [31], "the mean of one set of clients, and not of all"
+    assert len(matches) == 1 and matches != [31], (
+        "the average is over exactly one subset of the clients"
+    )
     tiny = fit(averaging_some(method, share=1e-9), data, rounds=1, seed=5)
-    assert_alike(tiny.message, whole.message)  # where none is drawn, all are averaged
+    assert_alike(tiny.message, whole.message)  # where no client is drawn, all are averaged
 
 
-def test_a_client_without_a_turn_is_served_the_global_model_and_a_new_one_adapts() -> None:
+def test_a_client_not_yet_trained_gets_the_global_model_and_adapts() -> None:
     data, common = (
         federation((20, 30)),
         dict[str, Any](lam=1.0, lr=0.05, steps=5, prox_steps=3, batch_size=None),

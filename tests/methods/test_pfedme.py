@@ -17,7 +17,7 @@ PULL = torch.linalg.solve(A, H)  # P_k = (H_k + lam I)^-1 H_k
 
 
 def unfinished(k: int, alpha: float) -> Tensor:
-    """I - (I - alpha (H + lam I))^K: how far K steps go towards the prox."""
+    """Return I - (I - alpha (H + lam I))^K, the fraction of the way to the prox that K steps cover."""
     return I2 - torch.linalg.matrix_power(I2 - alpha * A, k)
 
 
@@ -50,7 +50,7 @@ def test_fixed_point(
     )
     after = fit(method, clients(), rounds=1)
     assert torch.allclose(after.message["theta"], fixed, atol=1e-9)
-    # what is served is each client's own prox at its last copy of theta
+    # each client's served model is its prox at its last copy of theta
     assert after.draws(1).own["w"].shape == (1, 3, 2)
 
 
@@ -71,7 +71,7 @@ def test_one_round_by_hand() -> None:
         w, v = (
             START,
             START,
-        )  # a round's first prox starts at the global model, later ones where the last ended
+        )  # a round's first prox starts at the global model, later ones at the previous prox
         for _ in range(2):
             for _ in range(2):
                 v = v - alpha * (h @ (v - b) + LAM * (v - w))
@@ -100,7 +100,10 @@ def test_the_served_model_is_the_prox_of_the_global_one(lam: float) -> None:
 
 
 def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
-    """Normal rows and prior, zeta = 1, eta = 0: q_k = Normal(m, s^2), s^-2 the diagonal of n H + I, m the posterior mean."""
+    """With Normal rows and prior, zeta = 1 and eta = 0, q_k is Normal(m, s^2).
+
+    m is the posterior mean, and s^-2 the diagonal of n H + I.
+    """
     prior = torch.zeros(2)
     method = pfedbayes(
         at(prior, personal=True),

@@ -1,4 +1,4 @@
-"""What crosses between a client and the server: listed by name and shape for every method and guide, and nothing local in it."""
+"""Messages and updates listed by name and shape for every method and guide; nothing local is in them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENCODER = {
 }
 CROSSES: dict[
     str, Shapes
-] = {  # of `regression`, 4 global numbers and 2 local ones: every tensor that fedsvi sends, both ways
+] = {  # `regression`, K = 4 and D = 2: every tensor that fedsvi sends, in either direction
     "delta": {f"{site}.at": shape for site, shape in SITES.items()},
     "mean_field": {f"{site}.{p}": shape for site, shape in SITES.items() for p in ("loc", "scale")},
     "low_rank": {**LOC, "_shared.factor": (4, 2)},
@@ -102,7 +102,7 @@ METHODS: dict[str, tuple[Callable[[], Method], Shapes]] = {
 
 
 def exchange(method: Method, data: ClientData) -> tuple[Any, dict[str, Any], Any, hierfl.Program]:
-    """What goes down, what comes up and what stays of each client in a first round, taken between client and server."""
+    """Return the message, the update, the new client state and the program of a first round."""
     federation_ = federate(method, data)
     start = begin(federation_)
     message = federation_.server.down(start.server, Clock(0, 1))
@@ -112,7 +112,7 @@ def exchange(method: Method, data: ClientData) -> tuple[Any, dict[str, Any], Any
 
 
 def shapes(tree: Any, *, skip: int = 0) -> Shapes:
-    """Shapes by the last key of each tensor's path, without the leading dimension of clients."""
+    """Return shapes by the last key of each tensor's path, without the leading `skip` dimensions."""
     return {
         name.rsplit("'", 2)[-2]: tuple(leaf.shape[skip:])
         for name, leaf in named_leaves(tree).items()
@@ -120,7 +120,7 @@ def shapes(tree: Any, *, skip: int = 0) -> Shapes:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_tensors_that_cross(name: str) -> None:
+def test_the_tensors_sent(name: str) -> None:
     make, expected = METHODS[name]
     message, up, *_ = exchange(make(), federation())
     svi = name.startswith("fedsvi")
@@ -139,12 +139,12 @@ def test_the_tensors_that_cross(name: str) -> None:
         assert shapes(up["theta"].value, skip=1) == expected
         assert up["loss"].value.shape == (4,)
     assert all(share.weight.shape == (4,) for share in up.values()), (
-        "and a number a share: its weight"
+        "each share has one weight per client"
     )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_nothing_local_crosses(name: str) -> None:
+def test_nothing_local_is_sent(name: str) -> None:
     data = federation((5, 3, 6, 1))
     message, up, kept, program = exchange(METHODS[name][0](), data)
     local = {spec.name for spec in program.params if spec.is_local} | {
@@ -158,7 +158,7 @@ def test_nothing_local_crosses(name: str) -> None:
         assert own
     else:
         assert own == set(), "a stateless client keeps nothing either"
-    # what came up is no function of one client's tensors kept: the sums alone are formed by the engine
+    # a row per client: client code does not aggregate; the engine alone forms the sums
     assert all(leaf.shape[0] == 4 for leaf in named_leaves(up).values())
 
 
@@ -172,13 +172,13 @@ def test_sizes_do_not_depend_on_rows_or_clients(name: str) -> None:
     assert shapes(up, skip=1) == shapes(up_, skip=1)
     sizes = {11, 13, 37, *(n for n in few.counts.tolist()), *many.counts.tolist()} - {5, 3}
     assert not sizes & {d for shape in shapes(up, skip=1).values() for d in shape}, (
-        "no dimension is one of rows"
+        "no dimension depends on the number of rows"
     )
 
 
 TEN_ROUNDS: dict[
     str, tuple[Callable[[], Method], Shapes, set[str]]
-] = {  # what comes up of 4 global numbers; what stays
+] = {  # the update for K = 4; the client state
     "bfi": (
         lambda: hierfl.methods.bfi(regression, steps=1),
         {"shift": (4,), "precision": (4, 4)},
@@ -200,8 +200,11 @@ TEN_ROUNDS: dict[
 
 
 @pytest.mark.parametrize("name", TEN_ROUNDS)
-def test_methods_of_few_rounds_send_gradients_and_hessians_in_global_sites_alone(name: str) -> None:
-    """Values, slopes and curvatures in the 4 global numbers: as large for 3 rows as for 70, and none of a local site."""
+def test_methods_of_few_rounds_send_gradients_and_hessians_in_global_sites(name: str) -> None:
+    """The update holds values, gradients and Hessians in the K = 4 global unknowns.
+
+    Its size is the same for 3 rows as for 70, and nothing in it belongs to a local site.
+    """
     make, expected, stays = TEN_ROUNDS[name]
     (down, up, kept, program), (down_, up_, *_) = (
         exchange(make(), federation(n)) for n in ((5, 3), (50, 30, 70))
@@ -219,7 +222,7 @@ def test_methods_of_few_rounds_send_gradients_and_hessians_in_global_sites_alone
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n.startswith("fedsvi")])
-def test_one_clients_message_does_not_depend_on_the_others(name: str) -> None:
+def test_a_clients_update_does_not_depend_on_other_clients(name: str) -> None:
     data = federation()
     _, up, kept, _ = exchange(METHODS[name][0](), data)
     other = data.with_fields(y=torch.cat([data.fields["y"][:5], data.fields["y"][5:] + 3.0]))
@@ -230,7 +233,7 @@ def test_one_clients_message_does_not_depend_on_the_others(name: str) -> None:
 
 
 def test_a_round_holds_no_other_clients_rows() -> None:
-    """A model that looks at all it is given sees one client, and in its padding that client's own rows."""
+    """A model that records its batch sees the rows of one client, padded rows included."""
     seen: list[Tensor] = []
 
     def spy(batch: ClientBatch) -> None:
@@ -264,7 +267,7 @@ def _row(table: Any, k: int) -> Any:
 
 
 def labelled() -> ClientData:
-    """Every number of a client's rows is the client's place."""
+    """Return data in which every value of a row is its client's position."""
     data = federation((5, 3, 7, 1))
     x = data.row_client.to(torch.get_default_dtype())
     return data.with_fields(x=x[:, None].expand(-1, 2), y=x)
@@ -273,7 +276,9 @@ def labelled() -> ClientData:
 @pytest.mark.parametrize("size", [None, 1, 2, 4, 100])
 @pytest.mark.parametrize("unit", ["step", "epoch"])
 @pytest.mark.parametrize("ids", [[0, 1, 2, 3], [3, 2], [3], [1, 3, 0]])
-def test_padding_is_the_clients_own_rows(size: int | None, unit: Any, ids: list[int]) -> None:
+def test_padded_rows_repeat_the_clients_own_rows(
+    size: int | None, unit: Any, ids: list[int]
+) -> None:
     data, chosen = labelled(), torch.tensor(ids)
     phase = Phase(lambda lane, message, batch: lane, 3, unit, size)
     for tensors, _ in steps(data, chosen, phase, seed=1, at=(0, 0)):
@@ -288,7 +293,7 @@ def test_padding_is_the_clients_own_rows(size: int | None, unit: Any, ids: list[
     assert whole.rows is None or bool((whole.rows.sum(1) == data.counts[chosen]).all())
 
 
-def test_keys_of_a_batch_are_those_of_its_clients_alone() -> None:
+def test_keys_of_a_batch_depend_only_on_its_clients() -> None:
     data = federation()
     one = gather(
         data,

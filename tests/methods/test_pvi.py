@@ -1,4 +1,7 @@
-"""PVI, hierarchical PVI and BFI against the oracles of methods_bayesian.md: sections 0 (E1, E2), 4 and 4b, 11."""
+"""PVI, hierarchical PVI and BFI against oracles.
+
+The oracles are those of methods_bayesian.md, sections 0 (E1, E2), 4, 4b and 11.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ MEAN = torch.tensor([0.7333333333333333, 0.5666666666666667], dtype=torch.float6
 
 
 def e1(*, by_row: bool = False) -> ClientData:
-    """Example E1; `by_row` gives each row of A and C a client of its own."""
+    """Return example E1; `by_row` makes each row of A and C a client."""
     rows: dict[str, Any] = {
         "a": ([[1, 0], [1, 1]], [1, 2]),
         "b": ([[0, 2]], [1]),
@@ -52,7 +55,7 @@ def line(batch: ClientBatch) -> None:
 
 
 def gaussian(fitted: Fit) -> tuple[Tensor, Tensor]:
-    """Mean and precision that the guide of a fit draws the global sites with."""
+    """Return the mean and precision of the fitted guide's global sites."""
     params = fitted.message["params"]
     scale = torch.nn.functional.softplus(params["_shared.scale"])
     lower = params.get("_shared.lower", torch.zeros(len(scale), len(scale)))
@@ -65,7 +68,7 @@ def close(a: Tensor, b: Any, atol: float = 1e-8) -> None:
 
 
 def in_turn(clients: int) -> int:
-    """A seed with which cohorts of one come in the order of the clients."""
+    """Return a seed with which cohorts of one visit the clients in order."""
     return next(
         s
         for s in range(10_000)
@@ -88,7 +91,7 @@ def test_a_sequential_pass_is_exact() -> None:
     close(precision, PRECISION)
 
 
-def test_damped_rounds_approach_it_geometrically() -> None:
+def test_damped_rounds_converge_geometrically() -> None:
     for rounds, wanted in ((1, (0.6041667, 0.4791667)), (2, (0.6753814, 0.5283224))):
         loc, precision = gaussian(fit(pvi(line), e1(), rounds=rounds))
         close(loc, wanted, 1e-6)
@@ -109,7 +112,7 @@ def test_diagonal_factors_reach_the_mean_field_answer() -> None:
     ("damping", "cohort", "rounds"),
     [(1.0, None, 25), (0.5, None, 25), (1 / 3, None, 45), (1.0, 1, 60)],
 )
-def test_diagonal_factors_rest_there_whatever_the_schedule(
+def test_diagonal_factors_have_one_fixed_point_under_every_schedule(
     damping: float, cohort: int | None, rounds: int
 ) -> None:
     method = pvi(line, factors="diagonal", damping=damping, points=2, steps=1)
@@ -133,8 +136,11 @@ def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
             )
 
 
-def test_the_fixed_point_is_that_of_the_pooled_problem() -> None:
-    """E_q of the pooled slope is 0, and q's precision is minus that of the curvature: the global ELBO's gradient vanishes."""
+def test_the_fixed_point_solves_the_pooled_problem() -> None:
+    """The gradient of the global ELBO vanishes at the fixed point.
+
+    E_q of the pooled gradient is 0, and q's precision is minus E_q of the pooled Hessian.
+    """
     data = federation()
     fitted = fit(pvi(logistic, damping=0.8, steps=1), data, rounds=10)
     q = fit(fedlaplace(logistic, corrections=0, points=64), data, rounds=10)
@@ -164,7 +170,12 @@ def test_hierarchies_are_exact_after_one_visit(engine: Any) -> None:
 
 
 def test_the_log_evidence_of_a_hierarchy() -> None:
-    """Laplace's method is exact here, so prior and marginals at any point give it: log p(z) + sum l_k(z) - log p(z | y)."""
+    """log p(z) + sum l_k(z) - log p(z
+
+    y) gives the log evidence at any z.
+
+    Laplace's method is exact here, so the prior and the marginals l_k are exact.
+    """
     program = fit(pvi(means, damping=1.0), three(), rounds=1).program
     marginal, z = Marginal(program), torch.tensor([0.3])
     total = marginal.log_prior(z)
@@ -175,7 +186,7 @@ def test_the_log_evidence_of_a_hierarchy() -> None:
     close(total - posterior, -12.4900925468, 1e-8)
 
 
-def test_correlated_hierarchies_too() -> None:
+def test_correlated_hierarchies() -> None:
     data, known = federation(), exact(federation(), "slopes")
     loc, precision = gaussian(fit(pvi(slopes, damping=1.0), data, rounds=1))
     close(loc, known.loc)
@@ -183,13 +194,13 @@ def test_correlated_hierarchies_too() -> None:
 
 
 @pytest.mark.parametrize("by_row", [False, True])
-def test_bfi_is_exact_where_all_is_gaussian(by_row: bool) -> None:
+def test_bfi_is_exact_for_gaussian_models(by_row: bool) -> None:
     loc, precision = gaussian(fit(bfi(line), e1(by_row=by_row), rounds=1))
     close(loc, MEAN)
     close(precision, PRECISION)
 
 
-def test_bfi_is_close_where_it_is_not() -> None:
+def test_bfi_is_close_for_a_non_gaussian_model() -> None:
     data = federation((40, 30, 50))
     (loc, precision), (q, its) = (
         gaussian(fit(m, data, rounds=12))
@@ -199,14 +210,14 @@ def test_bfi_is_close_where_it_is_not() -> None:
     close(precision / its, torch.ones(()), 0.5)
 
 
-def test_a_product_that_is_no_distribution_is_refused() -> None:
+def test_an_improper_product_of_factors_is_refused() -> None:
     state = {"shift": torch.zeros(1), "precision": -torch.ones(1, 1), "improper": torch.zeros(())}
     fitted = fit(pvi(means), three(), rounds=1)
     with pytest.raises(ValueError, match="lower damping"):
         fitted.federation.server.update(fitted.progress.server, state, hierfl.Clock(1, 2, 3))
 
 
-def test_what_cannot_be_asked_for() -> None:
+def test_refused_options() -> None:
     with pytest.raises(ValueError, match=r"damping is 1\.5"):
         pvi(line, damping=1.5)
     with pytest.raises(ValueError, match="even"):

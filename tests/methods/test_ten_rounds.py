@@ -1,4 +1,4 @@
-"""FedLaplace: derivatives right to second order, exact where all is Gaussian, the same on every engine, honest when it fails."""
+"""FedLaplace: second-order derivatives, exactness for Gaussian models, engines and warnings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {"points": 4, "weighed": 128, "enough": 30, "corrections
 
 
 def visits(batch: ClientBatch) -> None:
-    """Poisson counts with an own rate and an unknown spread."""
+    """Poisson counts with a rate per client and an unknown spread."""
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
     spread = pyro.sample("spread", dist.HalfNormal(1.0))
     with batch.clients():
@@ -38,7 +38,10 @@ def visits(batch: ClientBatch) -> None:
 
 
 def expansions(model: Any, data: ClientData, z: Tensor) -> Expansion:
-    """Of all clients at once, mapped as the engine maps them, padding and all: (C,), (C, K), (C, K, K)."""
+    """Return the expansions of all clients, mapped as the engine maps them, with padded rows.
+
+    Shapes: (C,), (C, K), (C, K, K).
+    """
     marginal = Marginal(hierfl.read(model, guides.conditional, data))
     lanes, common = slots_of(batch := full_batch(data, torch.arange(data.num_clients)))
 
@@ -50,7 +53,7 @@ def expansions(model: Any, data: ClientData, z: Tensor) -> Expansion:
         return torch.vmap(one)(lanes)
 
 
-# ------------------------------------------------------------------------------------------------ derivatives
+# ------------------------------------------------------------ derivatives
 @pytest.mark.parametrize("model", [regression, logistic, visits])
 def test_derivatives_through_the_mode_are_right_to_second_order(model: Any) -> None:
     data, h = federation(), 1e-4
@@ -63,7 +66,7 @@ def test_derivatives_through_the_mode_are_right_to_second_order(model: Any) -> N
         close((up.gradient - down.gradient) / (2 * h), here.hessian[:, :, k], 1e-4)
 
 
-def test_the_marginal_is_exact_where_rows_are_gaussian() -> None:
+def test_the_marginal_is_exact_for_gaussian_rows() -> None:
     data, z = federation(), torch.tensor([0.2, -0.4])
     found = expansions(slopes, data, z).value
     known = exact(data, "slopes")
@@ -72,7 +75,7 @@ def test_the_marginal_is_exact_where_rows_are_gaussian() -> None:
     close(total - posterior, known.log_evidence)
 
 
-# ------------------------------------------------------------------------------------------------ the method
+# ------------------------------------------------------------ the method
 @pytest.mark.parametrize("engine", ["vectorised", "sequential"])
 @pytest.mark.parametrize("name", ["means", "slopes"])
 def test_one_newton_step_is_exact(name: str, engine: Any) -> None:
@@ -92,7 +95,7 @@ def test_one_newton_step_is_exact(name: str, engine: Any) -> None:
 
 
 def test_engines_agree() -> None:
-    """Clients one by one, and two at once of like numbers of rows; the weights too."""
+    """Engine "sequential" and chunks of two clients of similar row counts agree, weights included."""
     data = federation((5, 3, 7))
     one, other = (
         fit(fedlaplace(regression, **SMALL), data, rounds=8, **way)
@@ -103,7 +106,7 @@ def test_engines_agree() -> None:
     assert "effective" in one.history
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path) -> None:
     data, method = federation(), fedlaplace(regression, **SMALL)
     whole = fit(method, data, rounds=12, checkpoint=tmp_path / "a", every=1)
     for left in sorted((tmp_path / "a").glob("round-*"))[1:]:
@@ -119,8 +122,11 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert torch.equal(loaded.draws(20).shared["loc"], again.draws(20).shared["loc"])
 
 
-def test_all_that_crosses() -> None:
-    """Sums over clients and averages over points; with weights one number a point. No row, no mode, no effect of a client."""
+def test_everything_that_is_sent() -> None:
+    """The update holds sums over clients and averages over points, and with weights one number per point.
+
+    It holds no row, no mode and no local effect.
+    """
     fitted = fit(fedlaplace(regression, **SMALL), federation(), rounds=12)
     federation_, state, size = fitted.federation, fitted.federation.server.state, 4
     message = federation_.server.down(state, Clock(0, 1))
@@ -164,13 +170,13 @@ def test_an_empirical_posterior_draws_its_points() -> None:
     close(points.std(0), [0.46153846**0.5], 0.05)
 
 
-# ------------------------------------------------------------------------------------------------ refusals
-def test_a_cohort_of_some_is_refused() -> None:
+# ------------------------------------------------------------ refusals
+def test_a_partial_cohort_is_refused() -> None:
     with pytest.raises(ValueError, match="sums the updates of all clients"):
         fit(fedlaplace(regression), federation(), rounds=2, cohort=2)
 
 
-def test_too_many_global_numbers() -> None:
+def test_too_many_global_unknowns_are_refused() -> None:
     with pytest.raises(ProgramError, match=r"4 numbers \(2 of them in 'loc'\), and the limit is 3"):
         fit(fedlaplace(regression, limit=3), federation(), rounds=2)
 
@@ -212,17 +218,17 @@ def lonely(batch: ClientBatch) -> None:
         ),
     ],
 )
-def test_programs_it_cannot_serve(model: Any, options: dict[str, Any], words: str) -> None:
+def test_unsupported_programs_are_refused(model: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         fit(fedlaplace(model, **options), federation() if model is not means else three(), rounds=2)
 
 
-def test_options_it_refuses() -> None:
+def test_an_odd_number_of_points_is_refused() -> None:
     with pytest.raises(ValueError, match="must be even"):
         fedlaplace(means, points=3)
 
 
-def test_what_is_bad_is_said() -> None:
+def test_a_poor_fit_gives_a_warning() -> None:
     server = fit(
         fedlaplace(means, **{**SMALL, "corrections": 1}), three(), rounds=12
     ).federation.server

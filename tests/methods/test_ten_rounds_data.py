@@ -1,4 +1,7 @@
-"""FedLaplace on real data: the posteriors of long runs of MCMC in about ten rounds, from a cold start and from bad ones."""
+"""FedLaplace on real data: the posteriors of long MCMC runs in about ten rounds.
+
+Fits begin from a cold start and from bad ones.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ needs_files = pytest.mark.skipif(
 
 
 def at_length(test: Callable[[], None]) -> Callable[[], None]:
-    """Minutes: by hand, HIERFL_SLOW=1."""
+    """Mark a test that takes minutes; it runs only where HIERFL_SLOW=1."""
     for mark in slow:
         test = mark(test)
     return test
 
 
 def of_global_sites(fitted: hierfl.Fit, truth: Mapping[str, Summary]) -> Errors:
-    """Errors of the global sites, from the points that their posterior is made of."""
+    """Return the errors of the global sites, from the points that make up their posterior."""
     block, params = fitted.program.latents.global_block, fitted.message["params"]
     if "_shared.points" in params:
         points = params["_shared.points"]
@@ -62,7 +65,7 @@ def of_all_sites(fitted: hierfl.Fit, problem: Problem) -> Errors:
 
 
 def weights(fitted: hierfl.Fit) -> tuple[float, float]:
-    """k-hat, effective points."""
+    """Return k-hat and the effective number of points."""
     last = fitted.history.iloc[-1]
     return float(last["k_hat"]), float(last["effective"])
 
@@ -76,7 +79,7 @@ def test_eight_schools_in_nine_rounds() -> None:
 
 
 def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
-    """With a quarter of the points."""
+    """A quarter of the points is used."""
     fitted = fit(
         fedlaplace(RADON.ways["conditional"].model, points=16, weighed=1024, enough=500),
         RADON.data(),
@@ -119,9 +122,9 @@ def test_the_mode_of_the_hospitals_on_either_engine() -> None:
     close(one.progress.server["precision"], other.progress.server["precision"], 1e-6)
 
 
-# ------------------------------------------------------------------------------------------------ bad starts
+# ------------------------------------------------------------ bad starts
 def bad_start(problem: Problem, seed: int) -> dict[str, Tensor]:
-    """A draw of the prior; of seed 0, the value of every site that is 0 without its constraint."""
+    """Return a draw of the prior; for seed 0, the value of every site whose unconstrained value is 0."""
     program = hierfl.read(problem.sampled, guides.conditional, problem.data())
     sites = program.latents.global_block.sites
     if seed == 0:
@@ -137,7 +140,7 @@ STARTS = [pytest.param(seed, marks=() if seed == 4 else slow) for seed in range(
 
 
 @pytest.mark.parametrize("seed", STARTS)
-def test_radon_arrives_from_a_bad_start(seed: int) -> None:
+def test_radon_converges_from_a_bad_start(seed: int) -> None:
     method = fedlaplace(
         CENTRED.sampled, start=bad_start(CENTRED, seed), points=16, weighed=1024, enough=400
     )
@@ -147,8 +150,11 @@ def test_radon_arrives_from_a_bad_start(seed: int) -> None:
 
 @needs_files
 @pytest.mark.parametrize("seed", STARTS)
-def test_the_hospitals_arrive_from_a_bad_start(seed: int) -> None:
-    """At q, which weights would make the posterior, and is about 0.2 sd from it as it is."""
+def test_the_hospitals_converge_from_a_bad_start(seed: int) -> None:
+    """The fit stops at q, without the importance weights.
+
+    q is about 0.2 sd from the posterior; the weights would correct it.
+    """
     method = fedlaplace(
         HOSPITALS.sampled, start=bad_start(HOSPITALS, seed), corrections=0, points=16
     )
@@ -156,7 +162,7 @@ def test_the_hospitals_arrive_from_a_bad_start(seed: int) -> None:
     assert errors.of("mean").max() < 0.3, errors
 
 
-def test_rounds_that_do_not_suffice_are_said() -> None:
+def test_too_few_rounds_give_a_warning() -> None:
     with pytest.warns(UserWarning, match="the rounds ended while climbing"):
         fit(
             fedlaplace(CENTRED.sampled, start=bad_start(CENTRED, 4), corrections=0),

@@ -1,4 +1,7 @@
-"""Wrappers of any method: equal to the options they replace, the same in two engines, refused by name where they mean nothing."""
+"""Wrappers of a method: equal to the options they replace, equal in two engines, and refused by name.
+
+A wrapper is refused for the methods where it has no meaning.
+"""
 
 from __future__ import annotations
 
@@ -86,13 +89,13 @@ def embedded() -> Any:
 
 
 def old(method: Callable[..., Method], *args: Any, **options: Any) -> Method:
-    """A method by its old options, which warn."""
+    """Build a method with its old options and expect their warning."""
     with pytest.warns(DeprecationWarning, match="will be removed from its options; write "):
         return method(*args, **options)
 
 
 def assert_same(one: hierfl.Fit, two: hierfl.Fit) -> None:
-    """Bit for bit: server, clients, history, predictions, and clients that join."""
+    """Assert bit-for-bit equality of server, clients, history, predictions and new clients."""
     data, new = federation((5, 3, 7)), federation((4, 2), seed=8)
     pairs: list[tuple[Any, ...]] = [
         (one.progress.server, two.progress.server),
@@ -110,7 +113,7 @@ def assert_same(one: hierfl.Fit, two: hierfl.Fit) -> None:
     np.testing.assert_array_equal(one.history[kept].to_numpy(), two.history[kept].to_numpy())
 
 
-# ------------------------------------------------------------------------------------------------ equal to the options
+# ------------------------------------------------------------ equal to the options
 TUNING = {"optimiser": SGD(0.01), "when": "every round", "mirror": True, **FEW}
 PAIRS: dict[str, tuple[Callable[[], Method], Callable[[], Method]]] = {
     "fedavg fine_tune": (
@@ -167,7 +170,7 @@ def test_a_wrapper_equals_the_option_it_replaces(name: str) -> None:
     assert_same(fit(given(), data, **run), fit(wrapped(), data, **run))
 
 
-def test_old_options_say_what_to_write_and_their_defaults_say_nothing() -> None:
+def test_old_options_warn_with_their_replacement_and_defaults_do_not_warn() -> None:
     expected = r"write over_relaxed\(by_rows\(pfedbred\(\.\.\.\)\), beta=2\.0\)"
     with pytest.warns(DeprecationWarning, match="pfedbred: by_rows, beta will be .*" + expected):
         options: dict[str, Any] = {"beta": 2.0, "by_rows": True}
@@ -180,7 +183,7 @@ def test_old_options_say_what_to_write_and_their_defaults_say_nothing() -> None:
         fedavg(common(), **dict[str, Any](betas=2.0))
 
 
-# ------------------------------------------------------------------------------------------------ two engines
+# ------------------------------------------------------------ two engines
 WRAPPED: dict[str, Callable[[], Method]] = {
     "+FT fedavg": lambda: fine_tuned(fedavg(common(), **SMALL), **FEW),
     "+FT fedbn": lambda: fine_tuned(fedbn(normed(), **SMALL), **FEW),
@@ -229,7 +232,7 @@ def shared_slope(batch: ClientBatch) -> None:
 
 
 @pytest.mark.parametrize("make", [fedavg, ditto, individual])
-def test_a_wrapped_method_is_described_and_made_again(make: Any, tmp_path: Path) -> None:
+def test_a_wrapped_method_is_rebuilt_from_its_description(make: Any, tmp_path: Path) -> None:
     data, method = federation((5, 3, 7)), make(shared_slope, **SMALL)
     method = over_relaxed(averaging_some(by_rows(method), share=0.5), beta=1.5)
     method = fine_tuned(method, optimiser=SGD(0.2), **FEW)
@@ -246,14 +249,14 @@ def test_an_old_option_is_recorded_as_the_wrapper() -> None:
     assert given == describe(over_relaxed(fine_tuned(fedavg(shared_slope), steps=20, unit="step")))
 
 
-# ------------------------------------------------------------------------------------------------ what each does
+# ------------------------------------------------------------ effects
 def theta(fitted: hierfl.Fit) -> Tensor:
     value: Tensor = fitted.message["theta"]
     return value
 
 
 @pytest.mark.parametrize("make", [fedavg, ditto, pfedme])
-def test_over_relaxation_goes_beta_times_as_far_and_factors_multiply(make: Any) -> None:
+def test_over_relaxation_multiplies_the_step_by_beta_and_factors_multiply(make: Any) -> None:
     method = make(at(START, personal=make is pfedme), steps=3, batch_size=None)
     moves = {
         beta: theta(fit(over_relaxed(method, beta), clients(), rounds=1)) - START
@@ -267,7 +270,7 @@ def test_over_relaxation_goes_beta_times_as_far_and_factors_multiply(make: Any) 
 
 
 @pytest.mark.parametrize("make", [pfedme, pfedbred, fedabml])
-def test_by_rows_weights_the_copies_of_the_clients(make: Any) -> None:
+def test_by_rows_weights_the_clients_copies_by_rows(make: Any) -> None:
     scale = {"guide": hierfl.guides.delta, "draws": 1} if make is fedabml else {}
     method = make(at(START, personal=True), steps=2, batch_size=None, **scale)
     alone = torch.stack(
@@ -281,13 +284,13 @@ def test_by_rows_weights_the_copies_of_the_clients(make: Any) -> None:
     assert torch.equal(theta(twice), theta(weighted))
 
 
-def test_a_method_that_weights_by_rows_already_stays_as_it_is() -> None:
+def test_by_rows_does_not_change_a_method_already_weighted_by_rows() -> None:
     method, data = fedavg(common(), **SMALL), federation((5, 3, 7))
     assert_same(fit(method, data, rounds=2), fit(by_rows(method), data, rounds=2))
 
 
 @pytest.mark.parametrize("make", [fedavg, pfedme, ditto])
-def test_some_are_averaged_all_train_and_numbers_are_of_all(make: Any) -> None:
+def test_all_clients_train_some_are_averaged_and_the_loss_is_over_all(make: Any) -> None:
     data, model = federation((5, 3, 7, 2, 4)), personal() if make is pfedme else common()
     method = make(model, steps=2, batch_size=None)
     whole = fit(method, data, rounds=1, seed=5)
@@ -298,7 +301,9 @@ def test_some_are_averaged_all_train_and_numbers_are_of_all(make: Any) -> None:
         assert torch.equal(a, b)
     assert whole.history["loss"][0] == some.history["loss"][0]
     for name, value in whole.message.items():
-        assert torch.allclose(none.message[name], value, atol=1e-10), "where S is empty"
+        assert torch.allclose(none.message[name], value, atol=1e-10), (
+            "where no client is drawn, all are averaged"
+        )
         assert not torch.allclose(some.message[name], value, atol=1e-6)
 
 
@@ -321,7 +326,7 @@ def test_training_does_not_depend_on_fine_tuning(make: Any, when: Any) -> None:
         assert scores[1] > scores[0]
 
 
-def test_a_client_without_a_turn_is_served_the_methods_own_params() -> None:
+def test_a_client_not_yet_trained_gets_the_methods_own_params() -> None:
     data, new = federation((5, 3, 7, 2)), federation((4, 2), seed=8)
     for method in (fedavg(common(), **SMALL), pfedbred(personal(), **SMALL), pfedme(personal())):
         tuned = fine_tuned(method, when="every round", **FEW)
@@ -330,7 +335,7 @@ def test_a_client_without_a_turn_is_served_the_methods_own_params() -> None:
         assert torch.equal(one, two)
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+# ------------------------------------------------------------ refusals
 @pytest.mark.parametrize(
     "make",
     [
@@ -342,7 +347,9 @@ def test_a_client_without_a_turn_is_served_the_methods_own_params() -> None:
         lambda: fedvi(embedded(), hidden=4),
     ],
 )
-def test_servers_that_do_more_than_average_are_named(make: Callable[[], Method]) -> None:
+def test_methods_whose_server_does_more_than_average_are_refused_by_name(
+    make: Callable[[], Method],
+) -> None:
     name = make().name
     for wrapper, mend in (
         (over_relaxed, "give the optimiser of its server"),

@@ -259,7 +259,8 @@ assert az.summary(tree, var_names=["loc"]).shape[0] == 2
 one, other = (posterior.elpd_of(arrays["log_likelihood/ill"] * factor) for factor in (1.0, 1.1))
 table = posterior.compared({"one": one, "other": other})
 print(json.dumps({"elpd": one.elpd, "p": one.p, "se": one.se, "each": one.each.tolist(), "k": one.k_hat.tolist(),
-                  "columns": list(table.columns), "first": table.index[0], "weight": float(table.loc["one", "weight"])}))
+                  "columns": list(table.columns), "first": table.index[0], \
+"weight": float(table.loc["one", "weight"])}))
 """
 
 

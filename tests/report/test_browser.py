@@ -34,17 +34,21 @@ MEASURE = """
 <script>
 addEventListener("load", () => {
   const parse = c => (c.match(/[\\d.]+/g) || []).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)\
+.map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
   const ground = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
     if (c.length && (c.length < 4 || c[3] > 0)) return c; } return [255, 255, 255]; };
-  const contrasts = [...document.querySelectorAll("h1,h2,p,li,td,th,caption,figcaption,a,footer,strong,span")].filter(e =>
+  const contrasts = [...document.querySelectorAll("h1,h2,p,li,td,th,caption,figcaption,a,footer,strong,span")]\
+.filter(e =>
     e.textContent.trim() && !e.classList.contains("skip")).map(e => {
       const pair = [light(parse(getComputedStyle(e).color)), light(ground(e))].sort((a, b) => b - a);
-      return [(pair[0] + 0.05) / (pair[1] + 0.05), e.tagName + " " + e.textContent.trim().slice(0, 30)]; }).sort((a, b) => a[0] - b[0]);
+      return [(pair[0] + 0.05) / (pair[1] + 0.05), e.tagName + " " + e.textContent.trim().slice(0, 30)]; })\
+.sort((a, b) => a[0] - b[0]);
   const images = [...document.images];
   const found = {
-    inner: innerWidth, wide: document.documentElement.scrollWidth, ground: ground(document.body), contrast: contrasts[0],
+    inner: innerWidth, wide: document.documentElement.scrollWidth, ground: ground(document.body), \
+contrast: contrasts[0],
     broken: images.filter(i => !i.complete || !i.naturalWidth).length, images: images.length,
     stretched: images.filter(i => Math.abs(i.width / i.height - i.naturalWidth / i.naturalHeight) > 0.15).length,
     small: Math.min(...images.map(i => i.getBoundingClientRect().width / i.getAttribute("width"))),

@@ -64,10 +64,10 @@ def same(one: Fit, two: Fit) -> None:
     assert told[0].equals(told[1])
 
 
-# ------------------------------------------------------------------ round trips and resuming
+# ------------------------------------------------------------ round trips and resuming
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_a_resumed_run_is_the_run_that_was_not_cut(
+def test_a_resumed_run_equals_an_uninterrupted_run(
     name: str, cohort: int | None, tmp_path: Path
 ) -> None:
     method, data = METHODS[name](), federation((5, 3, 7, 1, 2))
@@ -112,7 +112,7 @@ def run_until(last: int, method: Method, data: hierfl.ClientData, **options: Any
     return int(state.read_record(newest)["round"])
 
 
-def test_early_stopping_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_early_stopping_resumes_where_it_was(tmp_path: Path) -> None:
     train, test = federation((8, 8, 8)).split(0.6, seed=0)
     options: dict[str, Any] = {"rounds": 60, "held_out": test, "score_every": 2, "patience": 3}
     method = hierfl.methods.fedsvi(regression, optimiser=Adam(0.5), local_optimiser=Adam(0.5))
@@ -120,10 +120,10 @@ def test_early_stopping_goes_on_where_it_was(tmp_path: Path) -> None:
     assert stopped.progress.round < 60, "otherwise this test would test nothing"
     same(stopped, fit(method, train, checkpoint=tmp_path, every=1, resume=True, **options))
     scores = stopped.history["held_out_log_score"].dropna().tolist()
-    assert max(scores) == scores[-4], "three scores in a row were no better"
+    assert max(scores) == scores[-4], "the last three scores were no better"
 
 
-def test_bytes_on_disk_are_those_in_memory(tmp_path: Path) -> None:
+def test_tensors_on_disk_equal_those_in_memory(tmp_path: Path) -> None:
     fitted = fit(METHODS["structured"](), federation(), rounds=2, checkpoint=tmp_path)
     newest = state.checkpoints(tmp_path)[-1]
     for part, tree in (("global", fitted.progress.server), ("local", fitted.progress.table)):
@@ -143,8 +143,11 @@ def test_nothing_on_disk_is_a_pickle(tmp_path: Path) -> None:
             load_file(path)
 
 
-def test_global_and_local_are_apart(tmp_path: Path) -> None:
-    """The shared file holds no local param and nothing with a row a client; its shapes do not depend on N."""
+def test_global_and_local_params_are_in_separate_files(tmp_path: Path) -> None:
+    """The global file holds no local param and no tensor with one row per client.
+
+    Its shapes do not depend on N.
+    """
     sizes = []
     for n in (2, 5):
         fitted = fit(
@@ -168,7 +171,7 @@ def test_global_and_local_are_apart(tmp_path: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
-# ------------------------------------------------------------------ damage
+# ------------------------------------------------------------ damage
 def damaged(folder: Path, file: str, change: Callable[[bytes], bytes]) -> Path:
     path = state.checkpoints(folder)[-1] / file
     path.write_bytes(change(path.read_bytes()))
@@ -215,7 +218,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(what: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, tmp_path: Path) -> None:
     file, change, message = DAMAGE[what]
     method, data = METHODS["structured"](), federation()
     whole = fit(method, data, rounds=6)
@@ -228,7 +231,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(what: str, tmp_p
     assert path.exists()
 
 
-def test_a_missing_file_is_passed_over_too_and_none_left_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_file_falls_back_too_and_no_checkpoint_left_is_an_error(tmp_path: Path) -> None:
     method, data = METHODS["structured"](), federation()
     run_until(4, method, data, rounds=6, checkpoint=tmp_path, every=2)
     for checkpoint in state.checkpoints(tmp_path):
@@ -250,7 +253,7 @@ def test_drafts_of_dead_processes_are_removed(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000001"]
 
 
-# ------------------------------------------------------------------ another run
+# ------------------------------------------------------------ another run
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 1}, r"differs in seed \(seed: 0 there, 1 here\)"),
     "rounds": ({"rounds": 9}, r"differs in rounds \(rounds: 4 there, 9 here\)"),

@@ -22,8 +22,8 @@ from hierfl.optimisers import SGD, Adam
 from tests.programs import federation, fit, logistic, regression
 
 
-# ------------------------------------------------------------------ history
-def test_history_has_a_row_a_round() -> None:
+# ------------------------------------------------------------ history
+def test_history_has_one_row_per_round() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=5, cohort=3)
     table = fitted.history
     assert table["round"].tolist() == [0, 1, 2, 3, 4]
@@ -33,7 +33,7 @@ def test_history_has_a_row_a_round() -> None:
     assert set(table["bytes_down"]) == {3 * message}
     up = sum(leaf.nbytes for leaf in named_leaves(fitted.message["params"]).values())
     assert set(table["bytes_up"]) == {3 * (up + 8 + 2 * 8)}, (
-        "a gradient, the elbo, and a weight each"
+        "the gradient, the ELBO, and a weight for each"
     )
     assert (table["seconds"] > 0).all()
     assert "held_out_log_score" not in table
@@ -41,7 +41,7 @@ def test_history_has_a_row_a_round() -> None:
 
 @pytest.mark.parametrize("cohort", [None, 2])
 def test_the_logged_elbo_is_that_of_the_pooled_program(cohort: int | None) -> None:
-    """That of a cohort is an unbiased estimate: its mean over all cohorts is the ELBO of all clients."""
+    """The ELBO of a cohort is an unbiased estimate: its mean over all cohorts is the ELBO of all clients."""
     data = federation()
     runs = [
         fit(fedsvi(regression, guides.delta), data, rounds=1, cohort=cohort, seed=s)
@@ -56,8 +56,8 @@ def test_the_logged_elbo_is_that_of_the_pooled_program(cohort: int | None) -> No
 
 
 @pytest.mark.parametrize("score_every", [1, 3])
-def test_held_out_scores_are_of_the_model_as_it_stands(score_every: int) -> None:
-    """Also in the first half of a run, before params are averaged."""
+def test_held_out_scores_are_of_the_current_params(score_every: int) -> None:
+    """This also holds in the first half of a run, before params are averaged."""
     train, test = federation((12, 9, 10)).split(0.6, seed=0)
     method = fedsvi(regression, optimiser=Adam(0.1), local_optimiser=Adam(0.1))
     fitted = fit(method, train, rounds=12, held_out=test, score_every=score_every)
@@ -71,7 +71,7 @@ def test_held_out_scores_are_of_the_model_as_it_stands(score_every: int) -> None
     assert scores.iloc[-1] == pytest.approx(float(last.mean()), abs=1e-12)
 
 
-def test_early_stopping_waits_for_patience_and_keeps_the_last() -> None:
+def test_early_stopping_waits_for_patience_and_keeps_the_last_params() -> None:
     train, test = federation((12, 9, 10)).split(0.6, seed=0)
     wild = fedsvi(
         regression, optimiser=Adam(0.8), local_optimiser=Adam(0.8), schedule="constant", average=0.0
@@ -96,16 +96,16 @@ def test_early_stopping_waits_for_patience_and_keeps_the_last() -> None:
     assert kind.progress.round == 20
 
 
-def test_a_bar_is_drawn_only_when_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_drawn_only_on_request(capfd: pytest.CaptureFixture[str]) -> None:
     fit(fedsvi(regression), federation(), rounds=2)
-    assert capfd.readouterr() == ("", ""), "standard error is not a terminal here"
+    assert capfd.readouterr() == ("", ""), "standard error is not a terminal in this test"
     fit(fedsvi(regression), federation(), rounds=2, progress=True)
     assert "fedsvi" in "".join(capfd.readouterr())
 
 
-# ------------------------------------------------------------------ schedules and averages
+# ------------------------------------------------------------ schedules and averages
 def path(method: Any, rounds: int) -> list[Tensor]:
-    """Return the server's param after each round, and at the end the one that predictions read."""
+    """Return the server's param after each round, and last the param that predictions read."""
     from hierfl.engine.federation import federate
     from hierfl.engine.rounds import begin
     from hierfl.engine.rounds import rounds as run
@@ -116,14 +116,14 @@ def path(method: Any, rounds: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("average", [0.0, 0.25, 0.5, 0.9])
-def test_the_mean_of_the_last_rounds_is_what_is_read(average: float) -> None:
+def test_predictions_read_the_mean_of_the_last_rounds(average: float) -> None:
     *steps, read = path(fedsvi(regression, guides.delta, optimiser=SGD(0.02), average=average), 8)
     last = max(1, 8 - math.floor((1.0 - average) * 8)) if average else 1
     assert torch.allclose(read, torch.stack(steps[8 - last :]).mean(0), atol=1e-12)
 
 
 def tilted(batch: ClientBatch) -> None:
-    """A loss that is linear in its one param: every step is 4 times the step size."""
+    """A model whose loss is linear in its one param: every step is 4 times the step size."""
     slope = pyro.param("loc.at", torch.zeros(()))
     pyro.factor("tilt", 4.0 * slope)
     with batch.clients(), batch.data():
@@ -140,7 +140,7 @@ def test_step_sizes_over_the_rounds(schedule: Any) -> None:
     assert torch.allclose(steps, 0.04 * torch.tensor(rates), atol=1e-14)
 
 
-# ------------------------------------------------------------------ predictions
+# ------------------------------------------------------------ predictions
 def kinds(batch: ClientBatch) -> None:
     with batch.clients():
         w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
@@ -153,7 +153,7 @@ def kinds(batch: ClientBatch) -> None:
 
 
 def with_kinds() -> tuple[ClientData, ClientData, Tensor]:
-    """Return data with labels of 3 classes, the rows of two clients, and the position of each row's client."""
+    """`save` keeps checkpoints of the same run under old names and removes those of other runs."""
     data = federation()
     data = data.with_fields(kind=(data.fields["visits"].long() % 3))
     rows = data.select(["east", "north"])
@@ -216,7 +216,7 @@ def test_scores_by_client() -> None:
     assert table["log_score"]["south"] == pytest.approx(float(found.log_score[1:].mean()))  # type: ignore[index]
 
 
-def test_one_clients_prediction_does_not_depend_on_who_else_is_asked_or_how_many_rows() -> None:
+def test_a_clients_prediction_does_not_depend_on_other_clients_or_rows() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
     whole = fitted.predict(federation(), draws=20, seed=1)
     alone = fitted.predict(federation().select(["east"]), draws=20, seed=1)
@@ -225,8 +225,8 @@ def test_one_clients_prediction_does_not_depend_on_who_else_is_asked_or_how_many
     assert torch.allclose(few.mean, whole.mean[9:10], atol=1e-12)
 
 
-# ------------------------------------------------------------------ the posterior
-def test_draws_depend_on_the_seed_alone_and_their_start_is_the_same() -> None:
+# ------------------------------------------------------------ the posterior
+def test_draws_depend_only_on_the_seed_and_more_draws_keep_the_first() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
     one, again, other, longer = (
         fitted.draws(n, seed=s) for n, s in ((20, 1), (20, 1), (20, 2), (50, 1))
@@ -266,7 +266,7 @@ def squares(batch: ClientBatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_a_matrix_of_features_by_features_has_two_dims() -> None:
-    """The correlations of varying slopes, (D, D): xarray allows no two dimensions of one name."""
+    """Correlations of varying slopes have shape (D, D), and xarray allows no two dimensions of one name."""
     data = federation()
     named = ClientData(
         data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
@@ -283,7 +283,7 @@ def test_repr() -> None:
     assert hierfl.Fit is type(fitted)
 
 
-# ------------------------------------------------------------------ observed sites
+# ------------------------------------------------------------ observed sites
 def changed_label(batch: ClientBatch) -> None:
     """A model that observes a transformed label, and does not read every field."""
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
@@ -293,7 +293,7 @@ def changed_label(batch: ClientBatch) -> None:
             pyro.sample("twice", dist.Normal(w + batch.x[..., 0], 1.0), obs=2.0 * batch.y)
 
 
-def test_a_label_changed_in_the_model_is_scored_as_it_is_observed() -> None:
+def test_a_label_transformed_in_the_model_is_scored_as_observed() -> None:
     data = federation()
     fitted = fit(fedsvi(changed_label, guides.conditional), data, rounds=1)
     found = fitted.predict(data.without("ill", "visits"), draws=1)
@@ -317,7 +317,7 @@ def two_labels(batch: ClientBatch) -> None:
             pyro.sample("ill", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.ill)
 
 
-def test_of_two_observed_sites_one_is_named_and_both_are_scored_when_held_out() -> None:
+def test_with_two_observed_sites_predict_needs_a_name_and_held_out_scores_use_both() -> None:
     data = federation()
     fitted = fit(fedsvi(two_labels, guides.delta), data, rounds=1, held_out=data, score_every=1)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A run whose process is killed at any moment, by SIGKILL, resumes to the same bytes."""
+"""A run whose process is killed by SIGKILL at any moment resumes to the same bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ os.waitpid(child(folder + "/killed"), 0)
 
 
 def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
-    """Killed six times, with a checkpoint every round, it ends with the bytes of an uninterrupted run."""
+    """A run with a checkpoint every round, killed six times, ends with the bytes of an uninterrupted run."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -70,7 +70,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
         text=True,
     ).stdout
     reached = [int(n) for n in told.strip("[]\n").split(",")]
-    assert reached == sorted(reached), "no round with a checkpoint is lost"
+    assert reached == sorted(reached), "no completed checkpoint is lost"
     assert reached[-1] > 0 and reached[0] < 40, reached
     newest = [state.checkpoints(tmp_path / name)[-1] for name in ("whole", "killed")]
     assert [path.name for path in newest] == ["round-00000040"] * 2
@@ -85,8 +85,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     )
 
 
-def test_a_killed_write_is_never_seen(tmp_path: Path) -> None:
-    """A write that stops between any two files of a checkpoint leaves the complete one before it."""
+def test_an_interrupted_write_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    """A write that stops between two files of a checkpoint leaves the previous complete checkpoint intact."""
     from tests.programs import federation, fit, regression
 
     method, data = hierfl.methods.fedsvi(regression), federation()

@@ -1,4 +1,7 @@
-"""Clients never seen: their local params by their own steps alone, the global ones fixed; without steps where none are kept."""
+"""New clients: local params from their own steps, with global params fixed.
+
+Methods without local params take no steps.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,11 @@ def newcomers() -> ClientData:
 
 
 @pytest.mark.parametrize("family", ["mean_field", "structured", "low_rank", "delta"])
-def test_own_steps_by_hand(family: str) -> None:
-    """torch's Adam on each new client's part of the loss, its noise by its name, its steps falling on a cosine."""
+def test_local_steps_equal_torchs_adam(family: str) -> None:
+    """The steps equal torch's Adam on each new client's part of the loss.
+
+    The noise is keyed by the client's name, and the step size follows a cosine.
+    """
     fitted = fit(
         fedsvi(regression, FAMILIES[family], local_optimiser=Adam(0.05), average=0.0),
         federation(),
@@ -53,7 +59,7 @@ def test_own_steps_by_hand(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_global_params_and_the_fitted_clients_stay(family: str) -> None:
+def test_global_params_and_fitted_clients_do_not_change(family: str) -> None:
     fitted = fit(fedsvi(regression, FAMILIES[family]), federation(), rounds=2)
     before = {**named_leaves(fitted.progress.server), **named_leaves(fitted.progress.table)}
     kept = {name: leaf.clone() for name, leaf in before.items()}
@@ -67,12 +73,12 @@ def test_the_global_params_and_the_fitted_clients_stay(family: str) -> None:
     draws = new.draws(4)
     assert draws.own["slope"].shape == (4, 2, 2)
     assert torch.equal(draws.shared["loc"], fitted.draws(4).shared["loc"]), (
-        "what all clients share is drawn alike"
+        "global sites have the same draws"
     )
     assert new.predict(newcomers(), draws=4).mean.shape == (8,)
 
 
-def test_each_newcomer_is_alone() -> None:
+def test_new_clients_do_not_depend_on_each_other() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
     both = fitted.personalise(newcomers(), rounds=4)
     turned = fitted.personalise(newcomers().select([1, 0]), rounds=4)
@@ -83,8 +89,13 @@ def test_each_newcomer_is_alone() -> None:
 
 
 @pytest.mark.parametrize("case", ["means", "slopes"])
-def test_the_conditional_guide_needs_no_step_and_is_exact(case: str) -> None:
-    """b | y = Normal(V (x'y / v + L^-1 m), V + V L^-1 Cov(g) L^-1 V) under q(g) = Normal(m, Cov(g)), whatever that is."""
+def test_the_conditional_guide_is_exact_without_steps(case: str) -> None:
+    """For any q(g) = Normal(m, Cov(g)), the local posterior has a closed form.
+
+    b
+
+    y = Normal(V (x'y / v + L^-1 m), V + V L^-1 Cov(g) L^-1 V).
+    """
     model, data = (means, three()) if case == "means" else (slopes, federation())
     fitted = fit(fedsvi(model, guides.conditional, optimiser=Adam(0.2)), data, rounds=5)
     if case == "means":
@@ -112,7 +123,7 @@ def test_the_conditional_guide_needs_no_step_and_is_exact(case: str) -> None:
     )
 
 
-def test_amortised_without_labels_takes_no_step() -> None:
+def test_the_amortised_guide_takes_no_steps_and_needs_no_labels() -> None:
     guide = guides.amortised(fields=("x",), hidden=8)
     fitted = fit(
         fedsvi(regression, guide, optimiser=Adam(0.02)), federation((8, 9, 10, 4)), rounds=20
@@ -131,8 +142,11 @@ def test_amortised_without_labels_takes_no_step() -> None:
     assert blind.predict(unlabelled, draws=10).log_score is None
 
 
-def test_local_steps_bring_a_newcomer_to_where_it_would_have_been() -> None:
-    """Global params fixed at what E2 has, the client left out and then inferred has the posterior that its own rows give."""
+def test_local_steps_give_a_new_client_its_exact_posterior() -> None:
+    """With global params fitted to E2 without client c, c is then inferred from its own rows.
+
+    Its posterior equals the closed form given those params and rows.
+    """
     method = fedsvi(
         means, guides.structured, optimiser=Adam(0.1), local_optimiser=Adam(0.1), num_particles=64
     )
@@ -147,7 +161,7 @@ def test_local_steps_bring_a_newcomer_to_where_it_would_have_been() -> None:
     assert draws.var().item() == pytest.approx(0.25 + var / 16.0, rel=0.05)
 
 
-def test_methods_that_serve_a_prox_adapt_by_it() -> None:
+def test_pfedme_personalises_by_its_prox() -> None:
     net = torch.nn.Linear(2, 1)
     model: Any = models.bayesian_network(
         net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
@@ -170,7 +184,7 @@ def test_methods_that_serve_a_prox_adapt_by_it() -> None:
 
 
 def test_rounds_of_sgd_keep_their_own_schedule() -> None:
-    """A personalised fit is a fit: it can be asked, saved, and personalised again from the same start."""
+    """A personalised fit is a `Fit`: it predicts, saves and personalises again from the same start."""
     fitted = fit(fedsvi(regression, local_optimiser=SGD(0.01)), federation(), rounds=2)
     once, twice = (
         fitted.personalise(newcomers(), rounds=3),

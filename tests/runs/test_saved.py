@@ -1,4 +1,4 @@
-"""`fit.save` and `hierfl.load`: with and without the rows, with the method made again, and the errors they raise."""
+"""`fit.save` and `hierfl.load`: with and without the rows, with the method rebuilt, and their errors."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def same(one: Fit, two: Fit) -> None:
     assert one.rounds == two.rounds
 
 
-# ------------------------------------------------------------------ round trips
+# ------------------------------------------------------------ round trips
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_fit_comes_back_whole(family: str, tmp_path: Path) -> None:
+def test_save_and_load_round_trip(family: str, tmp_path: Path) -> None:
     fitted = fit(fedsvi(regression, FAMILIES[family]), federation(), rounds=2, seed=3)
     fitted.save(tmp_path / "run")
     back = hierfl.load(tmp_path / "run")
@@ -65,7 +65,7 @@ def test_with_and_without_rows(given: str, tmp_path: Path) -> None:
     same(fitted, hierfl.load(tmp_path, **options))
 
 
-def test_rows_that_were_not_saved_must_be_handed_in(tmp_path: Path) -> None:
+def test_rows_that_were_not_saved_must_be_passed(tmp_path: Path) -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=1)
     fitted.save(tmp_path)
     fitted.save(tmp_path, with_data=False)
@@ -77,7 +77,7 @@ def test_rows_that_were_not_saved_must_be_handed_in(tmp_path: Path) -> None:
         hierfl.load(tmp_path)
 
 
-def test_a_run_s_checkpoint_can_be_loaded_and_names_and_features_come_back(tmp_path: Path) -> None:
+def test_a_checkpoint_loads_with_client_names_and_features(tmp_path: Path) -> None:
     data = federation()
     named = hierfl.ClientData(
         data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
@@ -90,7 +90,7 @@ def test_a_run_s_checkpoint_can_be_loaded_and_names_and_features_come_back(tmp_p
     assert torch.equal(back.federation.data.client_fields["height"], data.client_fields["height"])
 
 
-def test_new_clients_come_back_too(tmp_path: Path) -> None:
+def test_new_clients_are_saved_and_loaded(tmp_path: Path) -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
     new = fitted.personalise(
         hierfl.ClientData(**_renamed(federation((4, 2), seed=8), "n")), rounds=3
@@ -112,7 +112,7 @@ def _renamed(data: hierfl.ClientData, prefix: str) -> dict[str, Any]:
 
 
 def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
-    """A fit of fewer rounds, or of other clients, replaces it too."""
+    """This holds for a fit of fewer rounds and for a fit of other clients."""
     long = fit(fedsvi(regression), federation(), rounds=5)
     short = fit(fedsvi(regression), federation(seed=4), rounds=2, seed=1)
     for fitted in (long, long, short):
@@ -120,7 +120,7 @@ def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
         same(fitted, hierfl.load(tmp_path))
 
 
-# ------------------------------------------------------------------ refused
+# ------------------------------------------------------------ refused
 OTHER_DATA: dict[str, Callable[[], hierfl.ClientData]] = {
     "another order": lambda: federation().select(["west", "east", "south", "north"]),
     "other clients": lambda: hierfl.ClientData(**_renamed(federation(), "new ")),
@@ -129,8 +129,8 @@ OTHER_DATA: dict[str, Callable[[], hierfl.ClientData]] = {
 
 
 @pytest.mark.parametrize("what", OTHER_DATA)
-def test_rows_of_others_are_refused(what: str, tmp_path: Path) -> None:
-    """Client state is stored by the client's position: other rows would be given another client's posterior."""
+def test_rows_of_other_clients_are_refused(what: str, tmp_path: Path) -> None:
+    """Client state is stored by position, so other rows would get another client's posterior."""
     fit(fedsvi(regression), federation(), rounds=1).save(tmp_path, with_data=False)
     with pytest.raises(
         hierfl.CheckpointError, match=r"of another run: it differs in (clients|rows)"
@@ -146,7 +146,7 @@ def test_another_method_is_refused(tmp_path: Path) -> None:
         hierfl.load(tmp_path, method=fedsvi(regression, guides.mean_field))
 
 
-def test_what_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(hierfl.CheckpointError, match="holds no hierfl run"):
         hierfl.load(tmp_path)
     with pytest.raises(hierfl.CheckpointError, match="holds no hierfl run"):
@@ -179,7 +179,7 @@ def test_a_damaged_fit_falls_back_to_the_one_before(tmp_path: Path) -> None:
     assert back.history["elbo"].tolist() == fitted.history["elbo"].tolist()[:2]
 
 
-# ------------------------------------------------------------------ recipes
+# ------------------------------------------------------------ recipes
 @recorded
 def scaled(scale: float) -> Any:
     def model(batch: Any) -> None:
@@ -209,7 +209,7 @@ REMADE: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("what", REMADE)
-def test_a_method_is_made_again_from_its_record(what: str) -> None:
+def test_a_method_is_rebuilt_from_its_record(what: str) -> None:
     record = describe(REMADE[what]())
     again = remake(record)
     assert isinstance(again, hierfl.Method)
@@ -224,7 +224,7 @@ UNMADE: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("what", UNMADE)
-def test_what_cannot_be_made_again_must_be_handed_in(what: str) -> None:
+def test_a_method_that_cannot_be_rebuilt_must_be_passed(what: str) -> None:
     record = describe(fedsvi(UNMADE[what]()))
     with pytest.raises(
         CannotRemake, match=r"is not stored in a file; hand the method in: load\(\.\.\., method="
@@ -232,7 +232,7 @@ def test_what_cannot_be_made_again_must_be_handed_in(what: str) -> None:
         remake(record)
 
 
-def test_nothing_is_imported_that_a_file_names(tmp_path: Path) -> None:
+def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     sys.path.insert(0, str(tmp_path))
     try:
@@ -251,7 +251,7 @@ def test_nothing_is_imported_that_a_file_names(tmp_path: Path) -> None:
         remake({"named": "tests.programs:nothing"})
 
 
-def test_a_model_of_a_script_is_not_found_from_another(tmp_path: Path) -> None:
+def test_a_model_defined_in_one_script_is_not_found_from_another(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import pyro, pyro.distributions as dist, hierfl\n"

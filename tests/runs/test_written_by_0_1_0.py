@@ -39,7 +39,10 @@ def rows() -> ClientData:
 
 
 def averaging() -> Method:
-    """Return what 0.1.0 wrote as `fedavg(model, steps=2, batch_size=2, beta=2.0, fine_tune=True)`."""
+    """Return the method that 0.1.0 wrote as below.
+
+    `fedavg(model, steps=2, batch_size=2, beta=2.0, fine_tune=True)`
+    """
     torch.manual_seed(0)
     model = models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
     tuned = methods.fine_tuned(
@@ -88,7 +91,7 @@ def fitted_now(method: Method) -> Fit:
 
 
 def names_in(description: JSON) -> set[str]:
-    """Every name that a description holds."""
+    """Return every name that a description holds."""
     if isinstance(description, list):
         return set().union(*map(names_in, description))
     if not isinstance(description, dict):
@@ -97,7 +100,7 @@ def names_in(description: JSON) -> set[str]:
     return own.union(*map(names_in, description.values()))
 
 
-# ------------------------------------------------------------------ load
+# ------------------------------------------------------------ load
 @pytest.mark.parametrize("name", RUNS)
 def test_an_old_run_loads_and_predicts_the_same(name: str) -> None:
     method, printed = RUNS[name]
@@ -127,7 +130,7 @@ def test_the_names_of_one_run() -> None:
     }
 
 
-def test_a_run_of_a_module_takes_its_method(tmp_path: Path) -> None:
+def test_a_run_of_a_module_needs_its_method_passed(tmp_path: Path) -> None:
     with pytest.raises(
         CannotRemake, match=r"torch.nn.modules.linear.Linear is not stored in a file; hand the"
     ):
@@ -137,10 +140,10 @@ def test_a_run_of_a_module_takes_its_method(tmp_path: Path) -> None:
     assert torch.allclose(found, wanted, rtol=0.0, atol=1e-12)
 
 
-# ------------------------------------------------------------------ resume
+# ------------------------------------------------------------ resume
 @pytest.mark.parametrize("name", RUNS)
 def test_an_old_run_can_be_resumed(name: str, tmp_path: Path) -> None:
-    """Its record holds old names, and the method handed in has new ones: both describe one method."""
+    """The record holds old names and the method passed in has new ones, but both describe the same method."""
     shutil.copytree(OLD / name, tmp_path / "run")
     method = RUNS[name][0]()
     options: dict[str, Any] = {"rounds": 2, "seed": 3, "compile": False}
@@ -153,7 +156,7 @@ def test_an_old_run_can_be_resumed(name: str, tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_one_run_are_kept_under_either_name(tmp_path: Path) -> None:
-    """`save` removes other runs' checkpoints from its folder, but not one of the same run by old names."""
+    """`save` keeps checkpoints of the same run under old names and removes those of other runs."""
     run, early = tmp_path / "run", tmp_path / "run" / "round-00000001"
     for name, kept in (("fedsvi", True), ("mean_field", False)):
         shutil.rmtree(run, ignore_errors=True)
