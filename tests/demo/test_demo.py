@@ -135,7 +135,7 @@ def test_report_is_written_with_its_warnings(job: tuple[Path, Result]) -> None:
     assert "Heart disease at four hospitals" in text and "switzerland" in text
     counted = re.search(r"(\d+) of its (\d+) checks gave a warning", job[1].stdout)
     assert counted and f"Warnings ({counted[1]})" in text
-    assert "no trend is read off fewer than 40" in text and "276 held-out rows" in text
+    assert "a trend needs at least 40" in text and "276 held-out rows" in text
 
 
 @pytest.mark.slow
