@@ -77,10 +77,11 @@ def each_client(
             own = asked
         else:
             own = batch if rows is None else full_batch(federation.data, ids, seed=seed, at=at)
-        call = partial(_of_client, fit, message, one, own, asked)
+        (own_slots, own_shared), (asked_slots, asked_shared) = slots_of(own), slots_of(asked)
+        call = partial(_of_client, fit, message, one, (own_shared, own), (asked_shared, asked))
         states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
         parts = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
-        trees = (states, slots_of(own)[0], slots_of(asked)[0], *parts)
+        trees = (states, own_slots, asked_slots, *parts)
         with pyro.validation_enabled(False), torch.no_grad():
             found = over_clients(call, federation.at_once)(*trees, count=len(ids))
         yield Chunk(ids, asked, found)
@@ -90,20 +91,16 @@ def _of_client(
     fit: Snapshot,
     message: Tree,
     one: Callable[..., Tree],
-    own: ClientBatch,
-    asked: ClientBatch,
+    own: tuple[Tree, ClientBatch],
+    asked: tuple[Tree, ClientBatch],
     state: Tree,
     own_slot: Tree,
     asked_slot: Tree,
     *given: Tree,
 ) -> Tree:
+    """Call `one` for the client of one slot; a batch comes with what its slots share."""
     params = fit.federation.client.params(message, state)
-    return one(
-        params,
-        one_slot(own_slot, slots_of(own)[1], own),
-        one_slot(asked_slot, slots_of(asked)[1], asked),
-        *given,
-    )
+    return one(params, one_slot(own_slot, *own), one_slot(asked_slot, *asked), *given)
 
 
 def _new_states(fit: Snapshot, count: int) -> Tree:

@@ -1,4 +1,4 @@
-"""Local params of N clients: stacked in front, or along the clients plate of a pooled program."""
+"""Local params of N clients along the clients plate of a pooled program."""
 
 from __future__ import annotations
 
@@ -16,14 +16,6 @@ def stacked(program: Program, rows: Params) -> Params:
     """
     axes = {spec.name: spec.axis for spec in program.params}
     return {name: _plate_axis(value, axes[name]) for name, value in rows.items()}
-
-
-def unstacked(program: Program, params: Params) -> Params:
-    """Return local params with the clients in front; the inverse of `stacked`."""
-    axes = {spec.name: spec.axis for spec in program.params}
-    return {
-        name: value.movedim(axes[name], 0).unsqueeze(axes[name]) for name, value in params.items()
-    }
 
 
 def _plate_axis(value: Tensor, axis: int) -> Tensor:
