@@ -7,13 +7,18 @@ STAMP := $(VENV)/.installed
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= 2
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-slow lint clean
 
 demo: $(STAMP)
 	$(BIN)/hierfl demo --out demo-out
 
 test: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -q
+
+# The tests that take minutes. Their results are kept in tests/SLOW.md.
+test-slow: $(STAMP)
+	$(ONE_THREAD) HIERFL_SLOW=1 $(BIN)/python -m pytest -n $(WORKERS) -q -m slow --junitxml .slow.xml; \
+	status=$$?; $(BIN)/python -m tests.slow_results .slow.xml; exit $$status
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -28,5 +33,5 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist demo-out hierfl.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .slow.xml build dist demo-out hierfl.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,10 +1,20 @@
 """Fixtures of all tests: what each starts from, and what it must leave behind."""
 
+import os
 from collections.abc import Iterator
 
 import pyro
 import pytest
 import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip slow tests unless HIERFL_SLOW is set, as `make test-slow` sets it."""
+    if os.environ.get("HIERFL_SLOW"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: run by make test-slow"))
 
 
 @pytest.fixture(autouse=True)

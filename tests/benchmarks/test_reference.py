@@ -26,17 +26,6 @@ def broken(problem: Problem, name: str, **changed: Any) -> list[str]:
     return list(bench.measure(way, problem, bench.truth_of(problem)).broken or ())
 
 
-def at_length() -> pytest.MarkDecorator:
-    """Skip a test of several minutes unless HIERFL_SLOW is set.
-
-    `HIERFL_SLOW=1 make test` runs it; `python -m benchmarks.reference --all` measures the same.
-    """
-    return pytest.mark.skipif(
-        not os.environ.get("HIERFL_SLOW"),
-        reason="HIERFL_SLOW is not set: this test takes minutes",
-    )
-
-
 # ---------------------------------------------------------------------------------- bars
 def test_radon_with_the_conditional_guide() -> None:
     """Runs a third of the benchmark's rounds, so its bars are a little wider."""
@@ -45,13 +34,11 @@ def test_radon_with_the_conditional_guide() -> None:
 
 
 @pytest.mark.slow
-@at_length()
 def test_radon_with_the_conditional_guide_at_length() -> None:
     assert not broken(RADON, "conditional")
 
 
 @pytest.mark.slow
-@at_length()
 def test_radon_with_a_third_of_the_counties_a_round() -> None:
     assert not broken(RADON, "conditional_third")
 
@@ -80,7 +67,6 @@ def test_eight_schools_with_a_flow() -> None:
 
 
 @pytest.mark.slow
-@at_length()
 def test_pooled_nuts_of_radon_agrees_within_its_error() -> None:
     found = bench.pooled_nuts(RADON, draws=250, warmup=150, chains=1)
     scores = np.concatenate(
@@ -92,7 +78,6 @@ def test_pooled_nuts_of_radon_agrees_within_its_error() -> None:
 
 @pytest.mark.slow
 @needs_files
-@at_length()
 @pytest.mark.parametrize("seed", [0, 1])
 def test_importance_weights_reduce_the_hospitals_errors_below_a_fifth_of_an_sd(seed: int) -> None:
     way = replace(HOSPITALS.ways["conditional"], draws=2000)

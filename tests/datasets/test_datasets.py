@@ -256,7 +256,6 @@ def test_images_are_in_the_unit_interval_with_labels(
 
 
 @needs_files
-@pytest.mark.slow
 def test_cifar10_is_decoded_in_colour_and_shuffled() -> None:
     train, test = datasets.cifar10()
     assert train.x.shape == (50_000, 3, 32, 32)

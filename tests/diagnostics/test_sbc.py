@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +28,6 @@ from hierfl.program.stacking import stacked
 from tests.program.test_refusals import gamma_guide, gamma_model
 from tests.programs import federation, logistic, means
 
-slow = pytest.mark.skipif(
-    not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out"
-)
 COUNTS = (1, 1, 2, 2, 4, 4, 8, 8)
 
 
@@ -91,7 +87,6 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
     assert bool(((frame[""] >= frame.low) & (frame[""] <= frame.high)).all())
 
 
-@slow
 @pytest.mark.slow
 def test_500_replications_of_varying_slopes() -> None:
     """The structured guide is calibrated in every scalar; mean field is too narrow for the global mean.
@@ -121,7 +116,6 @@ def test_500_replications_of_varying_slopes() -> None:
     assert narrow.table().p.min() < 1e-10
 
 
-@slow
 @pytest.mark.slow
 def test_500_replications_with_an_unknown_spread() -> None:
     """The posterior is not Gaussian: structured is right for g and b, both are too narrow for tau."""

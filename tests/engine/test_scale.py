@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tracemalloc
@@ -148,7 +147,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="takes a minute: set HIERFL_SLOW=1")
 def test_a_hundred_thousand_clients_keep_eighty_thousand_numbers_each(tmp_path: Path) -> None:
     """All rows would take 32 GB; resident memory stays under 2 GB.
 

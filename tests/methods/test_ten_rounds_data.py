@@ -6,7 +6,7 @@ Fits begin from a cold start and from bad ones.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,20 +27,9 @@ from hierfl.methods import fedlaplace
 from tests.methods.test_pvi import close, gaussian
 from tests.programs import fit
 
-slow = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set"),
-]
 needs_files = pytest.mark.skipif(
     not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no reference posterior"
 )
-
-
-def at_length(test: Callable[[], None]) -> Callable[[], None]:
-    """Mark a test that takes minutes; it runs only where HIERFL_SLOW=1."""
-    for mark in slow:
-        test = mark(test)
-    return test
 
 
 def of_global_sites(fitted: hierfl.Fit, truth: Mapping[str, Summary]) -> Errors:
@@ -90,7 +79,7 @@ def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
     assert k_hat < 0.5 and effective >= 500
 
 
-@at_length
+@pytest.mark.slow
 def test_radon_in_twelve_rounds() -> None:
     fitted = fit(fedlaplace(RADON.ways["conditional"].model), RADON.data(), rounds=12)
     errors, (k_hat, effective) = of_all_sites(fitted, RADON), weights(fitted)
@@ -99,7 +88,7 @@ def test_radon_in_twelve_rounds() -> None:
 
 
 @needs_files
-@at_length
+@pytest.mark.slow
 def test_hospitals_in_twelve_rounds_on_either_engine() -> None:
     fitted = fit(fedlaplace(HOSPITALS.sampled), HOSPITALS.data(), rounds=12)
     errors, (k_hat, effective) = of_all_sites(fitted, HOSPITALS), weights(fitted)
@@ -136,7 +125,7 @@ def bad_start(problem: Problem, seed: int) -> dict[str, Tensor]:
 
 
 CENTRED = replace(RADON, sampled=RADON.ways["conditional"].model)
-STARTS = [pytest.param(seed, marks=() if seed == 4 else slow) for seed in range(21)]
+STARTS = [pytest.param(seed, marks=() if seed == 4 else pytest.mark.slow) for seed in range(21)]
 
 
 @pytest.mark.parametrize("seed", STARTS)
