@@ -66,7 +66,7 @@ def test_leaving_a_row_out_gives_the_ratio_of_evidences() -> None:
             rest = exact(without(data, row), "slopes").log_evidence
             assert found.table.loc[row, "elpd"] == pytest.approx(whole - rest, abs=0.12)
             checked += 1
-    assert checked > 10
+    assert checked >= 10
 
 
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
