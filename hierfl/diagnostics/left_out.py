@@ -10,6 +10,7 @@ out at a draw.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import NamedTuple
 
@@ -22,9 +23,11 @@ from hierfl.posterior.corrected import ROUNDS, in_rounds, posterior_weights
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.rows import log_likelihoods
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.posterior.weights import Weighed, already_weighted, weigh
+from hierfl.posterior.weights import INNER, Weighed, already_weighted, weigh
 
-BIAS = 0.01  # nats: local draws are added while their noise biases a client's estimate by more than this
+PILOT = 100  # draws that tell how many local draws are needed
+NOISE = 0.25  # variance of log weights, all clients together, that local draws may add
+BIAS = 0.01  # nats by which the noise of local draws may bias a client's estimate, where it is divided by
 TAIL = 0.3  # k-hat from which further rounds widen the proposal: the mean of weights is off long before 0.7
 MOST = 128  # local draws for each draw of the global sites, at most
 
@@ -104,11 +107,14 @@ def scored_clients(fit: Snapshot, draws: int, inner: int, correct: str | None, s
     return Scored(found.log_own, weights, k_hat)
 
 
-def _weighted(fit: Snapshot, draws: int, inner: int, seed: int) -> tuple[Weighed, Tensor, float]:
+def _weighted(fit: Snapshot, draws: int, most: int, seed: int) -> tuple[Weighed, Tensor, float]:
     """Return draws with log weights that turn them into draws of the posterior, (S, 1) or by client (S, N)."""
+    noise = _noise(fit, seed, shared=not already_weighted(fit))
     if already_weighted(fit):
+        inner = min(most, _enough(float(noise.max()), BIAS))
         found = weigh(fit, draws, inner=inner, seed=seed, shared=False)
         return found, found.log_own.new_zeros(draws, 1), _own_k_hat(fit)
+    inner = min(most, _enough(float(noise.sum()), NOISE))
     found, _, log_ratio, _ = in_rounds(
         fit, draws, inner=inner, rounds=ROUNDS, enough=draws // 4, seed=seed, tail=TAIL
     )
@@ -117,21 +123,34 @@ def _weighted(fit: Snapshot, draws: int, inner: int, seed: int) -> tuple[Weighed
     return found, found.log_own, 0.0  # nothing is shared: the weights of other clients are noise
 
 
-def _precise(fit: Snapshot, draws: int, inner: int, seed: int) -> Weighed:
+def _precise(fit: Snapshot, draws: int, most: int, seed: int) -> Weighed:
     """Draw p(y_k | z) with so many local draws that its reciprocal has hardly any bias."""
+    most = max(most, MOST)
+    inner = min(most, _enough(float(_noise(fit, seed, shared=False).max()), BIAS))
     found = weigh(fit, draws, inner=inner, seed=seed, shared=False)
-    while inner < MOST and float(found.variance.mean(0).max()) > BIAS:
-        inner = min(4 * inner, MOST)
+    if inner < most and float(found.variance.mean(0).max()) > BIAS:  # the pilot saw too few
+        inner = most
         found = weigh(fit, draws, inner=inner, seed=seed, shared=False)
     bias = found.variance.mean(0)
-    if float(bias.max()) > BIAS:
+    if inner > 1 and float(bias.max()) > 2.0 * BIAS:
         name = fit.clients[int(bias.argmax())]
         warnings.warn(
             f"after {inner} draws of the local sites the likelihood of client '{name}' is still noisy, "
             f"and its elpd too low by about {float(bias.max()):.2f} nats: take more, inner={4 * inner}",
-            stacklevel=5,
+            stacklevel=4,
         )
     return found
+
+
+def _noise(fit: Snapshot, seed: int, *, shared: bool) -> Tensor:
+    """Return the relative variance of the weight of a single local draw, by client, (N,): a few draws tell."""
+    few = weigh(fit, PILOT, inner=INNER, seed=seed, shared=shared, salt="pilot")
+    return few.variance.mean(0) * INNER
+
+
+def _enough(variance: float, wanted: float) -> int:
+    """Return how many draws bring a variance down to the one that is wanted."""
+    return max(1, math.ceil(variance / wanted - 1e-6))
 
 
 def _own_k_hat(fit: Snapshot) -> float:

@@ -88,7 +88,8 @@ def loo(
         site: by row, the observed site; None: the model's only one. By client, all observed sites count.
         draws: S, of the guide in each round; up to three rounds are run while fewer than a quarter of S are
             effective.
-        inner: draws of a client's local sites for each draw of the global ones.
+        inner: the most draws of a client's local sites for each draw of the global ones in the first round;
+            fewer where their weights hardly vary.
         correct: "psis": weight the guide's draws, so that the guide need not be the posterior; None: take
             them for draws of the posterior, which is right only as far as the guide is. Draws of fedlaplace
             are weighted already.
