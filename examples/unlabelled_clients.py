@@ -51,7 +51,6 @@ def main(rounds: int = 160) -> None:
         found = fit.personalise(support.without("y")).predict(scored.without("y"), draws=20)
         right = (found.mean.argmax(-1) == scored.fields["y"]).double().mean()
         print(f"{name}, new clients without labels: accuracy {100 * float(right):.0f} %")
-    print(f"Terms of a PAC-Bayes bound for FedVI: {hierfl.pac_bayes(fit)}")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def generalisation_gap(
         train: of labelled training rows.
         held_out: of other labelled rows of the same clients.
         new_clients: of labelled rows of other clients.
-        terms: from `hierfl.pac_bayes(fit)`, kept in the result.
+        terms: from `hierfl.pac_bayes`, kept in the result.
 
     Raises:
         ValueError: rows have no labels, or the predictions are of different kinds.

@@ -1,15 +1,18 @@
 """Leave-one-out: how well a fit would predict a row, or a client, that it had not seen, without refitting.
 
-By row it estimates p(y_i | all other rows). By client it estimates p(y_k | all other clients) = E[p(y_k |
-z)], over the posterior of the global sites z without client k, whose local sites are integrated out:
+By row it estimates p(y_i | all other rows), by client p(y_k | all other clients) with the client's local
+sites integrated out. Both are ratios of evidences, p(y) / p(y without i), and both evidences are means of
+importance weights of the guide's draws (`hierfl.posterior.corrected`):
 
-    p(y_k | z) = integral p(y_k, w | z) dw,
+    p(y) = E[r],    p(y without i) = E[r / p_i],    r = p(z) / q(z) * prod_k W_k,
 
-estimated as the mean of p(y_k, w | z) / q(w | z) over draws of the guide. Either way, draws given all data
-are weighted by one over the likelihood of what is left out, and the weights are smoothed.
+where p_i is the likelihood of row i at the draw, or client k's W_k. W_k is an unbiased estimate of p(y_k |
+z), so r / W_k is free of it: no estimate stands in a denominator, and the guide need not be the posterior.
+The weights r / p_i are Pareto-smoothed.
 
-Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; by group with the group's own effects integrated
-out, Merkle, Furr and Rabe-Hesketh 2019, arXiv:1802.04452.
+Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; with weights that correct an approximate posterior,
+Magnusson, Andersen, Jonasson and Vehtari 2019, arXiv:1904.10679; by group with the group's own effects
+integrated out, Merkle, Furr and Rabe-Hesketh 2019, arXiv:1802.04452.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 
-from hierfl.core.importance_sampling import K_HAT, chosen
+from hierfl.core.importance_sampling import K_HAT
+from hierfl.diagnostics.left_out import estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
-from hierfl.posterior.corrected import LEAST_PROPOSALS, ROUNDS, corrected, in_rounds
-from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.rows import log_likelihoods, observed
+from hierfl.posterior.corrected import LEAST_PROPOSALS
+from hierfl.posterior.learned import learned_params
+from hierfl.posterior.rows import observed
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.posterior.weights import INNER, check_labelled, weigh
+from hierfl.posterior.weights import INNER, check_labelled
 
 By = Literal["row", "client"]
 
@@ -44,8 +47,8 @@ class Loo:
         elpd: expected log predictive density, summed over rows or clients, nats; higher is better.
         se: its standard error.
         p: the effective number of parameters.
-        table: by row or client, `elpd` and `k_hat` (at 0.7 or more do not trust it: refit without that row or
-            client); by row also `client`.
+        table: by row or client, `elpd`, its Monte Carlo standard error `mc_se`, and `k_hat` (at 0.7 or more do
+            not trust either: refit without that row or client); by row also `client`.
         arviz: the estimate as an ArviZ object.
         data: a hash of the labels, by which `compare` refuses fits of different data.
     """
@@ -71,24 +74,31 @@ def loo(
     site: str | None = None,
     draws: int = 2000,
     inner: int = INNER,
-    correct: Literal["psis"] | None = None,
+    correct: Literal["psis"] | None = "psis",
     seed: int = 0,
 ) -> Loo:
     """Estimate leave-one-out by Pareto-smoothed weights; warn where k-hat is 0.7 or more.
+
+    Params that the model learns without a prior are not left out. By client they are refused; by row a
+    warning says by about how much they flatter the fit.
 
     Args:
         fit: of labelled clients.
         by: what is left out, "row" or "client".
         site: by row, the observed site; None: the model's only one. By client, all observed sites count.
-        draws: S, of the posterior.
-        inner: by client, draws of its local sites that its likelihood is averaged over.
-        correct: "psis": first weight the guide's draws until they are the posterior's; None: use the guide's
-            draws.
+        draws: S, of the guide in each round; up to three rounds are run while fewer than a quarter of S are
+            effective.
+        inner: the most draws of a client's local sites for each draw of the global ones in the first round;
+            fewer where their weights hardly vary.
+        correct: "psis": weight the guide's draws, so that the guide need not be the posterior; None: take
+            them for draws of the posterior, which is right only as far as the guide is. Draws of fedlaplace
+            are weighted already.
         seed: of the draws.
 
     Raises:
-        ValueError: `draws` is below 100; `by` is neither "row" nor "client"; the rows have no labels; the
-            guide's draws do not vary; or, by client, the guide's local sites have no density.
+        ValueError: `draws` is below 100; `by` or `correct` is none of its values; the rows have no labels; the
+            guide has no density, or too many unknowns to weight; its draws do not vary; or, by client, the
+            model learns params without a prior.
         KeyError: the model observes no such site.
     """
     if draws < LEAST_PROPOSALS:
@@ -98,57 +108,69 @@ def loo(
         )
     if by not in ("row", "client"):
         raise ValueError(f"by is {by!r}: it must be 'row' or 'client'")
+    if correct not in ("psis", None):
+        raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
     check_labelled(fit)
-    likelihood = (
-        _of_clients(fit, draws, inner, correct, seed)
-        if by == "client"
-        else _of_rows(fit, site, draws, correct, seed)
-    )
+    _check_learned(fit, by)
+    if by == "client":
+        scored = scored_clients(fit, draws, inner, correct, seed)
+    else:
+        scored = scored_rows(fit, fit.program.observed_site(site), draws, inner, correct, seed)
+    likelihood = scored.log_likelihood
     if bool((likelihood == likelihood[:1]).all()):
         raise ValueError(
             f"all draws of '{fit.method.name}' are the same point, and a point estimate has no "
             f"posterior to leave a {by} out of: fit with a guide that spreads (guides.conditional, "
             f"structured, mean_field), or score held-out rows"
         )
-    found = elpd_of(likelihood.detach().double().numpy())
+    each = estimated(scored)
+    found = elpd_of(
+        likelihood.detach().double().numpy(), each.elpd, p=each.lppd - each.elpd, k_hat=each.k_hat
+    )
     table = pd.DataFrame(
-        {"elpd": found.each, "k_hat": found.k_hat}, index=pd.RangeIndex(len(found.each), name="row")
+        {"elpd": each.elpd, "mc_se": each.mc_se, "k_hat": each.k_hat},
+        index=pd.RangeIndex(len(each.elpd), name="row"),
     )
     data = fit.federation.data
     if by == "client":
         table.index = pd.Index(fit.clients, name="client")
     else:
         table.insert(0, "client", np.asarray(data.names)[data.row_client.numpy()])
+    _warn_of_high(table, by)
+    return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))
+
+
+def _check_learned(fit: Snapshot, by: By) -> None:
+    """Refuse, or by row warn of, params that were fitted to what is left out."""
+    specs = learned_params(fit)
+    if not specs:
+        return
+    names = ", ".join(f"'{spec.name}'" for spec in specs[:3]) + (", ..." if len(specs) > 3 else "")
+    if by == "client":
+        raise ValueError(
+            f"the model learns {names} from the rows of all clients and gives no prior for it, so that "
+            f"weights cannot leave a client out: make it a latent site (pyro.sample), or refit without "
+            f"the client and score its rows with predict_from_prior"
+        )
+    count = sum(spec.start.numel() * (len(fit.clients) if spec.is_local else 1) for spec in specs)
+    warnings.warn(
+        f"the model learns {names} without a prior, and no row is left out of that: elpd is too high "
+        f"by about {count} nats, one for each number; make it a latent site (pyro.sample), or score "
+        f"held-out rows",
+        stacklevel=3,
+    )
+
+
+def _warn_of_high(table: pd.DataFrame, by: By) -> None:
     bad = table.index[table["k_hat"] >= K_HAT]
     if len(bad):
         which = f"{by} '{bad[0]}'" if by == "client" else f"row {bad[0]}"
         warnings.warn(
-            f"{len(bad)} of {len(table)} {by}s have a k-hat above {K_HAT} ({which}, ...): without "
-            f"them the posterior would differ too much for weights to follow; refit without them "
-            f"where it matters",
-            stacklevel=2,
+            f"{len(bad)} of {len(table)} {by}s have a k-hat above {K_HAT} ({which}, ...): weights "
+            f"cannot turn draws of this guide into draws of the posterior without them; take a closer "
+            f"guide, or refit without them where it matters",
+            stacklevel=3,
         )
-    return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))
-
-
-def _of_rows(fit: Snapshot, site: str | None, draws: int, correct: str | None, seed: int) -> Tensor:
-    site = fit.program.observed_site(site)
-    drawn = (
-        posterior_draws(fit, draws=draws, seed=seed)
-        if correct is None
-        else corrected(fit, draws, seed=seed).draws
-    )
-    return log_likelihoods(fit, drawn)[site]
-
-
-def _of_clients(fit: Snapshot, draws: int, inner: int, correct: str | None, seed: int) -> Tensor:
-    """Estimate log p(y_k | z) at draws of z, (S, N)."""
-    if correct is None:
-        return weigh(fit, draws, inner=inner, seed=seed, shared=False).log_own
-    found, weights, _, _ = in_rounds(
-        fit, max(2 * draws, 4000), inner=inner, rounds=ROUNDS, enough=draws, seed=seed
-    )
-    return found.log_own[chosen(weights.log, draws)]
 
 
 def _hash(fit: Snapshot) -> str:

@@ -1,74 +1,180 @@
-"""The terms of a PAC-Bayes bound: the empirical risk of a posterior, and its KL divergence from the prior."""
+"""A PAC-Bayes bound on the risk of a posterior: what it holds for, and its terms.
+
+Let pi be a distribution of all latent sites that was fixed before the rows were seen, n the number of rows,
+independent of each other, and let the loss of a row lie in an interval of width c. For an eta > 0 that was
+fixed as well, with probability at least 1 - delta over the rows, for every posterior q,
+
+    risk(q) <= empirical risk(q) + (KL(q || pi) + log(1 / delta)) / eta + eta c^2 / (8 n).
+
+The risk is E_q[loss] on new rows of the same clients, in the same shares; it is not that of new clients. The
+last term is Hoeffding's bound of the slack in Eq. (9) of Vedadi et al. 2023, which is Theorem 3 of Germain et
+al. 2016. That slack is infinite for many unbounded losses, so the log loss is clipped. A hierarchy is one set
+of latent sites: its KL is that of the global sites, plus that of each client's own given the global ones. The
+rows of a client need not have the distribution of another's.
+
+A prior that was trained on the same rows is not fixed before them. Learn it from some of the rows and take the
+bound on the others:
+
+    first, second = data.split(0.5, seed=0)
+    before = hierfl.fit(method, first)
+    hierfl.pac_bayes(before.personalise(second), prior=before).bound()
+
+Sources: Catoni 2007, arXiv:0712.0248; Germain, Bach, Lacoste and Lacoste-Julien 2016; Alquier, Ridgway and Chopin
+2016, arXiv:1506.04091, section 4; priors from a part of the data, Dziugaite et al. 2021, arXiv:2006.10929.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.method import over_draws
-from hierfl.posterior.client_loop import each_client
+from hierfl.diagnostics.fixed_prior import check_prior
+from hierfl.posterior.client_loop import each_draw
+from hierfl.posterior.prediction import kind_of
 from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.weights import check_labelled
 from hierfl.program.program import Params
+
+MARGIN = 3.0  # Monte Carlo standard errors that are added to the bound
 
 
 @dataclass(frozen=True)
 class PacBayes:
-    """The terms of Eq. (9) of Vedadi et al. 2023 (after Germain et al. 2016, Theorem 3).
+    """The terms of the bound.
 
     Args:
-        empirical_risk: mean over all rows of E_q[-log p(y | x)], nats.
-        kl: of all clients' posteriors from their priors, plus that of the global sites, nats.
+        empirical_risk: mean loss of a row, averaged over draws of the posterior; a share of wrong answers, or
+            nats.
+        kl: KL divergence of the posterior from the prior, all sites together, nats.
         rows: number of rows in the mean.
+        width: of the interval in which the loss of a row lies.
+        se_risk: Monte Carlo standard error of `empirical_risk`.
+        se_kl: Monte Carlo standard error of `kl`, nats; 0 where the KL is in closed form.
     """
 
     empirical_risk: float
     kl: float
     rows: int
+    width: float = 1.0
+    se_risk: float = 0.0
+    se_kl: float = 0.0
 
     def bound(self, *, eta: float | None = None, delta: float = 0.05) -> float:
-        """Return the right-hand side without its slack term: empirical risk + (KL + log(1 / delta)) / eta.
+        """Return a number that the risk is below with probability 1 - delta over the rows.
 
-        With probability 1 - delta the true risk is below this plus slack / eta. The slack depends on the
-        prior and the unknown distribution alone, and is finite only where the loss has exponential moments.
-        With eta = rows, the part that depends on q is the negative ELBO a row. The paper's eta = 1 /
-        min(gamma, tau) is infinite for its gamma = 0.
+        Three Monte Carlo standard errors of the posterior's draws are added.
 
         Args:
-            eta: > 0; None: the number of rows.
+            eta: > 0, fixed before the rows were seen; None: the best of about log2(rows) values that depend on
+                the number of rows alone, each taken at delta divided by their number.
             delta: in (0, 1].
 
         Raises:
             ValueError: `eta` or `delta` is out of range.
         """
-        eta = float(self.rows) if eta is None else eta
-        if not eta > 0.0 or not 0.0 < delta <= 1.0:
-            raise ValueError(f"eta is {eta} and delta {delta}: eta must be > 0, delta in (0, 1]")
-        return self.empirical_risk + (self.kl - math.log(delta)) / eta
+        if not 0.0 < delta <= 1.0:
+            raise ValueError(f"delta is {delta}: it must be in (0, 1]")
+        if eta is not None:
+            return self._at(eta, delta)
+        count = max(1, math.ceil(math.log2(self.rows))) + 1
+        # the best eta for log terms of 1, 2, 4, ... nats
+        etas = [math.sqrt(8.0 * self.rows * 2.0**j) / self.width for j in range(count)]
+        return min(self._at(one, delta / count) for one in etas)
+
+    def _at(self, eta: float, delta: float) -> float:
+        if not 0.0 < eta < math.inf:
+            raise ValueError(f"eta is {eta}: it must be > 0 and finite")
+        risk = self.empirical_risk + MARGIN * self.se_risk
+        kl = self.kl + MARGIN * self.se_kl
+        slack = eta * self.width**2 / (8.0 * self.rows)
+        return risk + (kl - math.log(delta)) / eta + slack
 
 
-def pac_bayes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> PacBayes:
-    """Estimate the terms of the bound of a fit on its training rows. Each client returns two numbers.
+def pac_bayes(
+    fit: Snapshot,
+    *,
+    prior: Snapshot | None = None,
+    site: str | None = None,
+    clip: tuple[float, float] | None = None,
+    draws: int = 100,
+    seed: int = 0,
+) -> PacBayes:
+    """Estimate the terms of the bound of a posterior on the rows of a fit. Each client returns two numbers a draw.
 
     Args:
         fit: of labelled clients.
-        draws: of the posterior to average over.
+        prior: the fit of other rows that `fit` was personalised from: what it learned is then fixed. None: the
+            prior is that of the model, which may learn no params.
+        site: the observed site; None: the model's only one.
+        clip: the log loss of a row in nats, held between these two numbers; None: the 0-1 loss of the likelier
+            class, for binary and categorical labels.
+        draws: S, of the posterior, 2 or more.
         seed: of the draws.
+
+    Raises:
+        ValueError: the prior was learned from the same rows, or has no density that q can be compared with; the
+            guide places sites at points, where the KL is infinite; the labels are missing, or are numeric and
+            `clip` is None; `clip` or `draws` is out of range.
+        KeyError: the model observes no such site.
     """
-    program, rows = fit.program, fit.federation.data.num_rows
-    nll, kl, shared = 0.0, 0.0, 0.0
+    if draws < 2:
+        raise ValueError(f"draws is {draws}: it must be 2 or more")
+    if clip is not None and not -math.inf < clip[0] < clip[1] < math.inf:
+        raise ValueError(f"clip is {clip}: it must be two finite numbers, the lower one first")
+    program, data = fit.program, fit.federation.data
+    name = program.observed_site(site)
+    check_labelled(fit)
+    check_prior(fit, prior)
+    _check_loss(fit, name, clip)
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tensor:
-        def terms_at(batch: ClientBatch) -> Tensor:
-            terms = program.terms(params, batch)
-            return torch.stack([terms.nll.sum(), terms.local_kl.sum(), terms.global_kl])
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> dict[str, Tensor]:
+        terms = program.terms(params, own)
+        values = program.draw(params, own)  # the same draw: it is a function of the batch's keys
+        fn, label = program.observed(values, own, params)[name]
+        each = _loss(fn, label, clip) * own.mask()
+        return {"loss": each.sum(), "own": terms.local_kl.sum(), "shared": terms.global_kl}
 
-        return over_draws(terms_at, own, draws, keyed=program.keyed)
+    risk, own = torch.zeros(draws), torch.zeros(draws)
+    shared = torch.zeros(draws)
+    for chunk in each_draw(fit, one, draws=draws, seed=seed, salt="pac_bayes"):
+        risk = risk + chunk.found["loss"].sum(0) / data.num_rows
+        own = own + chunk.found["own"].sum(0)
+        shared = chunk.found["shared"][0]  # the same for every client
+    kl = own if prior is not None else own + shared
+    width = 1.0 if clip is None else clip[1] - clip[0]
+    (mean, se), (nats, se_nats) = _mean(risk), _mean(kl)
+    return PacBayes(mean, max(nats, 0.0), data.num_rows, width, se, se_nats)
 
-    for chunk in each_client(fit, one, seed=seed, salt="pac_bayes"):
-        nll, kl = nll + float(chunk.found[:, 0].sum()), kl + float(chunk.found[:, 1].sum())
-        shared = float(chunk.found[0, 2])  # the same for every client
-    return PacBayes(nll / rows, kl + shared, rows)
+
+def _mean(values: Tensor) -> tuple[float, float]:
+    """Return the mean of draws (S,) and its standard error."""
+    return float(values.mean()), float(values.std() / math.sqrt(len(values)))
+
+
+def _loss(fn: Any, label: Tensor, clip: tuple[float, float] | None) -> Tensor:
+    """Return the loss of each row, (1, B)."""
+    if clip is not None:
+        log_prob: Tensor = fn.log_prob(label)
+        return (-log_prob).clamp(*clip)
+    base = getattr(fn, "base_dist", fn)
+    if kind_of(fn) == "binary":
+        return ((base.probs > 0.5) != (label > 0.5)).to(base.probs.dtype)
+    return (base.probs.argmax(-1) != label).to(base.probs.dtype)
+
+
+def _check_loss(fit: Snapshot, site: str, clip: tuple[float, float] | None) -> None:
+    """Refuse labels that the 0-1 loss is not for."""
+    program, batch = fit.program, fit.program.prototype
+    params = fit.federation.client.params(fit.message, fit.federation.client.own)
+    with torch.no_grad():
+        fn, _ = program.observed(program.draw(params, batch), batch, params)[site]
+    if clip is None and kind_of(fn) not in ("binary", "categorical"):
+        raise ValueError(
+            f"the labels of site '{site}' are no classes, and their log loss has no bound: "
+            f"give the range to hold it in, pac_bayes(fit, clip=(low, high)) in nats"
+        )

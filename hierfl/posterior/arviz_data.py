@@ -49,7 +49,8 @@ def posterior_data(
 
 
 def _about(weighed: Corrected, clients: int) -> dict[str, Any]:
-    numbers = weighed.proposals * clients  # one log weight a proposal and client
+    # a client sends one log weight a proposal, and in the first round also that of a single draw
+    numbers = (weighed.proposals + weighed.proposals // weighed.rounds) * clients
     return {
         "k_hat": weighed.k_hat,
         "k_hat_guide": weighed.k_hat_guide,

@@ -5,10 +5,11 @@ guide has weight
 
     p(z) / q(z) * prod_k W_k,      W_k = p(y_k, w_k | z) / q(w_k | z).
 
-In one more round each client returns one number a draw, log W_k, and the server adds them up. For each z a
-client draws its local sites `inner` times, returns the log of the mean of W_k, and keeps one of the draws
-with probability proportional to its weight. The mean is an unbiased estimate of p(y_k | z), so the weights
-stay correct and vary less. While too few draws are effective, the server asks for another round, at points z
+In one more round each client returns log W_k of every draw, and the server adds them up. For each z a client
+draws its local sites `inner` times, returns the log of the mean of W_k, and keeps one of the draws with
+probability proportional to its weight. The mean is an unbiased estimate of p(y_k | z), so the weights stay
+correct and vary less. They vary less than the guide's own draws deserve, so the client also returns the log
+weight of the first of its draws alone: k-hat of the guide is that of these. While too few draws are effective, the server asks for another round, at points z
 of a Student t fitted to the weighted draws so far (`hierfl.posterior.proposals`).
 
 Sources: Pareto smoothing and k-hat, Vehtari et al. 2024, arXiv:1507.02646; k-hat as a diagnostic of
@@ -60,8 +61,8 @@ class Corrected:
         draws: resampled, in random order.
         k_hat: Pareto shape of the weights used; 0.7 or more means do not trust the draws, 0 means all weights
             are equal.
-        k_hat_guide: Pareto shape of the guide's own draws, all sites together: how good the guide is by
-            itself.
+        k_hat_guide: Pareto shape of the weights of the guide's own single draws, all sites together: how good
+            the guide is by itself.
         k_hat_clients: by client, Pareto shape of its local sites given the global ones, averaged over draws
             of the latter; NaN for a client without local sites.
         effective: effective number of proposals, 1 / sum of squared normalised weights.
@@ -141,23 +142,44 @@ def corrected(
 
 
 def in_rounds(
-    fit: Snapshot, count: int, *, inner: int, rounds: int, enough: int, seed: int
+    fit: Snapshot,
+    count: int,
+    *,
+    inner: int,
+    rounds: int,
+    enough: int,
+    seed: int,
+    tail: float = math.inf,
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
     """Weight draws in one or more rounds.
 
     All points count as draws of the mixture of all rounds' proposals (Veach and Guibas 1995; Owen and Zhou
     2000).
 
+    Args:
+        fit: a run whose guide has a density.
+        count: draws of each round.
+        inner: draws of each client's local sites; four times as many after the first round.
+        rounds: the most rounds.
+        enough: effective draws, at most 1000, that make another round needless.
+        seed: of the draws.
+        tail: k-hat above which another round is run whatever the number of effective draws.
+
     Returns:
-        The draws; their smoothed weights; their log weights before smoothing, (S,); the weights of the
-        guide's own draws.
+        The draws; their smoothed weights; their log weights before smoothing, (S,); the weights of single
+        draws of the guide.
     """
     found = weigh(fit, count, inner=inner, seed=seed)
     proposals: list[Split] = []
     log_ratio = found.total
-    guide = weights = posterior_weights(log_ratio)
+    weights = posterior_weights(log_ratio)
+    guide = posterior_weights(found.raw)
     fits = 0 < 2 * found.at.shape[1] < count  # enough draws to estimate a covariance
-    while fits and len(proposals) + 1 < rounds and weights.effective < min(enough, ENOUGH):
+    while (
+        fits
+        and len(proposals) + 1 < rounds
+        and (weights.effective < min(enough, ENOUGH) or weights.k_hat > tail)
+    ):
         proposals.append(refitted(found.at, weights, proposals[-1] if proposals else None))
         points = points_of(proposals[-1], count, seed=seed + len(proposals))
         salt = f"psis {len(proposals)}"

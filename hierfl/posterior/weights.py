@@ -35,7 +35,11 @@ class Weighed:
     Args:
         draws: of every latent and deterministic site, before resampling.
         log_shared: (S,) log p(z) / q(z).
-        log_own: (S, N) log W_k, an estimate of log p(y_k | z); nothing else leaves a client.
+        log_own: (S, N) log W_k, the mean weight of a client's local draws: W_k is an unbiased estimate of
+            p(y_k | z).
+        log_first: (S, N) log weight of the first of those draws alone. These two are all that leaves a client,
+            beside the mean of the third.
+        variance: (S, N) estimated variance of W_k / p(y_k | z), over local draws; 0 for a single draw.
         at: (S, K) coordinates of z: the values of the guide's Gaussian global sites.
         log_q: (S,) log density of those coordinates under the guide.
     """
@@ -43,6 +47,8 @@ class Weighed:
     draws: Draws
     log_shared: Tensor
     log_own: Tensor
+    log_first: Tensor
+    variance: Tensor
     at: Tensor
     log_q: Tensor
 
@@ -50,6 +56,11 @@ class Weighed:
     def total(self) -> Tensor:
         """Log weights of all sites together, (S,): the sum that the server forms."""
         return self.log_shared + self.log_own.sum(1)
+
+    @property
+    def raw(self) -> Tensor:
+        """Log weights of single draws of all sites together, (S,): no average over local draws flatters the guide."""
+        return self.log_shared + self.log_first.sum(1)
 
 
 def joined(one: Weighed, other: Weighed) -> Weighed:
@@ -62,6 +73,8 @@ def joined(one: Weighed, other: Weighed) -> Weighed:
         Draws(both(one.draws.shared, other.draws.shared), both(one.draws.own, other.draws.own)),
         log_shared=torch.cat([one.log_shared, other.log_shared]),
         log_own=torch.cat([one.log_own, other.log_own]),
+        log_first=torch.cat([one.log_first, other.log_first]),
+        variance=torch.cat([one.variance, other.variance]),
         at=torch.cat([one.at, other.at]),
         log_q=torch.cat([one.log_q, other.log_q]),
     )
@@ -107,6 +120,8 @@ def weigh(
         return {
             "values": {n: v.index_select(0, kept)[0] for n, v in values.items()},
             "own": log_own.logsumexp(0) - math.log(times),
+            "first": log_own[0],
+            "variance": _variance(log_own),
             "shared": log_shared[0],
             "at": at[0],
             "log_q": log_q[0],
@@ -119,7 +134,9 @@ def weigh(
     _check_varies(fit, drawn, shared=shared)
     # these depend on z alone, and are the same for every client
     log_shared, at, log_q = (chunks[0][name][0] for name in ("shared", "at", "log_q"))
-    log_own = torch.cat([chunk["own"] for chunk in chunks]).T
+    log_own, first, variance = (
+        torch.cat([chunk[name] for chunk in chunks]).T for name in ("own", "first", "variance")
+    )
     if points is not None:  # the density may be undefined at points far out: weight 0
         undefined = ~(log_shared.isfinite() & log_own.isfinite().all(1))
         log_shared = log_shared.masked_fill(undefined, -torch.inf)
@@ -131,7 +148,16 @@ def weigh(
             f"the log weights of client '{name}' are NaN: "
             f"its likelihood is not defined where the guide draws"
         )
-    return Weighed(drawn, log_shared, log_own, at, log_q)
+    return Weighed(drawn, log_shared, log_own, first, variance, at, log_q)
+
+
+def _variance(log_weights: Tensor) -> Tensor:
+    """Return the variance of the mean of weights relative to its square, from the log weights (M,) themselves."""
+    count = len(log_weights)
+    if count == 1:
+        return torch.zeros_like(log_weights[0])
+    squares = (2.0 * log_weights.log_softmax(0)).exp().sum()  # 1 / M where all weights are equal
+    return (count * squares - 1.0).clamp(min=0.0) / (count - 1)
 
 
 def over_own(
@@ -187,18 +213,28 @@ def check_density(fit: Snapshot, *, shared: bool) -> None:
                 f"'{site.name}'), and the limit is {LIMIT}: with so many, one draw outweighs all "
                 f"others; judge such a fit by its predictions"
             )
-    batch = program.prototype
+    spread = _spread(fit)
+    for site in program.latents.sites:
+        if site.is_local not in spread and (site.is_local or shared):
+            raise ValueError(_no_density(fit, site.name))
+
+
+def already_weighted(fit: Snapshot) -> bool:
+    """Return whether the method has weighted the global sites itself: its draws are resampled points without a density."""
+    return fit.method.name == "fedlaplace" and False not in _spread(fit)
+
+
+def _spread(fit: Snapshot) -> set[bool]:
+    """Return whether sites are spread in the guide: True in the set for local sites, False for global ones."""
+    program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with pyro.validation_enabled(False), torch.no_grad(), Answer(params, batch):
         nodes = poutine.trace(program.guide).get_trace(batch)
-    spread = {
+    return {
         in_clients(site)
         for _, site in samples(nodes)
         if not isinstance(_base(site["fn"]), pyro.distributions.Delta)
     }
-    for site in program.latents.sites:
-        if site.is_local not in spread and (site.is_local or shared):
-            raise ValueError(_no_density(fit, site.name))
 
 
 def _check_varies(fit: Snapshot, drawn: Draws, *, shared: bool) -> None:
@@ -210,7 +246,7 @@ def _check_varies(fit: Snapshot, drawn: Draws, *, shared: bool) -> None:
 
 
 def _no_density(fit: Snapshot, site: str) -> str:
-    if fit.method.name == "fedlaplace":
+    if already_weighted(fit):
         return (
             "fedlaplace has weighted its draws already, and the resampled points have no density: "
             "see k_hat in fit.history"

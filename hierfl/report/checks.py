@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import pyro
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT
-from hierfl.program.handlers import Answer, untouched_store
-from hierfl.program.program import Program
+from hierfl.posterior.learned import learned_params
 from hierfl.program.sites import Family
 from hierfl.report.blocks import FEW_ROWS, Check, answered, listed, number
 from hierfl.report.checks_of_predictions import predictions, strangers
@@ -129,7 +126,7 @@ def _posterior(found: Measured) -> Iterator[Check]:
     program = found.fit.program
     points = [
         s.name for s in program.latents.sites if bool((sites[s.name] == sites[s.name][:1]).all())
-    ] + _params_of(program)
+    ] + [spec.name for spec in learned_params(found.fit)]
     yield _uncertainty(points)
     yield from _guide(found)
     yield from _scales(found, points)
@@ -249,19 +246,6 @@ def _far(k_hat: float) -> str:
 def _sentence(words: str) -> str:
     """Start with a capital letter and end with a full stop."""
     return f"{words[0].upper()}{words[1:]}" + ("" if words.endswith(".") else ".")
-
-
-def _params_of(program: Program) -> list[str]:
-    """Return the names of the model's own `pyro.param`s: values that are learned but are not latent sites."""
-    above, mine = program.start()
-    params, batch = {**above, **mine}, program.prototype
-    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
-        given = poutine.condition(
-            program.model, data=program.draw(params, batch)
-        )  # condition on draws of the guide: not every prior can be drawn from
-        with Answer(params, batch):
-            nodes = poutine.trace(given).get_trace(batch).nodes
-    return [name for name, node in nodes.items() if node["type"] == "param"]
 
 
 def _reaches_below_0(support: object) -> bool:

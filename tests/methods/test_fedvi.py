@@ -1,4 +1,4 @@
-"""FedVI: personalisation from inputs alone, special cases, the objective against Pyro's, and the bound."""
+"""FedVI: personalisation from inputs alone, special cases, and the objective against Pyro's."""
 
 from __future__ import annotations
 
@@ -285,76 +285,6 @@ def test_the_halves_are_disjoint_and_cover_all_rows() -> None:
     assert float(queried(query)) == 2 + 1 + 0
     lone = every_other(full_batch(data, torch.tensor([2])))[1]
     assert float(queried(lone)) == 0.0
-
-
-# ------------------------------------------------------------ the bound
-def test_parts_of_the_bound_in_closed_form() -> None:
-    """O11: a Gaussian location for one client; risk and KL computed by hand."""
-    data = ClientData.from_clients(
-        {"a": {"y": torch.randn(40, generator=torch.Generator().manual_seed(0))}}
-    )
-    result = fit(
-        hierfl.methods.fedsvi(means, guide=guides.mean_field, average=0.0), data, rounds=30
-    )
-    found = hierfl.pac_bayes(result, draws=4000)
-    program = result.program
-    params = {
-        **result.message["params"],
-        **{k: v[0] for k, v in result.progress.table["params"].items()},
-    }
-    z, b = (
-        (float(params[f"{s}.loc"]), float(torch.nn.functional.softplus(params[f"{s}.scale"])))
-        for s in ("g", "b")
-    )
-    risk = (
-        0.5 * math.log(2 * math.pi)
-        + 0.5 * float((data.fields["y"] - b[0]).square().mean())
-        + 0.5 * b[1] ** 2
-    )
-    kl_g = math.log(2.0 / z[1]) + (z[1] ** 2 + z[0] ** 2) / 8.0 - 0.5
-    kl_b = -math.log(b[1]) + (b[1] ** 2 + (b[0] - z[0]) ** 2 + z[1] ** 2) / 2.0 - 0.5
-    assert found.rows == 40 and program.num_clients == 1
-    assert found.empirical_risk == pytest.approx(risk, abs=0.01)
-    assert found.kl == pytest.approx(kl_g + kl_b, abs=0.1)
-    assert found.bound(delta=0.1) == pytest.approx(
-        found.empirical_risk + (found.kl + math.log(10.0)) / 40.0
-    )
-    assert found.bound(eta=math.inf) == found.empirical_risk
-
-
-def test_the_true_risk_is_below_the_bound_plus_its_slack() -> None:
-    """O11: over 300 data sets the bound is violated with frequency at most delta.
-
-    The data are y ~ N(m0, v), the posterior of the mean is Normal(m, V), and eta = n.
-    """
-    m0, v, prior, n, delta = 0.4, 0.5, 1.0, 30, 0.1
-    y = m0 + math.sqrt(v) * torch.randn(300, n, generator=torch.Generator().manual_seed(0))
-    spread = 1.0 / (n + 1.0 / prior)
-    m = spread * y.sum(1)
-    eta = 2.0
-    q0 = n / v + eta - eta**2 * prior  # > 0: so the slack is finite
-    log_moment = (
-        0.5 * math.log((n / v) / q0)
-        + (eta * m0) ** 2 / (2 * q0)
-        + eta * v / 2
-        - ((n - 1) / 2) * math.log(1 + eta * v / n)
-    )
-    risk = 0.5 * math.log(2 * math.pi) + 0.5 * (y - m[:, None]).square().mean(1) + 0.5 * spread
-    kl = 0.5 * (math.log(prior / spread) + (spread + m.square()) / prior - 1.0)
-    true = 0.5 * math.log(2 * math.pi * (1 + spread)) + ((m0 - m).square() + v) / (2 * (1 + spread))
-    bounds = torch.tensor(
-        [
-            hierfl.PacBayes(float(r), float(k), n).bound(eta=eta, delta=delta)
-            for r, k in zip(risk, kl, strict=True)
-        ]
-    )
-    assert float((true > bounds + log_moment / eta).double().mean()) <= delta
-
-
-@pytest.mark.parametrize(("eta", "delta"), [(0.0, 0.05), (1.0, 0.0), (1.0, 1.5)])
-def test_eta_and_delta_out_of_range_are_refused(eta: float, delta: float) -> None:
-    with pytest.raises(ValueError, match="eta must be > 0, delta in"):
-        hierfl.PacBayes(1.0, 1.0, 10).bound(eta=eta, delta=delta)
 
 
 def test_refusals() -> None:

@@ -1,0 +1,160 @@
+"""The estimate of a leave-one-out density from weighted draws, and the draws that it is made of.
+
+Both evidences of p(y without i) and p(y) are means of importance weights of the same draws:
+
+    p(y_i | y without i) = E[r] / E[r / p_i] = sum_s v_s p_i(s),    v_s = (r_s / p_i(s)) / sum_t (r_t / p_i(t)).
+
+r are the weights that turn the guide's draws into draws of the posterior, p_i the likelihood of what is left
+out at a draw.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hierfl.posterior.corrected import ROUNDS, in_rounds, posterior_weights
+from hierfl.posterior.draws import posterior_draws
+from hierfl.posterior.rows import log_likelihoods
+from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.weights import INNER, Weighed, already_weighted, weigh
+
+PILOT = 100  # draws that tell how many local draws are needed
+NOISE = 0.25  # variance of log weights, all clients together, that local draws may add
+BIAS = 0.01  # nats by which the noise of local draws may bias a client's estimate, where it is divided by
+TAIL = 0.3  # k-hat from which further rounds widen the proposal: the mean of weights is off long before 0.7
+MOST = 128  # local draws for each draw of the global sites, at most
+
+
+class Scored(NamedTuple):
+    """Draws as the estimate needs them.
+
+    Args:
+        log_likelihood: (S, n) log p_i, of each row or client.
+        log_weights: (S, 1), or (S, n) where each has its own; log r.
+        k_hat: Pareto shape of weights that have been used up already, 0 if there are none.
+    """
+
+    log_likelihood: Tensor
+    log_weights: Tensor
+    k_hat: float = 0.0
+
+
+class LeftOut(NamedTuple):
+    """Leave-one-out estimates of n rows or clients.
+
+    Args:
+        elpd: (n,) log predictive densities, nats.
+        lppd: (n,) log densities with the row or client in, nats.
+        k_hat: (n,) the larger Pareto shape of the weights with it and without it.
+        mc_se: (n,) Monte Carlo standard errors of `elpd`, nats.
+    """
+
+    elpd: NDArray[np.float64]
+    lppd: NDArray[np.float64]
+    k_hat: NDArray[np.float64]
+    mc_se: NDArray[np.float64]
+
+
+def estimated(found: Scored) -> LeftOut:
+    """Estimate every row or client left out, by Pareto-smoothed weights."""
+    likelihood = found.log_likelihood.detach().double()
+    weights = found.log_weights.detach().double()
+    whole = [posterior_weights(w) for w in weights.T]
+    each = []
+    for i, log_p in enumerate(likelihood.T):
+        given = whole[i if len(whole) > 1 else 0]
+        rest = posterior_weights(weights[:, i if len(whole) > 1 else 0] - log_p)
+        terms = rest.log + log_p
+        elpd = terms.logsumexp(0)
+        error = ((terms - elpd).exp() - rest.log.exp()).square().sum().sqrt()
+        lppd = (given.log + log_p).logsumexp(0)
+        k_hat = max(given.k_hat, rest.k_hat, found.k_hat)
+        each.append((float(elpd), float(lppd), k_hat, float(error)))
+    return LeftOut(*np.array(each, dtype=np.float64).reshape(-1, 4).T)
+
+
+def scored_rows(
+    fit: Snapshot, site: str, draws: int, inner: int, correct: str | None, seed: int
+) -> Scored:
+    """Draw the log density of every row of an observed site."""
+    if correct is None:
+        drawn = posterior_draws(fit, draws=draws, seed=seed)
+        likelihood = log_likelihoods(fit, drawn)[site]
+        return Scored(likelihood, likelihood.new_zeros(draws, 1))
+    found, weights, k_hat = _weighted(fit, draws, inner, seed)
+    likelihood = log_likelihoods(fit, found.draws)[site]
+    if weights.shape[1] > 1:
+        data = fit.federation.data
+        of_rows = site in fit.program.sites_of_rows
+        weights = weights[:, data.row_client] if of_rows else weights
+    usable = weights.isfinite().expand_as(likelihood)
+    return Scored(likelihood.masked_fill(~usable, 0.0), weights, k_hat)
+
+
+def scored_clients(fit: Snapshot, draws: int, inner: int, correct: str | None, seed: int) -> Scored:
+    """Draw log p(y_k | global sites), an estimate of it, of every client."""
+    if correct is None or already_weighted(fit):
+        found = _precise(fit, draws, inner, seed)
+        return Scored(found.log_own, found.log_own.new_zeros(draws, 1), _own_k_hat(fit))
+    found, weights, k_hat = _weighted(fit, draws, inner, seed)
+    return Scored(found.log_own, weights, k_hat)
+
+
+def _weighted(fit: Snapshot, draws: int, most: int, seed: int) -> tuple[Weighed, Tensor, float]:
+    """Return draws with log weights that turn them into draws of the posterior, (S, 1) or by client (S, N)."""
+    noise = _noise(fit, seed, shared=not already_weighted(fit))
+    if already_weighted(fit):
+        inner = min(most, _enough(float(noise.max()), BIAS))
+        found = weigh(fit, draws, inner=inner, seed=seed, shared=False)
+        return found, found.log_own.new_zeros(draws, 1), _own_k_hat(fit)
+    inner = min(most, _enough(float(noise.sum()), NOISE))
+    found, _, log_ratio, _ = in_rounds(
+        fit, draws, inner=inner, rounds=ROUNDS, enough=draws // 4, seed=seed, tail=TAIL
+    )
+    if fit.program.latents.global_block.size:
+        return found, log_ratio[:, None], 0.0
+    return found, found.log_own, 0.0  # nothing is shared: the weights of other clients are noise
+
+
+def _precise(fit: Snapshot, draws: int, most: int, seed: int) -> Weighed:
+    """Draw p(y_k | z) with so many local draws that its reciprocal has hardly any bias."""
+    most = max(most, MOST)
+    inner = min(most, _enough(float(_noise(fit, seed, shared=False).max()), BIAS))
+    found = weigh(fit, draws, inner=inner, seed=seed, shared=False)
+    if inner < most and float(found.variance.mean(0).max()) > BIAS:  # the pilot saw too few
+        inner = most
+        found = weigh(fit, draws, inner=inner, seed=seed, shared=False)
+    bias = found.variance.mean(0)
+    if inner > 1 and float(bias.max()) > 2.0 * BIAS:
+        name = fit.clients[int(bias.argmax())]
+        warnings.warn(
+            f"after {inner} draws of the local sites the likelihood of client '{name}' is still noisy, "
+            f"and its elpd too low by about {float(bias.max()):.2f} nats: take more, inner={4 * inner}",
+            stacklevel=4,
+        )
+    return found
+
+
+def _noise(fit: Snapshot, seed: int, *, shared: bool) -> Tensor:
+    """Return the relative variance of the weight of a single local draw, by client, (N,): a few draws tell."""
+    few = weigh(fit, PILOT, inner=INNER, seed=seed, shared=shared, salt="pilot")
+    return few.variance.mean(0) * INNER
+
+
+def _enough(variance: float, wanted: float) -> int:
+    """Return how many draws bring a variance down to the one that is wanted."""
+    return max(1, math.ceil(variance / wanted - 1e-6))
+
+
+def _own_k_hat(fit: Snapshot) -> float:
+    """Return k-hat of the weights that the method itself has used; 0 if it has used none."""
+    history = fit.history
+    known = history["k_hat"].dropna() if "k_hat" in history and already_weighted(fit) else ()
+    return float(known.iloc[-1]) if len(known) else 0.0
