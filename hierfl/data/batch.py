@@ -161,9 +161,9 @@ class Keys(NamedTuple):
         """Return both kinds of key with words folded in, one after another."""
         return Keys(noise.fold_now(self.own, *words), noise.fold_now(self.shared, *words))
 
-    def of_steps(self, count: int) -> list[Keys]:
-        """Return the keys of the steps 0..count-1, computed together."""
-        step = torch.arange(count, dtype=torch.int32)
+    def of_steps(self, first: int, last: int) -> list[Keys]:
+        """Return the keys of the steps `first`..`last` - 1, computed together."""
+        step = torch.arange(first, last, dtype=torch.int32)
         own, shared = (
             noise.fold_now(self.own[None], step[:, None]),
             noise.fold_now(self.shared[None], step),
