@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hierfl.core.device import CPU, device_of
 from hierfl.core.trees import Tree
+from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
 from hierfl.method import Client, Method, Server
@@ -24,6 +25,7 @@ Engine = Literal["vectorised", "sequential"]
 # at least: with fewer clients of a small network, starting an operation takes as long as the operation itself
 CLIENTS_PER_CORE = 4
 CHUNK_BYTES = 13 << 20  # of a chunk of clients: a larger one leaves the caches and is no faster
+PADDING_BYTES = 1 << 26  # of a chunk: clients of other lengths are then carried apart
 ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores need large chunks
 
 
@@ -72,17 +74,20 @@ class Federation:
             return 1
         if self.chunk is not None:
             return self.chunk
-        row = sum(v[:1].nbytes for v in self.data.fields.values())
         rows = max(
             [p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count],
             default=1,
         )
         state = sum(spec.start.nbytes for spec in self.program.params)
-        one = row * rows + state + 1
+        one = self._row_bytes * rows + state + 1
         if self.device.type != "cpu":
             return max(1, ACCELERATOR_BYTES // one)
         # an eager step starts its operations one by one, which pays only for several clients at once
         return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // one))
+
+    @property
+    def _row_bytes(self) -> int:
+        return sum(v[:1].nbytes for v in self.data.fields.values())
 
     @property
     def cores(self) -> int:
@@ -97,7 +102,8 @@ class Federation:
         """Split clients into chunks of nearly equal size.
 
         If the method asks for it (`Client.like_rows`), clients with similar numbers of rows, within a factor
-        of 4, are carried together instead.
+        of 4, are carried together instead. Chunks that work on all rows and would be padded by more than
+        `PADDING_BYTES` are cut where the lengths of clients differ most.
 
         Args:
             ids: (C,) int64, the clients' positions in the data.
@@ -112,14 +118,28 @@ class Federation:
         cores = min(self.cores, len(ids))
         fewest = -(-len(ids) // (self.slots * cores)) * cores  # as many for each core
         even = (n for n in range(fewest, 2 * fewest, cores) if len(ids) % n == 0)
-        return ids.split(-(-len(ids) // next(even, fewest)))
+        return self.cut(ids.split(-(-len(ids) // next(even, fewest))))
+
+    def cut(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return chunks that are cut anew where one is mostly padding, and much of it: see `cut_ragged`."""
+        phases = (*self.client.phases, *(self.client.adapt or ()))
+        if not any(phase.batch_size is None and phase.count for phase in phases):
+            return tuple(parts)
+        state = sum(spec.start.nbytes for spec in self.program.params)
+        return cut_ragged(
+            parts,
+            self.data.counts,
+            most=self.chunk or max(1, min(4096, CHUNK_BYTES // (self._row_bytes + state))),
+            few=CHUNK_BYTES // max(1, self._row_bytes),
+            padding=PADDING_BYTES // max(1, self._row_bytes),
+        )
 
     def slots_to_fill(self, parts: Sequence[Tensor], message: Tree) -> int:
         """Return the number of clients to which chunks are padded, to compile one shape only; 0: no padding.
 
         Smaller chunks are padded by repeating the last client; padded results are discarded. Only compiled
         steps need it. Chunks of clients with similar numbers of rows differ in shape anyway, and are not
-        padded.
+        padded, nor are chunks whose added clients would take more than `PADDING_BYTES`.
 
         Args:
             parts: the ids of each chunk.
@@ -127,7 +147,10 @@ class Federation:
         """
         if self.graphs is None or not self.at_once or self.client.like_rows(message):
             return 0
-        return max(map(len, parts))
+        slots = max(map(len, parts))
+        by_rows = any(phase.batch_size is None and phase.count for phase in self.client.phases)
+        added = max((slots - len(p)) * int(self.data.counts[p].max()) for p in parts)
+        return 0 if by_rows and added * self._row_bytes > PADDING_BYTES else slots
 
 
 def federate(

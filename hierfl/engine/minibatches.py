@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import repeat
 
 import torch
@@ -12,10 +13,12 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch, full_batch, keys_of
 from hierfl.data.clients import ClientData
+from hierfl.engine.row_orders import Orders
 from hierfl.method import Phase
 
 Rows = tuple[dict[str, Tensor], dict[str, Tensor]]  # fields (C B, ...); {"rows": mask (C, B)} or {}
 Active = tuple[Tensor, ...]  # (which clients still work (C,),), or () where all do
+PLANNED = 1 << 21  # rows that are planned ahead: steps x clients x rows of a batch, 16 MB
 
 
 def steps(
@@ -36,19 +39,23 @@ def steps(
     Yields:
         The step's tensors, and which clients still work: (mask (C,) bool,), or () where all do.
     """
-    if phase.batch_size is None:
-        rows, active = _all_rows(data, ids, phase.count)
-    else:
-        rows, active = _mini_batches(data, ids, phase, seed=seed, at=at)
+    blocks = (
+        _all_rows(data, ids, phase.count)
+        if phase.batch_size is None
+        else _mini_batches(data, ids, phase, seed=seed, at=at)
+    )
     fixed = {
         "client_fields": {
             name: values[ids][:, None] for name, values in data.client_fields.items()
         },
         "counts": data.counts[ids].to(torch.get_default_dtype()),
     }
-    keys = keys_of(data, ids, seed, *at).of_steps(len(active))
-    for (fields, mask), working, (own, root) in zip(rows, active, keys, strict=True):
-        yield {**fixed, "fields": fields, "rows": mask, "keys": own, "root": root}, working
+    keys, done = keys_of(data, ids, seed, *at), 0
+    for rows, active in blocks:
+        own_keys = keys.of_steps(done, done + len(active))
+        for (fields, mask), working, (own, root) in zip(rows, active, own_keys, strict=True):
+            yield {**fixed, "fields": fields, "rows": mask, "keys": own, "root": root}, working
+        done += len(active)
 
 
 def batch_of(tensors: Tree, phase: Phase) -> ClientBatch:
@@ -67,28 +74,32 @@ def batch_of(tensors: Tree, phase: Phase) -> ClientBatch:
     )
 
 
-def _all_rows(data: ClientData, ids: Tensor, count: int) -> tuple[Iterable[Rows], list[Active]]:
-    """Return all rows of the clients, gathered once, for each of `count` steps."""
+def _all_rows(
+    data: ClientData, ids: Tensor, count: int
+) -> Iterator[tuple[Iterable[Rows], list[Active]]]:
+    """Yield all rows of the clients, gathered once, for each of `count` steps."""
     whole = full_batch(data, ids)
     fields = {name: values.flatten(0, 1) for name, values in whole.fields.items()}
     mask = {} if whole.rows is None else {"rows": whole.rows}
-    return repeat((fields, mask), count), [()] * count
+    yield repeat((fields, mask), count), [()] * count
 
 
 def _mini_batches(
     data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
-) -> tuple[Iterable[Rows], list[Active]]:
-    """Return the rows of each step, gathered when they are asked for."""
-    index, inside, active = row_plan(data, ids, phase, seed=seed, at=at)
-    is_full, all_work = bool(inside.all()), bool(active.all())
-    masks = repeat({}, len(index)) if is_full else ({"rows": mask} for mask in inside.unbind())
-    # index_select copies row by row: a third of the time of values[rows]
-    fields = (
-        {name: values.index_select(0, rows) for name, values in data.fields.items()}
-        for rows in index.flatten(1).unbind()
-    )
-    working: list[Active] = [()] * len(index) if all_work else [(on,) for on in active.unbind()]
-    return zip(fields, masks, strict=True), working
+) -> Iterator[tuple[Iterable[Rows], list[Active]]]:
+    """Yield the rows of each step, block of steps by block; they are gathered when they are asked for."""
+    plan = _Plan.of(data, ids, phase, seed=seed, at=at)
+    for index, inside, active in plan.blocks(max(1, PLANNED // (len(ids) * plan.size))):
+        masks = repeat({}, len(index)) if plan.is_full else ({"rows": m} for m in inside.unbind())
+        # index_select copies row by row: a third of the time of values[rows]
+        fields = (
+            {name: values.index_select(0, rows) for name, values in data.fields.items()}
+            for rows in index.flatten(1).unbind()
+        )
+        working: list[Active] = (
+            [()] * len(index) if plan.all_work else [(on,) for on in active.unbind()]
+        )
+        yield zip(fields, masks, strict=True), working
 
 
 def row_plan(
@@ -114,33 +125,74 @@ def row_plan(
     Raises:
         ValueError: the phase works on all rows.
     """
-    if phase.batch_size is None:
-        raise ValueError("a phase on all rows has no row plan")
-    counts = data.counts[ids]
-    size = min(phase.batch_size, int(counts.max()))
-    by_epoch = phase.unit == "epoch"
-    # batches a pass, (C,)
-    passes = (counts + size - 1) // size if by_epoch else (counts // size).clamp(min=1)
-    k = torch.arange(int((passes * phase.count).max()) if by_epoch else phase.count)
-    epoch, part = k[:, None] // passes, k[:, None] % passes  # (K, C)
-    active = epoch < phase.count if by_epoch else torch.ones_like(epoch, dtype=torch.bool)
-    if by_epoch:  # a client that is done early needs no orders of further epochs
-        epoch = epoch.clamp(max=phase.count - 1)
-    keys = noise.fold_now(data.keys[ids], seed, seed >> 32, noise.word("rows"), *at)
-    orders = _orders(keys, counts, int(epoch.max()) + 1 if len(k) else 0)
-    place = part[..., None] * size + torch.arange(size)  # (K, C, B)
-    inside = place < counts[:, None]
-    client = torch.arange(len(ids))[None, :, None]
-    within = orders[epoch[..., None], client, torch.where(inside, place, 0)]
-    return data.offsets[ids][:, None] + torch.where(inside, within, 0), inside, active
+    plan = _Plan.of(data, ids, phase, seed=seed, at=at)
+    return next(plan.blocks(max(1, plan.steps)))
 
 
-def _orders(keys: Tensor, counts: Tensor, epochs: int) -> Tensor:
-    """Return the order of each client's rows in each epoch, (epochs, C, largest count) int64."""
-    width = int(counts.max())
-    shuffled = [
-        noise.permutations(noise.fold_now(keys, epoch), counts, width) for epoch in range(epochs)
-    ]
-    return (
-        torch.stack(shuffled) if shuffled else torch.zeros(0, len(counts), width, dtype=torch.long)
-    )
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Which rows the clients of a chunk work on, as `row_plan` describes it.
+
+    Args:
+        offsets: (C,) int64, where each client's rows start in the data.
+        counts: (C,) int64, their numbers.
+        size: B, rows of a batch.
+        passes: (C,) int64, batches of one pass over a client's rows.
+        steps: K, of the client with most of them.
+        epochs: passes that each client takes; None: as many as its steps need.
+        orders: of each client's rows in each epoch.
+    """
+
+    offsets: Tensor
+    counts: Tensor
+    size: int
+    passes: Tensor
+    steps: int
+    epochs: int | None
+    orders: Orders
+
+    @staticmethod
+    def of(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]) -> _Plan:
+        """Plan a phase; the arguments and the error are those of `row_plan`."""
+        if phase.batch_size is None:
+            raise ValueError("a phase on all rows has no row plan")
+        counts = data.counts[ids]
+        size = min(phase.batch_size, int(counts.max()))
+        by_epoch = phase.unit == "epoch"
+        passes = (counts + size - 1) // size if by_epoch else (counts // size).clamp(min=1)
+        keys = noise.fold_now(data.keys[ids], seed, seed >> 32, noise.word("rows"), *at)
+        return _Plan(
+            offsets=data.offsets[ids],
+            counts=counts,
+            size=size,
+            passes=passes,
+            steps=int((passes * phase.count).max()) if by_epoch else phase.count,
+            epochs=phase.count if by_epoch else None,
+            orders=Orders.of(keys, counts),
+        )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no batch has a padded row."""
+        short = self.counts < self.size if self.epochs is None else self.counts % self.size != 0
+        return not bool(short.any())
+
+    @property
+    def all_work(self) -> bool:
+        """Whether all clients take all steps."""
+        return self.epochs is None or bool((self.passes == self.passes[0]).all())
+
+    def blocks(self, length: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the plan of up to `length` steps at a time, each as `row_plan` returns it."""
+        for k in torch.arange(self.steps).split(length):
+            epoch, part = k[:, None] // self.passes, k[:, None] % self.passes  # (K, C)
+            active = torch.ones_like(epoch, dtype=torch.bool)
+            if (
+                self.epochs is not None
+            ):  # a client that is done early needs no orders of further epochs
+                active, epoch = epoch < self.epochs, epoch.clamp(max=self.epochs - 1)
+            place = part[..., None] * self.size + torch.arange(self.size)  # (K, C, B)
+            inside = place < self.counts[:, None]
+            within = self.orders.at(epoch, torch.where(inside, place, 0))
+            index = self.offsets[:, None] + torch.where(inside, within, 0)
+            yield index, inside, active

@@ -9,7 +9,7 @@ import pyro
 import torch
 
 from hierfl.core.device import CPU, moved, on
-from hierfl.data.batch import full_batch
+from hierfl.data.batch import check_padded, full_batch
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
@@ -39,6 +39,7 @@ def pooled_rounds(
             "engine='pooled' draws for all clients at once, which the guide's own sampler cannot: use "
             "engine='sequential', or a guide of Normals (hierfl.nuts samples the model itself)"
         )
+    check_padded(federation.data)
     move = method.pooled(federation.program)
     everyone = torch.arange(federation.data.num_clients)
     device = federation.device

@@ -33,16 +33,17 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
     if not federation.at_once:
         return False
     server, device = federation.server, federation.device
-    count = min(federation.slots, federation.cohort)
+    ids = federation.cut([torch.arange(min(federation.slots, federation.cohort))])[0]
+    count = len(ids)
     chunks = rounds * -(-federation.cohort // federation.slots)
     message = moved(server.down(server.state, Clock(0, rounds)), device)
     own = tree_map(lambda v: v.expand(count, *v.shape), federation.client.own)
-    ids = torch.arange(count).to(device)
     with on(device), pyro.validation_enabled(False):
         start = over_clients(lambda own: federation.client.start(message, own), at_once=True)
         work = start(moved(own, device), count=count)
         seconds = sum(
-            _seconds(federation, phase, work, message, ids) for phase in federation.client.phases
+            _seconds(federation, phase, work, message, ids.to(device))
+            for phase in federation.client.phases
         )
     return seconds * chunks > COMPILING_SECONDS
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.engine.over_clients import one_slot, over_clients, slots_of
@@ -25,6 +25,7 @@ from hierfl.program.program import Params, Program
 
 CLIENTS_AT_ONCE = 64
 CLIENT_DRAWS_AT_ONCE = 512  # clients x draws carried at once
+MOST_NUMBERS = 1 << 23  # clients x draws x rows, where each has one number
 CLIENT_DRAW_ROWS_AT_ONCE = 1 << 21  # clients x draws x rows, where the work of a draw is wide
 
 
@@ -70,7 +71,11 @@ def each_client(
     federation, message = fit.federation, fit.message
     data = federation.data if rows is None else rows
     at = (noise.word(salt),)
-    for ids in torch.arange(data.num_clients).split(min(federation.slots, CLIENTS_AT_ONCE)):
+    most = min(federation.slots, CLIENTS_AT_ONCE)
+    parts, read = torch.arange(data.num_clients).split(most), [data.counts]
+    if not new and rows is not None:
+        read.append(federation.data.counts)
+    for ids in cut_ragged(parts, *read, most=most):
         batch = full_batch(data, ids, seed=seed, at=at)
         asked = labelled(batch, federation.program)
         if new:
@@ -117,6 +122,7 @@ def each_draw(
     new: bool = False,
     width: int = 1,
     salt: str = "posterior",
+    first: int = 0,
 ) -> Iterator[Chunk]:
     """Evaluate a function of one client and one draw for every client and draw: chunks of trees (C, S, ...).
 
@@ -131,6 +137,7 @@ def each_draw(
         new: as in `each_client`.
         width: how many times wider than one draw's work that of `one` is; so many fewer are carried at once.
         salt: as in `each_client`.
+        first: the number of the first draw.
     """
     program = fit.program
 
@@ -140,28 +147,39 @@ def each_draw(
 
         clients = min(fit.federation.slots, CLIENTS_AT_ONCE, total)
         most = (
-            CLIENT_DRAWS_AT_ONCE
+            draws_at_once(asked.num_rows)
             if width == 1
             else CLIENT_DRAW_ROWS_AT_ONCE // (width * asked.num_rows)
         )
-        return at_each_draw(at_draw, draws, program, at_once=max(1, most // clients))
+        return at_each_draw(at_draw, draws, program, at_once=max(1, most // clients), first=first)
 
     total = (fit.federation.data if rows is None else rows).num_clients
     yield from each_client(fit, all_draws, rows=rows, new=new, seed=seed, salt=salt)
 
 
+def draws_at_once(rows: int) -> int:
+    """Return how many clients x draws are carried at once where each has so many rows."""
+    return min(CLIENT_DRAWS_AT_ONCE, MOST_NUMBERS // rows)
+
+
 def at_each_draw(
-    one: Callable[[Tensor], Tree], draws: int, program: Program, *, at_once: int | None = None
+    one: Callable[[Tensor], Tree],
+    draws: int,
+    program: Program,
+    *,
+    at_once: int | None = None,
+    first: int = 0,
 ) -> Tree:
-    """Evaluate a function of a draw's number at 0, ..., S - 1: a tree of tensors (S, ...).
+    """Evaluate a function of a draw's number at S numbers, from the first one on: a tree of tensors (S, ...).
 
     Args:
         one: of the number, () int32.
         draws: S.
         program: whose draws may or may not be functions of a key under `torch.vmap`.
         at_once: draws carried at once; None: all.
+        first: the first number.
     """
-    index = torch.arange(draws, dtype=torch.int32)
+    index = torch.arange(first, first + draws, dtype=torch.int32)
     if program.keyed:
         found: Tree = torch.vmap(one, chunk_size=at_once)(index)
         return found

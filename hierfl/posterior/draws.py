@@ -12,9 +12,9 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import (
-    CLIENT_DRAWS_AT_ONCE,
     CLIENTS_AT_ONCE,
     Chunk,
+    draws_at_once,
     each_client,
     each_draw,
 )
@@ -37,6 +37,19 @@ class Draws:
 
     shared: Values
     own: Values
+
+    @property
+    def count(self) -> int:
+        """S."""
+        return next(len(value) for value in {**self.shared, **self.own}.values())
+
+    def some(self, first: int, count: int) -> Draws:
+        """Return `count` of the draws, from the first one on."""
+        shared, own = (
+            {name: value[first : first + count] for name, value in of.items()}
+            for of in (self.shared, self.own)
+        )
+        return Draws(shared, own)
 
 
 def posterior_draws(
@@ -112,9 +125,9 @@ def at_draws(
     """
     shared, own = in_program_shapes(fit.program, draws)
     clients = min(fit.federation.slots, CLIENTS_AT_ONCE, len(fit.clients))
-    at_once = max(1, CLIENT_DRAWS_AT_ONCE // clients)
 
     def all_draws(params: Params, _: ClientBatch, asked: ClientBatch, given: Values) -> Tree:
+        at_once = max(1, draws_at_once(asked.num_rows) // clients)
         at_draw = torch.vmap(lambda values: one(params, values, asked), chunk_size=at_once)
         return at_draw({**given, **shared})
 

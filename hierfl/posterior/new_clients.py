@@ -48,10 +48,12 @@ def predict_from_prior(
     check_rows(fit, rows, fit.program.reads.model)
     site = fit.program.observed_site(site)
 
-    def run(one: OfNewClient) -> list[Chunk]:
-        return _each_new_client(fit, rows, one, draws=draws, seed=seed)
+    shared = _global_draws(fit, draws, seed)
 
-    return predicted(fit.program, rows, site, run)
+    def run(one: OfNewClient, first: int, count: int) -> list[Chunk]:
+        return _each_new_client(fit, rows, one, shared, draws=count, seed=seed, first=first)
+
+    return predicted(fit.program, rows, site, run, draws)
 
 
 def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Values:
@@ -74,15 +76,22 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
             nodes = poutine.trace(model).get_trace(asked).nodes
         return {name: nodes[name]["value"] for name in local}
 
-    chunks = _each_new_client(fit, fit.federation.data, own_sites, draws=draws, seed=seed)
+    above = _global_draws(fit, draws, seed)
+    chunks = _each_new_client(fit, fit.federation.data, own_sites, above, draws=draws, seed=seed)
     return joined_local(program, [chunk.found for chunk in chunks])
 
 
 def _each_new_client(
-    fit: Snapshot, rows: ClientData, one: OfNewClient, *, draws: int, seed: int
+    fit: Snapshot,
+    rows: ClientData,
+    one: OfNewClient,
+    shared: Values,
+    *,
+    draws: int,
+    seed: int,
+    first: int = 0,
 ) -> list[Chunk]:
     """Evaluate `one(params, global draw, rows)` for every client and draw: chunks of trees (C, S, ...)."""
-    shared = _global_draws(fit, draws, seed)
 
     def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
         d = torch.as_tensor(asked.words[-1]).long()[None]
@@ -90,7 +99,14 @@ def _each_new_client(
 
     def run(snapshot: Snapshot) -> Iterator[Chunk]:
         return each_draw(
-            snapshot, at_draw, draws=draws, seed=seed, rows=rows, new=True, salt="newcomer"
+            snapshot,
+            at_draw,
+            draws=draws,
+            seed=seed,
+            rows=rows,
+            new=True,
+            salt="newcomer",
+            first=first,
         )
 
     return keyed_or_in_turn(fit, run)

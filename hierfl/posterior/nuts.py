@@ -12,7 +12,7 @@ from pyro.infer import MCMC, NUTS
 from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 
-from hierfl.data.batch import full_batch
+from hierfl.data.batch import check_padded, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.guides.delta import delta
 from hierfl.program.handlers import untouched_store
@@ -61,6 +61,7 @@ def nuts(
             only.
     """
     program = read(model, delta, data, seed=seed)
+    check_padded(data)
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
     began = time.perf_counter()
     found: list[Values] = []

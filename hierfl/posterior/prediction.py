@@ -16,7 +16,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.posterior.client_loop import Chunk, each_draw
+from hierfl.posterior.client_loop import MOST_NUMBERS, Chunk, each_draw
 from hierfl.posterior.draws import Draws, at_draws
 from hierfl.posterior.snapshot import Snapshot, restricted
 from hierfl.program.program import Params, Program
@@ -152,13 +152,13 @@ def predict(
     site, program = fit.program.observed_site(site), fit.program
     few = restricted(fit, rows)
 
-    def run(one: AtLatents) -> Iterator[Chunk]:
+    def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
         def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
             return one(params, program.draw(params, own), asked)
 
-        return each_draw(few, at_draw, draws=draws, seed=seed, rows=rows)
+        return each_draw(few, at_draw, draws=count, seed=seed, rows=rows, first=first)
 
-    return predicted(program, rows, site, run)
+    return predicted(program, rows, site, run, draws)
 
 
 def predict_at(fit: Snapshot, draws: Draws, rows: ClientData, *, site: str) -> Prediction:
@@ -170,7 +170,11 @@ def predict_at(fit: Snapshot, draws: Draws, rows: ClientData, *, site: str) -> P
         rows: of the same clients in the same order.
         site: the observed site.
     """
-    return predicted(fit.program, rows, site, lambda one: at_draws(fit, draws, one, rows=rows))
+
+    def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
+        return at_draws(fit, draws.some(first, count), one, rows=rows)
+
+    return predicted(fit.program, rows, site, run, draws.count)
 
 
 AtLatents = Callable[[Params, Values, ClientBatch], Tree]
@@ -180,15 +184,21 @@ def predicted(
     program: Program,
     rows: ClientData,
     site: str,
-    run: Callable[[AtLatents], Iterable[Chunk]],
+    run: Callable[[AtLatents, int, int], Iterable[Chunk]],
+    draws: int,
 ) -> Prediction:
     """Average what a site's distribution says of each row, over latent sites that `run` supplies.
+
+    Where clients have so many rows that all draws of them would not fit in memory, a few draws are averaged
+    at a time.
 
     Args:
         program: the checked program.
         rows: to be predicted.
         site: the observed site.
-        run: evaluates `(params, latent sites, rows) -> tree` for every client and draw.
+        run: evaluates `(params, latent sites, rows) -> tree` for every client, at draws from the first
+            number, as many as the count.
+        draws: S.
     """
     known = program.labels[site] in rows.fields
     kinds: set[str] = set()
@@ -198,11 +208,43 @@ def predicted(
         kinds.add(kind_of(fn))
         return moments(fn, value if known else None)
 
+    total: dict[str, Tensor] = {}
+    some = min(draws, max(1, MOST_NUMBERS // int(rows.counts.max())))
+    for first in range(0, draws, max(1, some)):
+        count = min(some, draws - first)
+        flat = _averaged(run(score, first, count))
+        total = flat if count == draws else _joined(total, flat, first, count)
+    return _prediction(rows, site, total, kinds.pop())
+
+
+def _averaged(chunks: Iterable[Chunk]) -> dict[str, Tensor]:
+    """Return what is averaged over draws, (n, ...) each."""
     flat: dict[str, list[Tensor]] = {}
-    for chunk in run(score):
+    for chunk in chunks:
         for name, value in chunk.found.items():
             flat.setdefault(name, []).append(averaged(name, value)[chunk.asked.mask()])
-    return _prediction(rows, site, {name: torch.cat(v) for name, v in flat.items()}, kinds.pop())
+    return {name: torch.cat(v) for name, v in flat.items()}
+
+
+def _joined(
+    total: Mapping[str, Tensor], more: dict[str, Tensor], before: int, count: int
+) -> dict[str, Tensor]:
+    """Join averages over `before` draws and averages over `count` further ones."""
+    if not before:
+        return more
+    share = count / (before + count)
+    joined = {
+        name: torch.lerp(value, more[name], share)
+        for name, value in total.items()
+        if value.is_floating_point()
+    }
+    if "label" in more:
+        joined["label"] = more["label"]
+    if "log_prob" in more:
+        joined["log_prob"] = torch.logaddexp(
+            total["log_prob"] + math.log1p(-share), more["log_prob"] + math.log(share)
+        )
+    return joined
 
 
 def _prediction(rows: ClientData, site: str, flat: Mapping[str, Tensor], kind: str) -> Prediction:

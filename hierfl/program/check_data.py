@@ -13,7 +13,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
-from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import ProgramError
@@ -194,7 +194,8 @@ def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) ->
         ValueError: a label is outside the support of its row; the message names site, client and value.
     """
     sites = list(sites)
-    for ids in torch.arange(data.num_clients).split(256) if sites else ():
+    parts = torch.arange(data.num_clients).split(256)
+    for ids in cut_ragged(parts, data.counts, most=256) if sites else ():
         batch = full_batch(data, ids)
         with Centre():
             nodes: dict[str, Any] = poutine.trace(model).get_trace(batch).nodes
