@@ -1,0 +1,272 @@
+"""Checks that padded rows count for nothing, and that mini-batches may stand for all rows of a client.
+
+Clients with different numbers of rows are padded to the largest, and a program must give the same log density
+padded as alone. This is tested on a few rows of one client, at random values of the params and the latent
+sites: at their starting values, which are often 0, a dependence may not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from hierfl.data.batch import ClientBatch, gather, keys_of
+from hierfl.data.clients import ClientData
+from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.joint_sites import in_data
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.sites import Values
+from hierfl.program.traces import in_clients, samples, scored
+
+FEW, PADDED = 4, 6  # rows of the client that is tested: alone, and padded
+ROUNDING, ROUNDING_SINGLE = 1e-5, 1e-3  # relative differences; the second where double precision fails
+LEAST = 1e-2  # nats; the differences of smaller terms are relative to it
+AWAY = (0.1, 0.01, 0.0)  # how far params and sites are put from their starting values, tried in turn
+
+Evaluate = Callable[[float, ClientBatch], Values]
+
+
+def is_ragged(data: ClientData) -> bool:
+    """Return whether clients differ in their numbers of rows, so that some are padded."""
+    return bool((data.counts != data.counts[0]).any())
+
+
+def check_padding(program: Program, data: ClientData) -> None:
+    """Refuse a program whose log density depends on padded rows. Clients of equal sizes are not padded.
+
+    Args:
+        program: to check.
+        data: the clients it will run on.
+
+    Raises:
+        ProgramError: a site differs between some rows alone and the same rows padded; the message names it.
+    """
+    if not is_ragged(data):
+        return
+    few = min(FEW, int(data.counts.max()))
+    alone, padded = (_of_largest(data, few, rows) for rows in (few, max(PADDED, few + 1)))
+    labelled = [_with_labels(program, batch) for batch in (alone, padded)]
+
+    def of_guide(away: float, batch: ClientBatch) -> Values:
+        return _of_guide(program, away, batch, few)
+
+    def of_model(away: float, batch: ClientBatch) -> Values:
+        return _of_model(program, away, batch, torch.arange(few))
+
+    found = None
+    if not _is_ours(program.guide):
+        found = _first_difference(of_guide, alone, padded)
+    what = "the guide's site" if found else "site"
+    found = found or _first_difference(of_model, *labelled)
+    if found:
+        raise ProgramError(
+            f"{what} '{found}' depends on padding, since {few} rows of a client give another value padded to "
+            f"{padded.num_rows} than alone: reduce over rows by batch.sum and batch.mean, or leave padded "
+            f"rows out by batch.mask()"
+        )
+
+
+def check_mini_batches(program: Program, data: ClientData) -> None:
+    """Refuse a program whose log density is not a sum over rows, each a function of its own row alone.
+
+    Mini-batches hold some rows of a client in random order, and stand for all of them. What is computed from
+    several rows, such as the row before (an autoregression) or a mean, is another thing there.
+
+    Args:
+        program: to check. A model with the attribute `normalises_by_batch` is let pass: its rows are
+            normalised by the mini-batch on purpose.
+        data: the clients it will run on.
+
+    Raises:
+        ProgramError: a site depends on several rows of its client; the message names it.
+    """
+    found: str | None = next(iter(program.joint), None)
+    few = min(FEW, int(data.counts.max()))
+    if found is None and few > 1 and not getattr(program.model, "normalises_by_batch", False):
+        alone = _of_largest(data, few, few)
+        back = torch.arange(few - 1, 0, -1)
+        fields = {name: v.index_select(1, back) for name, v in alone.fields.items()}
+        others = replace(alone, fields=fields)
+
+        def evaluate(away: float, batch: ClientBatch) -> Values:
+            keep = back if batch.num_rows == few else torch.arange(few - 1)
+            return _of_model(program, away, batch, keep, derived=False)
+
+        found = _first_difference(evaluate, alone, others)
+    if found:
+        raise ProgramError(
+            f"site '{found}' depends on several rows of its client at once, and mini-batches hold only some "
+            f"of them, in random order: leave batch_size at None (an earlier row's value that a row needs "
+            f"may be a field of its own, data.with_fields(previous=...))"
+        )
+
+
+def check_labels_given(program: Program, rows: ClientData) -> None:
+    """Refuse to predict unlabelled rows where a site is computed from labels, as an autoregression is.
+
+    Args:
+        program: the checked program.
+        rows: to be predicted.
+
+    Raises:
+        ValueError: the distribution of a site depends on a label that the rows do not have.
+    """
+    prototype = program.prototype
+    for label in set(program.labels.values()) - {*rows.fields, *rows.client_fields}:
+        if label not in prototype.fields:
+            continue
+        value = prototype.fields[label]
+        other = ~value if value.dtype == torch.bool else value + 1
+        changed = replace(prototype, fields={**prototype.fields, label: other})
+
+        def evaluate(away: float, batch: ClientBatch) -> Values:
+            params, values = _point(program, away)
+            found = program.observed(values, batch, params)
+            labels = program.observed(values, prototype, params)
+            return {site: fn.log_prob(labels[site][1]) for site, (fn, _) in found.items()}
+
+        site = _first_difference(evaluate, prototype, changed)
+        if site:
+            raise ValueError(
+                f"site '{site}' is computed from field '{label}', which the rows do not have: give the "
+                f"rows their labels"
+            )
+
+
+# ------------------------------------------------------------------------------------------------ batches
+def _of_largest(data: ClientData, few: int, rows: int) -> ClientBatch:
+    """Return the first `few` rows of the largest client, padded to `rows`, as if they were all it has."""
+    ids = data.counts.argmax()[None]
+    place = torch.arange(rows)[None]
+    inside = place < few
+    index = data.offsets[ids][:, None] + torch.where(inside, place, 0)
+    batch = gather(data, ids, index, inside if rows > few else None, keys_of(data, ids, 0, 0))
+    return replace(batch, counts=torch.full_like(batch.counts, few))
+
+
+def _with_labels(program: Program, batch: ClientBatch) -> ClientBatch:
+    """Fill in missing labels with those of the prototype's first row."""
+    like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
+    missing = {
+        name: value[:, :1].expand(batch.num_clients, batch.num_rows, *value.shape[2:])
+        for name, value in like.items()
+        if value is not None and name not in batch.fields
+    }
+    return replace(batch, fields={**batch.fields, **missing})
+
+
+def _is_ours(guide: Any) -> bool:
+    """Return whether a guide is of hierfl's own families, which leave padded rows out (as their tests show)."""
+    return str(getattr(guide, "__module__", "")).split(".")[0] == "hierfl"
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+def _point(program: Program, away: float) -> tuple[Params, Values]:
+    """Return params and latent sites at random, near their starting values."""
+    g = torch.Generator().manual_seed(0)
+
+    def moved(start: Tensor) -> Tensor:
+        start = start.to(torch.get_default_dtype()) if start.is_floating_point() else start
+        return start + away * torch.randn(start.shape, generator=g)
+
+    params = {spec.name: moved(spec.start) for spec in program.params}
+    values: Values = {}
+    for block in (program.latents.global_block, program.latents.local_block):
+        if block.sites:
+            values |= block.unflatten(moved(block.start))[0]
+    return params, values
+
+
+def _of_model(
+    program: Program, away: float, batch: ClientBatch, keep: Tensor, *, derived: bool = True
+) -> Values:
+    """Return the log density of each local site, by row in the data plate, and the deterministic sites."""
+    params, values = _point(program, away)
+    with Answer(params, batch):
+        trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
+    found = {}
+    for name, site in samples(trace):
+        if in_clients(site) and name not in program.derived:
+            term = scored(site, site["fn"].log_prob(site["value"]))
+            found[name] = term.index_select(-1, keep) if in_data(site) else term
+    return found | ({n: trace.nodes[n]["value"] for n in program.derived} if derived else {})
+
+
+def _of_guide(program: Program, away: float, batch: ClientBatch, few: int) -> Values:
+    """Return the draws of a guide and their log densities."""
+    params, _ = _point(program, away)
+    with Answer(params, batch):
+        trace = poutine.trace(program.guide).get_trace(batch)
+    found = {}
+    for name, site in samples(trace):
+        density = site["fn"].log_prob(site["value"])
+        found[name] = torch.cat([site["value"].flatten(), density.flatten()])
+    return found
+
+
+def _first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -> str | None:
+    """Return the first site that differs between two batches by more than rounding.
+
+    A difference found in single precision is looked at again in double; where the program cannot be run in
+    double, a larger difference counts.
+    """
+    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
+        found = _differing(evaluate, one, other, ROUNDING)
+        if found is None or torch.get_default_dtype() == torch.float64:
+            return found
+        with _double():
+            again = _differing(evaluate, _in_double(one), _in_double(other), ROUNDING)
+        # "" where no value of the params could be evaluated
+        return again if again != "" else _differing(evaluate, one, other, ROUNDING_SINGLE)
+
+
+def _differing(
+    evaluate: Evaluate, one: ClientBatch, other: ClientBatch, rounding: float
+) -> str | None:
+    """Return the first site that differs between two batches, None where none does, "" where all fails."""
+    for away in AWAY:
+        try:
+            first, second = evaluate(away, one), evaluate(away, other)
+        except (RuntimeError, ValueError, NotImplementedError, IndexError):
+            continue  # such as a point outside what the program can compute
+        if all(bool(v.isfinite().all()) for v in first.values() if v.is_floating_point()):
+            names = (n for n, v in first.items() if _differ(v, second.get(n), rounding))
+            return next(names, None)
+    return ""
+
+
+def _differ(one: Tensor, other: Tensor | None, rounding: float) -> bool:
+    if other is None or one.shape != other.shape:
+        return True
+    scale = one.abs().max().clamp(min=LEAST) if one.numel() else 1.0
+    return not bool(((one - other).abs() <= rounding * scale).all())
+
+
+@contextmanager
+def _double() -> Iterator[None]:
+    """Run in double precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _in_double(batch: ClientBatch) -> ClientBatch:
+    def wide(v: Tensor) -> Tensor:
+        return v.double() if v.is_floating_point() else v
+
+    return replace(
+        batch,
+        fields={name: wide(v) for name, v in batch.fields.items()},
+        client_fields={name: wide(v) for name, v in batch.client_fields.items()},
+        counts=wide(batch.counts),
+    )
