@@ -50,12 +50,11 @@ def check_padding(program: Program, data: ClientData) -> None:
     """
     if not is_ragged(data):
         return
-    few = min(FEW, int(data.counts.max()))
-    alone, padded = (_of_largest(data, few, rows) for rows in (few, max(PADDED, few + 1)))
-    labelled = [_with_labels(program, batch) for batch in (alone, padded)]
+    alone, padded = _made_up(program, data), _made_up(program, data, PADDED)
+    few = alone.num_rows
 
     def of_guide(away: float, batch: ClientBatch) -> Values:
-        return _of_guide(program, away, batch, few)
+        return _of_guide(program, away, batch)
 
     def of_model(away: float, batch: ClientBatch) -> Values:
         return _of_model(program, away, batch, torch.arange(few))
@@ -64,7 +63,7 @@ def check_padding(program: Program, data: ClientData) -> None:
     if not _is_ours(program.guide):
         found = _first_difference(of_guide, alone, padded)
     what = "the guide's site" if found else "site"
-    found = found or _first_difference(of_model, *labelled)
+    found = found or _first_difference(of_model, alone, padded)
     if found:
         raise ProgramError(
             f"{what} '{found}' depends on padding, since {few} rows of a client give another value padded to "
@@ -73,7 +72,7 @@ def check_padding(program: Program, data: ClientData) -> None:
         )
 
 
-def check_mini_batches(program: Program, data: ClientData) -> None:
+def check_mini_batches(program: Program, data: ClientData, *, priors_alone: bool = False) -> None:
     """Refuse a program whose log density is not a sum over rows, each a function of its own row alone.
 
     Mini-batches hold some rows of a client in random order, and stand for all of them. What is computed from
@@ -83,29 +82,41 @@ def check_mini_batches(program: Program, data: ClientData) -> None:
         program: to check. A model with the attribute `normalises_by_batch` is let pass: its rows are
             normalised by the mini-batch on purpose.
         data: the clients it will run on.
+        priors_alone: the steps on mini-batches evaluate no likelihood, so check the latent sites alone.
 
     Raises:
         ProgramError: a site depends on several rows of its client; the message names it.
     """
-    found: str | None = next(iter(program.joint), None)
-    few = min(FEW, int(data.counts.max()))
-    if found is None and few > 1 and not getattr(program.model, "normalises_by_batch", False):
-        alone = _of_largest(data, few, few)
-        back = torch.arange(few - 1, 0, -1)
-        fields = {name: v.index_select(1, back) for name, v in alone.fields.items()}
-        others = replace(alone, fields=fields)
-
-        def evaluate(away: float, batch: ClientBatch) -> Values:
-            keep = back if batch.num_rows == few else torch.arange(few - 1)
-            return _of_model(program, away, batch, keep, derived=False)
-
-        found = _first_difference(evaluate, alone, others)
+    found = None if priors_alone else next(iter(program.joint), None)
+    by_batch = getattr(program.model, "normalises_by_batch", False)
+    if found is None and not by_batch and int(data.counts.max()) > 1:
+        found = _of_several_rows(program, _made_up(program, data), priors_alone)
     if found:
         raise ProgramError(
             f"site '{found}' depends on several rows of its client at once, and mini-batches hold only some "
-            f"of them, in random order: leave batch_size at None (an earlier row's value that a row needs "
-            f"may be a field of its own, data.with_fields(previous=...))"
+            f"of them, in random order: "
+            + (
+                "compute it from a client field, or take another method, such as fedsvi"
+                if priors_alone
+                else "leave batch_size at None, or give each row what it needs of other rows as a field "
+                "of its own, data.with_fields(previous=...)"
+            )
         )
+
+
+def _of_several_rows(program: Program, alone: ClientBatch, priors_alone: bool) -> str | None:
+    """Return a site whose term of a row changes when the order is reversed and the first row left out."""
+    few = alone.num_rows
+    back = torch.arange(few - 1, 0, -1)
+    fields = {name: v.index_select(1, back) for name, v in alone.fields.items()}
+    latent = {site.name for site in program.latents.sites}
+
+    def evaluate(away: float, batch: ClientBatch) -> Values:
+        keep = back if batch.num_rows == few else torch.arange(few - 1)
+        found = _of_model(program, away, batch, keep, derived=False)
+        return {n: v for n, v in found.items() if n in latent or not priors_alone}
+
+    return _first_difference(evaluate, alone, replace(alone, fields=fields))
 
 
 def check_labels_given(program: Program, rows: ClientData) -> None:
@@ -118,21 +129,8 @@ def check_labels_given(program: Program, rows: ClientData) -> None:
     Raises:
         ValueError: the distribution of a site depends on a label that the rows do not have.
     """
-    prototype = program.prototype
     for label in set(program.labels.values()) - {*rows.fields, *rows.client_fields}:
-        if label not in prototype.fields:
-            continue
-        value = prototype.fields[label]
-        other = ~value if value.dtype == torch.bool else value + 1
-        changed = replace(prototype, fields={**prototype.fields, label: other})
-
-        def evaluate(away: float, batch: ClientBatch) -> Values:
-            params, values = _point(program, away)
-            found = program.observed(values, batch, params)
-            labels = program.observed(values, prototype, params)
-            return {site: fn.log_prob(labels[site][1]) for site, (fn, _) in found.items()}
-
-        site = _first_difference(evaluate, prototype, changed)
+        site = computed_from(program, label)
         if site:
             raise ValueError(
                 f"site '{site}' is computed from field '{label}', which the rows do not have: give the "
@@ -140,15 +138,49 @@ def check_labels_given(program: Program, rows: ClientData) -> None:
             )
 
 
+def computed_from(program: Program, label: str) -> str | None:
+    """Return an observed site whose distribution depends on a label of rows; None or "" where none does."""
+    prototype = program.prototype
+    if label not in prototype.fields:
+        return None
+    value = prototype.fields[label]
+    other = ~value if value.dtype == torch.bool else value + 1
+    changed = replace(prototype, fields={**prototype.fields, label: other})
+
+    def evaluate(away: float, batch: ClientBatch) -> Values:
+        params, values = _point(program, away)
+        found = program.observed(values, batch, params)
+        labels = program.observed(values, prototype, params)
+        return {site: fn.log_prob(labels[site][1]) for site, (fn, _) in found.items()}
+
+    return _first_difference(evaluate, prototype, changed)
+
+
 # ------------------------------------------------------------------------------------------------ batches
-def _of_largest(data: ClientData, few: int, rows: int) -> ClientBatch:
-    """Return the first `few` rows of the largest client, padded to `rows`, as if they were all it has."""
-    ids = data.counts.argmax()[None]
-    place = torch.arange(rows)[None]
-    inside = place < few
-    index = data.offsets[ids][:, None] + torch.where(inside, place, 0)
-    batch = gather(data, ids, index, inside if rows > few else None, keys_of(data, ids, 0, 0))
-    return replace(batch, counts=torch.full_like(batch.counts, few))
+def _made_up(program: Program, data: ClientData, rows: int | None = None) -> ClientBatch:
+    """Return a client made up of a few rows of all clients that differ in their labels, padded to `rows`."""
+    index = _unlike(data, tuple(program.labels.values()))
+    few = len(index)
+    rows = few if rows is None else rows
+    inside = (torch.arange(rows) < few)[None]
+    first = torch.zeros(1, dtype=torch.long)
+    index = torch.cat([index, index[:1].expand(rows - few)])[None]
+    batch = gather(data, first, index, inside if rows > few else None, keys_of(data, first, 0, 0))
+    batch = replace(batch, counts=torch.full_like(batch.counts, few))
+    return _with_labels(program, batch)
+
+
+def _unlike(data: ClientData, labels: tuple[str, ...]) -> Tensor:
+    """Return the positions of up to `FEW` rows, those of extreme labels first."""
+    n = data.num_rows
+    extreme = [
+        int(at)
+        for values in (data.fields.get(name) for name in labels)
+        if values is not None and values.dim() == 1
+        for at in (values.to(torch.float64).argmin(), values.to(torch.float64).argmax())
+    ]
+    even = torch.linspace(0, n - 1, min(FEW, n)).long().tolist()
+    return torch.tensor(sorted(list(dict.fromkeys([*extreme, *even]))[:FEW]))
 
 
 def _with_labels(program: Program, batch: ClientBatch) -> ClientBatch:
@@ -199,7 +231,7 @@ def _of_model(
     return found | ({n: trace.nodes[n]["value"] for n in program.derived} if derived else {})
 
 
-def _of_guide(program: Program, away: float, batch: ClientBatch, few: int) -> Values:
+def _of_guide(program: Program, away: float, batch: ClientBatch) -> Values:
     """Return the draws of a guide and their log densities."""
     params, _ = _point(program, away)
     with Answer(params, batch):
@@ -219,7 +251,7 @@ def _first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) 
     """
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
         found = _differing(evaluate, one, other, ROUNDING)
-        if found is None or torch.get_default_dtype() == torch.float64:
+        if not found or torch.get_default_dtype() == torch.float64:
             return found
         with _double():
             again = _differing(evaluate, _in_double(one), _in_double(other), ROUNDING)

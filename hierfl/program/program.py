@@ -213,6 +213,12 @@ class Program:
             ValueError: `name` is None, and the model does not observe exactly one site a row.
         """
         of_rows = self.sites_of_rows
+        joint = next((site for site in self.joint if name in (None, site)), None)
+        if joint is not None and (name is not None or not of_rows):
+            raise ValueError(
+                f"site '{joint}' has one density for all rows of a client, and none of each row: predict "
+                f"from its draws (fit.posterior), or write the model with a density of each row"
+            )
         sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
         if name is None and len(of_rows) != 1:
             raise ValueError(
