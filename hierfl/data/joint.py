@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class JointNormal(dist.MultivariateNormal):  # type: ignore[misc]
+class JointNormal(dist.MultivariateNormal):
     """The joint Normal distribution of the rows of each client, padded to B rows.
 
     Padded rows are made independent of the others, with the value at their mean; what they add to the log
@@ -39,11 +39,14 @@ class JointNormal(dist.MultivariateNormal):  # type: ignore[misc]
             value: (..., B).
         """
         there = torch.where(self.inside, value, self.loc)
-        total: Tensor = super().log_prob(there)
+        total: Tensor = super().log_prob(there)  # type: ignore[no-untyped-call]
         return total + 0.5 * math.log(2.0 * math.pi) * (~self.inside).sum(-1)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> JointNormal:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> JointNormal:
         """Return the same distribution with a larger batch shape."""
-        new: JointNormal = super().expand(batch_shape, self._get_checked_instance(JointNormal, _instance))
+        base: Any = super()
+        new: JointNormal = base.expand(
+            batch_shape, base._get_checked_instance(JointNormal, _instance)
+        )
         new.inside = self.inside.expand(*batch_shape, self.inside.shape[-1])
         return new

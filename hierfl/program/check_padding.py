@@ -26,9 +26,16 @@ from hierfl.program.sites import Values
 from hierfl.program.traces import in_clients, samples, scored
 
 FEW, PADDED = 4, 6  # rows of the client that is tested: alone, and padded
-ROUNDING, ROUNDING_SINGLE = 1e-5, 1e-3  # relative differences; the second where double precision fails
+ROUNDING, ROUNDING_SINGLE = (
+    1e-5,
+    1e-3,
+)  # relative differences; the second where double precision fails
 LEAST = 1e-2  # nats; the differences of smaller terms are relative to it
-AWAY = (0.1, 0.01, 0.0)  # how far params and sites are put from their starting values, tried in turn
+AWAY = (
+    0.1,
+    0.01,
+    0.0,
+)  # how far params and sites are put from their starting values, tried in turn
 
 Evaluate = Callable[[float, ClientBatch], Values]
 
@@ -223,12 +230,14 @@ def _of_model(
     params, values = _point(program, away)
     with Answer(params, batch):
         trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
-    found = {}
+    found: Values = {}
     for name, site in samples(trace):
         if in_clients(site) and name not in program.derived:
             term = scored(site, site["fn"].log_prob(site["value"]))
             found[name] = term.index_select(-1, keep) if in_data(site) else term
-    return found | ({n: trace.nodes[n]["value"] for n in program.derived} if derived else {})
+    if derived:
+        found |= {name: trace.nodes[name]["value"] for name in program.derived}
+    return found
 
 
 def _of_guide(program: Program, away: float, batch: ClientBatch) -> Values:
@@ -236,7 +245,7 @@ def _of_guide(program: Program, away: float, batch: ClientBatch) -> Values:
     params, _ = _point(program, away)
     with Answer(params, batch):
         trace = poutine.trace(program.guide).get_trace(batch)
-    found = {}
+    found: Values = {}
     for name, site in samples(trace):
         density = site["fn"].log_prob(site["value"])
         found[name] = torch.cat([site["value"].flatten(), density.flatten()])

@@ -72,7 +72,7 @@ def in_data(site: Site) -> bool:
 
 def _is_packed(site: Site, label: str | None, batch: ClientBatch) -> bool:
     """Return whether a site observes a field in the shape of `batch.packed`."""
-    if label not in batch.fields:
+    if label is None or label not in batch.fields:
         return False
     values: Tensor = batch.fields[label]
     return tuple(site["value"].shape) == (values.shape[0], 1, *values.shape[1:])

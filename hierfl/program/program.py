@@ -216,8 +216,8 @@ class Program:
         joint = next((site for site in self.joint if name in (None, site)), None)
         if joint is not None and (name is not None or not of_rows):
             raise ValueError(
-                f"site '{joint}' has one density for all rows of a client, and none of each row: predict "
-                f"from its draws (fit.posterior), or write the model with a density of each row"
+                f"site '{joint}' has one density for all rows of a client, and none of each row: take "
+                f"fit.posterior_predictive or loo(fit, 'client'), or give the model a density of each row"
             )
         sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
         if name is None and len(of_rows) != 1:
