@@ -19,7 +19,7 @@ from hierfl.program.handlers import untouched_store
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from hierfl.program.traces import Site, in_clients, is_deterministic, samples
+from hierfl.program.traces import Site, in_clients, is_deterministic, is_latent, samples
 
 
 def joint_sites(
@@ -63,6 +63,33 @@ def joint_sites(
         for name, site in outside.items()
         if name in found
     }
+
+
+def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
+    """Refuse a latent site with one value for each row of its client: clients would have sites of other shapes.
+
+    Args:
+        model: the generative program.
+        trace: of the model on the batch.
+        batch: a few rows. Only where a site has as many values is the model traced again, on one row less.
+
+    Raises:
+        ProgramError: the shape of a latent site depends on the number of rows; the message names the site.
+    """
+    latent = {name: site["fn"].event_shape for name, site in samples(trace) if is_latent(site)}
+    if not any(batch.num_rows in shape for shape in latent.values()):
+        return
+    fields = {name: v[:, :-1] for name, v in batch.fields.items()}
+    rows = None if batch.rows is None else batch.rows[:, :-1]
+    with untouched_store(), Centre():
+        fewer = poutine.trace(model).get_trace(replace(batch, fields=fields, rows=rows)).nodes
+    for name, shape in latent.items():
+        if fewer[name]["fn"].event_shape != shape:
+            raise ProgramError(
+                f"site '{name}' is latent and has one value a row (event shape {tuple(shape)} for "
+                f"{batch.num_rows} rows), while clients differ in their rows: sum it out, by "
+                f"batch.joint_normal where it is Gaussian"
+            )
 
 
 def in_data(site: Site) -> bool:

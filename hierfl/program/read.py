@@ -33,7 +33,7 @@ from hierfl.program.check_data import (
 from hierfl.program.check_padding import check_padding
 from hierfl.program.check_program import check_cover, check_plates, check_start
 from hierfl.program.handlers import Answer, untouched_store
-from hierfl.program.joint_sites import joint_sites
+from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import Program, ProgramError, Reads
@@ -64,6 +64,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
     with pyro.validation_enabled(True):
         # two clients first: only with two does the shape of a local site read outside its plate give it away
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
+        check_sizes(model, single, one)
         latents = latents_of(single, pair)
         labels, supports = _labels(model, pair, two, data)
         joint = joint_sites(model, single, one, labels)

@@ -135,6 +135,26 @@ def test_what_is_observed_a_client_needs_no_mask(data: ClientData) -> None:
     assert not read(model(field_of_a_client), guides.delta, given).joint
 
 
+# ------------------------------------------------------------------ latent sites with a value a row
+@pytest.mark.parametrize("counts", [COUNTS, (5, 5)])
+def test_a_latent_site_with_a_value_a_row_is_refused(counts: tuple[int, ...]) -> None:
+    def curve(batch: ClientBatch, w: Tensor) -> None:
+        prior = dist.Normal(over_rows(batch, w), 1.0).to_event(1)
+        rows(batch, pyro.sample("curve", prior)[:, 0])
+
+    with pytest.raises(
+        ProgramError, match=r"site 'curve' is latent and has one value a row.*sum it"
+    ):
+        read(model(curve), guides.delta, clients(*counts))
+
+
+def test_a_latent_site_with_as_many_values_as_the_prototype_has_rows(data: ClientData) -> None:
+    def five(batch: ClientBatch, w: Tensor) -> None:
+        rows(batch, pyro.sample("five", dist.Normal(torch.zeros(5), 1.0).to_event(1)).sum(-1))
+
+    assert read(model(five), guides.delta, data).latents.local_block.size == 6
+
+
 # ------------------------------------------------------------------ densities that depend on padding
 def mean_of_padded(batch: ClientBatch, w: Tensor) -> None:
     rows(batch, w * batch.x.mean(-1, keepdim=True))
