@@ -70,6 +70,8 @@ class Phase:
         unit: "step": mini-batches from reshuffled passes over the rows; "epoch": whole passes, whose last
             mini-batch may be smaller.
         batch_size: rows of a mini-batch; None: all rows at each step.
+        scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so that any
+            row will do.
 
     Raises:
         ValueError: `count` is negative, or `batch_size` is below 1.
@@ -79,6 +81,7 @@ class Phase:
     count: int = 1
     unit: Literal["step", "epoch"] = "step"
     batch_size: int | None = None
+    scores_rows: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a count or a batch size that is out of range."""

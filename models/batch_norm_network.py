@@ -185,6 +185,8 @@ def batch_norm_network(
             with batch.data():
                 observe(y, label(output if output.dim() > 2 else output[..., None]), batch)
 
+    if layers:  # in training, by the rows of the mini-batch: `hierfl.program.check_padding`
+        batch_norm_network.normalises_by_batch = True  # type: ignore[attr-defined]
     return batch_norm_network
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.data.clients import ClientData
+from hierfl.data.joint import JointNormal
 
 CLIENTS, DATA = "clients", "data"
 FEW_ROWS = 1 << 16  # of a chunk of clients, padded ones included: too few to be worth cutting
@@ -26,6 +27,20 @@ ONE_BATCH = 1 << 34  # bytes of all clients in one batch
 @dataclass(frozen=True, eq=False)
 class ClientBatch:
     """Rows of C clients, padded to B rows each. Fields are read as attributes, such as `batch.x`.
+
+    Inside `batch.data()` padded rows count for nothing. What a program computes from several rows at once must
+    leave them out itself:
+
+    * `batch.sum(x)` and `batch.mean(x)` are sums and means over the rows of each client.
+    * `batch.mask()` tells rows from padding.
+    * `batch.packed(x)` makes all rows of a client one event, for a likelihood with one density a client. It is
+      observed inside `batch.clients()` and outside `batch.data()`, and masked: either
+      `fn.mask(batch.packed(batch.mask())).to_event(1)`, where rows are independent given the latent sites, or
+      `batch.joint_normal(loc, covariance)`, where they are jointly Gaussian (a Gaussian process).
+
+    Such a site is refused in a model that does not ask for the mask by one of these. Where clients differ in
+    their numbers of rows, a program whose log density depends on padding is refused too. Likelihoods that
+    need several rows of a client at once cannot run on mini-batches of its rows.
 
     Args:
         fields: name -> Tensor (C, B, ...). Padded rows repeat the client's own first row, so a slot never
@@ -127,6 +142,76 @@ class ClientBatch:
         return torch.ones(
             self.num_clients, self.num_rows, dtype=torch.bool, device=self.counts.device
         )
+
+    def sum(self, x: Tensor, *, dim: int = 1) -> Tensor:
+        """Return the sum of x over the rows of each client, without padded rows.
+
+        Args:
+            x: one entry a row, (C, B, ...) as fields are.
+            dim: dimension of the rows; the clients' is the one before it. Default 1. With plates left of the
+                clients, (..., C, B), it is -1.
+
+        Returns:
+            The sums, (C, 1, ...): of the shape of x, with size 1 in dimension `dim`.
+
+        Raises:
+            ValueError: dimension `dim` of x is not that of the rows.
+        """
+        mask = self._mask_along("sum", x, dim)
+        return torch.where(mask, x, x.new_zeros(())).sum(dim, keepdim=True)
+
+    def mean(self, x: Tensor, *, dim: int = 1) -> Tensor:
+        """Return the mean of x over the rows of each client, without padded rows.
+
+        Args:
+            x: one entry a row, (C, B, ...) as fields are.
+            dim: dimension of the rows, as in `sum`.
+
+        Returns:
+            The means, (C, 1, ...): of the shape of x, with size 1 in dimension `dim`.
+
+        Raises:
+            ValueError: dimension `dim` of x is not that of the rows.
+        """
+        mask = self._mask_along("mean", x, dim)
+        total = torch.where(mask, x, x.new_zeros(())).sum(dim, keepdim=True)
+        return total / mask.sum(dim, keepdim=True)
+
+    def _mask_along(self, verb: str, x: Tensor, dim: int) -> Tensor:
+        """Return the mask, with dimensions of size 1 behind it where x has dimensions behind the rows."""
+        if not -x.dim() <= dim < x.dim() or x.shape[dim] not in (1, self.num_rows):
+            raise ValueError(
+                f"batch.{verb}: x has shape {tuple(x.shape)}, and its dimension {dim} must have the "
+                f"{self.num_rows} rows of the batch: say which dimension has, dim="
+            )
+        behind = x.dim() - 1 - dim % x.dim()
+        return self.mask()[(..., *[None] * behind)]
+
+    def packed(self, x: Tensor) -> Tensor:
+        """Return all rows of each client as one event, (C, B, ...) -> (C, 1, B, ...).
+
+        A distribution over them has batch shape (C, 1), which is that of `batch.clients()`.
+        """
+        return x[:, None]
+
+    def joint_normal(self, loc: Tensor, covariance: Tensor) -> JointNormal:
+        """Return a joint Normal distribution of the rows of each client, without padded rows.
+
+            with batch.clients():
+                length = pyro.sample("length", dist.LogNormal(0.0, 1.0))
+                x = batch.packed(batch.x)  # (C, 1, B)
+                apart = (x[..., :, None] - x[..., None, :]) / length[..., None, None]
+                covariance = (-0.5 * apart**2).exp() + 0.1 * torch.eye(batch.num_rows)
+                normal = batch.joint_normal(torch.zeros(()), covariance)
+                pyro.sample("y", normal, obs=batch.packed(batch.y))
+
+        The density is that of the client's own rows: entries of padded rows are ignored.
+
+        Args:
+            loc: means, to be broadcast to (C, 1, B).
+            covariance: to be broadcast to (C, 1, B, B), positive definite over the rows of each client.
+        """
+        return JointNormal(loc, covariance, self.packed(self.mask()))
 
 
 def full_batch(

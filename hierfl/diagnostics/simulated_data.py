@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
+from hierfl.program.check_padding import computed_from
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model, Values
@@ -91,8 +92,12 @@ def _named(program: Program) -> Iterator[str]:
 
 def _as_field(site: Any, batch: ClientBatch, field: str) -> Tensor:
     like: Tensor = {**batch.fields, **batch.client_fields}[field]
-    value: Tensor = site["value"].expand(like.shape)
-    return value.to(like.dtype)
+    return _in_shape_of(like, site["value"]).to(like.dtype)
+
+
+def _in_shape_of(field: Tensor, value: Tensor) -> Tensor:
+    """Return what a site observes in the shape of its field (C, B, ...): packed rows are (C, 1, B, ...)."""
+    return (value.squeeze(1) if value.dim() == field.dim() + 1 else value).expand(field.shape)
 
 
 def _check(program: Program, batch: ClientBatch) -> None:
@@ -110,6 +115,13 @@ def _check(program: Program, batch: ClientBatch) -> None:
                 f"factor '{name}' cannot be drawn: "
                 f"data sets can be drawn from sample statements only"
             )
+    for field in set(program.labels.values()):
+        site = computed_from(program, field)
+        if site:
+            raise ProgramError(
+                f"site '{site}' is computed from the field '{field}', which is to be drawn: data sets can "
+                f"be drawn only where no label depends on another"
+            )
     twice = [
         field for field in program.labels.values() if list(program.labels.values()).count(field) > 1
     ]
@@ -126,7 +138,7 @@ def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:
         nodes: Any = poutine.trace(program.model).get_trace(with_labels(batch, labels)).nodes
     for site, field in program.labels.items():
         if not torch.equal(
-            nodes[site]["value"].expand(labels[field].shape).to(labels[field].dtype), labels[field]
+            _in_shape_of(labels[field], nodes[site]["value"]).to(labels[field].dtype), labels[field]
         ):
             raise ProgramError(
                 f"site '{site}' observes something computed from the field '{field}': make it a "

@@ -17,6 +17,7 @@ from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
 from hierfl.method import Client, Method, Server
+from hierfl.program.check_padding import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
 from hierfl.program.recipes import describe
@@ -192,9 +193,13 @@ def federate(
             f"rounds (fedsvi)"
         )
     program = read(method.model, method.guide, data, seed=seed)
+    client = method.client(program)
+    phases = [p for p in (*client.phases, *(client.adapt or ())) if p.batch_size and p.count]
+    if phases:
+        check_mini_batches(program, data, priors_alone=not any(p.scores_rows for p in phases))
     return Federation(
         program=program,
-        client=method.client(program),
+        client=client,
         server=method.server(program),
         data=data,
         seed=seed,

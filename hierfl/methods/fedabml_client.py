@@ -131,7 +131,10 @@ def abml_client(program: Program, how: Setting) -> Client:
     return Client(
         own={"phi": mine, "seen": torch.zeros(())},
         start=start,
-        phases=(Phase(restart, batch_size=1), Phase(move, how.steps, how.unit, how.batch_size)),
+        phases=(
+            Phase(restart, batch_size=1, scores_rows=False),
+            Phase(move, how.steps, how.unit, how.batch_size),
+        ),
         finish=finish,
         params=lambda message, own: {**message, **start(message, own)["phi"]},
         adapt=(Phase(tune, passes, how.unit, how.batch_size),),

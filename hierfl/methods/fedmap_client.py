@@ -127,7 +127,8 @@ def map_client(program: Program, how: Setting) -> Client:
 
     fitting = Phase(move, how.steps, how.unit, how.batch_size)
     # a prior reads no rows: where omega needs none, one row is enough
-    looking = Phase(look, int(looks), batch_size=None if how.by_fit else 1)
+    few = None if how.by_fit else 1
+    looking = Phase(look, int(looks), batch_size=few, scores_rows=how.by_fit)
     return Client(
         own={"w": mine, "begun": torch.zeros(())},
         start=start,

@@ -29,7 +29,8 @@ class Groups:
     Args:
         fit: a run at some round.
         arrays: group -> variable -> array.
-        dims: variable -> the names of its dimensions, without chain and draw.
+        dims: variable, or "group/variable" where groups differ -> the names of its dimensions, without chain
+            and draw.
         coords: dimension -> labels, as `hierfl.posterior.arviz_io.arviz_of` takes them.
     """
 
@@ -64,30 +65,38 @@ class Groups:
                 self.put(group, f"{name}_{statistic}", value[..., i], [*lead, f"{name}_layer"])
 
     def rows(self, group: str, values: Mapping[str, Tensor], data: ClientData) -> None:
-        """Add values with one entry a row, (..., n, *event), or a client, (..., N, *event)."""
+        """Add values with one entry a row, (..., n, *event), or a client, (..., N, *event).
+
+        Of a joint site labels may be by row, while its log density is by client.
+        """
         owners = [data.names[k] for k in data.row_client.tolist()]
         self.coords.update(
             {ROW: range(data.num_rows), "row_client": (ROW, owners), CLIENT: list(data.names)}
         )
         for site, value in values.items():
-            of_rows = site in self.fit.program.sites_of_rows
             lead = 0 if group == "observed_data" else 1
             rest = value.shape[lead + 1 :]
-            self.put(
-                group,
-                site,
-                value,
-                [ROW if of_rows else CLIENT, *(f"{site}_dim_{i}" for i in range(len(rest)))],
-            )
+            first = ROW if self._is_by_row(group, site) else CLIENT
+            dims = [first, *(f"{site}_dim_{i}" for i in range(len(rest)))]
+            self.put(group, site, value, dims, apart=site in self.fit.program.joint)
+
+    def _is_by_row(self, group: str, site: str) -> bool:
+        """Return whether a group has one entry a row of a site, not one a client."""
+        program = self.fit.program
+        if site not in program.joint:
+            return site in program.sites_of_rows
+        return group == "observed_data" or (group != "log_likelihood" and program.joint[site])
 
     def arviz(self, attributes: Mapping[str, Any]) -> Any:
         """Make the ArviZ object."""
         return arviz_of(self.arrays, self.dims, self.coords, attributes)
 
-    def put(self, group: str, name: str, value: Tensor, dims: list[str]) -> None:
-        """Add one variable."""
+    def put(
+        self, group: str, name: str, value: Tensor, dims: list[str], *, apart: bool = False
+    ) -> None:
+        """Add one variable; `apart`, its dimensions are those in this group alone."""
         self.arrays.setdefault(group, {})[name] = value.detach().numpy()
-        self.dims[name] = dims
+        self.dims[f"{group}/{name}" if apart else name] = dims
 
 
 def _feature_dim(features: Any, size: int) -> str | None:

@@ -16,6 +16,7 @@ from hierfl.posterior.client_loop import Chunk, each_draw
 from hierfl.posterior.draws import joined_local, keyed_or_in_turn, local_plates, posterior_draws
 from hierfl.posterior.prediction import Prediction, predicted
 from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows
+from hierfl.program.check_padding import check_labels_given
 from hierfl.program.handlers import Answer
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
@@ -46,6 +47,7 @@ def predict_from_prior(
         KeyError: the model observes no such site.
     """
     check_rows(fit, rows, fit.program.reads.model)
+    check_labels_given(fit.program, rows)
     site = fit.program.observed_site(site)
 
     shared = _global_draws(fit, draws, seed)

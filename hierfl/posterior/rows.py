@@ -109,8 +109,12 @@ def sampled(
         params = fit.federation.client.params(fit.message, state)
         values = {**shared, **{name: value[k] for name, value in own.items()}}
         found = _labels_of_client(program, params, batch, {"index": torch.arange(count), **values})
-        for site, value in found.items():  # (S, 1, B, *event)
-            parts[site].append(value.squeeze(1))
+        for (
+            site,
+            value,
+        ) in found.items():  # (S, 1, B, *event), or (S, 1, 1, B, *event) of packed rows
+            value = value.squeeze(1)
+            parts[site].append(value.squeeze(1) if program.joint.get(site) else value)
     return {site: torch.cat(found, 1) for site, found in parts.items()}
 
 

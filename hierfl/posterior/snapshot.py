@@ -14,6 +14,7 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Method
 from hierfl.program.check_data import check_finite, check_labels
+from hierfl.program.check_padding import check_labels_given, check_padding, is_ragged
 from hierfl.program.program import Program
 
 
@@ -90,7 +91,7 @@ def restricted(fit: Snapshot, rows: ClientData) -> Restricted:
 
     Raises:
         KeyError: a client was not fitted.
-        ValueError: as `check_rows`.
+        ValueError: as `check_rows`, and as `check_labels_given`.
     """
     unknown = [name for name in rows.names if name not in set(fit.clients)]
     if unknown:
@@ -99,6 +100,7 @@ def restricted(fit: Snapshot, rows: ClientData) -> Restricted:
             f"fit.personalise(its data).predict(...)"
         )
     check_rows(fit, rows, fit.program.reads.model)
+    check_labels_given(fit.program, rows)
     ids = fit.federation.data.index(rows.names)
     return Restricted(
         method=fit.method,
@@ -118,7 +120,8 @@ def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
 
     Raises:
         ValueError: a field is missing, has another shape than in the training rows, holds NaN or infinity, or
-            holds labels outside the support of their site.
+            holds labels outside the support of their site; or the clients differ in their numbers of rows,
+            those of the fit did not, and the program depends on padding.
     """
     missing = reads - {*fit.program.labels.values(), *rows.fields, *rows.client_fields}
     if missing:
@@ -134,3 +137,5 @@ def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
             )
     check_finite(rows)
     check_labels(fit.program.supports, rows)
+    if not is_ragged(fit.federation.data):  # otherwise it was checked when it was read
+        check_padding(fit.program, rows)

@@ -43,8 +43,8 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
         raise _wrong_shape(name, shape, tuple(wanted), list(frames), batch.num_clients)
     if DATA in frames and is_latent(site):
         raise ProgramError(
-            f"site '{name}' is latent in the data plate, one value a row (shape {shape}): sum it out, or "
-            f"give the client one site with its rows as event"
+            f"site '{name}' is latent in the data plate, one value a row (shape {shape}): sum it out in the "
+            f"likelihood of the row, or of all rows (batch.joint_normal)"
         )
 
 

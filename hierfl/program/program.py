@@ -8,7 +8,7 @@ from, or left in, Pyro's param store or torch's generator.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyro import poutine
@@ -74,6 +74,8 @@ class Program:
         prototype: a few rows of one client, used wherever a value does not depend on rows.
         keyed: every draw is a function of its key under `torch.vmap`; otherwise clients run one at a time.
         reads_all_rows: the guide needs every row of a client at each step.
+        joint: observed sites with one density for all rows of a client -> whether their event is the rows
+            (`hierfl.program.joint_sites`).
     """
 
     model: Model
@@ -89,6 +91,7 @@ class Program:
     prototype: ClientBatch
     keyed: bool = True
     reads_all_rows: bool = False
+    joint: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -195,8 +198,12 @@ class Program:
 
     @property
     def sites_of_rows(self) -> tuple[str, ...]:
-        """The observed sites that have one value a row."""
-        return tuple(site for site, label in self.labels.items() if label in self.prototype.fields)
+        """The observed sites that have one value a row, and a density of each."""
+        return tuple(
+            site
+            for site, label in self.labels.items()
+            if label in self.prototype.fields and site not in self.joint
+        )
 
     def observed_site(self, name: str | None) -> str:
         """Return the name of an observed site; None stands for the only one.
@@ -206,6 +213,12 @@ class Program:
             ValueError: `name` is None, and the model does not observe exactly one site a row.
         """
         of_rows = self.sites_of_rows
+        joint = next((site for site in self.joint if name in (None, site)), None)
+        if joint is not None and (name is not None or not of_rows):
+            raise ValueError(
+                f"site '{joint}' has one density for all rows of a client, and none of each row: take "
+                f"fit.posterior_predictive or loo(fit, 'client'), or give the model a density of each row"
+            )
         sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
         if name is None and len(of_rows) != 1:
             raise ValueError(

@@ -30,8 +30,10 @@ from hierfl.program.check_data import (
     label_fields,
     supports_of,
 )
+from hierfl.program.check_padding import check_padding
 from hierfl.program.check_program import check_cover, check_plates, check_start
 from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import Program, ProgramError, Reads
@@ -62,8 +64,10 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
     with pyro.validation_enabled(True):
         # two clients first: only with two does the shape of a local site read outside its plate give it away
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
+        check_sizes(model, single, one)
         latents = latents_of(single, pair)
         labels, supports = _labels(model, pair, two, data)
+        joint = joint_sites(model, single, one, labels)
         built = guide.on(model, latents) if isinstance(guide, Family) else guide
         guided, guided_pair = (
             _trace(built, batch, "guide", seed, Answer({}, batch)) for batch in (one, two)
@@ -89,8 +93,10 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             prototype=one,
             keyed=keyed,
             reads_all_rows=_reads_all_rows(guide),
+            joint=joint,
         )
         check_start(program, one)
+        check_padding(program, data)
     return program
 
 
@@ -160,7 +166,8 @@ def _labels(
     check_labels(supports, data)
     check_scored(trace, labels)
     with untouched_store():
-        by_rows = [site for site in labels if by_row(trace.nodes[site]["fn"])]
+        fns = {site: trace.nodes[site]["fn"] for site in labels}
+        by_rows = [site for site, fn in fns.items() if by_row(fn) and not fn.event_shape]
         check_labels_by_row(model, data, by_rows)
     return labels, supports
 

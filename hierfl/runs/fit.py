@@ -165,7 +165,7 @@ def _resumed(
 def _score(fitted: Fit, held_out: ClientData) -> float:
     """Return the mean over rows of the log score, summed over the sites that are observed a row."""
     total = 0.0
-    for site in fitted.program.sites_of_rows:
+    for site in fitted.program.sites_of_rows or (fitted.program.observed_site(None),):
         scores = fitted.predict(held_out, site=site, draws=50).log_score
         if scores is None:
             raise ValueError(f"held_out has no labels for site '{site}': nothing to score")

@@ -1,0 +1,162 @@
+"""Observed sites with one density for all rows of a client, which lie outside the data plate.
+
+The data plate masks padded rows; outside it a model must leave them out itself. That it asks for the mask of
+its rows is taken to say that it does, and `hierfl.program.check_padding` tests it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from hierfl.data.batch import DATA, ClientBatch
+from hierfl.program.handlers import untouched_store
+from hierfl.program.prior_centre import Centre
+from hierfl.program.program import ProgramError
+from hierfl.program.sites import Model
+from hierfl.program.traces import Site, in_clients, is_deterministic, is_latent, samples
+
+
+def joint_sites(
+    model: Model, trace: Any, batch: ClientBatch, labels: Mapping[str, str]
+) -> dict[str, bool]:
+    """Return the observed sites with one density for all rows of a client.
+
+    Args:
+        model: the generative program.
+        trace: of the model on the batch.
+        batch: a few rows.
+        labels: observed site -> label field.
+
+    Returns:
+        Site -> whether its event is the rows themselves, so that it has one value a row.
+
+    Raises:
+        ProgramError: the model has such a site, and does not ask for the mask of its rows.
+    """
+    outside = {
+        name: site
+        for name, site in samples(trace)
+        if site["is_observed"]
+        and in_clients(site)
+        and not in_data(site)
+        and not is_deterministic(site)
+    }
+    found = {name for name in outside if labels.get(name) in batch.fields}
+    if len(found) < len(outside):
+        found |= _depend_on_rows(model, batch) & set(outside)
+    if found and not _asks_for_mask(model, batch):
+        name = next(name for name in outside if name in found)
+        raise ProgramError(
+            f"site '{name}' is observed inside batch.clients() but outside batch.data(), and reads the "
+            f"client's rows, so that padded rows would count as data: open batch.data() around it, or leave "
+            f"them out by batch.joint_normal, batch.sum, batch.mean or batch.mask() (one value a client "
+            f"belongs in client_fields=)"
+        )
+    return {
+        name: _is_packed(site, labels.get(name), batch)
+        for name, site in outside.items()
+        if name in found
+    }
+
+
+def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
+    """Refuse a latent site with one value for each row of its client: clients would have sites of other shapes.
+
+    Args:
+        model: the generative program.
+        trace: of the model on the batch.
+        batch: a few rows. Only where a site has as many values is the model traced again, on one row less.
+
+    Raises:
+        ProgramError: the shape of a latent site depends on the number of rows; the message names the site.
+    """
+    latent = {name: site["fn"].event_shape for name, site in samples(trace) if is_latent(site)}
+    if not any(batch.num_rows in shape for shape in latent.values()):
+        return
+    fields = {name: v[:, :-1] for name, v in batch.fields.items()}
+    rows = None if batch.rows is None else batch.rows[:, :-1]
+    with untouched_store(), Centre():
+        fewer = poutine.trace(model).get_trace(replace(batch, fields=fields, rows=rows)).nodes
+    for name, shape in latent.items():
+        if fewer[name]["fn"].event_shape != shape:
+            raise ProgramError(
+                f"site '{name}' is latent and has one value a row (event shape {tuple(shape)} for "
+                f"{batch.num_rows} rows), while clients differ in their rows: sum it out, by "
+                f"batch.joint_normal where it is Gaussian"
+            )
+
+
+def in_data(site: Site) -> bool:
+    """Return whether a site is inside the data plate, and so has one value a row."""
+    return any(frame.name == DATA for frame in site["cond_indep_stack"])
+
+
+def _is_packed(site: Site, label: str | None, batch: ClientBatch) -> bool:
+    """Return whether a site observes a field in the shape of `batch.packed`."""
+    if label is None or label not in batch.fields:
+        return False
+    values: Tensor = batch.fields[label]
+    return tuple(site["value"].shape) == (values.shape[0], 1, *values.shape[1:])
+
+
+def _depend_on_rows(model: Model, batch: ClientBatch) -> set[str]:
+    """Return the local sites whose log density depends on a field of rows."""
+    few = torch.arange(batch.num_rows - 1, 0, -1)
+    other = replace(
+        batch,
+        fields={name: v.index_select(1, few) for name, v in batch.fields.items()},
+        rows=batch.mask().index_select(1, few),
+    )
+    # gradients find what other rows do not change, such as the mean of equal ones; other rows find integers
+    marked = replace(batch, fields={name: _marked(v) for name, v in batch.fields.items()})
+    with untouched_store(), torch.enable_grad():
+        densities = [_densities(model, b) for b in (marked, other)]
+    of_marked, of_other = densities
+    return {
+        name
+        for name, value in of_marked.items()
+        if value.requires_grad or not torch.equal(value, of_other.get(name, value))
+    }
+
+
+def _densities(model: Model, batch: ClientBatch) -> dict[str, Tensor]:
+    """Return the log densities of local sites outside the data plate; none where the model fails."""
+    try:
+        with Centre():
+            trace = poutine.trace(model).get_trace(batch)
+    except (RuntimeError, ValueError, IndexError):
+        return {}  # such as a model that takes values out of autograd
+    return {
+        name: site["fn"].log_prob(site["value"])
+        for name, site in samples(trace)
+        if in_clients(site) and not in_data(site)
+    }
+
+
+def _marked(value: Tensor) -> Tensor:
+    return value.detach().clone().requires_grad_() if value.is_floating_point() else value
+
+
+@dataclass(frozen=True, eq=False)
+class _Watched(ClientBatch):
+    """A batch that records whether it is asked for its mask."""
+
+    asked: list[bool] = field(default_factory=list)
+
+    def mask(self) -> Tensor:
+        self.asked.append(True)
+        return super().mask()
+
+
+def _asks_for_mask(model: Model, batch: ClientBatch) -> bool:
+    parts = {name: getattr(batch, name) for name in ClientBatch.__dataclass_fields__}
+    watched = _Watched(**parts)
+    with untouched_store(), Centre():
+        poutine.trace(model).get_trace(watched)
+    return bool(watched.asked)
