@@ -1,6 +1,7 @@
 """Alternating steps of personalised methods: per mini-batch, K on local params and one on a copy of the global.
 
-pFedMe is this with a delta guide, and pFedBayes with a mean-field one.
+A client that joins later takes the K steps alone, at the server's global params. pFedMe is this with a delta
+guide, and pFedBayes with a mean-field one.
 """
 
 from __future__ import annotations
@@ -79,12 +80,20 @@ class Alternating:
                 "loss": torch.zeros(()),
             }
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            theta, phi = work["theta"], work["phi"]
+        def inner(theta: Params, phi: Stepped, batch: ClientBatch) -> tuple[Stepped, Tensor]:
+            value = torch.zeros(())
             for k in range(self.inner):
-                again = batch.redrawn(k)
-                gradient, _ = slope(partial(loss, theta.params, batch=again), phi.params)
+                gradient, value = slope(partial(loss, theta, batch=batch.redrawn(k)), phi.params)
                 phi = step(self.local, gradient, phi)
+            return phi, value
+
+        def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            phi, value = inner(message, work["phi"], batch)
+            return {**work, "phi": phi, "loss": value}
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            theta = work["theta"]
+            phi, _ = inner(theta.params, work["phi"], batch)
             gradient, value = slope(
                 lambda p: loss(p, phi.params, batch.redrawn(self.inner)), theta.params
             )
@@ -101,6 +110,7 @@ class Alternating:
             phases=(Phase(move, self.steps, batch_size=self.batch_size),),
             finish=finish,
             params=lambda message, own: {**message, **served(message, own)},
+            adapt=(Phase(tune, self.steps, batch_size=self.batch_size),),
             seen=lambda own: own["seen"],
         )
 
