@@ -119,6 +119,7 @@ class Client:
             another chunk.
         seen: own -> (), above 0 once the client has been through a round; None: the client state does not
             tell.
+        new: message -> client state of a client that joins after the last round; None: `own`.
     """
 
     own: Tree
@@ -129,6 +130,7 @@ class Client:
     adapt: tuple[Phase, ...] | None = None
     like_rows: Callable[[Tree], bool] = _never
     seen: Callable[[Tree], Tensor] | None = None
+    new: Callable[[Tree], Tree] | None = None
 
 
 def _whole(state: Tree, clock: Clock) -> Tree:

@@ -20,6 +20,7 @@ Tree = Any  # nested dicts, tuples, named tuples and lists of tensors
 __all__ = [
     "Tree",
     "add",
+    "chosen",
     "leaves_of",
     "lerp",
     "named_leaves",
@@ -51,6 +52,11 @@ def scaled(tree: Tree, by: float | Tensor) -> Tree:
 def lerp(a: Tree, b: Tree, t: float | Tensor) -> Tree:
     """Return a + t (b - a), leaf by leaf."""
     return tree_map(lambda u, v: u + t * (v - u), a, b)
+
+
+def chosen(flag: Tensor, one: Tree, other: Tree) -> Tree:
+    """Return the first tree where a flag () is above 0, else the second; both have the same structure."""
+    return tree_map(lambda a, b: torch.where(flag > 0.0, a, b), one, other)
 
 
 def zeros_like(tree: Tree) -> Tree:

@@ -134,7 +134,8 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
         A row of client state for each client.
     """
     client, n = federation.client, federation.data.num_clients
-    table = new_table(client.own, n)
+    last = federation.server.last(server, Clock(0, max(count, 1)))
+    table = new_table(client.own if client.new is None else client.new(last), n)
     phases = client.phases if client.adapt is None else client.adapt
     if not tree_leaves(client.own) or not phases:
         return table

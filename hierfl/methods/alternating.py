@@ -1,6 +1,7 @@
 """Alternating steps of personalised methods: per mini-batch, K on local params and one on a copy of the global.
 
-pFedMe is this with a delta guide, and pFedBayes with a mean-field one.
+A client that joins later takes the K steps alone, at the server's global params. pFedMe is this with a delta
+guide, and pFedBayes with a mean-field one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.prior_params import at_prior
 from hierfl.optimisers import Optimiser, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.terms import Terms
@@ -33,8 +35,8 @@ class Alternating:
         steps: R, mini-batches of a round.
         batch_size: rows of a mini-batch; None: all.
         draws: S, draws of the guide that each gradient is averaged over.
-        restart: (program, global params) -> local params at the start of a round; None: those of the client's
-            last round.
+        begin: (program, global params) -> local params of a client that has been in no round yet.
+        restarts: whether every round starts there; False: later rounds start where the last one ended.
         by_rows: whether the mean of the clients' copies is weighted by their rows.
     """
 
@@ -45,7 +47,8 @@ class Alternating:
     steps: int
     batch_size: int | None
     draws: int = 1
-    restart: Callable[[Program, Params], Params] | None = None
+    begin: Callable[[Program, Params], Params] = at_prior
+    restarts: bool = False
     by_rows: bool = False
 
     def client(self, program: Program) -> Client:
@@ -63,20 +66,34 @@ class Alternating:
 
             return over_draws(one, batch, self.draws, keyed=program.keyed)
 
+        self.begin(program, above)  # refuses a guide that cannot start there before the first round
+
+        def served(message: Tree, own: Tree) -> Params:
+            mine: Params = chosen(own["seen"], own["phi"], self.begin(program, message))
+            return mine
+
         def start(message: Tree, own: Tree) -> Tree:
-            phi = own["phi"] if self.restart is None else self.restart(program, message)
+            phi = self.begin(program, message) if self.restarts else served(message, own)
             return {
                 "theta": Stepped(message, self.shared.init(message)),
                 "phi": Stepped(phi, self.local.init(phi)),
                 "loss": torch.zeros(()),
             }
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            theta, phi = work["theta"], work["phi"]
+        def inner(theta: Params, phi: Stepped, batch: ClientBatch) -> tuple[Stepped, Tensor]:
+            value = torch.zeros(())
             for k in range(self.inner):
-                again = batch.redrawn(k)
-                gradient, _ = slope(partial(loss, theta.params, batch=again), phi.params)
+                gradient, value = slope(partial(loss, theta, batch=batch.redrawn(k)), phi.params)
                 phi = step(self.local, gradient, phi)
+            return phi, value
+
+        def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            phi, value = inner(message, work["phi"], batch)
+            return {**work, "phi": phi, "loss": value}
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            theta = work["theta"]
+            phi, _ = inner(theta.params, work["phi"], batch)
             gradient, value = slope(
                 lambda p: loss(p, phi.params, batch.redrawn(self.inner)), theta.params
             )
@@ -85,14 +102,16 @@ class Alternating:
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             weight = rows if self.by_rows else 1.0
             up = {"theta": Share(work["theta"].params, weight), "loss": Share(work["loss"], weight)}
-            return up, {"phi": work["phi"].params}
+            return up, {"phi": work["phi"].params, "seen": torch.ones(())}
 
         return Client(
-            own={"phi": mine},
+            own={"phi": mine, "seen": torch.zeros(())},
             start=start,
             phases=(Phase(move, self.steps, batch_size=self.batch_size),),
             finish=finish,
-            params=lambda message, own: {**message, **own["phi"]},
+            params=lambda message, own: {**message, **served(message, own)},
+            adapt=(Phase(tune, self.steps, batch_size=self.batch_size),),
+            seen=lambda own: own["seen"],
         )
 
     def server(self, program: Program) -> Server:

@@ -1,11 +1,13 @@
 """Ditto: a personal model pulled towards FedAvg's; and, without the pull, each client alone.
 
-    client:  for every mini-batch:  v <- v - lr grad[ nll(v) + lam/2 |v - theta|^2 ]      v is kept from round to round
+    client:  v <- theta in its first round, later its last v;
+             for every mini-batch:  v <- v - lr grad[ nll(v) + lam/2 |v - theta|^2 ]
              w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)                  as in FedAvg
     server:  theta <- sum_k (n_k / n) w_k
 
 Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1. Both use the theta received, so that their order does
-not matter. As a model: v_k ~ Normal(theta, 1 / lam), with theta plugged in from FedAvg, not learned from the
+not matter. The paper does not say where v starts: here a client that has been in no round, or joins later,
+is at theta. As a model: v_k ~ Normal(theta, 1 / lam), with theta plugged in from FedAvg, not learned from the
 v_k.
 """
 
@@ -16,12 +18,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, half_square, slope
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
-from hierfl.program.program import Program, ProgramError
+from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
@@ -106,9 +108,13 @@ def _alongside(
                 f"or local params: take models.network"
             )
 
+        def params(message: Tree, own: Tree) -> Params:
+            mine: Params = chosen(own["seen"], own["theta"], message)
+            return mine
+
         def start(message: Tree, own: Tree) -> Tree:
             fresh = {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
-            return {"mine": {**fresh, "theta": own["theta"]}, "ours": fresh}
+            return {"mine": {**fresh, "theta": params(message, own)}, "ours": fresh}
 
         def move(at: Tree, centre: Tree | None, batch: ClientBatch) -> Tree:
             def loss(theta: Tree) -> Tensor:
@@ -131,7 +137,7 @@ def _alongside(
                 "loss": Share(mine["loss"], rows),
                 **({"theta": Share(ours["theta"], rows)} if counts[1] else {}),
             }
-            return up, {"theta": mine["theta"]}
+            return up, {"theta": mine["theta"], "seen": torch.ones(())}
 
         # the common model comes first: in phase 0 its mini-batches are those of fedavg
         kinds = (
@@ -140,12 +146,13 @@ def _alongside(
         )
         phases = tuple(Phase(kind, count, unit, batch_size) for kind, count in kinds)
         return Client(
-            own={"theta": above},
+            own={"theta": above, "seen": torch.zeros(())},
             start=start,
             phases=phases,
             finish=finish,
-            params=lambda message, own: own["theta"],
+            params=params,
             adapt=phases[1:],
+            seen=lambda own: own["seen"],
         )
 
     def server(program: Program) -> Server:

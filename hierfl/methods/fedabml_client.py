@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
-from hierfl.core.trees import Tree, add, scaled, sub, tree_map
+from hierfl.core.trees import Tree, add, chosen, scaled, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Phase, Share, Up, over_draws, slope
 from hierfl.methods.prior_params import at_prior, moments_of
@@ -93,11 +93,7 @@ def abml_client(program: Program, how: Setting) -> Client:
     of.prior(above)  # refuses a guide that cannot start at the prior before the first round
 
     def start(message: Tree, own: Tree) -> Tree:
-        phi = tree_map(
-            lambda kept, new: torch.where(own["seen"] > 0.0, kept, new),
-            own["phi"],
-            of.prior(message),
-        )
+        phi = chosen(own["seen"], own["phi"], of.prior(message))
         return {"theta": message, "phi": phi, "loss": torch.zeros(())}
 
     def restart(work: Tree, message: Tree, batch: ClientBatch) -> Tree:

@@ -12,7 +12,7 @@ from torch.func import grad, jacrev
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, LogShare, Phase, Share, Up, slope
 from hierfl.methods.fedmap_server import Best, Omega
@@ -81,7 +81,7 @@ def map_client(program: Program, how: Setting) -> Client:
     def start(message: Tree, own: Tree) -> Tree:
         theta, zero = at_prior(program, message["gamma"]), torch.zeros(())
         keep = own["begun"] if how.keeps else zero
-        w = tree_map(lambda kept, at: torch.where(keep > 0.0, kept, at), own["w"], theta)
+        w = chosen(keep, own["w"], theta)
         slopes = {name: 0.0 * above[name] for name in sloped}
         state = how.optimiser.init(w)
         return {"w": w, "state": state, "loss": zero, "omega": zero, "slope": slopes}
@@ -125,6 +125,10 @@ def map_client(program: Program, how: Setting) -> Client:
         up: Up = {"clients": weighted, "loss": Share(work["loss"], rows)}
         return up, {"w": work["w"], "begun": begun}
 
+    def params(message: Tree, own: Tree) -> Params:
+        gamma = message["gamma"]
+        return {**gamma, **chosen(own["begun"], own["w"], at_prior(program, gamma))}
+
     fitting = Phase(move, how.steps, how.unit, how.batch_size)
     # a prior reads no rows: where omega needs none, one row is enough
     few = None if how.by_fit else 1
@@ -134,7 +138,8 @@ def map_client(program: Program, how: Setting) -> Client:
         start=start,
         phases=(Phase(solve, how.newton_steps) if how.newton_steps else fitting, looking),
         finish=finish,
-        params=lambda message, own: {**message["gamma"], **own["w"]},
+        params=params,
+        seen=lambda own: own["begun"],
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, add, lerp, scaled, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Clock, Phase, Share, Up, over_draws, slope
+from hierfl.methods.prior_middle import at_prior_middle
 from hierfl.optimisers import Optimiser, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
@@ -123,6 +124,11 @@ def svi_client(program: Program, how: Setting) -> Client:
 
     before = Phase(local, how.local_steps if mine else 0, batch_size=how.batch_size)
     alone = Phase(local, max(how.local_steps, 1), batch_size=how.batch_size)
+
+    def new(message: Tree) -> Tree:
+        begin = at_prior_middle(program, message["params"])
+        return _first_state(begin, local_optimiser)
+
     return Client(
         own=_first_state(mine, local_optimiser),
         start=start,
@@ -130,6 +136,7 @@ def svi_client(program: Program, how: Setting) -> Client:
         finish=finish,
         params=lambda message, own: {**message["params"], **own.get("mean", {})},
         adapt=(alone,) if mine else (),
+        new=new if mine else None,
     )
 
 

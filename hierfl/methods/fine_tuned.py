@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.core.trees import Tree, chosen, tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Step, Up, inside, slope
 from hierfl.methods.mirror import domains_of_sites, kept_inside, mirror_gradient
@@ -130,7 +130,7 @@ def _serving(
 
     def params(message: Tree, own: Tree) -> Params:
         found = plain.params(message, of_method(own))
-        return {**found, **_chosen(begun(own), own[tuned], {name: found[name] for name in first})}
+        return {**found, **chosen(begun(own), own[tuned], {name: found[name] for name in first})}
 
     def start(message: Tree, own: Tree) -> Tree:
         served, mine = params(message, own), of_method(own)
@@ -141,11 +141,15 @@ def _serving(
     def follow(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         params = _after(plain, work, message, batch)
         now = {name: params[name] for name in first}
-        return {**work, "tuned": now if each_round else _chosen(work["begun"], work["tuned"], now)}
+        return {**work, "tuned": now if each_round else chosen(work["begun"], work["tuned"], now)}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         up, mine = plain.finish(work["method"], message, of_method(own), rows)
         return up, {**mine, **kept(work["tuned"], work["begun"])}
+
+    def new(message: Tree) -> Tree:
+        mine = plain.own if plain.new is None else plain.new(message)
+        return {**mine, **kept(first, torch.zeros(()))}
 
     phases = inside(plain.phases, "method", follow if each_round else None)
     adapt = plain.phases if plain.adapt is None else plain.adapt
@@ -158,12 +162,8 @@ def _serving(
         finish=finish,
         params=params,
         adapt=(*adapting, phase),
+        new=new,
     )
-
-
-def _chosen(where: Tensor, one: Params, other: Params) -> Params:
-    """Return the first params where a flag is above 0, else the others."""
-    return tree_map(lambda a, b: torch.where(where > 0.0, a, b), one, other)
 
 
 def _unused(own: Tree, name: str) -> str:

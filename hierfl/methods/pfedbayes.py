@@ -1,6 +1,6 @@
 """pFedBayes: a mean-field posterior for each client, under a global Gaussian prior.
 
-    client:  theta_k <- theta;  for every mini-batch of b rows:
+    client:  theta_k <- theta;  q_k <- theta in its first round, later its last q_k;  for every mini-batch of b rows:
                  K Adam steps on q_k of  (n_k / b) E_q NLL_batch + zeta KL(q_k || p_theta_k),  one draw each
                  one Adam step on theta_k of the same (only its KL depends on theta_k)
     server:  theta <- sum_k (n_k / n) theta_k
@@ -16,7 +16,9 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
 from hierfl.methods.old_options import BETA, old_options
+from hierfl.methods.prior_params import at_prior
 from hierfl.optimisers import Adam
+from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
@@ -33,7 +35,7 @@ def pfedbayes(
     steps: int = 20,
     batch_size: int | None = 100,
     draws: int = 1,
-    init_scale: float = 0.0486,
+    init_scale: float | None = None,
 ) -> Method:
     """Return pFedBayes of a hierarchical program; clients keep their mean-field Gaussian between rounds.
 
@@ -48,11 +50,23 @@ def pfedbayes(
         steps: R, mini-batches of a round.
         batch_size: rows of a mini-batch; None: all.
         draws: S, draws of the posterior that each gradient is averaged over.
-        init_scale: standard deviation of the posteriors at the start. Default: softplus(-3), the port's.
+        init_scale: standard deviation of a client's posterior before its first round; None: the prior's, so
+            that the posterior is the prior until the client has used its rows.
 
     Raises:
         ProgramError: (at fit) the model has no local site, or nothing global to learn.
     """
+
+    def begin(program: Program, theta: Params) -> Params:
+        at, mine = at_prior(program, theta), program.start()[1]
+        return (
+            at
+            if init_scale is None
+            else {
+                name: mine[name] if name.endswith(".scale") else value for name, value in at.items()
+            }
+        )
+
     core = Alternating(
         loss=lambda terms, rows: terms.nll + zeta * terms.local_kl,
         local=Adam(lr),
@@ -61,6 +75,8 @@ def pfedbayes(
         steps=steps,
         batch_size=batch_size,
         draws=draws,
+        begin=begin,
         by_rows=True,
     )
-    return Method("pfedbayes", model, mean_field(init_scale=init_scale), core.client, core.server)
+    guide = mean_field if init_scale is None else mean_field(init_scale=init_scale)
+    return Method("pfedbayes", model, guide, core.client, core.server)

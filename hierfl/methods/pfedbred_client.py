@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
-from hierfl.core.trees import Tree, sub, tree_map
+from hierfl.core.trees import Tree, chosen, sub
 from hierfl.data.batch import ClientBatch, halves
 from hierfl.method import Client, Phase, Share, Up
 from hierfl.methods.mirror import (
@@ -123,7 +123,7 @@ def bred_client(program: Program, how: Setting) -> Client:
     def start(message: Tree, own: Tree) -> Tree:
         kept = {name: own[name] for name in ("v", "last") if name in own}
         new = twins.local(message)
-        work = {name: _seen(own, value, new) for name, value in kept.items()}
+        work = {name: chosen(own["seen"], value, new) for name, value in kept.items()}
         if how.prox_start == "global":
             work["v"] = new
         return {**work, "w": message, "loss": torch.zeros(())}
@@ -134,7 +134,7 @@ def bred_client(program: Program, how: Setting) -> Client:
         return up, {name: kept[name] for name in own}
 
     def params(message: Tree, own: Tree) -> Params:
-        return {**message, **_seen(own, own["v"], twins.local(message))}
+        return {**message, **chosen(own["seen"], own["v"], twins.local(message))}
 
     mine = twins.mine
     last = {"last": mine} if how.strategy.remembers else {}
@@ -147,8 +147,3 @@ def bred_client(program: Program, how: Setting) -> Client:
         params=params,
         seen=lambda own: own["seen"],
     )
-
-
-def _seen(own: Tree, kept: Params, new: Params) -> Params:
-    """Return what a client has kept from an earlier round, or new params in its first."""
-    return tree_map(lambda old, fresh: torch.where(own["seen"] > 0.0, old, fresh), kept, new)

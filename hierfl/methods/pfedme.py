@@ -17,7 +17,6 @@ from hierfl.guides.delta import delta
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
 from hierfl.methods.old_options import BETA, old_options
-from hierfl.methods.prior_params import at_prior
 from hierfl.optimisers import SGD
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -58,6 +57,6 @@ def pfedme(
         inner=prox_steps,
         steps=steps,
         batch_size=batch_size,
-        restart=at_prior,
+        restarts=True,
     )
     return Method("pfedme", model, delta, core.client, core.server)

@@ -22,9 +22,8 @@ If the image set is missing, the study uses scikit-learn's digits: 16 clients, 4
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,18 +34,14 @@ from matplotlib.figure import Figure
 import hierfl
 from hierfl import plots
 from hierfl.data.clients import ClientData
-from hierfl.method import Method
-from hierfl.methods.fedabml import fedabml
-from hierfl.methods.fedavg import fedavg
-from hierfl.methods.fine_tuned import fine_tuned
-from hierfl.methods.pfedbayes import pfedbayes
-from hierfl.models import bayesian_network, network
-from hierfl.optimisers import SGD
+from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
+from hierfl.studies.compared import FEDABML, FEDAVG, GRIDS, LOCAL, POINTS, method_of
 from hierfl.studies.ood_entropy import digits
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet, spread
+from hierfl.studies.tuning import Choice, told, tuned
 
-METHODS = ("FedAvg", "FedProx", "pFedBayes", "FedABML")
+METHODS = tuple(GRIDS)
 
 
 @dataclass(frozen=True)
@@ -58,24 +53,39 @@ class Setting:
         trained: clients that train; the others are new.
         rounds: rounds of training.
         cohort: clients in a round.
-        passes: numbers of passes over its rows after which a new client is scored.
+        adapted: rounds of 30 local steps after which a new client is scored.
         draws: posterior draws of a prediction.
         scaling: how pixels are standardised, as in `image_splits.deal`.
         images: the image set.
+        validated: clients, of those that train, that play new ones in a trial of the tuning.
+        tuning_rounds: rounds of a trial.
     """
 
     clients: int = 200
     trained: int = 40
     rounds: int = 100
     cohort: int = 4
-    passes: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 8, 10)
+    adapted: tuple[int, ...] = (0, 1, 2, 5, 10)
     draws: int = 20
     scaling: Literal["pixel", "one"] = "one"
     images: Literal["fashion", "digits"] = "fashion"
+    validated: int = 10
+    tuning_rounds: int = 25
 
 
-def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> Found:
-    """Measure the accuracy of new clients after 0 to 10 passes over their own rows, by method.
+SMALL = Setting(clients=16, trained=6, cohort=2, rounds=60, images="digits", validated=2)
+QUICK = replace(SMALL, rounds=5, tuning_rounds=1, adapted=(0, 1, 2))
+
+
+def run(
+    out: Path,
+    *,
+    quick: bool = False,
+    say: Say = quiet,
+    seeds: int = 3,
+    rounds: int = Setting.rounds,
+) -> Found:
+    """Measure the accuracy of new clients after 0 to 10 rounds of steps on their own rows, by method.
 
     Args:
         out: folder to write to.
@@ -83,21 +93,21 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> 
         say: called with one line of text for each run that is started.
         seeds: number of runs of each method. A seed fixes the split, the initial weights, the order of rows
             and the draws.
+        rounds: rounds of training on Fashion-MNIST; the paper's is 100.
 
     Returns:
         The accuracy of every run and the table of means over seeds.
     """
-    setting = Setting()
-    small = Setting(clients=16, trained=4, cohort=2, rounds=60, images="digits")
+    setting = Setting(rounds=rounds, tuning_rounds=max(1, rounds // 4))
     if quick:
-        seeds, setting = 1, Setting(**{**asdict(small), "rounds": 5, "passes": (0, 1, 5)})
+        seeds, setting = 1, QUICK
     else:
         try:
             images.merged("fashion_mnist")
         except FileNotFoundError as error:
             say(f"using scikit-learn's digits instead of Fashion-MNIST: {error}")
-            setting = small
-    records = []
+            setting = SMALL
+    records, chosen = [], {seed: dict[str, Choice]() for seed in range(seeds)}
     for seed in range(seeds):
         for name in METHODS:
             settings = {
@@ -107,24 +117,34 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 3) -> 
                 **asdict(setting),
             }
             key = f"new-{setting.images}-{name}-{seed}"
-            found = kept(out, key, settings, lambda n=name, s=seed: curve(n, s, setting), say)  # type: ignore[misc]
+            options = tuned(
+                out, key, settings, GRIDS[name], partial(trial, name, seed, setting), say
+            )
+            found = kept(
+                out,
+                key,
+                {**settings, "options": options},
+                partial(curve, name, seed, setting, options),
+                say,
+            )
+            chosen[seed][name] = options
             records += [
-                {"method": name, "seed": seed, "passes": e, "accuracy": a}
-                for e, a in zip(setting.passes, found["accuracy"], strict=True)
+                {"method": name, "seed": seed, "steps": LOCAL * r, "accuracy": a}
+                for r, a in zip(setting.adapted, found["accuracy"], strict=True)
             ]
     scores = pd.DataFrame(records)
     files = {
-        out / "new_clients_fashion.csv": "accuracy by method, seed and passes",
+        out / "new_clients_fashion.csv": "accuracy by method, seed and local steps",
         out / "new_clients_fashion.png": "the same numbers as curves",
     }
     scores.to_csv(out / "new_clients_fashion.csv", index=False)
     picture(scores).savefig(out / "new_clients_fashion.png", dpi=150)
-    title = (
-        f"Accuracy of {setting.clients - setting.trained} new clients, %, by passes over their rows"
-    )
-    return Found(title, table(scores), scores, reading(scores), files)
+    title = f"Accuracy of {setting.clients - setting.trained} new clients, %, by local steps"
+    lines = [*reading(scores), *(f"Seed {seed}. {told(c)}" for seed, c in chosen.items())]
+    return Found(title, table(scores), scores, lines, files)
 
 
+@lru_cache(maxsize=1)
 def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData]:
     """Return all clients' training and test rows, with pixels scaled by those of the clients that train."""
     if setting.images == "fashion":
@@ -136,83 +156,82 @@ def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData]:
     return train, test
 
 
-def methods(seed: int, features: int) -> dict[str, Callable[[], Method]]:
-    """Return a builder of each method by name; all methods start from the same weights.
-
-    A round of a new client is one pass over its rows, in mini-batches of 50.
-    """
-    net = images.started(partial(images.mclr, features), seed)
-    hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
-
-    def averaging(prox: float) -> Method:
-        method = fedavg(
-            network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50, prox=prox
-        )
-        return fine_tuned(method, optimiser=SGD(0.01), batch_size=50)
-
-    return {
-        "FedAvg": lambda: averaging(0.0),
-        "FedProx": lambda: averaging(0.5),  # FedABML's value for data sets of this kind
-        "pFedBayes": lambda: pfedbayes(hierarchy, zeta=0.05, steps=6, batch_size=50),
-        "FedABML": lambda: fedabml(hierarchy, lam=0.003, lr=0.01, eta=1.0, inner_steps=3, draws=1),
-    }
+# ------------------------------------------------------------------------------------------------ one run
+def trial(name: str, seed: int, setting: Setting, options: Choice) -> float:
+    """Return the accuracy in %, on validation rows, of clients that play new ones, after their first round."""
+    train, _ = federation(setting, seed)
+    known = list(train.names[: setting.trained])
+    ours, theirs = known[: -setting.validated], known[-setting.validated :]
+    fitted = trained(name, seed, setting, options, train.select(ours), setting.tuning_rounds)
+    fitting, held_out = train.select(theirs).split(0.8, seed=seed)
+    return accuracy(name, fitted.personalise(fitting, rounds=1), held_out, seed, setting)
 
 
-def curve(name: str, seed: int, setting: Setting) -> Numbers:
-    """Run one method; return the new clients' mean accuracy in % after each number of passes."""
+def trained(
+    name: str, seed: int, setting: Setting, options: Choice, train: ClientData, rounds: int
+) -> Fit:
+    """Train one method on some clients."""
+    net = images.started(partial(images.mclr, train.fields["x"].shape[-1]), seed)
+    method = method_of(name, net, options)
+    run_of: dict[str, Any] = {"cohort": setting.cohort, "seed": seed, "progress": False}
+    return hierfl.fit(method, train, rounds=rounds, compile=False, **run_of)
+
+
+def accuracy(name: str, fitted: Fit, rows: ClientData, seed: int, setting: Setting) -> float:
+    """Return the clients' mean accuracy in %."""
+    draws = 1 if name in POINTS else setting.draws
+    return 100.0 * float(fitted.predict(rows, draws=draws, seed=seed).scores().accuracy.mean())
+
+
+def curve(name: str, seed: int, setting: Setting, options: Choice) -> Numbers:
+    """Run one method; return the new clients' mean accuracy in % after each number of rounds."""
     train, test = federation(setting, seed)
     known, new = train.names[: setting.trained], train.names[setting.trained :]
-    options: dict[str, Any] = {
-        "cohort": setting.cohort,
-        "progress": False,
-        "compile": setting.images == "fashion",
-    }
-    method = methods(seed, train.fields["x"].shape[-1])[name]()
-    fitted = hierfl.fit(method, train.select(known), rounds=setting.rounds, seed=seed, **options)
-    new_train, new_test = train.select(new), test.select(new)
-    draws = 1 if name in ("FedAvg", "FedProx") else setting.draws
-    found = []
-    for passes in setting.passes:
-        scores = (
-            fitted.personalise(new_train, rounds=passes)
-            .predict(new_test, draws=draws, seed=seed)
-            .scores()
+    fitted = trained(name, seed, setting, options, train.select(known), setting.rounds)
+    found = [
+        accuracy(
+            name,
+            fitted.personalise(train.select(new), rounds=rounds),
+            test.select(new),
+            seed,
+            setting,
         )
-        found.append(100.0 * float(scores.accuracy.mean()))
+        for rounds in setting.adapted
+    ]
     return {"accuracy": found}
 
 
 # ------------------------------------------------------------------------------------------------ results
 def table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Format mean ± sd over seeds: one row for each method, one column for each number of passes."""
-    found = spread(scores, ["method", "passes"], "accuracy")
+    """Format mean ± sd over seeds: one row for each method, one column for each number of local steps."""
+    found = spread(scores, ["method", "steps"], "accuracy")
     shown = found["mean"].map("{:.2f}".format)
     if found["count"].max() > 1:
         shown = shown + found["std"].map(" ± {:.2f}".format)
-    frame = shown.unstack("passes").reindex(METHODS)
+    frame = shown.unstack("steps").reindex(METHODS)
     frame.columns = [str(c) for c in frame.columns]
     return frame
 
 
 def reading(scores: pd.DataFrame) -> list[str]:
-    """State which method is best after the first and after the last number of passes."""
-    mean = scores.groupby(["passes", "method"])["accuracy"].mean().unstack()
+    """State which method is best after the first and after the last number of local steps."""
+    mean = scores.groupby(["steps", "method"])["accuracy"].mean().unstack()
     first, last = int(mean.index[1]), int(mean.index[-1])
     return [
-        f"After {e} pass{'es' if e > 1 else ''} the best method is {mean.loc[e].idxmax()} "
+        f"After {e} local steps the best method is {mean.loc[e].idxmax()} "
         f"with {mean.loc[e].max():.2f} %; "
-        f"FedABML has {mean.loc[e, 'FedABML']:.2f} %, fine-tuned FedAvg {mean.loc[e, 'FedAvg']:.2f} %."
+        f"FedABML has {mean.loc[e, FEDABML]:.2f} %, FedAvg+FT {mean.loc[e, FEDAVG]:.2f} %."
         for e in dict.fromkeys([first, last])
     ]
 
 
 def picture(scores: pd.DataFrame) -> Figure:
-    """Plot accuracy against the number of passes, from 1: the mean, with a band of one sd over seeds."""
+    """Plot accuracy against the number of local steps, from the first: the mean, with a band of one sd over seeds."""
     figure = Figure(figsize=(5.2, 3.5), layout="constrained")
     ax = figure.subplots()
     for k, name in enumerate(METHODS):
-        own = scores[(scores.method == name) & (scores.passes > 0)].pivot_table(
-            index="seed", columns="passes", values="accuracy"
+        own = scores[(scores.method == name) & (scores.steps > 0)].pivot_table(
+            index="seed", columns="steps", values="accuracy"
         )
         mean, sd = own.mean().to_numpy(), np.nan_to_num(own.std().to_numpy())
         at = own.columns.to_numpy()
@@ -226,8 +245,8 @@ def picture(scores: pd.DataFrame) -> Figure:
             label=name,
         )
         ax.fill_between(at, mean - sd, mean + sd, color=plots.COLOURS[k], alpha=0.15, linewidth=0.0)
-    ax.set_xticks(sorted(set(scores.passes) - {0}))
-    ax.set_xlabel("passes over a new client's training rows", fontsize=9)
+    ax.set_xticks(sorted(set(scores.steps) - {0}))
+    ax.set_xlabel("local steps on a new client's training rows", fontsize=9)
     ax.set_ylabel("accuracy on the client's test rows, %", fontsize=9)
     ax.tick_params(labelsize=8)
     ax.spines[["top", "right"]].set_visible(False)

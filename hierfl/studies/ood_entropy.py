@@ -36,9 +36,8 @@ to 7 each, and the digits 8 and 9 as foreign images.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import cache, partial
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,17 +52,13 @@ from hierfl import datasets, plots
 from hierfl.data.clients import ClientData
 from hierfl.datasets import Labelled
 from hierfl.diagnostics import out_of_distribution
-from hierfl.method import Method
-from hierfl.methods.fedabml import fedabml
-from hierfl.methods.fedavg import fedavg
-from hierfl.methods.fine_tuned import fine_tuned
-from hierfl.methods.pfedbayes import pfedbayes
-from hierfl.models import bayesian_network, network
-from hierfl.optimisers import SGD
+from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
+from hierfl.studies.compared import FEDABML, FEDAVG, GRIDS, LOCAL, PFEDBAYES, POINTS, method_of
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet, spread
+from hierfl.studies.tuning import Choice, told, tuned
 
-POINT, KEPT, FEDABML = METHODS = ("FedAvg+FT", "pFedBayes", "FedABML")
+METHODS = (FEDAVG, PFEDBAYES, FEDABML)
 CURVES = 20  # clients whose entropies are saved for the figure
 
 
@@ -74,18 +69,26 @@ class Setting:
     Args:
         rounds: rounds of training.
         cohort: clients in a round.
-        passes: numbers of passes over its own rows after which a client is scored.
+        adapted: rounds of its own, of 30 local steps, after which a client is scored.
         draws: posterior draws of a prediction.
         scaling: how pixels are standardised, as in `image_splits.deal`.
         images: the image set.
+        tuning_rounds: rounds of a trial of the tuning.
+        tuning_clients: clients of a trial, the first ones.
     """
 
     rounds: int = 100
     cohort: int = 20
-    passes: tuple[int, ...] = (5, 10)
+    adapted: tuple[int, ...] = (1, 2)
     draws: int = 20
     scaling: Literal["pixel", "one"] = "pixel"
     images: Literal["fashion", "digits"] = "fashion"
+    tuning_rounds: int = 25
+    tuning_clients: int = 20
+
+
+SMALL = Setting(rounds=60, cohort=8, images="digits", tuning_rounds=30, tuning_clients=16)
+QUICK = replace(SMALL, rounds=5, tuning_rounds=1)
 
 
 def run(
@@ -95,6 +98,7 @@ def run(
     say: Say = quiet,
     seeds: int = 3,
     scaling: Literal["pixel", "one"] = "pixel",
+    rounds: int = Setting.rounds,
 ) -> Found:
     """Measure accuracy, and the AUROC of entropy for each foreign image set, by method.
 
@@ -105,19 +109,20 @@ def run(
         seeds: number of runs of each method. A seed fixes the split, the initial weights, the order of rows
             and the draws.
         scaling: how pixels are standardised, as in `image_splits.deal`.
+        rounds: rounds of training on Fashion-MNIST; the paper's is 100.
 
     Returns:
         The accuracy and AUROC of every run and the table of means over seeds.
     """
-    setting = Setting(scaling=scaling)
+    setting = Setting(scaling=scaling, rounds=rounds, tuning_rounds=max(1, rounds // 4))
     try:
         if not quick:
             foreign()
     except FileNotFoundError as error:
         say(f"using scikit-learn's digits instead of Fashion-MNIST, MNIST and notMNIST: {error}")
-        quick, setting = False, Setting(rounds=60, cohort=8, images="digits", scaling=scaling)
+        setting = replace(SMALL, scaling=scaling)
     if quick:
-        seeds, setting = 1, Setting(rounds=5, cohort=8, images="digits", scaling=scaling)
+        seeds, setting = 1, replace(QUICK, scaling=scaling)
     found = _all_runs(out, setting, seeds, say)
     scores, by_client = _scores(found)
     files = {
@@ -128,9 +133,15 @@ def run(
     scores.to_csv(out / "ood_entropy.csv", index=False)
     by_client.to_csv(out / "ood_entropy_clients.csv", index=False)
     picture({m: found[m, 0] for m in METHODS}).savefig(out / "ood_entropy.png", dpi=150)
-    passes = " and ".join(map(str, setting.passes))
-    title = f"Accuracy, % (after {passes} passes), and AUROC of entropy out of distribution"
-    return Found(title, table(scores), scores, reading(scores), files)
+    steps = " and ".join(str(LOCAL * r) for r in setting.adapted)
+    title = f"Accuracy, % (after {steps} local steps), and AUROC of entropy out of distribution"
+    lines = [*reading(scores), *(told_of(found, seed) for seed in range(seeds))]
+    return Found(title, table(scores), scores, lines, files)
+
+
+def told_of(found: dict[tuple[str, int], Numbers], seed: int) -> str:
+    """State what was chosen for each method in one seed."""
+    return f"Seed {seed}. {told({name: found[name, seed]['options'] for name in METHODS})}"
 
 
 def _all_runs(out: Path, setting: Setting, seeds: int, say: Say) -> dict[tuple[str, int], Numbers]:
@@ -139,14 +150,18 @@ def _all_runs(out: Path, setting: Setting, seeds: int, say: Say) -> dict[tuple[s
     for seed in range(seeds):
         for name in METHODS:
             settings = {"study": "ood-entropy", "method": name, "seed": seed, **asdict(setting)}
-            key = f"ood-{setting.images}-{setting.scaling}-{name}-{seed}"
-            found[name, seed] = kept(
+            label = f"{setting.images}-{setting.scaling}-{name}-{seed}"
+            options = tuned(
+                out, f"ood-{label}", settings, GRIDS[name], partial(trial, name, seed, setting), say
+            )
+            numbers = kept(
                 out,
-                key,
-                settings,
-                lambda n=name, s=seed: measure(n, s, setting),  # type: ignore[misc]
+                f"ood-{label}",
+                {**settings, "options": options},
+                partial(measure, name, seed, setting, options),
                 say,
             )
+            found[name, seed] = {**numbers, "options": options}
     return found
 
 
@@ -194,6 +209,7 @@ def digits() -> Labelled:
     )
 
 
+@lru_cache(maxsize=1)
 def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData, dict[str, ClientData]]:
     """Return training rows, test rows, and for each foreign set as many rows per client as its test rows."""
     if setting.images == "fashion":
@@ -217,50 +233,49 @@ def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData, dic
     return train, test, out
 
 
-def methods(setting: Setting, seed: int, train: ClientData) -> dict[str, Callable[[], Method]]:
-    """Return a builder of each method by name; all three start from the same weights."""
+# ------------------------------------------------------------------------------------------------ one run
+def trial(name: str, seed: int, setting: Setting, options: Choice) -> float:
+    """Return the accuracy in %, on validation rows, of some clients after their first round of adaptation."""
+    train, _, _ = federation(setting, seed)
+    fitting, held_out = train.select(train.names[: setting.tuning_clients]).split(0.8, seed=seed)
+    fitted = trained(name, seed, setting, options, fitting, setting.tuning_rounds)
+    return accuracy(name, fitted.personalise(fitting, rounds=1), held_out, seed, setting)
+
+
+def trained(
+    name: str, seed: int, setting: Setting, options: Choice, train: ClientData, rounds: int
+) -> Fit:
+    """Train one method on some clients."""
     net = images.started(partial(images.mclr, train.fields["x"].shape[-1]), seed)
-    hierarchy = bayesian_network(net, prior_scale="learned", scale_start=0.0067)  # exp(-5)
-    return {
-        POINT: lambda: fine_tuned(
-            fedavg(network(net), optimiser=SGD(0.01), steps=5, unit="epoch", batch_size=50),
-            optimiser=SGD(0.01),
-            batch_size=50,
-        ),
-        # Six mini-batches of 50 are one pass, so a round is a pass here too. zeta is from FedABML's authors.
-        KEPT: lambda: pfedbayes(hierarchy, zeta=0.05, steps=6, batch_size=50, init_scale=0.0486),
-        FEDABML: lambda: fedabml(hierarchy, lam=0.003, lr=0.02, eta=1.0, inner_steps=3, draws=1),
-    }
+    method = method_of(name, net, options)
+    run_of: dict[str, Any] = {"cohort": setting.cohort, "seed": seed, "progress": False}
+    return hierfl.fit(method, train, rounds=rounds, compile=False, **run_of)
 
 
-def measure(name: str, seed: int, setting: Setting) -> Numbers:
+def accuracy(name: str, fitted: Fit, rows: ClientData, seed: int, setting: Setting) -> float:
+    """Return the clients' mean accuracy in %."""
+    draws = 1 if name in POINTS else setting.draws
+    return 100.0 * float(fitted.predict(rows, draws=draws, seed=seed).scores().accuracy.mean())
+
+
+def measure(name: str, seed: int, setting: Setting, options: Choice) -> Numbers:
     """Run one method and score it.
 
     Returns:
-        Accuracy after each number of passes; after the first of them also the AUROC, overall and of each
-        client,
-        and the entropies of the first `CURVES` clients.
+        Accuracy after each number of local steps; after the first of them also the AUROC, overall and of each
+        client, and the entropies of the first `CURVES` clients.
     """
     train, test, strangers = federation(setting, seed)
-    options: dict[str, Any] = {
-        "cohort": setting.cohort,
-        "compile": setting.images == "fashion",
-        "progress": False,
-    }
-    fitted = hierfl.fit(
-        methods(setting, seed, train)[name](), train, rounds=setting.rounds, seed=seed, **options
-    )
+    fitted = trained(name, seed, setting, options, train, setting.rounds)
     numbers: Numbers = {"by_client": {}, "entropies": {}}
-    draws = 1 if name == POINT else setting.draws
-    for passes in setting.passes:
-        tuned = fitted.personalise(train, rounds=passes)
-        numbers[f"accuracy {passes}"] = 100.0 * float(
-            tuned.predict(test, draws=draws, seed=seed).scores().accuracy.mean()
-        )
-        if passes == setting.passes[0]:
-            own = tuned.predict(test, draws=draws, seed=seed)
+    draws = 1 if name in POINTS else setting.draws
+    for rounds in setting.adapted:
+        tuned_fit = fitted.personalise(train, rounds=rounds)
+        numbers[f"accuracy {LOCAL * rounds}"] = accuracy(name, tuned_fit, test, seed, setting)
+        if rounds == setting.adapted[0]:
+            own = tuned_fit.predict(test, draws=draws, seed=seed)
             for what, rows in strangers.items():
-                found = out_of_distribution(own, tuned.predict(rows, draws=draws, seed=seed))
+                found = out_of_distribution(own, tuned_fit.predict(rows, draws=draws, seed=seed))
                 numbers[f"AUROC {what}"] = float(found.overall["auroc"])
                 numbers["by_client"][what] = found.clients["auroc"].tolist()
                 for part, values in zip(("own", what), found.entropies, strict=True):
@@ -293,7 +308,7 @@ def reading(scores: pd.DataFrame) -> list[str]:
     sets = [c for c in mean.columns if c.startswith("AUROC")]
     return [
         f"{c.removeprefix('AUROC ')}: FedABML's AUROC minus that of the point estimate is "
-        f"{mean.loc[FEDABML, c] - mean.loc[POINT, c]:+.3f}."
+        f"{mean.loc[FEDABML, c] - mean.loc[FEDAVG, c]:+.3f}."
         for c in sets
     ]
 

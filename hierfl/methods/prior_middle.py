@@ -1,0 +1,73 @@
+"""Where the clients of a fitted hierarchy are before their rows count: at the middle of what the server knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.program.handlers import Answer
+from hierfl.program.prior_centre import has_mean
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Values
+from hierfl.program.traces import Site
+
+
+def at_prior_middle(program: Program, theta: Params) -> Params:
+    """Return the local params of a guide, with each location at the mean of its site's prior.
+
+    The prior is the one that the server's params give, with global sites at the middle of their posterior.
+    Scales, slopes and correlations are as the guide starts them. All params are where the guide starts them
+    if the guide has no locations of its own, if a prior has no mean, or if the model reads client fields:
+    its prior is then another for each client.
+
+    Args:
+        program: the program.
+        theta: its global params, of model and guide, unconstrained.
+    """
+    mine, block = program.start()[1], program.latents.local_block
+    reads = program.reads.model & program.prototype.client_fields.keys()
+    with torch.no_grad(), pyro.validation_enabled(False):
+        priors = {} if reads else program.priors(theta, _middles(program, {**theta, **mine}))
+        if not priors or not all(has_mean(prior) for prior in priors.values()):
+            return mine
+        means = {name: prior.mean.expand(prior.shape()) for name, prior in priors.items()}
+        found = {"_local.loc": block.flatten(means)}
+        for site in block.sites:
+            free = site.transform.inv(means[site.name])
+            found |= {f"{site.name}.at": free, f"{site.name}.loc": free}
+    return {
+        name: found[name].reshape(value.shape) if name in found else value
+        for name, value in mine.items()
+    }
+
+
+def _middles(program: Program, params: Params) -> Values:
+    """Return the middle of the guide's posterior of each global site."""
+    with Answer(params, program.prototype), _Middle():
+        nodes = poutine.trace(program.guide).get_trace(program.prototype).nodes
+    return {site.name: nodes[site.name]["value"] for site in program.latents.global_block.sites}
+
+
+class _Middle(Messenger):
+    """Sets every site to the middle of its distribution: its mean, or the image of the mean of its base."""
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if not (msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample)):
+            msg["value"], msg["done"] = _middle(msg["fn"]), True
+
+
+def _middle(fn: Any) -> Tensor:
+    if hasattr(fn, "base_dist"):
+        value: Tree = _middle(fn.base_dist)
+        for transform in getattr(fn, "transforms", ()):
+            value = transform(value)
+        return value
+    mean: Tensor = fn.mean
+    return mean.expand(fn.shape())

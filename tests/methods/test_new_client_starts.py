@@ -1,0 +1,213 @@
+"""Where a new client of each method starts, `personalise(rows, rounds=0)`: where the server says.
+
+Two properties, of every method and wrapper. A new client's params are a function of what the server sends:
+module weights that no client trained do not reach it. And its model is the server's: the slope that the
+clients' rows have, far from the module's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import guides, methods, models
+from hierfl.core.trees import named_leaves, tree_leaves
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.method import Method
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD, Adam
+from tests.programs import fit
+
+UNTRAINED, TRUE = 0.1, 3.0
+Make = Callable[[float], Method]  # slope that the module starts at -> method
+
+
+def rows(seed: int, prefix: str) -> ClientData:
+    """Return clients with y = 3 x + noise."""
+    generator, parts = torch.Generator().manual_seed(seed), {}
+    for k, n in enumerate((40, 30, 35)):
+        x = torch.randn(n, 1, generator=generator)
+        parts[f"{prefix}{k}"] = {
+            "x": x,
+            "y": TRUE * x[:, 0] + 0.1 * torch.randn(n, generator=generator),
+        }
+    return ClientData.from_clients(parts)
+
+
+def net(slope: float) -> torch.nn.Module:
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(module.weight, slope)
+    return module
+
+
+def common(slope: float) -> Any:
+    return models.network(net(slope), likelihood=normal(1.0))
+
+
+def personal(slope: float, scale: Any = 1.0, **options: Any) -> Any:
+    return models.bayesian_network(net(slope), likelihood=normal(1.0), prior_scale=scale, **options)
+
+
+def sampled(slope: float) -> Any:
+    return personal(slope, 0.3, prior_loc=dist.Normal(0.0, 5.0))
+
+
+def mapped(slope: float) -> Any:
+    return models.map_network(net(slope), likelihood=normal(1.0))
+
+
+def embedded(slope: float) -> Any:
+    return models.PersonalHeads(
+        net(slope), outputs=1, features=1, local_features=0, likelihood=normal(1.0)
+    )
+
+
+def hierarchy(batch: ClientBatch) -> None:
+    """A slope for each client about a common one: what `bfi`, `fedlaplace` and `pvi` integrate."""
+    loc = pyro.sample("loc", dist.Normal(0.0, 5.0))
+    with batch.clients():
+        slope = pyro.sample("slope", dist.Normal(loc, 0.3))
+        with batch.data():
+            pyro.sample("y", dist.Normal(batch.x[..., 0] * slope, 1.0), obs=batch.y)
+
+
+FAST: dict[str, Any] = {"lr": 0.1, "eta": 0.1, "lam": 1.0}
+SVI: dict[str, Any] = {"optimiser": Adam(0.1), "local_optimiser": Adam(0.1)}
+METHODS: dict[str, Make] = {
+    "bfi": lambda _: methods.bfi(hierarchy),
+    "ditto": lambda s: methods.ditto(common(s), steps=20),
+    "fedabml": lambda s: methods.fedabml(personal(s, "learned"), lr=0.1, steps=10),
+    "fedabml exact": lambda s: methods.fedabml(
+        personal(s, "learned"), lr=0.1, steps=10, server="exact"
+    ),
+    "fedavg": lambda s: methods.fedavg(common(s), optimiser=SGD(0.1)),
+    "fedlaplace": lambda _: methods.fedlaplace(hierarchy),
+    "fedmap": lambda s: methods.fedmap(mapped(s), optimiser=Adam(0.1)),
+    "fedmap global": lambda s: methods.fedmap(
+        mapped(s), optimiser=Adam(0.1), restart="global", init="client"
+    ),
+    "fedsvi conditional": lambda _: methods.fedsvi(hierarchy, guides.conditional, **SVI),
+    "fedsvi delta": lambda s: methods.fedsvi(personal(s), guides.delta, **SVI),
+    "fedsvi low_rank": lambda s: methods.fedsvi(sampled(s), guides.low_rank, **SVI),
+    "fedsvi mean_field": lambda s: methods.fedsvi(personal(s, "learned"), guides.mean_field, **SVI),
+    "fedsvi structured": lambda s: methods.fedsvi(sampled(s), guides.structured, **SVI),
+    "individual": lambda s: methods.individual(common(s), optimiser=SGD(0.1)),
+    "pfedbayes": lambda s: methods.pfedbayes(personal(s, "learned"), zeta=1.0, lr=0.05, eta=0.05),
+    "pfedbayes init_scale": lambda s: methods.pfedbayes(
+        personal(s, "learned"), zeta=1.0, lr=0.05, eta=0.05, init_scale=0.02
+    ),
+    "pfedbred": lambda s: methods.pfedbred(personal(s), "mh", **FAST),
+    "pfedbred global": lambda s: methods.pfedbred(
+        personal(s), "mh-code", prox_start="global", **FAST
+    ),
+    "pfedme": lambda s: methods.pfedme(personal(s), **FAST),
+    "pvi": lambda _: methods.pvi(hierarchy),
+    "averaging_some": lambda s: methods.averaging_some(
+        methods.pfedme(personal(s), **FAST), share=0.5
+    ),
+    "by_rows": lambda s: methods.by_rows(methods.pfedme(personal(s), **FAST)),
+    "over_relaxed": lambda s: methods.over_relaxed(methods.ditto(common(s), steps=10), 1.5),
+    "fine_tuned fedavg": lambda s: methods.fine_tuned(
+        methods.fedavg(common(s), optimiser=SGD(0.1))
+    ),
+    "fine_tuned ditto": lambda s: methods.fine_tuned(
+        methods.ditto(common(s), steps=20), when="every round"
+    ),
+    "fine_tuned pfedme": lambda s: methods.fine_tuned(methods.pfedme(personal(s), **FAST)),
+    "fine_tuned fedsvi": lambda s: methods.fine_tuned(
+        methods.fedsvi(personal(s), guides.delta, **SVI)
+    ),
+}
+# Of fedvi a new client's head is made from its rows; of fedbn the server has no layers of normalisation.
+ELSEWHERE = {"fedvi", "fedbn"}
+
+
+def joined(fitted: hierfl.Fit) -> tuple[dict[str, Tensor], Tensor]:
+    """Return every param of the new clients before they use a row, and the slope of their predictions."""
+    data = rows(9, "new")
+    new = fitted.personalise(data, rounds=0)
+    client, table = new.federation.client, new.progress.table
+    params: dict[str, Tensor] = {}
+    for k in range(data.num_clients):
+        own = torch.utils._pytree.tree_map(lambda v, k=k: v[k], table)
+        found = client.params(new.message, own)
+        params |= {f"{k} {name}": value for name, value in named_leaves(found).items()}
+    mean, x = new.predict(data, draws=400).mean, data.fields["x"][:, 0]
+    return params, (mean * x).sum() / x.square().sum()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_new_clients_start_where_the_server_says(name: str) -> None:
+    make = METHODS[name]
+    rounds = 60 if "fedsvi" in name else 25
+    fitted = fit(make(UNTRAINED), rows(0, "a"), rounds=rounds)
+    params, slope = joined(fitted)
+    expected = UNTRAINED if name == "individual" else TRUE  # its server has the module's weights
+    assert float(slope) == pytest.approx(expected, abs=0.35)
+
+    # the same server, but a module with other weights
+    other = fit(make(-7.0), rows(0, "a"), rounds=1)
+    moved = replace(other.progress, server=fitted.progress.server, round=fitted.progress.round)
+    assert tree_leaves(other.federation.client.own) or not tree_leaves(fitted.progress.table)
+    again, _ = joined(replace(other, progress=moved, rounds=fitted.rounds))
+    assert again.keys() == params.keys()
+    for param, value in params.items():
+        assert torch.equal(again[param], value), param
+
+
+def test_a_client_that_was_in_no_round_is_served_the_same() -> None:
+    """`fit` with cohorts of one: the clients that were never drawn are where new ones start."""
+    for name in ("ditto", "fedabml", "fedmap", "pfedbayes", "pfedbred", "pfedme"):
+        fitted = fit(METHODS[name](UNTRAINED), rows(0, "a"), rounds=1, cohort=1)
+        client = fitted.federation.client
+        assert client.seen is not None
+        begun = torch.vmap(client.seen)(fitted.progress.table)
+        assert begun.tolist().count(0.0) == 2
+        k = int(begun.argmin())
+        served, new = (
+            client.params(
+                fitted.message, torch.utils._pytree.tree_map(lambda v, k=k: v[k], f.progress.table)
+            )
+            for f in (fitted, fitted.personalise(rows(9, "new"), rounds=0))
+        )
+        for param, value in named_leaves(new).items():
+            assert torch.equal(named_leaves(served)[param], value), (name, param)
+
+
+def test_the_posterior_of_a_new_client_is_its_prior() -> None:
+    """Of the methods whose clients begin at theta, means and scales."""
+    for name in ("pfedbayes", "fedabml"):
+        fitted = fit(METHODS[name](UNTRAINED), rows(0, "a"), rounds=5)
+        new = fitted.personalise(rows(9, "new"), rounds=0)
+        params, _ = joined(new)
+        theta = fitted.message["theta.weight"]
+        link = torch.nn.functional.softplus
+        assert torch.equal(params["0 ['w.weight.loc']"].flatten(), theta.flatten())
+        assert torch.allclose(
+            link(params["0 ['w.weight.scale']"]).flatten(),
+            link(fitted.message["scale.weight"]).flatten(),
+        )
+
+
+def test_fedbn_gives_new_clients_its_common_weights() -> None:
+    """Its layers of normalisation are the client's own, and start as the module has them."""
+    module = torch.nn.Sequential(net(UNTRAINED), torch.nn.BatchNorm1d(1), net(UNTRAINED))
+    method = methods.fedbn(models.batch_norm_network(module, likelihood=normal(1.0)))
+    fitted = fit(method, rows(0, "a"), rounds=3)
+    params, _ = joined(fitted)
+    for param, value in named_leaves(fitted.message).items():
+        assert torch.equal(params[f"0 {param}"], value)
+        assert not torch.equal(value.flatten(), torch.tensor([UNTRAINED]))
+
+
+def test_every_method_and_wrapper_is_held_to_it() -> None:
+    assert {name.split()[0] for name in METHODS} | ELSEWHERE == set(methods.__all__)
