@@ -31,6 +31,7 @@ from hierfl.program.check_data import (
     supports_of,
 )
 from hierfl.program.check_program import check_cover, check_plates, check_start
+from hierfl.program.check_pure import check_pure, no_global_draws
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.prior_centre import Centre
@@ -91,6 +92,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             reads_all_rows=_reads_all_rows(guide),
         )
         check_start(program, one)
+        check_pure(program, one)
     return program
 
 
@@ -125,7 +127,7 @@ def _trace(
 ) -> Any:
     """Return a trace of a model or guide whose plates are right; raise a `ProgramError` where it fails."""
     try:
-        with untouched_store():
+        with untouched_store(), no_global_draws(what, starts=True):
             # for params that start at random; the generator is restored afterwards
             torch.manual_seed(seed & 0x7FFFFFFF)
             try:
