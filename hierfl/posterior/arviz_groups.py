@@ -29,7 +29,7 @@ class Groups:
     Args:
         fit: a run at some round.
         arrays: group -> variable -> array.
-        dims: variable -> the names of its dimensions, without chain and draw.
+        dims: "group/variable" -> the names of its dimensions, without chain and draw.
         coords: dimension -> labels, as `hierfl.posterior.arviz_io.arviz_of` takes them.
     """
 
@@ -70,7 +70,7 @@ class Groups:
             {ROW: range(data.num_rows), "row_client": (ROW, owners), CLIENT: list(data.names)}
         )
         for site, value in values.items():
-            of_rows = site in self.fit.program.sites_of_rows
+            of_rows = site in self.fit.program.terms_of_rows
             lead = 0 if group == "observed_data" else 1
             rest = value.shape[lead + 1 :]
             self.put(
@@ -87,7 +87,7 @@ class Groups:
     def put(self, group: str, name: str, value: Tensor, dims: list[str]) -> None:
         """Add one variable."""
         self.arrays.setdefault(group, {})[name] = value.detach().numpy()
-        self.dims[name] = dims
+        self.dims[f"{group}/{name}"] = dims
 
 
 def _feature_dim(features: Any, size: int) -> str | None:

@@ -41,7 +41,8 @@ def arviz_of(
     Args:
         groups: "posterior", "log_likelihood", ... -> variable -> array: (S, *shape), or in "observed_data"
             (*shape).
-        dims: variable -> the names of the dimensions of *shape; a variable that has none is not named.
+        dims: variable, or "group/variable", -> the names of the dimensions of *shape; a variable that has
+            none is not named.
         coords: dimension -> labels; or name -> (dimension, labels), labels beside those of the dimension
             itself.
         attributes: of every group.
@@ -82,7 +83,7 @@ def _dataset(
     taken = {*SAMPLE, *coords}
     variables = {}
     for name, value in arrays.items():
-        named = (*lead, *dims.get(name, ()))
+        named = (*lead, *dims.get(f"{group}/{name}", dims.get(name, ())))
         array = np.asarray(value)[None] if lead else np.asarray(value)
         if name in taken:
             raise ValueError(f"site '{name}' has the name of a dimension: rename the site")

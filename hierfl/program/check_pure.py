@@ -47,7 +47,7 @@ GENERATORS: Mapping[str, Generator] = {
     "NumPy's global generator (np.random)": Generator(
         _seed_numpy,
         _numpy_state,
-        np.random.set_state,  # noqa: NPY002
+        np.random.set_state,
     ),
     "Python's global generator (random)": Generator(random.seed, random.getstate, random.setstate),
     TORCH: Generator(torch.manual_seed, torch.random.get_rng_state, torch.random.set_rng_state),
@@ -159,4 +159,3 @@ def _check_learned(name: str, what: str, site: Site, program: Program) -> None:
         f"a gradient and is no param, so that no method learns it: register it (pyro.module('net', net), "
         f"pyro.param), or freeze it on purpose with requires_grad_(False)"
     )
-

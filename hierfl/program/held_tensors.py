@@ -65,7 +65,11 @@ def _held(function: Any, depth: int) -> Iterator[tuple[str, Any]]:
         found = dict(getattr(function, "__dict__", {}))
     for name, value in found.items():
         yield name, value
-        if depth and (callable(value) or name == "self") and not isinstance(value, type | nn.Module):
+        if (
+            depth
+            and (callable(value) or name == "self")
+            and not isinstance(value, type | nn.Module)
+        ):
             yield from _held(value, depth - 1)
 
 

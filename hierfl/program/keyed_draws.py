@@ -91,9 +91,7 @@ def draw(fn: Any, source: Noise) -> Tensor:
     )
 
 
-def seeded(
-    fn: torch_dist.Distribution, key: Tensor, *, reparameterised: bool = True
-) -> Tensor:
+def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterised: bool = True) -> Tensor:
     """Return one draw by torch's own sampler, its generator seeded by the key, of one client at a time.
 
     The same key gives the same draw.

@@ -134,7 +134,8 @@ MAKE: dict[str, Make] = {
     "DirichletMultinomial": lambda e: dist.DirichletMultinomial(rates(e, 1.0, -1.0, 0.5), 4),
     "DiscreteHMM": markov,
     "Empirical": lambda e: dist.Empirical(
-        torch.zeros(*e.shape, 3) + torch.arange(3.0), torch.zeros(*e.shape, 3) + row(e, 1.0, 0.0, 0.5)
+        torch.zeros(*e.shape, 3) + torch.arange(3.0),
+        torch.zeros(*e.shape, 3) + row(e, 1.0, 0.0, 0.5),
     ),
     "ExpandedDistribution": lambda e: dist.ExpandedDistribution(
         dist.Normal(torch.zeros(()), torch.ones(())), e.shape

@@ -71,7 +71,10 @@ NOISE: dict[str, tuple[Shift, str]] = {
     "torch.randn": (lambda b: torch.randn(b.y.shape), r"torch's global generator"),
     "torch.bernoulli": (lambda b: torch.bernoulli(0.5 + 0.0 * b.y), r"torch's global generator"),
     "dropout": (lambda b: dropout(torch.ones_like(b.y)), r"torch's global generator"),
-    "default_rng": (lambda b: float(RNG.normal()), "site 'y' of the model differs between two runs"),
+    "default_rng": (
+        lambda b: float(RNG.normal()),
+        "site 'y' of the model differs between two runs",
+    ),
     "torch.Generator": (
         lambda b: torch.randn(b.y.shape, generator=GENERATOR),
         "site 'y' of the model differs between two runs",
