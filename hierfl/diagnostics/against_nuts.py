@@ -11,8 +11,8 @@ import pandas as pd
 import pyro
 import torch
 from pyro import poutine
-from torch.distributions import transform_to
 
+from hierfl.data.batch import ClientBatch
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.nuts import Reference, nuts
@@ -20,7 +20,6 @@ from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite, Model
-from hierfl.program.traces import in_clients
 
 R_HAT = 1.05  # above it NUTS itself has not converged
 LEAST_DRAWS = 50  # for a standard deviation
@@ -156,13 +155,14 @@ def _by_site(entries: pd.DataFrame, reference: Reference) -> pd.DataFrame:
 
 
 def _held(fit: Snapshot) -> Model:
-    """Fix the params that the model learns at their fitted values."""
+    """Fix the params that the model learns at their fitted values, and hide them."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with untouched_store(), pyro.validation_enabled(False), torch.no_grad(), Answer(params, batch):
         nodes = poutine.trace(program.model).get_trace(batch).nodes
     learned = {name: site for name, site in nodes.items() if site["type"] == "param"}
-    own = [name for name, site in learned.items() if in_clients(site)]
+    local = {spec.name for spec in program.params if spec.is_local}
+    own = [name for name in learned if name in local]
     if own:
         raise ProgramError(
             f"param '{own[0]}' of the model is local, and NUTS would need every client's value: "
@@ -170,9 +170,11 @@ def _held(fit: Snapshot) -> Model:
         )
     if not learned:
         return program.model
-    values = {}
-    for name, site in learned.items():
-        constraint = site["kwargs"].get("constraint", torch.distributions.constraints.real)
-        values[name] = transform_to(constraint)(params[name]).detach()
-    held: Model = poutine.substitute(program.model, data=values)
+    values = {name: params[name].detach() for name in learned}
+
+    def held(batch: ClientBatch) -> None:
+        # block outside, so that only `Answer` meets the params
+        with poutine.block(hide_types=["param"]), Answer(values, None):
+            program.model(batch)
+
     return held

@@ -197,6 +197,7 @@ def federate(
     phases = [p for p in (*client.phases, *(client.adapt or ())) if p.batch_size and p.count]
     if phases:
         check_mini_batches(program, data, priors_alone=not any(p.scores_rows for p in phases))
+    _check_factors(program, client, int(data.counts.max()))
     return Federation(
         program=program,
         client=client,
@@ -208,6 +209,19 @@ def federate(
         chunk=chunk,
         device=device_of(device),
     )
+
+
+def _check_factors(program: Program, client: Client, most: int) -> None:
+    """Refuse mini-batches under a factor of all of a client's rows, which cannot be scaled up from some."""
+    whole = [name for name, of_rows in program.factors.items() if not of_rows]
+    sizes = [
+        p.batch_size for p in client.phases if p.count and p.batch_size and p.batch_size < most
+    ]
+    if whole and sizes:
+        raise ValueError(
+            f"factor '{whole[0]}' has one value a client, computed from its rows, and a mini-batch of "
+            f"{sizes[0]} rows does not give it: use batch_size=None, or a factor inside batch.data()"
+        )
 
 
 def cohort_size(cohort: int | float | None, population: int) -> int:

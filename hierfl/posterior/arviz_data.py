@@ -66,6 +66,7 @@ def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed:
     """Return labels from the posterior predictive distribution. Arguments and errors: `Fit.posterior_predictive`."""
     _check_draws(draws)
     asked = fit.federation.data if rows is None else rows
+    _check_drawable(fit)
     few = restricted(fit, asked)
     found = Groups(few)
     latents = posterior_draws(few, draws=draws, seed=seed)
@@ -90,10 +91,17 @@ def prior_data(
     drawn = prior_draws(fit, draws=draws, seed=seed)
     found = given_groups(fit, "prior", drawn, sites=sites, expand=expand)
     if predictive:
+        _check_drawable(fit)
         data = fit.federation.data
         found.rows("prior_predictive", sampled(fit, drawn, data, seed), data)
         found.rows("observed_data", observed(fit, data), data)
     return found.arviz(attributes(fit, seed))
+
+
+def _check_drawable(fit: Snapshot) -> None:
+    """Refuse to draw labels where the likelihood has factors alone; the error names the factor."""
+    if not fit.program.labels:
+        fit.program.observed_site(None)
 
 
 def _check_draws(draws: int) -> None:

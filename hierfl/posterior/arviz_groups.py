@@ -29,8 +29,7 @@ class Groups:
     Args:
         fit: a run at some round.
         arrays: group -> variable -> array.
-        dims: variable, or "group/variable" where groups differ -> the names of its dimensions, without chain
-            and draw.
+        dims: "group/variable" -> the names of its dimensions, without chain and draw.
         coords: dimension -> labels, as `hierfl.posterior.arviz_io.arviz_of` takes them.
     """
 
@@ -78,25 +77,23 @@ class Groups:
             rest = value.shape[lead + 1 :]
             first = ROW if self._is_by_row(group, site) else CLIENT
             dims = [first, *(f"{site}_dim_{i}" for i in range(len(rest)))]
-            self.put(group, site, value, dims, apart=site in self.fit.program.joint)
+            self.put(group, site, value, dims)
 
     def _is_by_row(self, group: str, site: str) -> bool:
         """Return whether a group has one entry a row of a site, not one a client."""
         program = self.fit.program
         if site not in program.joint:
-            return site in program.sites_of_rows
+            return site in program.terms_of_rows
         return group == "observed_data" or (group != "log_likelihood" and program.joint[site])
 
     def arviz(self, attributes: Mapping[str, Any]) -> Any:
         """Make the ArviZ object."""
         return arviz_of(self.arrays, self.dims, self.coords, attributes)
 
-    def put(
-        self, group: str, name: str, value: Tensor, dims: list[str], *, apart: bool = False
-    ) -> None:
-        """Add one variable; `apart`, its dimensions are those in this group alone."""
+    def put(self, group: str, name: str, value: Tensor, dims: list[str]) -> None:
+        """Add one variable, with the names of its dimensions in this group."""
         self.arrays.setdefault(group, {})[name] = value.detach().numpy()
-        self.dims[f"{group}/{name}" if apart else name] = dims
+        self.dims[f"{group}/{name}"] = dims
 
 
 def _feature_dim(features: Any, size: int) -> str | None:

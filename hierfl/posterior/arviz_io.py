@@ -41,8 +41,8 @@ def arviz_of(
     Args:
         groups: "posterior", "log_likelihood", ... -> variable -> array: (S, *shape), or in "observed_data"
             (*shape).
-        dims: variable, or "group/variable" where groups differ -> the names of the dimensions of *shape; a
-            variable that has none is not named.
+        dims: variable, or "group/variable", -> the names of the dimensions of *shape; a variable that has
+            none is not named.
         coords: dimension -> labels; or name -> (dimension, labels), labels beside those of the dimension
             itself.
         attributes: of every group.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyro
 import torch
+from pyro import poutine
 from pyro.infer import MCMC, NUTS
 from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
@@ -16,7 +17,8 @@ from hierfl.data.batch import check_padded, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.guides.delta import delta
 from hierfl.program.handlers import untouched_store
-from hierfl.program.program import Program
+from hierfl.program.prior_centre import Centre
+from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import read
 from hierfl.program.sites import Model, Values
 
@@ -59,9 +61,13 @@ def nuts(
         seed: of the first chain; chain c has seed + c.
         dense: sites whose joint covariance the mass matrix adapts to; for the others it adapts to variances
             only.
+
+    Raises:
+        ProgramError: the model cannot be run as it is written, or has a param, which has no posterior.
     """
     program = read(model, delta, data, seed=seed)
     check_padded(data)
+    _check_no_params(program)
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
     began = time.perf_counter()
     found: list[Values] = []
@@ -81,6 +87,18 @@ def nuts(
             sampler.run()
             found.append(sampler.get_samples())
     return _reference(program, found, time.perf_counter() - began)
+
+
+def _check_no_params(program: Program) -> None:
+    """Refuse a model with params: NUTS would leave them where they start."""
+    with untouched_store(), Centre():
+        nodes = poutine.trace(program.model).get_trace(program.prototype).nodes
+    params = [name for name, node in nodes.items() if node["type"] == "param"]
+    if params:
+        raise ProgramError(
+            f"param '{params[0]}' of the model has no prior, and NUTS samples sites alone: give it a prior, "
+            f"pyro.sample, or fit a method first and call fit.check(against='nuts')"
+        )
 
 
 def _reference(program: Program, chains: list[Values], seconds: float) -> Reference:

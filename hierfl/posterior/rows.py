@@ -27,7 +27,7 @@ def observed(fit: Snapshot, data: ClientData) -> dict[str, Tensor]:
 
 
 def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
-    """Return the log density of each row's label (S, n), or each client's (S, N), by observed site.
+    """Return the log density of each row (S, n), or each client (S, N), by observed site and factor.
 
     Args:
         fit: of labelled clients.
@@ -44,13 +44,13 @@ def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
         )
 
     def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
-        found = program.observed(values, batch, params)
-        return {site: _a_row(fn.log_prob(value)) for site, (fn, value) in found.items()}
+        found = program.log_likelihoods(values, batch, params)
+        return {site: _a_row(log_prob) for site, log_prob in found.items()}
 
-    parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
+    parts: dict[str, list[Tensor]] = {site: [] for site in (*program.labels, *program.factors)}
     for chunk in at_draws(fit, draws, one):
         for site, value in chunk.found.items():  # (C, S, 1, B), or (C, S, 1, 1) of clients
-            of_rows = site in program.sites_of_rows
+            of_rows = site in program.terms_of_rows
             inside = chunk.asked.mask() if of_rows else torch.ones(len(chunk.ids), 1).bool()
             parts[site].append(value[:, :, 0].movedim(1, -1)[inside].T)
     return {site: torch.cat(found, 1) for site, found in parts.items()}

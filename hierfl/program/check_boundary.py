@@ -14,6 +14,8 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import untouched_store
+from hierfl.program.held_tensors import leaves
+from hierfl.program.module_weights import ModuleWeights
 from hierfl.program.program import ProgramError
 from hierfl.program.traces import Site, in_clients
 
@@ -21,12 +23,37 @@ from hierfl.program.traces import Site, in_clients
 class _Marked(Messenger):
     """Marks values of local sites and params by `requires_grad`, which all that depends on them inherits."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: set[Tensor] = set()
+        self._weights = ModuleWeights()
+
+    def __exit__(self, *error: Any) -> None:
+        self._weights.leave()
+        super().__exit__(*error)
+
+    def marked(self, value: Tensor) -> Tensor:
+        """Return a copy of a tensor that carries a mark, if its dtype can."""
+        if not value.is_floating_point():
+            return value
+        copy = value.detach().clone().requires_grad_()
+        self.marks.add(copy)
+        return copy
+
+    def is_marked(self, site: Site) -> bool:
+        """Return whether the value of a site, or its log density, depends on a marked value."""
+        value = site["value"]
+        density = site["fn"].log_prob(value)
+        both = (found for found in (value, density) if isinstance(found, Tensor))
+        return any(leaf in self.marks for tensor in both for leaf in leaves(tensor))
+
     def _pyro_post_sample(self, msg: Site) -> None:
         if in_clients(msg) and not msg["is_observed"]:
-            msg["value"] = _marked(msg["value"])
+            msg["value"] = self.marked(msg["value"])
 
     def _pyro_post_param(self, msg: Site) -> None:
-        msg["value"] = _marked(msg["value"]) if in_clients(msg) else msg["value"].detach()
+        msg["value"] = self.marked(msg["value"]) if in_clients(msg) else msg["value"].detach()
+        self._weights.take(msg)
 
 
 def check_boundary(
@@ -46,15 +73,16 @@ def check_boundary(
     Raises:
         ProgramError: a global site depends on something local; the message names the site.
     """
+    handler = _Marked()
     marked = replace(
         batch,
-        fields={name: _marked(v) for name, v in batch.fields.items()},
-        client_fields={name: _marked(v) for name, v in batch.client_fields.items()},
-        counts=_marked(batch.counts),
+        fields={name: handler.marked(v) for name, v in batch.fields.items()},
+        client_fields={name: handler.marked(v) for name, v in batch.client_fields.items()},
+        counts=handler.marked(batch.counts),
     )
     with untouched_store(), ExitStack() as stack, torch.enable_grad():
-        for handler in (_Marked(), *handlers):
-            stack.enter_context(handler)
+        for each in (handler, *handlers):
+            stack.enter_context(each)
         try:
             nodes: Any = poutine.trace(program).get_trace(marked).nodes
         except RuntimeError:
@@ -62,7 +90,7 @@ def check_boundary(
         found = [
             name
             for name, site in nodes.items()
-            if site["type"] == "sample" and not in_clients(site) and _is_marked(site)
+            if site["type"] == "sample" and not in_clients(site) and handler.is_marked(site)
         ]
     if found:
         raise ProgramError(
@@ -70,16 +98,3 @@ def check_boundary(
             f"it (a client's rows, local sites or local params): move it inside `with batch.clients():`, or "
             f"remove the dependence"
         )
-
-
-def _marked(value: Tensor) -> Tensor:
-    return value.detach().clone().requires_grad_() if value.is_floating_point() else value
-
-
-def _is_marked(site: Site) -> bool:
-    """Return whether the value of a site, or its log density, depends on a marked value."""
-    value = site["value"]
-    if isinstance(value, Tensor) and value.requires_grad:
-        return True
-    density = site["fn"].log_prob(value)
-    return isinstance(density, Tensor) and density.requires_grad

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
@@ -18,7 +17,7 @@ from hierfl.data.clients import ClientData
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from hierfl.program.traces import in_clients, is_deterministic
+from hierfl.program.traces import in_clients, is_deterministic, is_factor
 
 
 def check_names(data: ClientData) -> None:
@@ -67,13 +66,12 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
         Observed site -> field.
 
     Raises:
-        ProgramError: a site observes a value computed from several fields, or no site inside the clients
-            plate observes a field.
+        ProgramError: a site observes a value computed from several fields.
     """
     values = {}
     for name, site in trace.nodes.items():
         observed = site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
-        if observed and in_clients(site) and not isinstance(site["fn"], dist.Unit):
+        if observed and in_clients(site) and not is_factor(site):
             values[name] = site["value"]
     known = {**batch.fields, **batch.client_fields}
     found = {name: [k for k, v in known.items() if v is value] for name, value in values.items()}
@@ -90,13 +88,7 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
                 f"data.with_fields({name}=...)"
             )
     # a site may also observe no field, zeros for example: it has no label
-    labels = {name: fields[0] for name, fields in found.items() if fields}
-    if not labels:
-        raise ProgramError(
-            "the model observes no field inside the clients plate: give a likelihood, pyro.sample(..., "
-            "obs=batch.y)"
-        )
-    return labels
+    return {name: fields[0] for name, fields in found.items() if fields}
 
 
 def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list[str]:

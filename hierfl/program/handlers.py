@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -16,6 +17,7 @@ from torch.distributions import transform_to
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw, seeded
+from hierfl.program.module_weights import ModuleWeights
 from hierfl.program.traces import Site, in_clients
 
 
@@ -24,12 +26,25 @@ class Answer(Messenger):
 
     Args:
         params: unconstrained values by name; a param that is not in it is left to Pyro.
-        batch: the clients and rows that the program runs on.
+        batch: the clients and rows that the program runs on; None: draws are left to other handlers.
+        reparameterised: refuse a distribution whose draws have no gradient; False: such draws are fine, as
+            those of a prior.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], batch: ClientBatch) -> None:
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        batch: ClientBatch | None,
+        *,
+        reparameterised: bool = True,
+    ) -> None:
         super().__init__()
-        self.params, self.batch = params, batch
+        self.params, self.batch, self.reparameterised = params, batch, reparameterised
+        self._weights = ModuleWeights()
+
+    def __exit__(self, *error: Any) -> None:
+        self._weights.leave()
+        super().__exit__(*error)
 
     def _pyro_param(self, msg: Site) -> None:
         if msg["name"] in self.params:
@@ -40,8 +55,13 @@ class Answer(Messenger):
             )
             msg["done"] = True
 
+    def _pyro_post_param(self, msg: Site) -> None:
+        self._weights.take(msg)
+
     def _pyro_sample(self, msg: Site) -> None:
         if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):
+            return
+        if self.batch is None:
             return
         if isinstance(msg["fn"], dist.Delta):
             # making a key takes a fair part of a small eager step, and a Delta needs none
@@ -52,7 +72,7 @@ class Answer(Messenger):
         try:
             msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
         except NoKeyedDraw:
-            msg["value"] = seeded(msg["fn"], key)
+            msg["value"] = seeded(msg["fn"], key, reparameterised=self.reparameterised)
         msg["done"] = True
 
 

@@ -91,7 +91,7 @@ def draw(fn: Any, source: Noise) -> Tensor:
     )
 
 
-def seeded(fn: torch_dist.Distribution, key: Tensor) -> Tensor:
+def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterised: bool = True) -> Tensor:
     """Return one draw by torch's own sampler, its generator seeded by the key, of one client at a time.
 
     The same key gives the same draw.
@@ -99,12 +99,13 @@ def seeded(fn: torch_dist.Distribution, key: Tensor) -> Tensor:
     Args:
         fn: a distribution with reparameterised draws (Gamma, Beta, Dirichlet, StudentT, ...).
         key: (2,) or (1, 2) int32.
+        reparameterised: whether the draw must have a gradient, as a guide's must; a prior's need not.
 
     Raises:
-        NoKeyedDraw: the distribution has no reparameterised draw, or there are several clients, stacked or
-            under vmap.
+        NoKeyedDraw: the distribution has no reparameterised draw, or no draw at all, or there are several
+            clients, stacked or under vmap.
     """
-    if not fn.has_rsample:
+    if reparameterised and not fn.has_rsample:
         raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterised draw)")
     apart = NoKeyedDraw(
         f"{type(fn).__name__} (drawn by torch itself, one client and one draw at a time)"
@@ -117,5 +118,8 @@ def seeded(fn: torch_dist.Distribution, key: Tensor) -> Tensor:
         raise apart from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
-        value: Tensor = fn.rsample()
+        try:
+            value: Tensor = fn.rsample() if fn.has_rsample else fn.sample()
+        except NotImplementedError as error:
+            raise NoKeyedDraw(f"{type(fn).__name__} (which cannot be drawn from)") from error
     return value

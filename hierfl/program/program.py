@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyro import poutine
+from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
@@ -68,6 +69,8 @@ class Program:
         derived: `pyro.deterministic` site -> number of its plates left of the clients; None for a global
             site.
         labels: observed site -> the field of the data that it observes, as it is or transformed.
+        factors: `pyro.factor` that is a term of the likelihood -> whether it has one value a row; else it
+            has one a client.
         supports: label field -> (its site, the values it can take).
         reads: the fields that model and guide read.
         num_clients: N.
@@ -92,6 +95,7 @@ class Program:
     keyed: bool = True
     reads_all_rows: bool = False
     joint: Mapping[str, bool] = field(default_factory=dict)
+    factors: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -119,7 +123,7 @@ class Program:
         """
         support = batch if support is None else support
         guided, modelled = traces_of(self.model, self.guide, params, batch, support)
-        return elbo_terms(guided, modelled, batch, closed=self.closed)
+        return elbo_terms(guided, modelled, batch, closed=self.closed, factors=self.factors)
 
     def weighed(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
         """Draw every latent and deterministic site once, with the terms at that draw, none in closed form.
@@ -134,7 +138,7 @@ class Program:
         guided, modelled = traces_of(self.model, self.guide, params, batch, batch, tell=False)
         names = [*(site.name for site in self.latents.sites), *self.derived]
         values = {name: modelled.nodes[name]["value"] for name in names}
-        return values, elbo_terms(guided, modelled, batch, closed=())
+        return values, elbo_terms(guided, modelled, batch, closed=(), factors=self.factors)
 
     def mean_loss(self, params: Params, batch: ClientBatch, *, weight: float = 0.0) -> Tensor:
         """Return the loss sum_k (nll_k / N_k + weight * local_kl_k) over the batch's clients, ().
@@ -191,6 +195,26 @@ class Program:
         nodes = self._conditioned(values, params, batch)
         return {name: (nodes[name]["fn"], nodes[name]["value"]) for name in self.labels}
 
+    def log_likelihoods(self, values: Values, batch: ClientBatch, params: Params) -> Values:
+        """Return the log density of every likelihood term given the latent sites, without mini-batch scales.
+
+        Args:
+            values: of latent sites.
+            batch: the rows.
+            params: unconstrained, of the model.
+
+        Returns:
+            Observed site or factor -> (..., C, B), or (..., C, 1) where it has one value a client; 0 where
+            the model masks it.
+        """
+        nodes = self._conditioned(values, params, batch)
+        return {
+            name: scale_and_mask(
+                nodes[name]["fn"].log_prob(nodes[name]["value"]), 1.0, nodes[name]["mask"]
+            )
+            for name in (*self.labels, *self.factors)
+        }
+
     def _conditioned(self, values: Values, params: Params, batch: ClientBatch) -> dict[str, Site]:
         with Answer(params, batch):
             nodes: dict[str, Site] = (
@@ -207,12 +231,18 @@ class Program:
             if label in self.prototype.fields and site not in self.joint
         )
 
+    @property
+    def terms_of_rows(self) -> tuple[str, ...]:
+        """The likelihood terms that have one value a row: observed sites and factors."""
+        return (*self.sites_of_rows, *(name for name, of_rows in self.factors.items() if of_rows))
+
     def observed_site(self, name: str | None) -> str:
         """Return the name of an observed site; None stands for the only one.
 
         Raises:
             KeyError: the model observes no site of that name.
-            ValueError: `name` is None, and the model does not observe exactly one site a row.
+            ValueError: `name` is None, and the model does not observe exactly one site a row; or it is that
+                of a factor.
         """
         of_rows = self.sites_of_rows
         joint = next((site for site in self.joint if name in (None, site)), None)
@@ -220,6 +250,11 @@ class Program:
             raise ValueError(
                 f"site '{joint}' has one density for all rows of a client, and none of each row: take "
                 f"fit.posterior_predictive or loo(fit, 'client'), or give the model a density of each row"
+            )
+        if name in self.factors or (name is None and not of_rows and self.factors):
+            raise ValueError(
+                f"'{name or next(iter(self.factors))}' is a pyro.factor, a density without a distribution to "
+                f"predict or draw labels from: observe them by pyro.sample(name, distribution, obs=batch.y)"
             )
         sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
         if name is None and len(of_rows) != 1:

@@ -6,7 +6,7 @@ names it and its mend.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyro
@@ -32,6 +32,8 @@ from hierfl.program.check_data import (
 )
 from hierfl.program.check_padding import check_padding
 from hierfl.program.check_program import check_cover, check_plates, check_start
+from hierfl.program.check_pure import check_pure, no_global_draws
+from hierfl.program.factors import likelihood_factors
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.keyed_draws import NoKeyedDraw
@@ -68,6 +70,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         latents = latents_of(single, pair)
         labels, supports = _labels(model, pair, two, data)
         joint = joint_sites(model, single, one, labels)
+        factors = _factors(model, pair, two, labels)
         built = guide.on(model, latents) if isinstance(guide, Family) else guide
         guided, guided_pair = (
             _trace(built, batch, "guide", seed, Answer({}, batch)) for batch in (one, two)
@@ -87,6 +90,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             closed=closed_of(single, guided),
             derived=derived_of(single),
             labels=labels,
+            factors=factors,
             supports=supports,
             reads=Reads(of_model, of_guide),
             num_clients=data.num_clients,
@@ -97,6 +101,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         )
         check_start(program, one)
         check_padding(program, data)
+        check_pure(program, one)
     return program
 
 
@@ -131,7 +136,7 @@ def _trace(
 ) -> Any:
     """Return a trace of a model or guide whose plates are right; raise a `ProgramError` where it fails."""
     try:
-        with untouched_store():
+        with untouched_store(), no_global_draws(what, starts=True):
             # for params that start at random; the generator is restored afterwards
             torch.manual_seed(seed & 0x7FFFFFFF)
             try:
@@ -170,6 +175,20 @@ def _labels(
         by_rows = [site for site, fn in fns.items() if by_row(fn) and not fn.event_shape]
         check_labels_by_row(model, data, by_rows)
     return labels, supports
+
+
+def _factors(
+    model: Model, trace: Any, batch: ClientBatch, labels: Mapping[str, str]
+) -> dict[str, bool]:
+    """Return the factors that are likelihood terms; refuse a model without any likelihood."""
+    with untouched_store():
+        factors = likelihood_factors(model, trace, batch)
+    if not labels and not factors:
+        raise ProgramError(
+            "the model observes no field inside the clients plate: give a likelihood, pyro.sample(..., "
+            "obs=batch.y)"
+        )
+    return factors
 
 
 def _reads_all_rows(guide: Guide | Family) -> bool:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pyro.distributions as dist
+from torch import nn
 from torch.distributions import kl_divergence, transform_to
 
 from hierfl.core import noise
@@ -92,7 +93,9 @@ def _param(site: Site, pair: Site) -> ParamSpec:
     constraint = site["kwargs"].get("constraint", dist.constraints.real)
     start = transform_to(constraint).inv(site["value"].detach()).clone()
     before, after = site["value"].shape, pair["value"].shape
-    local = in_clients(site)
+    # a module is shared by all clients wherever it is registered
+    is_weight = any(isinstance(given, nn.Parameter) for given in site["args"]) and before == after
+    local = in_clients(site) and not is_weight
     differ = [d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     if len(differ) != int(local):
         where, mend = "outside", "it must not depend on the clients"

@@ -87,7 +87,14 @@ def traces_of(
     return guided, modelled
 
 
-def elbo_terms(guide: Any, model: Any, batch: ClientBatch, *, closed: Collection[str]) -> Terms:
+def elbo_terms(
+    guide: Any,
+    model: Any,
+    batch: ClientBatch,
+    *,
+    closed: Collection[str],
+    factors: Collection[str] = (),
+) -> Terms:
     """Return the parts of the negative ELBO at one draw.
 
     Args:
@@ -95,18 +102,21 @@ def elbo_terms(guide: Any, model: Any, batch: ClientBatch, *, closed: Collection
         model: trace of the model at the guide's draws.
         batch: the rows that the model scored.
         closed: sites whose KL is taken in closed form, given the sites before them.
+        factors: each `pyro.factor` that is a term of the likelihood.
     """
     nll = torch.zeros(batch.num_clients, device=batch.counts.device)
     for _, site in samples(model):
-        if is_likelihood(site):
+        if is_likelihood(site, factors):
             nll = nll - per_client(scored(site, site["fn"].log_prob(site["value"])))
-    return Terms(nll, *sums_by_owner(_log_ratios(guide, model, closed), batch))
+    return Terms(nll, *sums_by_owner(_log_ratios(guide, model, closed, factors), batch))
 
 
-def _log_ratios(guide: Any, model: Any, closed: Collection[str]) -> Iterator[tuple[Site, Tensor]]:
+def _log_ratios(
+    guide: Any, model: Any, closed: Collection[str], factors: Collection[str]
+) -> Iterator[tuple[Site, Tensor]]:
     """Yield log q - log p of every site that is no likelihood, or its KL in closed form."""
     for name, site in samples(model):
-        if not is_likelihood(site):
+        if not is_likelihood(site, factors):
             yield site, _log_ratio(site, guide.nodes.get(name), name in closed)
     for name, site in samples(guide):
         if name not in model.nodes:  # auxiliary: a vector that other sites are cut from

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import pyro.distributions as dist
@@ -35,10 +35,20 @@ def is_deterministic(site: Site) -> bool:
     return site["type"] == "sample" and bool(site["infer"].get("_deterministic"))
 
 
-def is_likelihood(site: Site) -> bool:
-    """Return whether a site is observed inside the clients plate; a `pyro.factor` is not."""
-    is_factor = isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.Unit)
-    return site["is_observed"] and in_clients(site) and not is_factor
+def is_factor(site: Site) -> bool:
+    """Return whether a site is a `pyro.factor`."""
+    return isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.Unit)
+
+
+def is_likelihood(site: Site, factors: Container[str] = ()) -> bool:
+    """Return whether a site is observed inside the clients plate.
+
+    Args:
+        site: of a trace.
+        factors: each `pyro.factor` that counts as observed (`hierfl.program.factors`).
+    """
+    counts = not is_factor(site) or site["name"] in factors
+    return site["is_observed"] and in_clients(site) and counts
 
 
 def samples(trace: Any) -> Iterator[tuple[str, Site]]:

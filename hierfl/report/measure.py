@@ -21,6 +21,7 @@ from hierfl.posterior.new_clients import expected_of_clients
 from hierfl.posterior.prediction import Prediction, predict, predict_at
 from hierfl.posterior.rows import replicate, sampled
 from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.program.program import ProgramError
 from hierfl.report.measurements import Measured
 
 NUMBERS = 20_000_000  # most scalars that the draws may hold together: 160 MB
@@ -119,7 +120,7 @@ def _expected(fit: Snapshot, draws: int, seed: int) -> Mapping[str, Tensor] | No
     """Return draws of the global prior; None if the clients' prior cannot be drawn from."""
     try:
         return expected_of_clients(fit, draws=draws, seed=seed)
-    except NotImplementedError:
+    except (NotImplementedError, ProgramError):
         return None  # FedMAP's prior is a penalty, not a distribution
 
 

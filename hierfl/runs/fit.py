@@ -89,6 +89,8 @@ def fit(
     eager = federate(
         method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk, device=device
     )
+    if held_out is not None and not eager.program.sites_of_rows:
+        eager.program.observed_site(None)  # refuses: nothing could be scored
     run = about(method, eager, rounds)
     folder = None if checkpoint is None else Path(checkpoint)
     where = _resumed(folder, eager, run, resume) or begin(

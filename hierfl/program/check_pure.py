@@ -1,0 +1,161 @@
+"""The check that a program is a function of its params, its rows and its noise keys, and of nothing else."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from hierfl.data.batch import ClientBatch
+from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.held_tensors import leaves, named
+from hierfl.program.program import Program, ProgramError
+from hierfl.program.traces import Site, samples
+
+TORCH = "torch's global generator (torch.randn, torch.bernoulli, dropout, ...)"
+UNUSUAL = 1_618_033_988  # a seed that no model sets itself: a generator seeded and drawn from has moved too
+
+
+def _seed_numpy(seed: int) -> None:
+    np.random.seed(seed)  # noqa: NPY002  the generator that users draw from by mistake
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state()  # noqa: NPY002
+
+
+def _as_bytes(state: Any) -> bytes:
+    return state.numpy().tobytes() if isinstance(state, Tensor) else pickle.dumps(state)
+
+
+class Generator(NamedTuple):
+    """How a global generator is seeded, read and restored."""
+
+    seed: Callable[[int], object]
+    state: Callable[[], Any]
+    restore: Callable[[Any], object]
+
+
+GENERATORS: Mapping[str, Generator] = {
+    "NumPy's global generator (np.random)": Generator(
+        _seed_numpy,
+        _numpy_state,
+        np.random.set_state,
+    ),
+    "Python's global generator (random)": Generator(random.seed, random.getstate, random.setstate),
+    TORCH: Generator(torch.manual_seed, torch.random.get_rng_state, torch.random.set_rng_state),
+}
+
+
+@contextmanager
+def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
+    """Refuse a model or guide that moves a global generator inside this context; leave all as they were.
+
+    Args:
+        what: "model" or "guide".
+        starts: whether the starting values of params are drawn here, for which torch's generator is seeded.
+
+    Raises:
+        ProgramError: a generator has moved; the message names it.
+    """
+    watched = {name: g for name, g in GENERATORS.items() if not (starts and name == TORCH)}
+    with ExitStack() as stack:
+        before = {}
+        for name, generator in watched.items():
+            stack.callback(generator.restore, generator.state())
+            generator.seed(UNUSUAL)
+            before[name] = _as_bytes(generator.state())
+        yield
+        moved = [name for name, g in watched.items() if _as_bytes(g.state()) != before[name]]
+    if moved:
+        raise ProgramError(
+            f"the {what} draws from {moved[0]}, which no seed of hierfl sets and whose draws differ between "
+            f"engines: draw with pyro.sample; the start of a param is drawn by a function, "
+            f"pyro.param(name, lambda: torch.randn(3))"
+        )
+
+
+def check_pure(program: Program, batch: ClientBatch) -> None:
+    """Refuse a program with noise, a state or weights of its own, by running it twice where its guide starts.
+
+    Args:
+        program: to check.
+        batch: a few rows.
+
+    Raises:
+        ProgramError: model or guide draws from a global generator; a site differs between two runs with the
+            same keys; or a tensor that requires a gradient reaches a site and is no param.
+    """
+    shared, own = program.start()
+    params = {**shared, **own}
+    with torch.enable_grad():
+        first, second = _traces(program, params, batch), _traces(program, params, batch)
+        for what, trace in first.items():
+            again = dict(samples(second[what]))
+            for name, site in samples(trace):
+                _check_same(name, what, site, again.get(name))
+                _check_learned(name, what, site, program)
+
+
+def _traces(program: Program, params: Mapping[str, Tensor], batch: ClientBatch) -> dict[str, Any]:
+    """Trace guide and model once, with params and keys that are given."""
+    with untouched_store(), Answer(params, batch):
+        with no_global_draws("guide"):
+            guided = poutine.trace(program.guide).get_trace(batch)
+        with no_global_draws("model"):
+            modelled = poutine.trace(poutine.replay(program.model, guided)).get_trace(batch)
+    return {"guide": guided, "model": modelled}
+
+
+def _tensors(site: Site) -> Iterator[Tensor]:
+    """Yield the value of a site and its log density, where it has one."""
+    if isinstance(site["value"], Tensor):
+        yield site["value"]
+    try:
+        density = site["fn"].log_prob(site["value"])
+    except (NotImplementedError, ValueError, RuntimeError, AssertionError):
+        return  # other checks say so
+    if isinstance(density, Tensor):
+        yield density
+
+
+def _check_same(name: str, what: str, site: Site, again: Site | None) -> None:
+    """Refuse a site that two runs with the same params, rows and keys give two values or densities."""
+    both = [list(_tensors(site)), [] if again is None else list(_tensors(again))]
+    if len(both[0]) == len(both[1]) and all(map(_equal, *both)):
+        return
+    raise ProgramError(
+        f"site '{name}' of the {what} differs between two runs with the same params, rows and noise, so the "
+        f"{what} has a generator (np.random.default_rng, torch.Generator) or another state of its own: draw "
+        f"with pyro.sample, and compute the site from rows, params and other sites alone"
+    )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding, which memory alignment may change."""
+    a, b = a.detach(), b.detach()
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    close = torch.finfo(a.dtype).eps ** 0.5
+    return torch.allclose(a, b, rtol=close, atol=close, equal_nan=True)
+
+
+def _check_learned(name: str, what: str, site: Site, program: Program) -> None:
+    """Refuse a site that depends on a tensor with a gradient: params have none here, so nothing learns it."""
+    leaf = next((leaf for tensor in _tensors(site) for leaf in leaves(tensor)), None)
+    if leaf is None:
+        return
+    raise ProgramError(
+        f"site '{name}' of the {what} depends on {named(leaf, program.model, program.guide)}, which requires "
+        f"a gradient and is no param, so that no method learns it: register it (pyro.module('net', net), "
+        f"pyro.param), or freeze it on purpose with requires_grad_(False)"
+    )
