@@ -81,7 +81,8 @@ def sort_by_client(
 
 def _check_index(client_id: Any, values: Any, name: str) -> None:
     """Refuse a pandas column whose index differs from that of the ids: its rows may be in another order."""
-    index, other = getattr(client_id, "index", None), getattr(values, "index", None)
+    index: Any = getattr(client_id, "index", None)
+    other: Any = getattr(values, "index", None)
     if hasattr(index, "equals") and hasattr(other, "equals") and not index.equals(other):
         raise ValueError(
             f"field '{name}' and client_id are pandas columns with different indices: take both from one frame, "

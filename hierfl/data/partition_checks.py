@@ -62,6 +62,12 @@ def checked_ids(ids: Any) -> Tensor:
 
 
 def check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
+    """Refuse numbers of clients and rows that no partition can have.
+
+    Raises:
+        TypeError: a number is no integer.
+        ValueError: a number is below 1, or there are too few rows.
+    """
     for name, value in (("num_clients", num_clients), ("min_rows", min_rows), ("rows", num_rows)):
         if not isinstance(value, int | np.integer):
             raise TypeError(f"{name} is {value!r}: it must be an integer")
@@ -84,6 +90,7 @@ def numpy_seed(seed: int) -> int:
 
 
 def generator_of(seed: int) -> np.random.Generator:
+    """Return NumPy's counter-based generator of a seed."""
     return np.random.Generator(np.random.Philox(numpy_seed(seed)))
 
 

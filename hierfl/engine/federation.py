@@ -15,7 +15,7 @@ from hierfl.core.device import CPU, device_of
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
-from hierfl.method import Client, Method, Server
+from hierfl.method import Client, Method, Server, step_sizes
 from hierfl.program.program import Program
 from hierfl.program.read import read
 from hierfl.program.recipes import describe
@@ -42,6 +42,7 @@ class Federation:
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
         graphs: compiled steps; None: steps run eagerly.
         device: where clients work.
+        rates: options of the method that set its step sizes, for messages.
     """
 
     program: Program
@@ -54,6 +55,7 @@ class Federation:
     chunk: int | None = None
     graphs: Graphs | None = None
     device: torch.device = CPU
+    rates: tuple[str, ...] = ()
 
     @cached_property
     def rows(self) -> ClientData:
@@ -179,6 +181,7 @@ def federate(
         engine="sequential" if engine == "sequential" else "vectorised",
         chunk=chunk,
         device=device_of(device),
+        rates=step_sizes(method),
     )
 
 

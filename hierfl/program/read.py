@@ -6,7 +6,7 @@ names it and its mend.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyro
@@ -30,7 +30,9 @@ from hierfl.program.check_data import (
     label_fields,
     supports_of,
 )
-from hierfl.program.check_program import check_cover, check_plates, check_start
+from hierfl.program.check_program import check_callable, check_cover, check_plates, check_start
+from hierfl.program.failures import root_of, why_it_fails
+from hierfl.program.float_labels import sites_to_float, with_float_labels
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.prior_centre import Centre
@@ -56,14 +58,21 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             client and field.
         ProgramError: the program itself is wrong; the message names the site and the mend.
     """
+    check_callable(model, guide)
     check_names(data)
     check_finite(data)
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
         # two clients first: only with two does the shape of a local site read outside its plate give it away
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
+        with untouched_store():
+            labels = label_fields(model, pair, two)
+        floats = sites_to_float(pair)
+        if floats:
+            model = with_float_labels(model, floats)
+            pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
         latents = latents_of(single, pair)
-        labels, supports = _labels(model, pair, two, data)
+        supports = _checked_labels(model, pair, labels, data)
         built = guide.on(model, latents) if isinstance(guide, Family) else guide
         guided, guided_pair = (
             _trace(built, batch, "guide", seed, Answer({}, batch)) for batch in (one, two)
@@ -116,6 +125,19 @@ class _Start(Centre):
         super()._pyro_sample(msg)
 
 
+class _Plates(Messenger):
+    """Checks the plates of each site as it is sampled, before a later line fails on its shape."""
+
+    def __init__(self, batch: ClientBatch) -> None:
+        super().__init__()
+        self.batch = batch
+
+    def _pyro_post_sample(self, msg: Site) -> None:
+        latent = not msg["is_observed"] and not isinstance(msg["fn"], _Subsample)
+        if latent and not is_deterministic(msg):
+            check_plates(msg["name"], msg, self.batch)
+
+
 def _trace(
     program: Callable[[ClientBatch], Any],
     batch: ClientBatch,
@@ -129,40 +151,33 @@ def _trace(
             # for params that start at random; the generator is restored afterwards
             torch.manual_seed(seed & 0x7FFFFFFF)
             try:
-                with handler:
+                with handler, _Plates(batch):
                     trace = poutine.trace(program).get_trace(batch)
             except NoKeyedDraw:
                 # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
                 trace = poutine.trace(program).get_trace(batch)
-    except ProgramError:
-        raise
     except Exception as error:
-        fields = {k: tuple(v.shape) for k, v in {**batch.fields, **batch.client_fields}.items()}
-        dtypes = {k: str(v.dtype).removeprefix("torch.") for k, v in batch.fields.items()}
-        raise ProgramError(
-            f"the {what} fails on a batch of {batch.num_clients} client(s): {type(error).__name__}: "
-            f"{error}\n"
-            f"the batch's fields, [clients, rows, ...]: {fields}, of {dtypes}"
-        ) from error
+        cause = root_of(error)
+        if isinstance(cause, ProgramError):
+            raise cause from None
+        raise ProgramError(why_it_fails(what, error, batch)) from error
     for name, site in samples(trace):
         if not is_deterministic(site):
             check_plates(name, site, batch)
     return trace
 
 
-def _labels(
-    model: Model, trace: Any, batch: ClientBatch, data: ClientData
-) -> tuple[dict[str, str], dict[str, tuple[str, Constraint]]]:
-    """Return the label field of each observed site, and the labels' supports; refuse labels outside them."""
-    with untouched_store():
-        labels = label_fields(model, trace, batch)
+def _checked_labels(
+    model: Model, trace: Any, labels: Mapping[str, str], data: ClientData
+) -> dict[str, tuple[str, Constraint]]:
+    """Return the supports of the labels; refuse labels outside them, or that their site cannot score."""
     supports = supports_of(trace, labels, data)
     check_labels(supports, data)
     check_scored(trace, labels)
     with untouched_store():
         by_rows = [site for site in labels if by_row(trace.nodes[site]["fn"])]
         check_labels_by_row(model, data, by_rows)
-    return labels, supports
+    return supports
 
 
 def _reads_all_rows(guide: Guide | Family) -> bool:
