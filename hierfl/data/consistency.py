@@ -37,7 +37,7 @@ def check_consistent(
     for name, values in fields.items():
         if len(values) != num_rows:
             raise ValueError(
-                f"field '{name}' has {len(values)} rows, but the clients have {num_rows}"
+                f"field '{name}' has {len(values)} rows, but the clients have {num_rows}: give one value per row"
             )
     for name, values in client_fields.items():
         if name in fields:

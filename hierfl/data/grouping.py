@@ -70,7 +70,8 @@ def sort_by_client(
         _check_index(client_id, fields[name], name)
         if len(values) != len(raw):
             raise ValueError(
-                f"field '{name}' has shape {tuple(values.shape)}, but client_id has {len(raw)} rows"
+                f"field '{name}' has shape {tuple(values.shape)}, but client_id has {len(raw)} rows: give one "
+                f"value per row"
             )
     return SortedRows(
         fields={name: values[order] for name, values in tensors.items()},
@@ -126,12 +127,15 @@ def join_clients(
     for client, own in named.items():
         if set(own) != set(columns):
             raise ValueError(
-                f"client '{client}' has the fields {sorted(own)}, but the first client has {sorted(columns)}"
+                f"client '{client}' has the fields {sorted(own)}, but the first client has {sorted(columns)}: give all "
+                f"clients the same fields"
             )
         tensors = {name: as_tensor(values, f"{client}.{name}") for name, values in own.items()}
         lengths = {name: len(values) for name, values in tensors.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"client '{client}' has fields of different lengths: {lengths}")
+            raise ValueError(
+                f"client '{client}' has fields of different lengths, {lengths}: give one value per row"
+            )
         for name, values in tensors.items():
             _check_like(client, name, values, columns[name][:1])
             columns[name].append(values)
@@ -156,7 +160,7 @@ def _named(clients: Any) -> dict[str, Mapping[str, Array]]:
         else {str(i): c for i, c in enumerate(clients)}
     )
     if not named:
-        raise ValueError("no clients were given")
+        raise ValueError("no clients were given: give at least one")
     for client, own in named.items():
         if not isinstance(own, Mapping):
             raise TypeError(
@@ -173,7 +177,7 @@ def _check_like(client: str, name: str, values: Tensor, first: Sequence[Tensor])
         if like.shape[1:] != values.shape[1:]:
             raise ValueError(
                 f"client '{client}': a row of '{name}' has shape {tuple(values.shape[1:])}, "
-                f"but the first client's has {tuple(like.shape[1:])}"
+                f"but the first client's has {tuple(like.shape[1:])}: give all clients the same columns"
             )
         if torch.bool in (like.dtype, values.dtype) and like.dtype != values.dtype:
             found, wanted = (str(v.dtype).removeprefix("torch.") for v in (values, like))

@@ -51,7 +51,7 @@ def to_clients(ids: Tensor, **fields: Array) -> ClientData:
     for name, values in kept.items():
         if len(values) != len(ids):
             raise ValueError(
-                f"field '{name}' has {len(values)} rows, but the partition has {len(ids)}"
+                f"field '{name}' has {len(values)} rows, but the partition has {len(ids)}: give one value per row"
             )
     rows = sort_by_client(
         ids[keep],
@@ -81,7 +81,9 @@ def label_table(labels: Array, ids: Tensor) -> Tensor:
     classes, codes = codes_of(labels)
     ids = checked_ids(ids)
     if len(ids) != len(codes):
-        raise ValueError(f"there are {len(codes)} labels, but the partition has {len(ids)} rows")
+        raise ValueError(
+            f"there are {len(codes)} labels, but the partition has {len(ids)} rows: give one label per row"
+        )
     keep = ids >= 0
     cells = ids[keep] * len(classes) + torch.from_numpy(codes)[keep]
     return torch.bincount(cells, minlength=(int(ids.max()) + 1) * len(classes)).reshape(

@@ -128,14 +128,14 @@ def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
     missing = reads - {*fit.program.labels.values(), *rows.fields, *rows.client_fields}
     if missing:
         raise ValueError(
-            f"the rows have no field '{min(missing)}', which the model or its guide reads"
+            f"the rows have no field '{min(missing)}', which the model or its guide reads: add it"
         )
     for name, values in rows.fields.items():
         like = fit.federation.data.fields.get(name)
         if like is not None and values.shape[1:] != like.shape[1:]:
             raise ValueError(
                 f"a row of '{name}' has shape {tuple(values.shape[1:])}; "
-                f"it was {tuple(like.shape[1:])} when fitted"
+                f"it was {tuple(like.shape[1:])} when fitted: give the same columns"
             )
     _check_levels(fit.federation.data, rows, reads | {*fit.program.labels.values()})
     check_finite(rows)

@@ -18,6 +18,7 @@ from torch.distributions.constraints import Constraint
 
 from hierfl.data.batch import ClientBatch, gather, keys_of
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import expect_client_data
 from hierfl.program.check_boundary import check_boundary
 from hierfl.program.check_data import (
     by_row,
@@ -54,11 +55,13 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         seed: of starting values that the program itself draws for its params.
 
     Raises:
+        TypeError: `data` is no `ClientData`.
         ValueError: NaN or infinity in a field, or labels outside the support of their site; the message names
             client and field.
         ProgramError: the program itself is wrong; the message names the site and the mend.
     """
     check_callable(model, guide)
+    expect_client_data(data, "data")
     check_names(data)
     check_finite(data)
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
