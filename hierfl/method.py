@@ -21,6 +21,7 @@ from torch.func import grad_and_value
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
+from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family, Guide, Model
 
 
@@ -196,6 +197,23 @@ class Method:
 
 
 # ------------------------------------------------------------------------------------------------ functions
+def step_sizes(method: Method) -> tuple[str, ...]:
+    """Return the options that set a method's step sizes, as it was built: "optimiser", "lr", ...
+
+    A wrapper's own come before those of the method in it. A method that no recorded builder made has none that
+    are known.
+    """
+    recipe = recipe_of(method)
+    options = {} if recipe is None else recipe.options
+    own = [
+        name
+        for name, value in options.items()
+        if ("optimiser" in name or name == "lr" or name.endswith("_lr")) and value is not None
+    ]
+    inner = [step_sizes(value) for value in options.values() if isinstance(value, Method)]
+    return tuple(dict.fromkeys([*own, *(name for names in inner for name in names)]))
+
+
 def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
     """Return phases that run on one entry of a larger working state, as in a wrapper around a method.
 

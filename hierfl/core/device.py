@@ -31,7 +31,7 @@ def device_of(name: str | torch.device) -> torch.device:
             torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch raises either, by kind of device
         raise ValueError(
-            f"device={str(name)!r} cannot be used here ({str(error).splitlines()[0]}): use device='cpu'"
+            f"device={str(name)!r} cannot be used here (torch finds no such device): use device='cpu'"
         ) from error
     return device
 

@@ -1,10 +1,10 @@
-"""Arrays as users pass them, checked and turned into tensors whose rows are sorted by client."""
+"""Arrays as users pass them, checked and turned into tensors."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import numbers
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,37 +13,20 @@ from torch import Tensor
 
 Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
 
-
-class SortedRows(NamedTuple):
-    """Rows sorted by client.
-
-    Args:
-        fields: name -> Tensor (n, ...), n the rows of all clients together.
-        offsets: (N + 1,) int64; client k owns the rows `offsets[k]:offsets[k + 1]`.
-        names: the N clients' names.
-    """
-
-    fields: dict[str, Tensor]
-    offsets: Tensor
-    names: tuple[str, ...]
-
-
-class JoinedClients(NamedTuple):
-    """The rows of separate clients, one client after another.
-
-    Args:
-        fields: name -> Tensor (n, ...), n the rows of all clients together.
-        client_id: (n,) int64, the client that each row belongs to, 0..N-1.
-        names: the N clients' names.
-    """
-
-    fields: dict[str, Tensor]
-    client_id: NDArray[np.int64]
-    names: list[str]
+_LARGEST = torch.iinfo(torch.int64).max
+_MENDS = {
+    "U": "code it as numbers 0, 1, ..., or read it with ClientData.from_frame, which codes strings",
+    "S": "it holds bytes: decode it, and code it as numbers 0, 1, ...",
+    "M": "it holds dates: give numbers, such as the days since the first date",
+    "m": "it holds durations: give numbers, such as values / numpy.timedelta64(1, 'D')",
+    "V": "it has named columns: give each of them as a field of its own",
+}
 
 
 def as_tensor(values: Array, name: str) -> Tensor:
     """Return `values` as a tensor: floats in torch's default dtype, integers as int64, booleans as they are.
+
+    None and pandas' NA among numbers become NaN, which a fit refuses by field and client.
 
     Args:
         values: anything that torch.as_tensor takes.
@@ -51,207 +34,198 @@ def as_tensor(values: Array, name: str) -> Tensor:
 
     Raises:
         TypeError: the values are not numbers, or are complex.
-        ValueError: `values` is a single number.
+        ValueError: `values` is a single number, has no values, is masked, requires a gradient, is not dense,
+            or holds numbers that int64 or torch's default dtype cannot hold.
     """
-    try:
-        # Arrays are copied: those that pandas hands out are read-only, which torch warns of.
-        tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"field '{name}' is not numeric ({error}): encode it as numbers") from error
-    if tensor.dim() == 0:
+    if isinstance(values, Tensor):
+        check_dense(values, name)
+        tensor = values.resolve_conj().resolve_neg()
+    else:
+        tensor = torch.from_numpy(_numbers(values, name))
+    check_rows_of_numbers(tensor, name)
+    if tensor.is_floating_point():
+        return _in_default_dtype(tensor, name)
+    return tensor if tensor.dtype == torch.bool else _as_int64(tensor, name)
+
+
+def check_dense(values: Tensor, name: str) -> None:
+    """Refuse tensors other than plain dense numbers.
+
+    Raises:
+        ValueError: the tensor requires a gradient, is sparse, nested or quantised, or has no data.
+    """
+    mend = None
+    if values.requires_grad:
+        mend = "requires a gradient: give its numbers, .detach()"
+    elif values.is_nested:
+        mend = "is nested: give one tensor with a row per observation"
+    elif values.layout != torch.strided:
+        mend = "is sparse: give .to_dense()"
+    elif values.is_quantized:
+        mend = "is quantised: give .dequantize()"
+    elif values.device.type == "meta":
+        mend = "is on the device 'meta' and has no data: give a tensor with values"
+    if mend:
+        raise ValueError(f"field '{name}' {mend}")
+
+
+def check_rows_of_numbers(values: Tensor, name: str) -> None:
+    """Refuse what has no row dimension, no columns, or complex numbers.
+
+    Raises:
+        TypeError: the numbers are complex.
+        ValueError: `values` is a single number, or a row has no values.
+    """
+    if values.dim() == 0:
         raise ValueError(
             f"field '{name}' is a single number: give one value per row, or one per client"
         )
-    if tensor.is_floating_point():
-        return tensor.to(torch.get_default_dtype())
-    if tensor.is_complex():
+    if values.is_complex():
         raise TypeError(
             f"field '{name}' is complex: give its real and imaginary parts as two fields"
         )
-    return tensor if tensor.dtype == torch.bool else tensor.long()
+    if 0 in values.shape[1:]:
+        raise ValueError(
+            f"field '{name}' has shape {tuple(values.shape)}, no columns: leave it out"
+        )
 
 
-def sort_by_client(
-    client_id: Array, names: Sequence[str] | None, fields: Mapping[str, Array]
-) -> SortedRows:
-    """Sort rows by client, keeping the order of the rows within each client.
-
-    Args:
-        client_id: (n,) integers or strings, the client that each row belongs to.
-        names: with integer ids 0..N-1, the name of each client; the ids as strings if None.
-        fields: name -> (n, ...).
-
-    Returns:
-        The rows, with the clients in the order of their sorted ids.
+def _numbers(values: Array, name: str) -> NDArray[Any]:
+    """Return a new array of numbers of a dtype that torch takes.
 
     Raises:
-        TypeError: ids that are neither integers nor strings, or are of several kinds; a field that is not
-            numeric.
-        ValueError: `client_id` is not (n,), `names` does not fit it, or a field has another number of rows.
+        TypeError: the values are not numbers.
+        ValueError: the array is masked, or int64 cannot hold a value.
     """
-    raw = np.asarray(client_id)
-    if raw.ndim != 1:
-        raise ValueError(
-            f"client_id has shape {raw.shape}: give one id per row, of shape ({len(raw)},)"
-        )
-    if raw.dtype.kind == "f" or (raw.dtype.kind == "O" and len({type(i) for i in raw}) > 1):
+    _check_unmasked(values, name)
+    if values is None:
+        raise TypeError(f"field '{name}' is None: give one value per row, or leave it out")
+    try:
+        # Arrays are copied: those that pandas hands out are read-only, which torch warns of.
+        array = np.array(values)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            "client_id must be integers or strings, all of one kind and none missing (NaN)"
+            f"field '{name}' is not numeric: its entries do not form an array; give every row the same shape"
+        ) from error
+    kind = array.dtype.kind
+    if kind in _MENDS:
+        raise TypeError(f"field '{name}' is not numeric: {_MENDS[kind]}")
+    if kind == "f" and not isinstance(values, np.ndarray) and bool((abs(array) >= 2.0**63).any()):
+        # NumPy turns a list of integers into floats where one of them exceeds int64.
+        array = np.array(values, object)
+        kind = "O"
+    if kind == "O":
+        return _of_objects(array, name)
+    if kind in "iu":
+        if bool((array > _LARGEST).any()):
+            raise _too_large(array.max(), name)
+        return array.astype(np.int64)
+    wide = array.dtype.itemsize > 8 and kind == "f"  # torch has no longer floats
+    found = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
+    if wide and bool((np.isinf(found) & np.isfinite(array)).any()):
+        raise _too_large(array[np.isinf(found) & np.isfinite(array)].flat[0], name)
+    return found
+
+
+def _check_unmasked(values: Array, name: str) -> None:
+    """Refuse masked values: NumPy would return the numbers beneath the mask."""
+    parts = values if isinstance(values, list | tuple) else [values]
+    masked = sum(
+        int(np.sum(np.ma.getmaskarray(part)))
+        for part in parts
+        if isinstance(part, np.ma.MaskedArray) and part.dtype.kind != "V"
+    )
+    if masked:
+        raise ValueError(
+            f"field '{name}' has {masked} masked values: fill them; .filled(float('nan')) marks floating "
+            f"values as missing"
         )
-    ids, inverse, counts = np.unique(raw, return_inverse=True, return_counts=True)
-    labels = tuple(str(i) for i in ids) if names is None else _names_of(ids, names)
-    order = torch.as_tensor(np.argsort(inverse, kind="stable"))
-    tensors = {name: as_tensor(values, name) for name, values in fields.items()}
-    for name, values in tensors.items():
-        if len(values) != len(raw):
-            raise ValueError(
-                f"field '{name}' has shape {tuple(values.shape)}, but client_id has {len(raw)} rows"
-            )
-    return SortedRows(
-        fields={name: values[order] for name, values in tensors.items()},
-        offsets=torch.as_tensor(np.concatenate([[0], np.cumsum(counts)])),
-        names=labels,
+
+
+def _of_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return the numbers of an array of Python objects; None and NA become NaN."""
+    flat = array.ravel().tolist()
+    missing = [is_missing(v) for v in flat]
+    real = (numbers.Real, Decimal, np.bool_)
+    present = [v for v, gone in zip(flat, missing, strict=True) if not gone]
+    for value in present:
+        if not isinstance(value, real):
+            kind = "U" if isinstance(value, str) else "none"
+            mend = _MENDS.get(kind, "encode it as numbers")
+            raise TypeError(f"field '{name}' is not numeric: it holds {str(value)[:40]!r}; {mend}")
+    if any(missing) or not all(isinstance(v, numbers.Integral | np.bool_) for v in present):
+        try:
+            found = [np.nan if gone else float(v) for v, gone in zip(flat, missing, strict=True)]
+        except OverflowError as error:
+            raise _too_large("an integer", name) from error
+        return np.array(found, np.float64).reshape(array.shape)
+    if all(isinstance(v, bool | np.bool_) for v in present):
+        return np.array(flat, bool).reshape(array.shape)
+    if max(map(abs, map(int, present)), default=0) > _LARGEST:
+        raise _too_large(max(present, key=lambda v: abs(int(v))), name)
+    return np.array([int(v) for v in flat], np.int64).reshape(array.shape)
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a value is None, NaN, or pandas' NA or NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating | Decimal) and bool(value != value)
+
+
+def _as_int64(tensor: Tensor, name: str) -> Tensor:
+    """Return integers as int64; refuse those of uint64 that it cannot hold."""
+    found = tensor.long()
+    if tensor.dtype == torch.uint64 and bool((found < 0).any()):
+        raise _too_large(int(found[found < 0][0]) % 2**64, name)
+    return found
+
+
+def _too_large(value: object, name: str) -> ValueError:
+    return ValueError(
+        f"field '{name}' holds {value}, beyond the range of int64 and float64: code it as smaller numbers"
     )
 
 
-def _names_of(ids: NDArray[Any], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of clients whose sorted ids must be 0..N-1, all of them present."""
-    if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= len(names):
-        raise ValueError(
-            f"`names` has {len(names)} entries: the ids must be integers 0..{len(names) - 1}"
-        )
-    absent = sorted(set(range(len(names))) - set(ids.tolist()))
-    if absent:
-        raise ValueError(
-            f"client '{names[absent[0]]}' has no rows: leave it out, or give it at least one"
-        )
-    return tuple(str(n) for n in names)
-
-
-def join_clients(
-    clients: Mapping[str, Mapping[str, Array]] | Sequence[Mapping[str, Array]],
-) -> JoinedClients:
-    """Join the arrays of separate clients, field by field.
-
-    Args:
-        clients: name -> {field: (N_k, ...)}, or a list of such dicts, whose clients are named "0", "1", ...
+# ---------------------------------------------------------------------------------------- float64 to float32
+def _in_default_dtype(tensor: Tensor, name: str) -> Tensor:
+    """Return floats in torch's default dtype, once nothing that tells rows apart is lost.
 
     Raises:
-        TypeError: a field is not numeric.
-        ValueError: no clients; a client with other fields than the first, with fields of different lengths,
-            or with rows of another shape than the first client's.
+        ValueError: a value exceeds the range of the dtype, or a column varies less than its rounding.
     """
-    named = (
-        dict(clients)
-        if isinstance(clients, Mapping)
-        else {str(i): c for i, c in enumerate(clients)}
-    )
-    if not named:
-        raise ValueError("no clients were given")
-    first = next(iter(named.values()))
-    columns: dict[str, list[Tensor]] = {name: [] for name in first}
-    counts = []
-    for client, own in named.items():
-        if set(own) != set(columns):
-            raise ValueError(
-                f"client '{client}' has the fields {sorted(own)}, but the first client has {sorted(columns)}"
-            )
-        tensors = {name: as_tensor(values, f"{client}.{name}") for name, values in own.items()}
-        lengths = {name: len(values) for name, values in tensors.items()}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(f"client '{client}' has fields of different lengths: {lengths}")
-        for name, values in tensors.items():
-            if columns[name] and columns[name][0].shape[1:] != values.shape[1:]:
-                found, wanted = tuple(values.shape[1:]), tuple(columns[name][0].shape[1:])
-                raise ValueError(
-                    f"client '{client}': a row of '{name}' has shape {found}, "
-                    f"but the first client's has {wanted}"
-                )
-            columns[name].append(values)
-        counts.append(next(iter(lengths.values())))
-    return JoinedClients(
-        fields={name: torch.cat(parts) for name, parts in columns.items()},
-        client_id=np.repeat(np.arange(len(named)), counts),
-        names=list(named),
-    )
-
-
-def read_frame(
-    frame: Any, client: str, fields: Mapping[str, str | Sequence[str]]
-) -> tuple[dict[str, Array], dict[str, tuple[str, ...]]]:
-    """Read fields from the columns of a pandas frame.
-
-    Args:
-        frame: a pandas frame.
-        client: the column that holds the client ids.
-        fields: field -> a column, or a list of columns.
-
-    Returns:
-        The fields, (n,) or (n, columns), and the names of the columns of those given as a list.
-
-    Raises:
-        KeyError: the frame lacks a column.
-    """
-    wanted = [client, *(c for v in fields.values() for c in ([v] if isinstance(v, str) else v))]
-    missing = [c for c in wanted if c not in frame.columns]
-    if missing:
-        raise KeyError(
-            f"the frame has no column '{missing[0]}': its columns are {list(frame.columns)}"
-        )
-    arrays = {
-        name: frame[v if isinstance(v, str) else list(v)].to_numpy() for name, v in fields.items()
-    }
-    return arrays, {name: tuple(v) for name, v in fields.items() if not isinstance(v, str)}
-
-
-def check_consistent(
-    fields: Mapping[str, Tensor],
-    offsets: Tensor,
-    names: tuple[str, ...],
-    client_fields: Mapping[str, Tensor],
-    features: Mapping[str, tuple[str, ...]],
-) -> None:
-    """Check that the parts of a `ClientData`, which documents them, fit together.
-
-    Raises:
-        ValueError: as `ClientData`.
-    """
-    if not fields:
-        raise ValueError("no field was given: name at least one, such as x=... or y=...")
-    if len(set(names)) < len(names):
-        repeated = Counter(names).most_common(1)[0][0]
-        raise ValueError(f"two clients are named '{repeated}': client names must be unique")
-    if len(offsets) != len(names) + 1:
+    dtype = torch.get_default_dtype()
+    found = tensor.to(dtype)
+    if tensor.dtype != torch.float64 or dtype == torch.float64:
+        return found
+    mend = "scale it first, or call torch.set_default_dtype(torch.float64)"
+    lost = found.isinf() & tensor.isfinite()
+    if bool(lost.any()):
         raise ValueError(
-            f"{len(names)} client names for {len(offsets) - 1} clients: give one name per client"
+            f"field '{name}' holds {tensor[lost][0].item():g}, beyond the range of "
+            f"{str(dtype).removeprefix('torch.')}: {mend}"
         )
-    empty = (offsets.diff() <= 0).nonzero()
-    if len(empty):
-        raise ValueError(
-            f"client '{names[int(empty[0])]}' has no rows: leave it out, or give it at least one"
-        )
-    num_rows = int(offsets[-1])
-    for name, values in fields.items():
-        if len(values) != num_rows:
-            raise ValueError(
-                f"field '{name}' has {len(values)} rows, but the clients have {num_rows}"
-            )
-    for name, values in client_fields.items():
-        if name in fields:
-            raise ValueError(f"'{name}' is both a field and a client field: rename one of them")
-        if len(values) != len(names):
-            raise ValueError(
-                f"client field '{name}' has {len(values)} values for {len(names)} clients: "
-                "give one value per client"
-            )
-    _check_features(fields, features)
+    if tensor.dim() <= 2 and len(tensor) > 1:
+        _check_rounding(tensor.unsqueeze(-1) if tensor.dim() == 1 else tensor, name, dtype)
+    return found
 
 
-def _check_features(fields: Mapping[str, Tensor], features: Mapping[str, tuple[str, ...]]) -> None:
-    """Check that every column of a field with feature names has one."""
-    for name, labels in features.items():
-        if name not in fields or len(labels) != fields[name].shape[-1]:
+def _check_rounding(wide: Tensor, name: str, dtype: torch.dtype) -> None:
+    """Refuse columns (n, F) whose rows differ by less than about a hundred roundings to `dtype`."""
+    low, high = wide.aminmax(dim=0)
+    largest = torch.maximum(low.abs(), high.abs())
+    narrow = high - low < 1e3 * torch.finfo(dtype).eps * largest
+    for j in (narrow | low.isnan()).nonzero()[:, 0].tolist():  # NaN hides a column's range
+        column = wide[:, j]
+        column = column[column.isfinite()]
+        if len(column) < 2:
+            continue
+        sd, mean = column.std().item(), column.mean().item()
+        rounding = (column - column.to(dtype)).square().mean().sqrt().item()
+        if rounding > 0.01 * sd > 0.08 * torch.finfo(torch.float64).eps * abs(mean):
+            which = f"column {j} of field '{name}'" if wide.shape[1] > 1 else f"field '{name}'"
             raise ValueError(
-                f"features name {len(labels)} columns of '{name}': there is no such field, or its "
-                "last dimension has another size"
+                f"{which} varies by {sd:.3g} about {mean:.9g}, which "
+                f"{str(dtype).removeprefix('torch.')} rounds away: subtract its mean first, or call "
+                f"torch.set_default_dtype(torch.float64)"
             )

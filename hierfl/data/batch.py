@@ -75,7 +75,9 @@ class ClientBatch:
             if name in fields:
                 return fields[name]
         known = sorted([*self.fields, *self.client_fields])
-        raise AttributeError(f"the data have no field '{name}'; they have {', '.join(known)}")
+        raise AttributeError(
+            f"the data have no field '{name}'; they have {', '.join(known)}: correct the name, or add the field"
+        )
 
     @property
     def num_clients(self) -> int:

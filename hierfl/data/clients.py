@@ -12,13 +12,22 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.data.arrays import (
-    Array,
-    as_tensor,
+from hierfl.data.arrays import Array, as_tensor
+from hierfl.data.consistency import (
     check_consistent,
-    join_clients,
-    read_frame,
-    sort_by_client,
+    feature_names,
+    levels_without,
+    mapping_of,
+)
+from hierfl.data.frames import Columns, Levels, parts_of_frame
+from hierfl.data.grouping import join_clients, sort_by_client
+from hierfl.data.selection import (
+    checked_fraction,
+    chosen_clients,
+    first_part,
+    positions_of,
+    rows_kept,
+    rows_of,
 )
 
 
@@ -35,11 +44,16 @@ class ClientData:
             error).
         features: field -> names of the columns in its last dimension, for tables and for the coordinates of
             the posterior.
+        levels: field -> names of its codes 0, 1, ..., if it was read from strings or categories; for a column
+            of a field of several, "field[column]" -> names.
 
     Raises:
-        ValueError: there is no field; a client has no rows; two clients, or a field and a client field, have
-            the same name; or a length does not fit: of the names, of a field, of a client field or of a
-            field's features.
+        TypeError: a field is no tensor of real numbers, or a name is not a string.
+        ValueError: there is no field or no client; a client has no rows; `offsets` do not start at 0; two
+            clients, or a field and a client field, have the same name; a client's name is empty or the word
+            for a missing value, has control characters, or looks like another's; a field requires a gradient
+            or is not dense; or a length does not fit: of the names, of a field, of a client field or of a
+            field's features or levels.
     """
 
     fields: Mapping[str, Tensor]
@@ -47,10 +61,13 @@ class ClientData:
     names: tuple[str, ...]
     client_fields: Mapping[str, Tensor] = field(default_factory=dict)
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the names, the offsets and the fields fit together."""
-        check_consistent(self.fields, self.offsets, self.names, self.client_fields, self.features)
+        check_consistent(
+            self.fields, self.offsets, self.names, self.client_fields, self.features, self.levels
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: no cached values, which another thread may be adding to meanwhile."""
@@ -88,12 +105,14 @@ class ClientData:
         (('a', 'b'), [1, 2], [2.0, 1.0, 3.0])
         """
         rows = sort_by_client(client_id, names, fields)
+        own = mapping_of("client_fields", client_fields)
         return cls(
             fields=rows.fields,
             offsets=rows.offsets,
             names=rows.names,
-            client_fields={name: as_tensor(v, name) for name, v in (client_fields or {}).items()},
-            features={name: tuple(map(str, v)) for name, v in (features or {}).items()},
+            # cloned: the user's own tensors may change later
+            client_fields={name: as_tensor(v, name).clone() for name, v in own.items()},
+            features=feature_names(features),
         )
 
     @classmethod
@@ -126,21 +145,43 @@ class ClientData:
         )
 
     @classmethod
-    def from_frame(cls, frame: Any, client: str, **fields: str | Sequence[str]) -> ClientData:
+    def from_frame(
+        cls,
+        frame: Any,
+        client: str,
+        *,
+        client_fields: Mapping[str, Columns] | None = None,
+        levels: Levels | None = None,
+        **fields: Columns,
+    ) -> ClientData:
         """Read a pandas frame, such as `from_frame(frame, "hospital", x=["age", "sex"], y="ill")`.
+
+        Columns of strings or of categories are coded 0, 1, ...: categories in their own order, strings
+        sorted. The names of the codes are kept in `levels`; hand them in to code new data alike. Numbers
+        remain what they are, also as categories.
 
         Args:
             frame: a pandas frame.
             client: the column that holds the client ids.
+            client_fields: client field -> a column or a list of columns, constant within each client.
+            levels: of other data, `train.levels`: the codes of its fields.
             **fields: field -> a column, for a field (n,), or a list of columns, for a field (n, columns)
                 whose features are the columns' names.
 
         Raises:
             KeyError: the frame lacks a column.
-            TypeError, ValueError: as `from_arrays`.
+            TypeError, ValueError: as `from_arrays`; or a column of strings or categories has missing values,
+                levels that look alike, numbers written as strings, or a level that is not in `levels`; or a
+                client field is not constant within a client.
+
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"who": ["u", "v", "v"], "smokes": ["no", "yes", "no"], "beds": [9, 5, 5]})
+        >>> data = ClientData.from_frame(frame, "who", x="smokes", client_fields={"beds": "beds"})
+        >>> data.fields["x"].tolist(), data.levels["x"], data.client_fields["beds"].tolist()
+        ([0, 1, 0], ('no', 'yes'), [9, 5])
         """
-        arrays, features = read_frame(frame, client, fields)
-        return cls.from_arrays(frame[client].to_numpy(), features=features, **arrays)
+        own = mapping_of("client_fields", client_fields)
+        return cls(**parts_of_frame(frame, client, fields, own, levels or {}))
 
     # ------------------------------------------------------------------ contents
     @property
@@ -197,17 +238,10 @@ class ClientData:
         """Return the positions of the clients named, (len(names),) int64.
 
         Raises:
+            TypeError: `names` is a single string.
             KeyError: no client has one of the names.
         """
-        place = {name: i for i, name in enumerate(self.names)}
-        wanted = [str(n) for n in names]
-        unknown = [n for n in wanted if n not in place]
-        if unknown:
-            raise KeyError(
-                f"unknown client '{unknown[0]}': the clients are {', '.join(self.names[:8])}"
-                + (", ..." if len(place) > 8 else "")
-            )
-        return torch.tensor([place[n] for n in wanted], dtype=torch.long)
+        return positions_of(self.names, names)
 
     def __repr__(self) -> str:
         """Return the numbers of clients and rows, and the shape of a row in each field, in one line."""
@@ -224,24 +258,13 @@ class ClientData:
             clients: their names, their positions, or a boolean mask (N,).
 
         Raises:
+            TypeError: `clients` is a single name or position, or holds both.
             KeyError: no client has one of the names or positions.
-            ValueError: a client is given twice.
+            ValueError: a client is given twice, none is given, or a mask does not have N entries.
         """
-        if isinstance(clients, Tensor) and clients.dtype == torch.bool:
-            clients = clients.nonzero()[:, 0]
-        chosen = clients.tolist() if isinstance(clients, Tensor) else list(clients)
-        ids = (
-            self.index(chosen)
-            if chosen and isinstance(chosen[0], str)
-            else torch.tensor(chosen, dtype=torch.long)
-        )
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.num_clients):
-            raise KeyError(f"client position out of range: there are {self.num_clients} clients")
+        ids = chosen_clients(clients, self.names)
         counts = self.counts[ids]
-        within = torch.arange(int(counts.sum())) - torch.repeat_interleave(
-            counts.cumsum(0) - counts, counts
-        )
-        rows = torch.repeat_interleave(self.offsets[ids], counts) + within
+        rows = rows_of(self.offsets[ids], counts)
         return replace(
             self,
             fields={name: v[rows] for name, v in self.fields.items()},
@@ -251,8 +274,13 @@ class ClientData:
         )
 
     def where(self, keep: Tensor) -> ClientData:
-        """Return the rows for which `keep` (n,) is true; clients that keep no row are dropped."""
-        keep = keep.bool()
+        """Return the rows for which `keep` (n,) is true; clients that keep no row are dropped.
+
+        Raises:
+            TypeError: `keep` does not hold booleans.
+            ValueError: `keep` is not (n,), or no row is kept.
+        """
+        keep = rows_kept(keep, self.num_rows)
         counts = torch.zeros(self.num_clients, dtype=torch.long).index_add_(
             0, self.row_client, keep.long()
         )
@@ -268,7 +296,7 @@ class ClientData:
     def with_fields(self, **fields: Tensor) -> ClientData:
         """Return the same clients with fields added or replaced.
 
-        A field whose last dimension changes its size loses its feature names.
+        A field whose last dimension changes its size loses its feature names; a new field has no levels.
 
         Args:
             **fields: name -> (n, ...).
@@ -276,13 +304,17 @@ class ClientData:
         Raises:
             ValueError: a field does not have n rows.
         """
-        merged = {**self.fields, **{name: as_tensor(v, name) for name, v in fields.items()}}
+        # cloned: the user's own tensors may change later
+        new = {name: as_tensor(v, name).clone() for name, v in fields.items()}
+        merged = {**self.fields, **new}
         kept = {
             n: f
             for n, f in self.features.items()
             if merged[n].dim() > 1 and merged[n].shape[-1] == len(f)
         }
-        return replace(self, fields=merged, features=kept)
+        return replace(
+            self, fields=merged, features=kept, levels=levels_without(self.levels, fields)
+        )
 
     def without(self, *names: str) -> ClientData:
         """Return the same clients without some fields, for example without their labels.
@@ -297,6 +329,7 @@ class ClientData:
             self,
             fields={n: v for n, v in self.fields.items() if n not in names},
             features={n: v for n, v in self.features.items() if n not in names},
+            levels=levels_without(self.levels, names),
         )
 
     def split(self, fraction: float, *, seed: int) -> tuple[ClientData, ClientData]:
@@ -314,16 +347,9 @@ class ClientData:
             The first part and the rest.
 
         Raises:
-            ValueError: `fraction` is outside (0, 1).
+            TypeError: `seed` is no integer.
+            ValueError: `fraction` is outside (0, 1), or every client has a single row.
         """
-        if not 0.0 < fraction < 1.0:
-            raise ValueError(f"fraction is {fraction}: it must lie between 0 and 1")
-        keys = noise.fold(self.keys, noise.word("split"), seed)
-        counts = self.counts
-        first = (counts * fraction).round().long().clamp(min=1)
-        first = torch.minimum(first, (counts - 1).clamp(min=1))
-        keep = torch.zeros(self.num_rows, dtype=torch.bool)
-        for k, own in enumerate(self.offsets[:-1].tolist()):
-            order = noise.permutations(keys[k : k + 1], counts[k : k + 1], int(counts[k]))[0]
-            keep[own + order[: int(first[k])]] = True
+        checked_fraction(fraction, seed)
+        keep = first_part(self.offsets, noise.fold(self.keys, noise.word("split"), seed), fraction)
         return self.where(keep), self.where(~keep)

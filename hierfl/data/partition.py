@@ -9,21 +9,25 @@ extra).
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.data.arrays import Array
+from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.clients import ClientData
-
-LEFT_OUT = -1
-
-_Ids = NDArray[np.int64]
+from hierfl.data.grouping import sort_by_client
+from hierfl.data.partition_checks import (
+    LEFT_OUT,
+    check_clients,
+    checked_ids,
+    codes_of,
+    filled,
+    from_flwr_datasets,
+    generator_of,
+    numpy_seed,
+)
 
 
 def to_clients(ids: Tensor, **fields: Array) -> ClientData:
@@ -34,22 +38,27 @@ def to_clients(ids: Tensor, **fields: Array) -> ClientData:
         **fields: name -> (n, ...).
 
     Raises:
-        ValueError: a field does not have n rows; and as `ClientData.from_arrays`.
+        TypeError: the ids are not integers; or as `ClientData.from_arrays`.
+        ValueError: a field does not have n rows; an id is below -1, or no row has a client; and as
+            `ClientData.from_arrays`.
 
     >>> to_clients(torch.tensor([1, 0, -1, 1]), y=[1.0, 2.0, 3.0, 4.0]).fields["y"].tolist()
     [2.0, 1.0, 4.0]
     """
+    ids = checked_ids(ids)
     keep = ids >= 0
-    names = [str(k) for k in range(int(ids.max()) + 1)]
-    kept: dict[str, Any] = {name: torch.as_tensor(values) for name, values in fields.items()}
+    kept: dict[str, Any] = {name: as_tensor(values, name) for name, values in fields.items()}
     for name, values in kept.items():
         if len(values) != len(ids):
             raise ValueError(
-                f"field '{name}' has {len(values)} rows, but the partition has {len(ids)}"
+                f"field '{name}' has {len(values)} rows, but the partition has {len(ids)}: give one value per row"
             )
-    return ClientData.from_arrays(
-        ids[keep], names=names, **{name: values[keep] for name, values in kept.items()}
+    rows = sort_by_client(
+        ids[keep],
+        [str(k) for k in range(int(ids.max()) + 1)],
+        {name: values[keep] for name, values in kept.items()},
     )
+    return ClientData(fields=rows.fields, offsets=rows.offsets, names=rows.names)
 
 
 def label_table(labels: Array, ids: Tensor) -> Tensor:
@@ -62,10 +71,19 @@ def label_table(labels: Array, ids: Tensor) -> Tensor:
     Returns:
         (N, L) int64: a row for each client, a column for each of the L classes in ascending order.
 
+    Raises:
+        TypeError: the ids are not integers, or the labels are floating.
+        ValueError: there are not as many labels as ids, an id is below -1, or no row has a client.
+
     >>> label_table([0, 1, 1, 0], torch.tensor([0, 0, 1, -1])).tolist()
     [[1, 1], [0, 1]]
     """
-    classes, codes = _codes(labels)
+    classes, codes = codes_of(labels)
+    ids = checked_ids(ids)
+    if len(ids) != len(codes):
+        raise ValueError(
+            f"there are {len(codes)} labels, but the partition has {len(ids)} rows: give one label per row"
+        )
     keep = ids >= 0
     cells = ids[keep] * len(classes) + torch.from_numpy(codes)[keep]
     return torch.bincount(cells, minlength=(int(ids.max()) + 1) * len(classes)).reshape(
@@ -104,8 +122,8 @@ def pathological(
     Reference: Li et al. 2022, "Federated Learning on Non-IID Data Silos", arXiv:2102.02079; after McMahan et
     al. 2017.
     """
-    classes, codes = _codes(labels)
-    _check_clients(len(codes), num_clients)
+    classes, codes = codes_of(labels)
+    check_clients(len(codes), num_clients)
     if not 1 <= classes_per_client <= len(classes):
         raise ValueError(
             f"classes_per_client is {classes_per_client}: it must be at least 1 and at most "
@@ -119,11 +137,11 @@ def pathological(
             classes_per_client,
             assignment,
             shuffle=False,
-            seed=_numpy_seed(seed),
+            seed=numpy_seed(seed),
         )
 
     try:
-        return _from_flwr_datasets(make, codes, num_clients, seed)
+        return from_flwr_datasets(make, codes, num_clients, seed)
     except ValueError as error:
         raise ValueError(
             f"pathological: a class has fewer rows than it has clients ({error}): "
@@ -156,8 +174,8 @@ def dirichlet(
     Reference: Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural Networks",
     arXiv:1905.12022.
     """
-    _, codes = _codes(labels)
-    _check_clients(len(codes), num_clients, min_rows)
+    _, codes = codes_of(labels)
+    check_clients(len(codes), num_clients, min_rows)
     if not alpha > 0.0 or not np.isfinite(alpha):
         raise ValueError(f"alpha is {alpha}: it must be positive and finite")
 
@@ -168,11 +186,11 @@ def dirichlet(
             float(alpha),
             min_partition_size=min_rows,
             shuffle=False,
-            seed=_numpy_seed(seed),
+            seed=numpy_seed(seed),
         )
 
     try:
-        return _from_flwr_datasets(make, codes, num_clients, seed)
+        return from_flwr_datasets(make, codes, num_clients, seed)
     except ValueError as error:
         raise ValueError(
             f"dirichlet: after eleven draws a client still has fewer than {min_rows} rows: "
@@ -210,13 +228,13 @@ def quantity_skew(
         ValueError: both or neither of sigma and alpha are given, one is out of range, or there are too few
             rows.
     """
-    _check_clients(num_rows, num_clients, min_rows)
+    check_clients(num_rows, num_clients, min_rows)
     if (sigma is None) == (alpha is None):
         raise ValueError(
             "quantity_skew takes either sigma (log-normal shares) or alpha (Dirichlet shares): "
             "give exactly one of them"
         )
-    generator = _generator(seed)
+    generator = generator_of(seed)
     if sigma is not None:
         if not 0.0 <= sigma < np.inf:
             raise ValueError(f"sigma is {sigma}: it must be 0 or positive, and finite")
@@ -229,7 +247,7 @@ def quantity_skew(
     ends = np.cumsum(shares) / shares.sum() * (num_rows - num_clients * min_rows)
     sizes = min_rows + np.diff(np.rint(ends).astype(np.int64), prepend=0)
     ids = np.repeat(np.arange(num_clients), sizes)
-    return _checked(ids[generator.permutation(num_rows)], num_clients)
+    return filled(ids[generator.permutation(num_rows)], num_clients)
 
 
 def label_skew(labels: Array, *, num_clients: int, share: float, seed: int) -> Tensor:
@@ -250,11 +268,11 @@ def label_skew(labels: Array, *, num_clients: int, share: float, seed: int) -> T
     Raises:
         ValueError: `share` is outside [0, 1], or a client is left without rows.
     """
-    classes, codes = _codes(labels)
-    _check_clients(len(codes), num_clients)
+    classes, codes = codes_of(labels)
+    check_clients(len(codes), num_clients)
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"share is {share}: it must lie between 0 and 1")
-    generator = _generator(seed)
+    generator = generator_of(seed)
     ids = np.full(len(codes), LEFT_OUT)
     common = []
     for c in range(len(classes)):
@@ -267,80 +285,4 @@ def label_skew(labels: Array, *, num_clients: int, share: float, seed: int) -> T
     # Clients with the fewest rows come first, so that even a few common rows reach them.
     order = np.argsort(np.bincount(ids[ids >= 0], minlength=num_clients), kind="stable")
     ids[rest] = np.resize(order, len(rest))
-    return _checked(ids, num_clients)
-
-
-# ---------------------------------------------------------------------- shared by all partitions
-def _codes(labels: Array) -> tuple[NDArray[Any], _Ids]:
-    """Return the L classes in ascending order, and the position of each row's class among them, (n,) int64.
-
-    Raises:
-        ValueError: the labels are not (n,), or there are none.
-        TypeError: the labels are floating.
-    """
-    raw = labels.numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if raw.ndim != 1 or len(raw) == 0:
-        raise ValueError(f"labels have shape {raw.shape}: give one label per row, of shape (n,)")
-    if raw.dtype.kind == "f":
-        raise TypeError("labels are floating: give integers, such as y.long()")
-    classes, codes = np.unique(raw, return_inverse=True)
-    return classes, codes.astype(np.int64)
-
-
-def _check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
-    if num_clients < 1 or min_rows < 1:
-        raise ValueError(
-            f"num_clients is {num_clients} and min_rows is {min_rows}: both must be at least 1"
-        )
-    if num_clients * min_rows > num_rows:
-        raise ValueError(
-            f"{num_clients} clients of at least {min_rows} rows need {num_clients * min_rows} rows, "
-            f"but there are {num_rows}"
-        )
-
-
-def _numpy_seed(seed: int) -> int:
-    """Wrap a seed to 64 unsigned bits: NumPy refuses negative seeds."""
-    return seed & 0xFFFFFFFFFFFFFFFF
-
-
-def _generator(seed: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(_numpy_seed(seed)))
-
-
-def _from_flwr_datasets(
-    make: Callable[[Any], Any], codes: _Ids, num_clients: int, seed: int
-) -> Tensor:
-    """Run a partitioner of flwr-datasets on the labels, and return the client of each row.
-
-    The rows are shuffled first, because the partitioners cut each class in the order of its rows.
-    """
-    try:
-        import datasets
-        from flwr_datasets import partitioner
-    except ImportError as error:
-        raise ImportError(
-            "this partition needs flwr-datasets: install it with pip install 'hierfl[data]'"
-        ) from error
-    order = _generator(seed).permutation(len(codes))
-    maker = make(partitioner)
-    maker.dataset = datasets.Dataset.from_dict({"label": codes[order], "row": order}).with_format(
-        "numpy"
-    )
-    ids = np.full(len(codes), LEFT_OUT)
-    with warnings.catch_warnings():
-        # The partitioners warn of repeated draws and of classes left out; our docstrings document both.
-        warnings.simplefilter("ignore", UserWarning)
-        for k in range(num_clients):
-            ids[maker.load_partition(k)[:]["row"]] = k
-    return _checked(ids, num_clients)
-
-
-def _checked(ids: _Ids, num_clients: int) -> Tensor:
-    """Return the ids as a tensor, once every client is known to have a row."""
-    counts = np.bincount(ids[ids >= 0], minlength=num_clients)
-    if counts.min() == 0:
-        raise ValueError(
-            f"client {int(counts.argmin())} is left without rows: lower num_clients ({num_clients})"
-        )
-    return torch.from_numpy(ids.astype(np.int64))
+    return filled(ids, num_clients)

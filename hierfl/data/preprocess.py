@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import expect_client_data
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ class Scaling:
         if values.shape[1:] != self.mean.shape:
             raise ValueError(
                 f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, "
-                f"but the scaling was fitted to rows of shape {tuple(self.mean.shape)}"
+                f"but the scaling was fitted to rows of shape {tuple(self.mean.shape)}: give the same columns"
             )
         # In float64, because far from 0 the subtraction cancels most digits.
         return data.with_fields(
@@ -144,6 +145,8 @@ def standardise(
     >>> [round(v, 3) for v in standardise(train)[0].fields["x"].flatten().tolist()]
     [-1.225, 0.0, 1.225]
     """
+    if isinstance(fields, str):
+        raise TypeError(f"fields is the string '{fields}': give a list, ('{fields}',)")
     scaled = [train, *others]
     for field in fields:
         scaling = fit_scaling(train, field)
@@ -212,6 +215,7 @@ def fill_missing(
 
 
 def _field(data: ClientData, field: str) -> Tensor:
+    expect_client_data(data, "data")
     if field not in data.fields:
         raise KeyError(f"there is no field '{field}': the fields are {sorted(data.fields)}")
     return data.fields[field]

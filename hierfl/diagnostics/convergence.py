@@ -13,6 +13,7 @@ from torch.func import grad
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
+from hierfl.method import step_sizes
 from hierfl.posterior.client_loop import at_each_draw, each_client
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params
@@ -84,7 +85,8 @@ def convergence(fit: Snapshot, *, draws: int = 64, seed: int = 0) -> Convergence
         if name == "elbo" and draws
         else pd.DataFrame(columns=["size", "error", "ratio", "still"])
     )
-    good, verdict = _verdict(name, series, (rise, error, noise_), gradient, draws)
+    rates = bool(step_sizes(fit.method))
+    good, verdict = _verdict(name, series, (rise, error, noise_), gradient, draws, rates=rates)
     return Convergence(good, verdict, rise, error, noise_, gradient)
 
 
@@ -94,8 +96,12 @@ def _verdict(
     of_trend: tuple[float, float, float],
     gradient: pd.DataFrame,
     draws: int,
+    *,
+    rates: bool,
 ) -> tuple[bool, str]:
-    """Return whether a run has converged, and why."""
+    """Return whether a run has converged, and why; `rates`: the method has step sizes."""
+    lower = "Lower the step size." if rates else "Scale the rows, or tighten the priors."
+    larger = "Take a larger step size, or more rounds." if rates else "Take more rounds."
     rise, error, noise_ = of_trend
     half = series[len(series) // 2 :]
     what, unit = ("ELBO", "nats") if name == "elbo" else ("loss", "in its own units")
@@ -105,11 +111,11 @@ def _verdict(
         f"noise of one round {noise_:.2g}"
     )
     if not np.isfinite(half).all():
-        return False, f"Not converged: the {what} is not finite. Lower the step size."
+        return False, f"Not converged: the {what} is not finite. {lower}"
     if rise > max(FAR * error, matters):
         return False, f"Not converged: the {what} still improves ({facts}). Take more rounds."
     if -rise > max(FAR * error, matters):
-        return False, f"Not converged: the {what} gets worse ({facts}). Lower the step size."
+        return False, f"Not converged: the {what} gets worse ({facts}). {lower}"
     if FAR * error > max(matters, SHARE * abs(float(half.mean()))):
         return (
             False,
@@ -121,7 +127,7 @@ def _verdict(
         return False, (
             f"Not converged: the {what} hardly moves ({facts}), but the gradient of "
             f"'{moving.idxmax()}' is {moving.max():.0f} times its noise: even a single draw points "
-            f"downhill. Take a larger step size, or more rounds."
+            f"downhill. {larger}"
         )
     if len(moving):
         return True, (

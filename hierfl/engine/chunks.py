@@ -16,13 +16,14 @@ from torch import Tensor
 
 from hierfl.core.device import CPU, moved, on
 from hierfl.core.trees import Tree, named_leaves, scaled, tree_leaves, tree_map
-from hierfl.data.clients import ClientData
+from hierfl.data.batch import full_batch
 from hierfl.engine.aggregate import LogSum, summed
 from hierfl.engine.compiled import Loop
 from hierfl.engine.federation import Federation
 from hierfl.engine.minibatches import Active, batch_of, steps
 from hierfl.engine.over_clients import over_batch, over_clients, where_working
 from hierfl.method import LogShare, Phase, Share, Up
+from hierfl.program.failures import why_it_fails
 
 
 class ClientError(RuntimeError):
@@ -72,7 +73,7 @@ def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Do
             raise _blamed(federation, phases, task, error) from error
         ups, own = tree_map(lambda v: v[: len(task.ids)], done)
         sums = {name: summed(up) for name, up in ups.items()}
-        _check_finite(sums, ups, federation.data, task)
+        _check_finite(sums, ups, federation, task)
     result: Done = moved(Done(sums, own), CPU)
     return result
 
@@ -186,13 +187,17 @@ def _blamed(
             client_round(alone, phases, task.message, own, ids, task.round)
         except (RuntimeError, ValueError) as own_error:
             name = federation.data.names[int(ids)]
-            return ClientError(f"round {task.round}: client '{name}' fails: {own_error}")
+            batch = full_batch(federation.rows, ids)
+            why = why_it_fails("round", own_error, batch)
+            return ClientError(f"round {task.round}: client '{name}': {why}")
     return ClientError(
         f"round {task.round}: a step of {len(task.ids)} clients fails, though none fails alone: {error}"
     )
 
 
-def _check_finite(sums: dict[str, Share | LogSum], ups: Up, data: ClientData, task: Task) -> None:
+def _check_finite(
+    sums: dict[str, Share | LogSum], ups: Up, federation: Federation, task: Task
+) -> None:
     """Refuse updates with NaN or infinity, naming the first client at fault."""
     # a sum is finite only if all its terms are
     if all(bool(leaf.sum().isfinite()) for leaf in tree_leaves(sums)):
@@ -200,9 +205,13 @@ def _check_finite(sums: dict[str, Share | LogSum], ups: Up, data: ClientData, ta
     for path, leaf in named_leaves(ups).items():
         bad = ~leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else ~leaf.isfinite()
         if bool(bad.any()):
-            name = data.names[int(task.ids[bad.nonzero()[0, 0]])]
+            name = federation.data.names[int(task.ids[bad.nonzero()[0, 0]])]
+            mend = "scale its rows (hierfl.standardise), or tighten the prior"
+            if federation.rates:
+                mend = (
+                    f"lower the learning rate ({', '.join(federation.rates)}), or tighten the prior"
+                )
             raise ClientError(
                 f"round {task.round}: the update of client '{name}' is not finite ({path}; {int(bad.sum())} "
-                f"of {len(task.ids)} clients): lower the learning rate, or tighten the prior that lets its "
-                f"weights grow"
+                f"of {len(task.ids)} clients): {mend} that lets its weights grow"
             )

@@ -16,7 +16,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
-from hierfl.method import Client, Method, Server
+from hierfl.method import Client, Method, Server, step_sizes
 from hierfl.program.check_padding import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
@@ -45,6 +45,7 @@ class Federation:
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
         graphs: compiled steps; None: steps run eagerly.
         device: where clients work.
+        rates: options of the method that set its step sizes, for messages.
     """
 
     program: Program
@@ -57,6 +58,7 @@ class Federation:
     chunk: int | None = None
     graphs: Graphs | None = None
     device: torch.device = CPU
+    rates: tuple[str, ...] = ()
 
     @cached_property
     def rows(self) -> ClientData:
@@ -208,6 +210,7 @@ def federate(
         engine="sequential" if engine == "sequential" else "vectorised",
         chunk=chunk,
         device=device_of(device),
+        rates=step_sizes(method),
     )
 
 

@@ -76,7 +76,7 @@ def nuts(
             pyro.set_rng_seed(seed + chain)
             sampler = MCMC(
                 NUTS(
-                    lambda: model(batch),
+                    lambda: program.model(batch),
                     jit_compile=False,
                     full_mass=[tuple(dense)] if dense else False,
                 ),

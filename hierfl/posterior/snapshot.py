@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import pandas as pd
 
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import expect_client_data
 from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
@@ -93,6 +95,7 @@ def restricted(fit: Snapshot, rows: ClientData) -> Restricted:
         KeyError: a client was not fitted.
         ValueError: as `check_rows`, and as `check_labels_given`.
     """
+    expect_client_data(rows, "the rows to predict")
     unknown = [name for name in rows.names if name not in set(fit.clients)]
     if unknown:
         raise KeyError(
@@ -119,23 +122,46 @@ def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
         reads: the fields that are needed, labels apart.
 
     Raises:
-        ValueError: a field is missing, has another shape than in the training rows, holds NaN or infinity, or
-            holds labels outside the support of their site; or the clients differ in their numbers of rows,
-            those of the fit did not, and the program depends on padding.
+        TypeError: `rows` is no `ClientData`.
+        ValueError: a field is missing, has another shape or other levels than in the training rows, holds NaN
+            or infinity, or holds labels outside the support of their site; or the clients differ in their
+            numbers of rows, those of the fit did not, and the program depends on padding.
     """
+    expect_client_data(rows, "data")
     missing = reads - {*fit.program.labels.values(), *rows.fields, *rows.client_fields}
     if missing:
         raise ValueError(
-            f"the rows have no field '{min(missing)}', which the model or its guide reads"
+            f"the rows have no field '{min(missing)}', which the model or its guide reads: add it"
         )
     for name, values in rows.fields.items():
         like = fit.federation.data.fields.get(name)
         if like is not None and values.shape[1:] != like.shape[1:]:
             raise ValueError(
                 f"a row of '{name}' has shape {tuple(values.shape[1:])}; "
-                f"it was {tuple(like.shape[1:])} when fitted"
+                f"it was {tuple(like.shape[1:])} when fitted: give the same columns"
             )
+    _check_levels(fit.federation.data, rows, reads | {*fit.program.labels.values()})
     check_finite(rows)
     check_labels(fit.program.supports, rows)
     if not is_ragged(fit.federation.data):  # otherwise it was checked when it was read
         check_padding(fit.program, rows)
+
+
+def _check_levels(fitted: ClientData, rows: ClientData, names: Collection[str]) -> None:
+    """Refuse rows whose codes stand for other levels than those of the training rows."""
+    for key in {*fitted.levels, *rows.levels}:
+        name = key.partition("[")[0]
+        if name not in names or name not in {**rows.fields, **rows.client_fields}:
+            continue
+        known, found = fitted.levels.get(key), rows.levels.get(key)
+        if known != found:
+            raise ValueError(
+                f"the codes of '{key}' stand for {_listed(found)}, but for {_listed(known)} when fitted: code "
+                f"the rows alike, ClientData.from_frame(..., levels=train.levels)"
+            )
+
+
+def _listed(levels: tuple[str, ...] | None) -> str:
+    if levels is None:
+        return "numbers"
+    return ", ".join(levels[:8]) + (", ..." if len(levels) > 8 else "")

@@ -28,7 +28,7 @@ def check_names(data: ClientData) -> None:
     """
     taken = {*dir(ClientBatch), *ClientBatch.__dataclass_fields__}
     for name in [*data.fields, *data.client_fields]:
-        if name in taken:
+        if name in taken or name.startswith("_"):
             raise ValueError(
                 f"a field cannot be named '{name}': batch.{name} is an attribute of every batch; rename it "
                 f"('{name}_')"
@@ -216,18 +216,39 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
     for name, (site, support) in program_supports.items():
         if name not in data.fields:
             continue
-        good = support.check(data.fields[name])
+        values = data.fields[name]
+        good = support.check(
+            values.to(torch.get_default_dtype()) if values.dtype == torch.bool else values
+        )
         if not bool(good.all()):
             row = int((~good).nonzero()[0, 0])
             raise ValueError(
                 f"field '{name}' of client '{data.names[int(data.row_client[row])]}' has the value "
-                f"{data.fields[name][row].item():g}, outside the support {support} of site {site}; "
-                f"{int((~good).sum())} rows are outside it"
+                f"{float(values[row].flatten()[0]):g}, outside the support {in_words(support)} of site {site}; "
+                f"{int((~good).sum())} rows are outside it: {_mend(name, values, support)}"
             )
 
 
+def in_words(support: Constraint) -> str:
+    """Return a support in words, such as "0..2"."""
+    if support is dist.constraints.boolean:
+        return "0 and 1"
+    low, high = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+    if getattr(support, "is_discrete", False) and low is not None:
+        return f"{low}..{high}" if high is not None else f"{low}, {int(low) + 1}, ..."
+    return str(support)
+
+
+def _mend(name: str, values: Tensor, support: Constraint) -> str:
+    """Return how labels get into a support."""
+    high = getattr(support, "upper_bound", None)
+    if isinstance(high, int) and int(values.min()) == 1 and int(values.max()) == high + 1:
+        return f"code the classes from 0, data.with_fields({name}=data.fields['{name}'] - 1)"
+    return "correct the labels, or choose a likelihood that has them"
+
+
 def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
-    """Refuse labels of a dtype or shape that their site cannot score: integers under torch's Bernoulli.
+    """Refuse labels of a dtype or shape that their site cannot score.
 
     Args:
         trace: of the model.
@@ -241,12 +262,26 @@ def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
         try:
             site["fn"].log_prob(site["value"])
         except (ValueError, RuntimeError) as error:
-            kind, dtype = (
-                type(getattr(site["fn"], "base_dist", site["fn"])).__name__,
-                str(site["value"].dtype).removeprefix("torch."),
-            )
-            raise ProgramError(
-                f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype} and shape "
-                f"{tuple(site['value'].shape)}: {error}; labels of another dtype: "
-                f"data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
-            ) from error
+            raise ProgramError(_unscored(name, site["fn"], site["value"], label)) from error
+
+
+def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
+    """Return what is wrong with labels that their site cannot score, and the mend."""
+    kind = type(getattr(fn, "base_dist", fn)).__name__
+    own, wanted = tuple(value.shape[2:]), tuple(fn.event_shape)
+    if own == wanted:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return (
+            f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype}: give its numbers in the "
+            f"dtype of the model, data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
+        )
+    column = f"data.fields['{label}']"
+    mend = f"give one entry per row of shape {wanted}"
+    if own == (1,) and not wanted:
+        mend = f"drop the dimension, data.with_fields({label}={column}[:, 0])"
+    elif len(own) == 1 and not wanted and kind == "Categorical":
+        mend = f"give the number of the class, data.with_fields({label}={column}.argmax(-1))"
+    return (
+        f"site '{name}' ({kind}) observes {wanted or 'one number'} per row, but field '{label}' has shape {own} "
+        f"per row: {mend}"
+    )

@@ -8,7 +8,7 @@ import pyro.distributions as dist
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.program import Program, ProgramError
-from hierfl.program.sites import Latents
+from hierfl.program.sites import Family, Latents
 from hierfl.program.traces import Site, in_clients, is_latent
 
 
@@ -40,33 +40,83 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
     for frame in frames.values():
         wanted[frame.dim] = frame.size
     if shape != tuple(wanted):
-        raise _wrong_shape(name, shape, tuple(wanted), list(frames), batch.num_clients)
+        raise _wrong_shape(name, shape, tuple(wanted), list(frames), batch, site["is_observed"])
     if DATA in frames and is_latent(site):
         raise ProgramError(
-            f"site '{name}' is latent in the data plate, one value a row (shape {shape}): sum it out in the "
-            f"likelihood of the row, or of all rows (batch.joint_normal)"
+            f"site '{name}' is latent in the data plate, one value a row (shape {shape}): observe it "
+            f"(obs=batch.{name}), sum it out in the likelihood of the row, or of all rows (batch.joint_normal)"
         )
 
 
 def _wrong_shape(
-    name: str, shape: tuple[int, ...], wanted: tuple[int, ...], plates: list[str], clients: int
+    name: str,
+    shape: tuple[int, ...],
+    wanted: tuple[int, ...],
+    plates: list[str],
+    batch: ClientBatch,
+    observed: bool,
 ) -> ProgramError:
     """Return the error of a site whose batch shape is not that of its plates."""
+    clients = batch.num_clients
     if CLIENTS not in plates and len(shape) >= 2 and shape[-2] == clients > 1:
         return ProgramError(
             f"site '{name}' is outside the clients plate, but its batch shape {shape} has a dimension of "
             f"clients: it reads a local site; move it inside `with batch.clients():`"
         )
-    fits = (
-        k
-        for k in range(1, len(shape) + 1)
-        if shape[:-k] == wanted or all(n == 1 for n in shape[:-k])
-    )
-    events = next(fits, max(len(shape) - len(wanted), 1))
+    if observed and plates == [CLIENTS] and shape == (clients, batch.num_rows):
+        return ProgramError(
+            f"site '{name}' has batch shape {shape}, one value a row, outside the data plate: put it inside "
+            f"`with batch.data():`"
+        )
     return ProgramError(
         f"site '{name}' has batch shape {shape}; its plates ({', '.join(plates) or 'none'}) require "
-        f"{wanted}: declare its own dimensions with .to_event({events}), or open a plate for them"
+        f"{wanted}: declare its own dimensions with .to_event({_own_dimensions(shape, wanted)}), or open a "
+        f"plate for them"
     )
+
+
+def _own_dimensions(shape: tuple[int, ...], wanted: tuple[int, ...]) -> int:
+    """Return the number of dimensions at the right of a batch shape that no plate accounts for."""
+    for k in range(1, len(shape) + 1):
+        if shape[:-k] == wanted:
+            return k
+    if len(shape) <= len(
+        wanted
+    ):  # the plates have broadcast it: only dimensions that differ are its own
+        pairs = zip(reversed(shape), reversed(wanted), strict=False)
+        return max((k for k, (own, plate) in enumerate(pairs, 1) if own != plate), default=1)
+    fits = (k for k in range(1, len(shape) + 1) if all(n == 1 for n in shape[:-k]))
+    return next(fits, len(shape) - len(wanted))
+
+
+def check_callable(model: Any, guide: Any) -> None:
+    """Refuse a model that is no function, and a guide that is neither a function nor a family.
+
+    Raises:
+        ProgramError: one of them; the message names what was given instead.
+    """
+    if not callable(model) or isinstance(model, type):
+        raise ProgramError(
+            f"the model is a {_kind(model)}: give a function of a batch, def model(batch), or one of "
+            f"hierfl.models"
+        )
+    if type(guide).__module__.startswith("pyro.infer.autoguide") or isinstance(guide, type):
+        raise ProgramError(
+            f"the guide is {_kind(guide)}, which knows no clients: give a family of hierfl.guides, such as "
+            f"hierfl.guides.mean_field"
+        )
+    if not isinstance(guide, Family) and not callable(guide):
+        raise ProgramError(
+            f"the guide is a {_kind(guide)}: give a family such as hierfl.guides.mean_field, or a function "
+            f"of a batch"
+        )
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    words = f" {thing!r}" if isinstance(thing, str) else ""
+    return type(thing).__name__ + words
 
 
 def check_cover(latents: Latents, guide: Any) -> None:

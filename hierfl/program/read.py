@@ -18,6 +18,7 @@ from torch.distributions.constraints import Constraint
 
 from hierfl.data.batch import ClientBatch, gather, keys_of
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import expect_client_data
 from hierfl.program.check_boundary import check_boundary
 from hierfl.program.check_data import (
     by_row,
@@ -31,9 +32,11 @@ from hierfl.program.check_data import (
     supports_of,
 )
 from hierfl.program.check_padding import check_padding
-from hierfl.program.check_program import check_cover, check_plates, check_start
+from hierfl.program.check_program import check_callable, check_cover, check_plates, check_start
 from hierfl.program.check_pure import check_pure, no_global_draws
 from hierfl.program.factors import likelihood_factors
+from hierfl.program.failures import root_of, why_it_fails
+from hierfl.program.float_labels import sites_to_float, with_float_labels
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.keyed_draws import NoKeyedDraw
@@ -56,19 +59,28 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         seed: of starting values that the program itself draws for its params.
 
     Raises:
+        TypeError: `data` is no `ClientData`.
         ValueError: NaN or infinity in a field, or labels outside the support of their site; the message names
             client and field.
         ProgramError: the program itself is wrong; the message names the site and the mend.
     """
+    check_callable(model, guide)
+    expect_client_data(data, "data")
     check_names(data)
     check_finite(data)
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
         # two clients first: only with two does the shape of a local site read outside its plate give it away
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
+        with untouched_store():
+            labels = label_fields(model, pair, two)
+        floats = sites_to_float(pair)
+        if floats:
+            model = with_float_labels(model, floats)
+            pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
         check_sizes(model, single, one)
         latents = latents_of(single, pair)
-        labels, supports = _labels(model, pair, two, data)
+        supports = _checked_labels(model, pair, labels, data)
         joint = joint_sites(model, single, one, labels)
         factors = _factors(model, pair, two, labels)
         built = guide.on(model, latents) if isinstance(guide, Family) else guide
@@ -127,6 +139,19 @@ class _Start(Centre):
         super()._pyro_sample(msg)
 
 
+class _Plates(Messenger):
+    """Checks the plates of each site as it is sampled, before a later line fails on its shape."""
+
+    def __init__(self, batch: ClientBatch) -> None:
+        super().__init__()
+        self.batch = batch
+
+    def _pyro_post_sample(self, msg: Site) -> None:
+        latent = not msg["is_observed"] and not isinstance(msg["fn"], _Subsample)
+        if latent and not is_deterministic(msg):
+            check_plates(msg["name"], msg, self.batch)
+
+
 def _trace(
     program: Callable[[ClientBatch], Any],
     batch: ClientBatch,
@@ -140,33 +165,26 @@ def _trace(
             # for params that start at random; the generator is restored afterwards
             torch.manual_seed(seed & 0x7FFFFFFF)
             try:
-                with handler:
+                with handler, _Plates(batch):
                     trace = poutine.trace(program).get_trace(batch)
             except NoKeyedDraw:
                 # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
                 trace = poutine.trace(program).get_trace(batch)
-    except ProgramError:
-        raise
     except Exception as error:
-        fields = {k: tuple(v.shape) for k, v in {**batch.fields, **batch.client_fields}.items()}
-        dtypes = {k: str(v.dtype).removeprefix("torch.") for k, v in batch.fields.items()}
-        raise ProgramError(
-            f"the {what} fails on a batch of {batch.num_clients} client(s): {type(error).__name__}: "
-            f"{error}\n"
-            f"the batch's fields, [clients, rows, ...]: {fields}, of {dtypes}"
-        ) from error
+        cause = root_of(error)
+        if isinstance(cause, ProgramError):
+            raise cause from None
+        raise ProgramError(why_it_fails(what, error, batch)) from error
     for name, site in samples(trace):
         if not is_deterministic(site):
             check_plates(name, site, batch)
     return trace
 
 
-def _labels(
-    model: Model, trace: Any, batch: ClientBatch, data: ClientData
-) -> tuple[dict[str, str], dict[str, tuple[str, Constraint]]]:
-    """Return the label field of each observed site, and the labels' supports; refuse labels outside them."""
-    with untouched_store():
-        labels = label_fields(model, trace, batch)
+def _checked_labels(
+    model: Model, trace: Any, labels: Mapping[str, str], data: ClientData
+) -> dict[str, tuple[str, Constraint]]:
+    """Return the supports of the labels; refuse labels outside them, or that their site cannot score."""
     supports = supports_of(trace, labels, data)
     check_labels(supports, data)
     check_scored(trace, labels)
@@ -174,7 +192,7 @@ def _labels(
         fns = {site: trace.nodes[site]["fn"] for site in labels}
         by_rows = [site for site, fn in fns.items() if by_row(fn) and not fn.event_shape]
         check_labels_by_row(model, data, by_rows)
-    return labels, supports
+    return supports
 
 
 def _factors(

@@ -21,9 +21,11 @@ from hierfl.engine.rounds import Progress, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
+from hierfl.program.check_scale import warn_of_unscaled
 from hierfl.program.recipes import remake
 from hierfl.runs import checkpoint as state
 from hierfl.runs import saved
+from hierfl.runs.check_arguments import check_kinds
 from hierfl.runs.result import Fit
 
 SCORE = "held_out_log_score"  # its name in the history
@@ -79,18 +81,28 @@ def fit(
         progress: show a progress bar; None: where standard error is a terminal.
 
     Raises:
+        TypeError: an argument is of another kind, such as a frame for `data`.
         ValueError: bad data, a cohort larger than the federation, a device that is not available, or a
             checkpoint of another run.
         ProgramError: a model or guide that cannot be run as it is written.
         KeyError: `held_out` has a client that `data` does not have.
         ClientError: a client fails, or its update is not finite.
     """
+    counts: dict[str, object] = {
+        "rounds": rounds,
+        "every": every,
+        "score_every": score_every,
+        "seed": seed,
+    }
+    counts |= {"cohort": cohort, "chunk": chunk, "patience": patience}
+    check_kinds(method, data, held_out, counts)
     _check(rounds, every, score_every, compile, patience, held_out, data)
     eager = federate(
         method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk, device=device
     )
     if held_out is not None and not eager.program.sites_of_rows:
         eager.program.observed_site(None)  # refuses: nothing could be scored
+    warn_of_unscaled(eager.program, data)
     run = about(method, eager, rounds)
     folder = None if checkpoint is None else Path(checkpoint)
     where = _resumed(folder, eager, run, resume) or begin(

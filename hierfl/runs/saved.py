@@ -43,6 +43,7 @@ def write(
     schema = {
         "names": list(data.names),
         "features": {name: list(labels) for name, labels in data.features.items()},
+        "levels": {name: list(labels) for name, labels in data.levels.items()},
     }
     (root / SCHEMA_FILE).write_text(json.dumps(schema))
     (root / ROWS_FILE).unlink(missing_ok=True)  # of an earlier fit in this folder
@@ -100,4 +101,6 @@ def read_rows(root: Path) -> ClientData:
         names=tuple(schema["names"]),
         client_fields=part["client_field"],
         features={name: tuple(labels) for name, labels in schema["features"].items()},
+        # fits of 0.1.0 have no levels
+        levels={name: tuple(labels) for name, labels in schema.get("levels", {}).items()},
     )

@@ -1,0 +1,277 @@
+"""Fields from the columns of a pandas frame: strings and categories coded as the numbers of their levels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hierfl.data.arrays import Array, as_tensor, is_missing
+from hierfl.data.client_ids import MISSING, look_alike
+from hierfl.data.grouping import sort_by_client
+
+Columns = str | Sequence[str]
+Levels = Mapping[str, Sequence[str]]
+
+
+class FrameFields(NamedTuple):
+    """What the columns of a frame hold.
+
+    Args:
+        fields: field -> (n,) or (n, columns).
+        features: field -> the names of its columns, where it was given as a list of columns.
+        levels: field, or "field[column]" -> the names of the codes 0, 1, ...
+    """
+
+    fields: dict[str, Array]
+    features: dict[str, tuple[str, ...]]
+    levels: dict[str, tuple[str, ...]]
+
+
+def parts_of_frame(
+    frame: Any,
+    client: str,
+    fields: Mapping[str, Columns],
+    client_fields: Mapping[str, Columns],
+    levels: Levels,
+) -> dict[str, Any]:
+    """Return the parts of the `ClientData` of a frame.
+
+    Args:
+        frame: a pandas frame.
+        client: the column that holds the client ids.
+        fields: field -> a column, or a list of columns.
+        client_fields: the same, of columns that are constant within each client.
+        levels: field, or "field[column]" -> levels that are known already.
+
+    Raises:
+        KeyError, TypeError, ValueError: as `ClientData.from_frame`.
+    """
+    if not is_column(frame, client):
+        raise _no_column(frame, client)
+    twice = next((name for name in client_fields if name in fields), None)
+    if twice is not None:
+        raise ValueError(f"'{twice}' is both a field and a client field: rename one of them")
+    found = read_frame(frame, {**fields, **client_fields}, levels)
+    rows = sort_by_client(frame[client], None, found.fields)
+    own = {
+        name: constant_by_client(name, rows.fields[name], rows.offsets, rows.names)
+        for name in client_fields
+    }
+    return {
+        "fields": {name: rows.fields[name] for name in fields},
+        "offsets": rows.offsets,
+        "names": rows.names,
+        "client_fields": own,
+        "features": {name: v for name, v in found.features.items() if name in fields},
+        "levels": found.levels,
+    }
+
+
+def read_frame(frame: Any, fields: Mapping[str, Columns], levels: Levels) -> FrameFields:
+    """Read fields from the columns of a pandas frame.
+
+    Args:
+        frame: a pandas frame.
+        fields: field -> a column, or a list of columns.
+        levels: field, or "field[column]" -> levels that are known already.
+
+    Raises:
+        TypeError: a column holds neither numbers, strings nor categories.
+        KeyError: the frame lacks a column.
+        ValueError: two columns have the name; a column of strings or categories has a missing value, an
+            unknown level or levels that look alike; or one of several columns has more than 2 levels.
+    """
+    found = FrameFields({}, {}, {})
+    for name, wanted in fields.items():
+        if is_column(frame, wanted):
+            found.fields[name] = _column(frame, wanted, name, levels, found.levels)
+            continue
+        if not isinstance(wanted, list | tuple):
+            raise _no_column(frame, wanted)
+        if not wanted:
+            raise ValueError(f"field '{name}' is given an empty list of columns: name at least one")
+        columns = []
+        for column in wanted:
+            key = f"{name}[{column}]"
+            values = as_tensor(_column(frame, column, key, levels, found.levels), key)
+            if len(found.levels.get(key, ())) > 2:
+                raise ValueError(
+                    f"column '{column}' of field '{name}' has {len(found.levels[key])} levels, whose codes are "
+                    f"no amounts: read it as a field of its own, or as 0/1 columns (pandas.get_dummies)"
+                )
+            columns.append(values)
+        found.fields[name] = torch.stack(_of_one_dtype(columns), dim=1)
+        found.features[name] = tuple(map(str, wanted))
+    return found
+
+
+def is_column(frame: Any, name: Any) -> bool:
+    """Return whether a frame has a column of a name; refuse the name if there are several.
+
+    Raises:
+        TypeError: `frame` is no frame.
+        ValueError: several columns have that name.
+    """
+    if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
+        raise TypeError(
+            f"frame is a {type(frame).__name__}: give a pandas frame, from_frame(frame, 'client', y='y')"
+        )
+    words = isinstance(name, str)
+    same = (c == name and isinstance(c, str) == words for c in frame.columns)
+    count = sum(map(bool, same)) if _plain(name) else 0
+    if count > 1:
+        raise ValueError(f"the frame has {count} columns '{name}': rename all but one of them")
+    return count == 1
+
+
+def _plain(name: object) -> bool:
+    """Return whether a value can be the name of a column."""
+    return not isinstance(name, list) and getattr(name, "__hash__", None) is not None
+
+
+def _no_column(frame: Any, name: object) -> KeyError:
+    return KeyError(f"the frame has no column '{name}': its columns are {list(frame.columns)}")
+
+
+def _of_one_dtype(columns: list[Tensor]) -> list[Tensor]:
+    dtype = columns[0].dtype
+    for column in columns[1:]:
+        dtype = torch.promote_types(dtype, column.dtype)
+    return [column.to(dtype) for column in columns]
+
+
+def _column(
+    frame: Any, column: Any, key: str, levels: Levels, found: dict[str, tuple[str, ...]]
+) -> Array:
+    """Return a column as numbers, and put its levels into `found` if it is coded."""
+    if not is_column(frame, column):
+        raise _no_column(frame, column)
+    series = frame[column]
+    coded = _coded(series, column)
+    if coded is None:
+        if key in levels:
+            raise ValueError(
+                f"column '{column}' holds no strings, but levels are given for '{key}': drop them"
+            )
+        return series.to_numpy()
+    codes, labels = coded
+    if key in levels:
+        codes, labels = _recoded(codes, labels, tuple(map(str, levels[key])), column)
+    found[key] = labels
+    return codes
+
+
+def _coded(series: Any, column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]] | None:
+    """Return codes and levels of a column of strings or categories; None for a column of numbers."""
+    values = series.to_numpy()
+    if hasattr(series, "cat") and hasattr(series.cat, "categories"):
+        categories = series.cat.categories
+        if categories.dtype.kind in "iufb":
+            return None  # numbers remain what they are
+        codes = np.asarray(series.cat.codes, dtype=np.int64)
+        labels = tuple(map(str, categories))
+        missing = codes < 0
+    elif values.dtype.kind == "U" or (
+        values.dtype.kind == "O" and any(isinstance(v, str) for v in values)
+    ):
+        missing = np.array([is_missing(v) or v in MISSING for v in values], bool)
+        present = [v for v, gone in zip(values.tolist(), missing.tolist(), strict=True) if not gone]
+        _check_words(present, column)
+        labels = tuple(sorted(set(present)))
+        place = {label: code for code, label in enumerate(labels)}
+        codes = np.array([place.get(v, -1) for v in values.tolist()], np.int64)
+    else:
+        return None
+    if missing.any():
+        raise ValueError(
+            f"column '{column}' has {int(missing.sum())} missing values, the first in row "
+            f"{int(missing.argmax())}: drop these rows, or give them a level of their own, "
+            f"frame['{column}'].fillna('missing')"
+        )
+    _check_different(labels, column)
+    return codes, labels
+
+
+def _check_words(present: list[Any], column: Any) -> None:
+    """Refuse strings mixed with numbers, and numbers written as strings."""
+    for value in present:
+        if not isinstance(value, str):
+            raise TypeError(
+                f"column '{column}' holds strings and {value!r}: make all of them numbers, or all strings"
+            )
+    for value in dict.fromkeys(present):
+        if _is_number(value):
+            raise ValueError(
+                f"column '{column}' holds the number '{value}' as a string: convert it with pandas.to_numeric, "
+                f"or make the column a category if its values are names"
+            )
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_different(labels: tuple[str, ...], column: Any) -> None:
+    """Refuse levels that are equal as strings, or look alike."""
+    repeated, times = Counter(labels).most_common(1)[0]
+    alike = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
+    if alike:
+        raise ValueError(
+            f"levels {alike[0]!r} and {alike[1]!r} of column '{column}' differ only in spaces or in Unicode "
+            f"form: make them one"
+        )
+
+
+def _recoded(
+    codes: NDArray[np.int64], labels: tuple[str, ...], known: tuple[str, ...], column: Any
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return codes by levels that are known already."""
+    place = {label: code for code, label in enumerate(known)}
+    used = sorted(set(codes.tolist()))
+    unknown = [labels[code] for code in used if labels[code] not in place]
+    if unknown:
+        row = int((codes == labels.index(unknown[0])).argmax())
+        raise ValueError(
+            f"column '{column}' has the level '{unknown[0]}' in row {row}, which is none of "
+            f"{', '.join(known)}: leave its rows out, or fit data that have it"
+        )
+    table = np.array([place.get(label, -1) for label in labels], np.int64)
+    return table[codes], known
+
+
+def constant_by_client(name: str, values: Tensor, offsets: Tensor, names: Sequence[str]) -> Tensor:
+    """Return the value that each client has in all its rows, (N, ...).
+
+    Args:
+        name: of the client field, for the message.
+        values: (n, ...) rows sorted by client.
+        offsets: (N + 1,) int64.
+        names: the clients' names.
+
+    Raises:
+        ValueError: a client has several values.
+    """
+    first = values[offsets[:-1]]
+    owner = torch.repeat_interleave(torch.arange(len(names)), offsets.diff())
+    same = values == first[owner]
+    if values.is_floating_point():
+        same |= values.isnan() & first[owner].isnan()
+    bad = (~same).flatten(1).any(1).nonzero() if values.dim() > 1 else (~same).nonzero()
+    if len(bad):
+        row = int(bad[0, 0])
+        raise ValueError(
+            f"client field '{name}' has the values {first[owner[row]].tolist()} and {values[row].tolist()} in "
+            f"rows of client '{names[int(owner[row])]}': it must be constant within a client; a value per row "
+            f"is a field"
+        )
+    return first

@@ -1,0 +1,162 @@
+"""One sentence for a model or guide that fails: the line that fails, what is wrong there, and the mend."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hierfl.data.batch import ClientBatch
+
+_HERE = str(Path(__file__).parent.parent)
+_LIBRARIES = ("torch", "pyro", "numpy", "functools", "contextlib")
+_SHAPES = (
+    "align them from the right: a field is [clients, rows, ...], a local site [clients, 1, ...]"
+)
+
+# Pattern in the first line of the cause -> what is wrong, and the mend. `{0}` is the pattern's first group.
+_KNOWN = (
+    (
+        r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)",
+        f"dimensions of {{0}} and {{1}} do not fit: {_SHAPES}",
+    ),
+    (
+        r"shapes cannot be multiplied \((\S+) and (\S+)\)",
+        "a matrix product of {0} by {1} does not fit: make the layer's inputs as many as the field's columns",
+    ),
+    (
+        r"Shape mismatch inside plate\('(\w+)'\) at site (\S+) dim -\d+, (\d+) vs (\d+)",
+        "site '{1}' has {3} values where the plate '{0}' has {2}: declare its own dimensions with .to_event(1), "
+        "sum over them, or read rows from the batch",
+    ),
+    (
+        r"scalar type|same dtype|dtype|expected .* to have type|result type",
+        "numbers of different types meet: give constants and fields the type of batch.counts, "
+        ".to(batch.counts.dtype)",
+    ),
+    (
+        r"first two dimensions of batch2|batch1 and batch2|mat1|mat2|size mismatch, got|einsum|"
+        r"shape '.*' is invalid|broadcast",
+        f"shapes do not fit: {_SHAPES}; rows times a local vector are (batch.x * w).sum(-1)",
+    ),
+    (
+        r"Boolean value of Tensor|data-dependent control flow",
+        "a tensor is used as a condition of `if` or `while`: choose with torch.where(condition, a, b)",
+    ),
+    (
+        r"call numpy\(\)|__array__|can't convert .* to numpy|\.item\(\)|tolist",
+        "values are taken out of their tensor: use functions of torch in place of numpy, .item() and .tolist()",
+    ),
+    (
+        r"Multiple (?:sample|param) sites named '(\S+)'",
+        "two sites are named '{0}': rename one of them",
+    ),
+    (
+        r"Expected parameter (\w+) \(.*\) of distribution (\w+)",
+        "parameter '{0}' of {1} is out of its range: scales and rates must be positive (softplus or exp), "
+        "probabilities within 0 and 1 (logits)",
+    ),
+    (
+        r"missing (\d+) required positional|takes 0 positional",
+        "it is called with one argument, the batch: write def model(batch)",
+    ),
+    (r"'ClientBatch' object is not subscriptable", "a field is an attribute: write batch.y"),
+    (r"must be Tensor, not ClientBatch", "it is a network: wrap it, hierfl.models.network(net)"),
+    (
+        r"context manager protocol|__enter__",
+        "a plate is opened by a call: write `with batch.clients():`",
+    ),
+    (
+        r"index .*out of (?:range|bounds)|out of range",
+        "an index is out of range: code the values 0, 1, ..., and size the table to them",
+    ),
+    (
+        r"linalg|cholesky|singular|positive.definite",
+        "a matrix is not positive definite: scale the columns (hierfl.standardise), or add to its diagonal",
+    ),
+    (
+        r"used as indices",
+        "a field of numbers is used as an index: give it as integers, data.with_fields(k=k.long())",
+    ),
+)
+
+
+def why_it_fails(what: str, error: BaseException, batch: ClientBatch) -> str:
+    """Return one sentence on a failed run of a program.
+
+    Args:
+        what: "model" or "guide".
+        error: that it raised.
+        batch: that it ran on.
+    """
+    cause = root_of(error)
+    reason = _reason(cause)
+    shown = ""
+    if reason is None or _SHAPES in reason or "types meet" in reason or "layer's inputs" in reason:
+        shown = f" ({_fields(batch)})"
+    if reason is None:
+        reason = f"{_first_line(cause)}: mend what it names"
+        if isinstance(cause, RuntimeError) and not _is_ours(cause):
+            reason = "an operation of torch refuses its operands: see the error above"
+    elif reason == "":
+        reason, shown = _first_line(cause), ""
+    return f"the {what} fails{_where(cause)}: {reason}{shown}"
+
+
+def root_of(error: BaseException) -> BaseException:
+    """Return the error that was raised first: Pyro raises a copy with the shapes of all sites added."""
+    while error.__cause__ is not None and str(error).startswith(str(error.__cause__)):
+        error = error.__cause__
+    return error
+
+
+def _reason(cause: BaseException) -> str | None:
+    """Return what is wrong and the mend; "" where the error says so itself; None if it is not known."""
+    if _is_ours(cause):
+        return ""
+    first = _first_line(cause)
+    for pattern, sentence in _KNOWN:
+        found = re.search(pattern, first)
+        if found:
+            return sentence.format(*found.groups())
+    return None
+
+
+def _first_line(cause: BaseException) -> str:
+    text = str(cause).strip().splitlines()
+    return text[0] if text else type(cause).__name__
+
+
+def _frames(cause: BaseException) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(cause.__traceback__))
+
+
+def _is_ours(cause: BaseException) -> bool:
+    """Return whether the error was raised by hierfl itself, with its own message."""
+    frames = _frames(cause)
+    if not frames or not frames[-1].filename.startswith(_HERE):
+        return False
+    return "raise" in linecache.getline(frames[-1].filename, frames[-1].lineno or 0)
+
+
+def _where(cause: BaseException) -> str:
+    """Return the user's own line that failed, in words."""
+    for frame in reversed(_frames(cause)):
+        path = Path(frame.filename)
+        inside = frame.filename.startswith(_HERE) or any(
+            part in _LIBRARIES for part in (*path.parts, path.stem)
+        )
+        if not inside and frame.line:
+            return f" in line {frame.lineno} of {path.name}, `{frame.line.strip()[:80]}`"
+    return ""
+
+
+def _fields(batch: ClientBatch) -> str:
+    """Return the shapes and dtypes of the batch's fields, in words."""
+    known: dict[str, Any] = {**batch.fields, **batch.client_fields}
+    return "fields: " + ", ".join(
+        f"{name} {tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
+        for name, v in known.items()
+    )
