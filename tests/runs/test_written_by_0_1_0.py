@@ -132,7 +132,7 @@ def test_the_names_of_one_run() -> None:
 
 def test_a_run_of_a_module_needs_its_method_passed(tmp_path: Path) -> None:
     with pytest.raises(
-        CannotRemake, match=r"torch.nn.modules.linear.Linear is not stored in a file; hand the"
+        CannotRemake, match=r"'torch.nn.modules.linear.Linear' is not stored in a file; hand the"
     ):
         hierfl.load(OLD / "fedavg")
     old, now = hierfl.load(OLD / "fedavg", method=averaging()), fitted_now(averaging())
