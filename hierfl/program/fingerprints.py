@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 Fingerprint = dict[str, str]
 Part = tuple[str, str]
@@ -48,12 +50,19 @@ PLAIN = (
 # Functions of these packages are told apart by their names: they change with releases, not with a user's program.
 RELEASED = frozenset(sys.stdlib_module_names) | {"hierfl", "numpy", "pyro", "torch"}
 INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
+TRAINED_OTHERWISE = (_DropoutNd, _NormBase, torch.nn.RNNBase, torch.nn.MultiheadAttention)
 HAS_DOCSTRING = 0x4000000  # flag of code objects from Python 3.13 on
 
 
-def fingerprint(thing: object) -> Fingerprint:
-    """Return what tells a function, module or object from others: part -> hash, and the Python version."""
-    found = _Parts(_package(thing)).of(thing, "")
+def fingerprint(thing: object, *, fixed: bool = False) -> Fingerprint:
+    """Return what tells a function, module or object from others: part -> hash, and the Python version.
+
+    Args:
+        thing: to tell from others.
+        fixed: the weights of modules are constants, so that their values count; else only those count that
+            require no gradient.
+    """
+    found = _Parts(_package(thing)).of(thing, "", fixed=fixed)
     return {PYTHON: sys.implementation.cache_tag or sys.version, **dict(found)}
 
 
@@ -81,7 +90,7 @@ class _Parts:
         Args:
             thing: any object.
             where: its place in the whole, in words; "" for the whole.
-            fixed: the weights of modules are constants of the model, so that their values count.
+            fixed: as in `fingerprint`.
         """
         if isinstance(thing, PLAIN):
             yield _in("value", where), _hash(f"{type(thing).__name__} {thing!r}")
@@ -97,6 +106,10 @@ class _Parts:
             yield _in("module", where), _hash(thing.__name__)
         elif isinstance(thing, torch.nn.Module):
             yield from self._of_network(thing, where, fixed)
+        elif hasattr(thing, "__recipe__"):
+            fixed = fixed or thing.__recipe__.options.get("prior_loc") == "module"
+            yield from self.of(thing.__recipe__.factory, _in("factory", where))
+            yield from self._of_attributes(thing.__recipe__.options, where, fixed)
         elif isinstance(thing, FunctionType):
             yield from self._of_function(thing, where, fixed)
         elif isinstance(thing, type):
@@ -105,16 +118,16 @@ class _Parts:
             yield from self._of_object(thing, where, fixed)
 
     def _of_container(self, thing: Any, where: str, fixed: bool) -> Iterator[Part]:
-        if isinstance(thing, set | frozenset):
-            yield _in("value", where), _hash(str(sorted(map(repr, thing))))
-            return
+        if isinstance(thing, set | frozenset):  # their order depends on the process
+            thing = sorted(repr(v) if isinstance(v, PLAIN) else str(type(v)) for v in thing)
         pairs = list(thing.items() if isinstance(thing, Mapping) else enumerate(thing))
         if all(isinstance(value, PLAIN) for _, value in pairs):
             yield _in("value", where), _hash(f"{type(thing).__name__} {pairs!r}")
             return
         yield _in("length", where), _hash(str(len(pairs)))
-        for key, value in pairs:
-            yield from self.of(value, _in(f"[{key!r}]", where), fixed=fixed)
+        for place, (key, value) in enumerate(pairs):
+            name = repr(key) if isinstance(key, PLAIN) else f"entry {place}"
+            yield from self.of(value, _in(name, where), fixed=fixed)
 
     def _of_network(self, module: torch.nn.Module, where: str, fixed: bool) -> Iterator[Part]:
         """Yield layers, shapes, and the values of buffers and of weights that are not learned."""
@@ -128,6 +141,8 @@ class _Parts:
             here = _in(f"layer '{name}'", where) if name else where
             yield from self.of(type(part), here)
             own = {k: v for k, v in vars(part).items() if not k.startswith("_")}
+            if not _depends_on_training(type(part)):
+                own.pop("training", None)
             yield from self._of_attributes(own, here, fixed)
 
     def _of_attributes(self, own: Mapping[str, Any], where: str, fixed: bool) -> Iterator[Part]:
@@ -162,7 +177,6 @@ class _Parts:
             yield from self.of(above, _in(f"base '{above.__qualname__}'", where))
 
     def _of_object(self, thing: Any, where: str, fixed: bool) -> Iterator[Part]:
-        recipe = getattr(thing, "__recipe__", None)
         if isinstance(thing, functools.partial):
             parts: Any = {"function": thing.func, "args": thing.args, "keywords": thing.keywords}
         elif isinstance(thing, MethodType):
@@ -170,10 +184,6 @@ class _Parts:
         elif inspect.isroutine(thing):
             yield _in("name", where), _hash(repr(getattr(thing, "__qualname__", type(thing))))
             return
-        elif recipe is not None:
-            yield from self.of(recipe.factory, _in("factory", where))
-            parts = dict(recipe.options)
-            fixed = fixed or "module" in [v for v in parts.values() if isinstance(v, str)]
         else:
             yield from self.of(type(thing), where)
             parts = _state_of(thing, self._is_ours(type(thing), _file_of(type(thing))))
@@ -185,6 +195,14 @@ class _Parts:
         if package in RELEASED:
             return False
         return package == self.package or not file.startswith(INSTALLED)
+
+
+def _depends_on_training(layer: type) -> bool:
+    """Return whether a layer computes something else in training than in evaluation."""
+    if layer.__module__.startswith("torch."):
+        return issubclass(layer, TRAINED_OTHERWISE)
+    forward = getattr(getattr(layer, "forward", None), "__code__", None)
+    return forward is None or "training" in forward.co_names
 
 
 def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -280,9 +298,7 @@ def _hash_of_array(values: Any, *, contents: bool = True) -> str:
     if not contents or getattr(values, "is_meta", False):
         return _hash(told)
     if isinstance(values, np.ndarray):
-        return _hash(
-            told, repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes()
-        )
+        return _hash(told, b"" if values.dtype.hasobject else values.tobytes())
     plain = values.detach().cpu()
     if plain.layout is not torch.strided or plain.is_quantized:
         return _hash(told, repr(plain).encode())

@@ -93,10 +93,14 @@ def _name(thing: Any) -> str:
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
-def describe(value: Any) -> JSON:
+def describe(value: Any, *, fixed: bool = False) -> JSON:
     """Return a value as JSON. What has no JSON form becomes {"opaque": its type} and cannot be remade.
 
     What is not of hierfl, Pyro or torch has its fingerprint beside its name, under "code".
+
+    Args:
+        value: to describe.
+        fixed: the weights of a module are constants of the model, and told apart by their values.
     """
     marked = {kind: name for kind in KINDS.values() if (name := name_of(value, kind)) is not None}
     if marked:
@@ -112,13 +116,14 @@ def describe(value: Any) -> JSON:
     call = _call_of(value)
     if call is not None:
         form, factory, options = call
-        with_ = {k: describe(v) for k, v in options.items()}
+        fixed = options.get("prior_loc") == "module"
+        with_ = {k: describe(v, fixed=fixed) for k, v in options.items()}
         return {form: public_name(_name(factory)), "with": with_, **_code_of(factory)}
     if callable(value) and hasattr(value, "__qualname__") and "<" not in value.__qualname__:
         return {"named": public_name(_name(value)), **_code_of(value)}
     return {
         "opaque": f"{type(value).__module__}.{type(value).__qualname__}",
-        "code": fingerprint(value),
+        "code": fingerprint(value, fixed=fixed),
     }
 
 

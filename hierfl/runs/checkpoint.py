@@ -140,8 +140,12 @@ def load(
         except CheckpointError as error:
             reasons.append(f"{path.name}: {error}")
             continue
-        if about is not None:
-            check_same(path, record["about"], about)
+        unknown = check_same(path, record["about"], about or {})
+        if unknown:
+            warnings.warn(
+                f"whether '{path}' is of this run is not certain: {'; '.join(unknown[:3])}",
+                stacklevel=2,
+            )
         if reasons:
             warnings.warn(
                 f"passed over damaged checkpoints of '{folder}': {'; '.join(reasons)}", stacklevel=2
@@ -174,13 +178,16 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another run; warn of what cannot be compared.
+def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Refuse a checkpoint of another run.
 
     Args:
         path: of the checkpoint, for the message.
         found: what identifies the run there (`hierfl.engine.federation.about`).
         wanted: what must identify it, or a part of that.
+
+    Returns:
+        What cannot be compared, in words.
 
     Raises:
         CheckpointError: the run is another one; the message names what differs.
@@ -191,11 +198,7 @@ def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
             f"'{path}' is of another run: it differs in {'; '.join(differs[:3])}; resume with the same call, "
             f"or name another folder"
         )
-    if unknown:
-        warnings.warn(
-            f"whether '{path}' is of this run is not certain: {'; '.join(unknown[:3])}",
-            stacklevel=2,
-        )
+    return unknown
 
 
 def compared(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Differences:
