@@ -19,7 +19,7 @@ class Differences(NamedTuple):
     unknown: list[str]
 
 
-def differences(found: JSON, wanted: JSON) -> Differences:
+def differences(found: JSON, wanted: JSON, where: str = "") -> Differences:
     """Compare two descriptions.
 
     Functions are compared by their fingerprints, and not by their names where both have one: a script's model
@@ -29,8 +29,9 @@ def differences(found: JSON, wanted: JSON) -> Differences:
     Args:
         found: of a record, perhaps of an earlier release; it need not be well formed.
         wanted: as `describe` has made it, or of another record.
+        where: what is compared, for the messages; "" for a whole method.
     """
-    told = list(_compared(translated(found), translated(wanted), ""))
+    told = list(_compared(translated(found), translated(wanted), where))
     return Differences([t for sure, t in told if sure], [t for sure, t in told if not sure])
 
 

@@ -207,7 +207,7 @@ def _found(description: dict[str, Any], place: str) -> Any:
     if found is None:
         what = f"marked in this program as a {kind}" if kind else "a public name of hierfl"
         raise CannotRemake(f"{_short(name)} is not {what}: {_mend(place)}")
-    _check_same(description, found, f"the {place} marked as {_short(name)}")
+    _check_same(description, found, place, f"the {place} marked as {_short(name)}")
     return found
 
 
@@ -221,7 +221,7 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
     for key, value in given.items():
         if of_method and key in handed:
             options[key] = handed.pop(key)
-            _check_same(value, options[key], f"the {key} that is handed in")
+            _check_same(value, options[key], key, f"the {key} that is handed in")
         else:
             options[key] = _remade(value, key if of_method else "", handed)
     if isinstance(factory, type) and issubclass(factory, torch.distributions.Distribution):
@@ -265,9 +265,9 @@ def _is_factory(found: Any) -> bool:
     return getattr(found, "__recorded__", False) is True
 
 
-def _check_same(description: JSON, found: object, what: str) -> None:
+def _check_same(description: JSON, found: object, place: str, what: str) -> None:
     """Refuse another model or guide than the one that is described."""
-    differs = differences(description, describe(found)).differs
+    differs = differences(description, describe(found), place).differs
     if differs:
         raise CannotRemake(
             f"{what} is not the one of the record: it differs in {', '.join(differs[:3])}; "
