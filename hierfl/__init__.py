@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from hierfl.data.preprocess import Scaling, fill_missing, standardise
     from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
     from hierfl.engine.chunks import ClientError
+    from hierfl.engine.client_store import CheckpointError
     from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
     from hierfl.posterior.new_clients import predict_from_prior
     from hierfl.posterior.nuts import nuts
     from hierfl.posterior.prediction import Prediction
+    from hierfl.program.marked import guide, model
     from hierfl.program.program import Program, ProgramError
     from hierfl.program.public_names import CannotRemake
     from hierfl.program.read import read
-    from hierfl.runs.checkpoint import CheckpointError
     from hierfl.runs.fit import fit, load
     from hierfl.runs.result import Fit
 
@@ -60,9 +61,11 @@ __all__ = [
     "diagnostics",
     "fill_missing",
     "fit",
+    "guide",
     "guides",
     "load",
     "methods",
+    "model",
     "models",
     "nuts",
     "optimisers",
@@ -78,7 +81,7 @@ __all__ = [
 # `import hierfl` stays light.
 _MODULE_OF = {
     "CannotRemake": "hierfl.program.public_names",
-    "CheckpointError": "hierfl.runs.checkpoint",
+    "CheckpointError": "hierfl.engine.client_store",
     "Client": "hierfl.method",
     "ClientBatch": "hierfl.data.batch",
     "ClientData": "hierfl.data.clients",
@@ -99,9 +102,11 @@ _MODULE_OF = {
     "diagnostics": "hierfl.diagnostics",
     "fill_missing": "hierfl.data.preprocess",
     "fit": "hierfl.runs.fit",
+    "guide": "hierfl.program.marked",
     "guides": "hierfl.guides",
     "load": "hierfl.runs.fit",
     "methods": "hierfl.methods",
+    "model": "hierfl.program.marked",
     "models": "hierfl.models",
     "nuts": "hierfl.posterior.nuts",
     "optimisers": "hierfl.optimisers",

@@ -57,6 +57,7 @@ def federation(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> Client
     )
 
 
+@hierfl.model
 def regression(batch: ClientBatch) -> None:
     """Varying slopes with an unknown spread, whose mean is shifted by a client field.
 
@@ -73,6 +74,7 @@ def regression(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal((batch.x * slope).sum(-1), 1.0), obs=batch.y)
 
 
+@hierfl.model
 def logistic(batch: ClientBatch) -> None:
     """Varying slopes with a known spread, and 0/1 labels."""
     loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))

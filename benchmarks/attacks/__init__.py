@@ -1,1 +1,1 @@
-"""Attacks on hierfl: crafted input, counted as right, refused by name, wrong, or failing raw."""
+"""Attacks on hierfl: the `attack` of each module counts what was right, refused, wrong or raw, and code that ran."""

@@ -22,10 +22,15 @@ from torch import Tensor
 from hierfl.core.trees import Tree, named_leaves, nbytes, tree_leaves, tree_map, with_leaves
 
 IN_MEMORY = 1 << 30  # bytes; rows that take more in all are kept in a file
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 NONE = -1  # the place of a client that has not taken part yet
 
 
-class DamagedRow(ValueError):
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, not of hierfl, or of another run; the message says which and the mend."""
+
+
+class DamagedRow(CheckpointError):
     """A row of the file is not what was written; the message names file and number of the client."""
 
 
@@ -54,7 +59,8 @@ class Stored:
     def __post_init__(self) -> None:
         """Open the file; it is closed with the last reference to this object."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        # a link, in a folder that came from elsewhere, would let rows be written over any file of the user's
+        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600)
         weakref.finalize(self, os.close, self.file)
         self.used = max(self.used, int(self.places.max()) + 1 if len(self.places) else 0)
 

@@ -252,12 +252,18 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
 
 def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]:
     """Return what identifies a run, as JSON: a checkpoint of another run is refused."""
-    data = federation.data
     return {
         "method": describe(method),
         "rounds": rounds,
         "seed": federation.seed,
         "cohort": federation.cohort,
+        **about_rows(federation.data),
+    }
+
+
+def about_rows(data: ClientData) -> dict[str, Any]:
+    """Return what identifies clients and their rows, as JSON."""
+    return {
         "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
         "fields": {
             name: [str(v.dtype), *v.shape[1:]]
@@ -275,5 +281,5 @@ def _digest(tensors: list[Tensor]) -> str:
     """Return a hash of the contents of tensors, which tells two splits of the same rows apart."""
     found = hashlib.sha256()
     for values in tensors:
-        found.update(values.contiguous().numpy().tobytes())
+        found.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

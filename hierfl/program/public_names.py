@@ -1,35 +1,64 @@
 """Names that a saved recipe may hold, and what each of them stands for.
 
 A recipe records a public name, such as "hierfl.models.logistic" or "pyro.distributions.Normal", never the
-module that happens to define it: modules may move, and runs saved before can still be loaded. A user's own
-function has no public name. It is recorded as "module:qualname", and found only in a module that the caller
-has already imported.
+module that happens to define it: modules may move, and runs saved before can still be loaded.
 
-In hierfl, torch, pyro, numpy and Python's own library, only the public names below are looked up, so a
-crafted file cannot reach a function such as `os.system`.
+The list is explicit. What it names makes a value and does nothing else, whatever the arguments are: it reads
+and writes no file, starts no process and runs no code that it is given. A user's own function has no public
+name (`hierfl.program.marked`).
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import Any
 
-import torch
-
-# The modules whose `__all__` a recipe may name. Of Pyro only distributions count, of torch only optimisers.
-PUBLIC = (
-    "hierfl",
-    "hierfl.guides",
-    "hierfl.methods",
-    "hierfl.models",
-    "hierfl.models.bregman",
-    "hierfl.models.likelihood",
-    "hierfl.models.map_priors",
-    "hierfl.optimisers",
-    "pyro.distributions",
-    "torch.optim",
-)
+# Public module -> the names of it that a recipe may hold.
+NAMES = {
+    "hierfl": ("Method",),
+    "hierfl.guides": tuple(
+        (
+            "amortised conditional constructed delta diagonal_normal full_normal low_rank low_rank_normal "
+            "mean_field spline_flow structured unrolled"
+        ).split()
+    ),
+    "hierfl.methods": tuple(
+        (
+            "averaging_some bfi by_rows ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi fine_tuned "
+            "individual over_relaxed pfedbayes pfedbred pfedme pvi"
+        ).split()
+    ),
+    "hierfl.models": tuple(
+        (
+            "PersonalHeads batch_norm_network bayesian_network bregman_network linear logistic map_network "
+            "network poisson softmax"
+        ).split()
+    ),
+    "hierfl.models.bregman": tuple("BregmanPrior bernoulli exponential gaussian poisson".split()),
+    "hierfl.models.likelihood": tuple(
+        "Bernoulli Likelihood bernoulli categorical normal poisson".split()
+    ),
+    "hierfl.models.map_priors": tuple(
+        "InputConvex Isotropic LearnedNormal LearnedVariance Penalised".split()
+    ),
+    "hierfl.optimisers": tuple("SGD Adam TorchOptimiser".split()),
+    # distributions of numbers alone; not those that take functions, search trees or compile code
+    "pyro.distributions": tuple(
+        (
+            "AffineBeta AsymmetricLaplace Bernoulli Beta BetaBinomial Binomial Categorical Cauchy Chi2 "
+            "ContinuousBernoulli Delta Dirichlet DirichletMultinomial Exponential FisherSnedecor Gamma "
+            "GammaPoisson GeneralizedPareto Geometric Gumbel HalfCauchy HalfNormal InverseGamma Kumaraswamy "
+            "LKJ LKJCholesky LKJCorrCholesky Laplace LogNormal Logistic LogisticNormal "
+            "LowRankMultivariateNormal Multinomial MultivariateNormal MultivariateStudentT NegativeBinomial "
+            "Normal OneHotCategorical OrderedLogistic Pareto Poisson SkewLogistic SoftAsymmetricLaplace "
+            "SoftLaplace Stable StudentT Uniform VonMises Weibull Wishart ZeroInflatedNegativeBinomial "
+            "ZeroInflatedPoisson"
+        ).split()
+    ),
+    "torch.optim": tuple(
+        ("ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD").split()
+    ),
+}
 
 # Runs written by hierfl 0.1.0 name the defining module instead: public module -> the modules that defined its
 # names in that release.
@@ -60,8 +89,6 @@ MODULES_OF_0_1_0 = {
 }
 PUBLIC_OF = {old: public for public, olds in MODULES_OF_0_1_0.items() for old in olds}
 
-# Packages of which nothing but the public names above is ever looked up.
-CLOSED = frozenset(sys.stdlib_module_names) | {"hierfl", "numpy", "pyro", "torch"}
 HAND_IN = "hand the method in: load(..., method=...)"
 
 
@@ -81,7 +108,7 @@ def public_name(name: str) -> str:
     if module in PUBLIC_OF:
         public = PUBLIC_OF[module]
         return f"{public}.{qualname}" if exported(public, qualname) is not None else name
-    for public in PUBLIC:
+    for public in NAMES:
         if f"{module}.".startswith(f"{public}."):
             found = exported(public, qualname)
             if found is not None and (
@@ -92,59 +119,27 @@ def public_name(name: str) -> str:
 
 
 def exported(module: str, name: str) -> Any:
-    """Return the function, class or guide family that a public module exports; None where there is none.
-
-    Of `pyro.distributions` that is distributions alone, of `torch.optim` optimisers.
-    """
-    if module not in PUBLIC:
+    """Return the function, class or guide family of a name on the list; None where it is not on it."""
+    if name not in NAMES.get(module, ()):
         return None
-    public = import_module(module)
-    if name not in public.__all__:
-        return None
-    found = getattr(public, name)
-    if module.startswith("hierfl"):
-        return found if callable(found) else None
-    kinds = (torch.distributions.Distribution, torch.optim.Optimizer)
-    return found if isinstance(found, type) and issubclass(found, kinds) else None
+    return getattr(import_module(module), name, None)  # an older Pyro or torch may lack one
 
 
 def find(name: str) -> Any:
     """Return what a name in a recipe stands for.
 
     Args:
-        name: a public name; or "module:qualname", of hierfl 0.1.0 or of the user.
+        name: a public name, or "module:qualname" as hierfl 0.1.0 wrote it.
 
     Raises:
-        CannotRemake: the name is not public, or the user's module is not imported or does not define it.
+        CannotRemake: the name is not on the list.
     """
-    name = public_name(name)
-    if ":" not in name:
-        module, _, last = name.rpartition(".")
-        found = exported(module, last)
-        if found is None:
-            raise CannotRemake(f"'{name}' is not a public name of hierfl: {HAND_IN}")
-        return found
-    module, _, qualname = name.partition(":")
-    if module.split(".")[0] in CLOSED:
-        raise CannotRemake(f"'{name}' is not a public name of hierfl: {HAND_IN}")
-    if module not in sys.modules:
-        raise CannotRemake(
-            f"'{qualname}' of module '{module}' is not imported: import it, or {HAND_IN}"
-        )
-    return _defined_in(module, qualname)
-
-
-def _defined_in(module: str, qualname: str) -> Any:
-    """A function or class that an imported module itself defines: what it has only imported is refused."""
-    first, *rest = qualname.split(".")
-    found: Any = vars(sys.modules[module]).get(first)
-    for part in rest:
-        found = getattr(found, part, None) if isinstance(found, type) else None
+    module, _, last = public_name(name).rpartition(".")
+    found = exported(module, last)
     if found is None:
-        raise CannotRemake(f"module '{module}' has no '{qualname}': {HAND_IN}")
-    if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) != (
-        module,
-        qualname,
-    ):
-        raise CannotRemake(f"module '{module}' does not define '{qualname}' itself: {HAND_IN}")
+        raise CannotRemake(f"'{_short(name)}' is not a public name of hierfl: {HAND_IN}")
     return found
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."

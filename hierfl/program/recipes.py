@@ -1,7 +1,9 @@
 """Recipes: how a method, model, guide or optimiser was made, as JSON.
 
-A recipe goes into a run's record, and `hierfl.load` makes the method again from it. No code is stored:
-functions are recorded by name (`hierfl.program.public_names`), and nothing that a file names is imported.
+A recipe goes into a run's record, and `hierfl.load` makes the method again from it. No code is stored, and
+none that a file names is run: public functions are recorded by name (`hierfl.program.public_names`), a user's
+models and guides by the name that they are marked under (`hierfl.program.marked`). What is not hierfl's own is
+recorded with a fingerprint besides, so that another one is not taken for it.
 """
 
 from __future__ import annotations
@@ -14,38 +16,46 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from hierfl.program.public_names import HAND_IN, CannotRemake, find, public_name
+from hierfl.program.differences import differences
+from hierfl.program.fingerprints import RELEASED, fingerprint
+from hierfl.program.marked import Kind, marked, name_of
+from hierfl.program.old_records import translated
+from hierfl.program.public_names import HAND_IN, CannotRemake, exported, find, public_name
 from hierfl.program.sites import Family
 
 P = ParamSpec("P")
 R = TypeVar("R")
 JSON = Any
 
-# The keys of each kind of description.
+# The keys of each kind of description; "code" may stand beside all but the values.
 FORMS = (
     {"made_by", "with"},
     {"family", "with"},
     {"named"},
+    {"marked"},
+    {"opaque"},
     {"tensor", "dtype"},
     {"mapping"},
     {"sequence"},
-    {"opaque"},
 )
+VALUES = {"tensor", "mapping", "sequence"}
 # A distribution has each of these parameters, but takes only one of a kind: the right-hand one is kept.
 SAME_PARAMETER = {
     "probs": "logits",
     "covariance_matrix": "scale_tril",
     "precision_matrix": "scale_tril",
 }
-# Options of methods that are wrappers now, but stand in every record of 0.1.0. At these values they do nothing.
-RETIRED = {"averaged": 1.0, "beta": 1.0, "by_rows": False, "fine_tune": False}
+KINDS: dict[str, Kind] = {
+    "model": "model",
+    "guide": "guide",
+}  # option of a method -> what it may be
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A factory, as "module:qualname", and the options it was called with."""
+    """A factory and the options it was called with."""
 
-    factory: str
+    factory: Callable[..., Any]
     options: Mapping[str, Any]
 
 
@@ -66,7 +76,7 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
         extra: dict[str, Any] = next(
             (v for k, v in bound.arguments.items() if k not in options), {}
         )
-        object.__setattr__(result, "__recipe__", Recipe(_name(factory), {**options, **extra}))
+        object.__setattr__(result, "__recipe__", Recipe(factory, {**options, **extra}))
         return result
 
     made.__dict__["__recorded__"] = True
@@ -83,21 +93,18 @@ def _name(thing: Any) -> str:
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
-def describe(value: Any) -> JSON:
-    """Return a value as JSON. What has no JSON form becomes {"opaque": its type} and cannot be remade."""
-    recipe = recipe_of(value)
-    if recipe is not None:
-        return {
-            "made_by": public_name(recipe.factory),
-            "with": {k: describe(v) for k, v in recipe.options.items()},
-        }
-    if isinstance(value, torch.distributions.Distribution) and not isinstance(
-        value, torch.distributions.Independent
-    ):
-        return {
-            "made_by": public_name(_name(type(value))),
-            "with": {k: describe(getattr(value, k)) for k in value.arg_constraints},
-        }
+def describe(value: Any, *, fixed: bool = False) -> JSON:
+    """Return a value as JSON. What has no JSON form becomes {"opaque": its type} and cannot be remade.
+
+    What is not of hierfl, Pyro or torch has its fingerprint beside its name, under "code".
+
+    Args:
+        value: to describe.
+        fixed: the weights of a module are constants of the model, and told apart by their values.
+    """
+    marked = {kind: name for kind in KINDS.values() if (name := name_of(value, kind)) is not None}
+    if marked:
+        return {"marked": next(iter(marked.values())), "code": fingerprint(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor) and value.numel() <= 1000:
@@ -106,92 +113,149 @@ def describe(value: Any) -> JSON:
         return {"mapping": {str(k): describe(v) for k, v in value.items()}}
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return {"sequence": [describe(v) for v in value]}
-    if isinstance(value, Family):
-        return {
-            "family": public_name(_name(value.build)),
-            "with": {k: describe(v) for k, v in value.options.items()},
-        }
-    if is_dataclass(value) and not isinstance(value, type):
-        return {
-            "made_by": public_name(_name(type(value))),
-            "with": {f.name: describe(getattr(value, f.name)) for f in fields(value) if f.init},
-        }
+    call = _call_of(value)
+    if call is not None:
+        form, factory, options = call
+        fixed = options.get("prior_loc") == "module"
+        with_ = {k: describe(v, fixed=fixed) for k, v in options.items()}
+        return {form: public_name(_name(factory)), "with": with_, **_code_of(factory)}
     if callable(value) and hasattr(value, "__qualname__") and "<" not in value.__qualname__:
-        return {"named": public_name(_name(value))}
-    return {"opaque": f"{type(value).__module__}.{type(value).__qualname__}"}
-
-
-def translated(description: JSON) -> JSON:
-    """Rewrite a description by hierfl 0.1.0 as it would be written now, so that runs can be compared."""
-    if isinstance(description, list):
-        return [translated(value) for value in description]
-    if not isinstance(description, dict):
-        return description
-    found: dict[str, Any] = {
-        key: public_name(value)
-        if key in ("made_by", "family", "named") and isinstance(value, str)
-        else translated(value)
-        for key, value in description.items()
+        return {"named": public_name(_name(value)), **_code_of(value)}
+    return {
+        "opaque": f"{type(value).__module__}.{type(value).__qualname__}",
+        "code": fingerprint(value, fixed=fixed),
     }
-    if str(found.get("made_by")).startswith("hierfl.methods.") and isinstance(
-        found.get("with"), dict
+
+
+def _call_of(value: Any) -> tuple[str, Any, Mapping[str, Any]] | None:
+    """Return the call that makes a value: its form in a description, the factory and its options."""
+    recipe = recipe_of(value)
+    if recipe is not None:
+        return "made_by", recipe.factory, recipe.options
+    if isinstance(value, torch.distributions.Distribution) and not isinstance(
+        value, torch.distributions.Independent
     ):
-        found["with"] = {
-            k: v for k, v in found["with"].items() if k not in RETIRED or v != RETIRED[k]
-        }
-    return found
+        options = {k: getattr(value, k) for k in value.arg_constraints}
+        return "made_by", type(value), options
+    if isinstance(value, Family):
+        return "family", value.build, value.options
+    if is_dataclass(value) and not isinstance(value, type):
+        return (
+            "made_by",
+            type(value),
+            {f.name: getattr(value, f.name) for f in fields(value) if f.init},
+        )
+    return None
 
 
-def remake(description: JSON) -> Any:
+def _code_of(thing: Any) -> dict[str, Any]:
+    """Return the fingerprint of what is no part of a release, as an entry of its description."""
+    if str(thing.__module__).partition(".")[0] in RELEASED:
+        return {}
+    return {"code": fingerprint(thing)}
+
+
+# ---------------------------------------------------------------------------------------------- remaking
+def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any:
     """Make again what `describe` has described.
 
     Args:
-        description: JSON, from a file that need not be trusted: what is called are public factories, and
-            recorded functions and dataclasses of modules that are already imported.
+        description: JSON, from a file that need not be trusted: what is called are public factories alone.
+        handed: "model" or "guide" -> what to take for that option of a method. It must be what is described.
 
     Raises:
-        CannotRemake: the description is malformed, holds what no file can store, or names something that is
-            unknown or refused.
+        CannotRemake: the description is malformed, holds what no file can store, names something that is
+            neither public nor marked, or describes something else than what is marked or handed in.
     """
+    handed = dict(handed or {})
+    made = _remade(translated(description), "", handed)
+    if handed:  # what is used is taken out
+        name = next(iter(handed))
+        raise CannotRemake(f"the record has no {name} to hand in for: leave {name}= out")
+    return made
+
+
+def _remade(description: JSON, place: str, handed: dict[str, Any]) -> Any:
+    """Make again a description that stands at an option of the call around it."""
     if description is None or isinstance(description, bool | int | float | str):
         return description
-    if not isinstance(description, dict) or set(description) not in FORMS:
+    form = set(description) - {"code"} if isinstance(description, dict) else None
+    if form not in FORMS or ("code" in description and form & VALUES):
         raise CannotRemake(f"{_short(description)} is not a recipe of hierfl: {HAND_IN}")
-    if "opaque" in description:
-        raise CannotRemake(f"a {description['opaque']} is not stored in a file; {HAND_IN}")
     if "tensor" in description:
         return _tensor(description)
     if "mapping" in description:
-        return {k: remake(v) for k, v in _checked(description, "mapping", dict).items()}
+        parts = _checked(description, "mapping", dict)
+        return {k: _remade(v, "", handed) for k, v in parts.items()}
     if "sequence" in description:
-        return tuple(remake(v) for v in _checked(description, "sequence", list))
-    if "named" in description:
-        return find(_checked(description, "named", str))
-    return _called(description)
+        return tuple(_remade(v, "", handed) for v in _checked(description, "sequence", list))
+    if "with" in description:
+        return _called(description, place, handed)
+    return _found(description, place)
 
 
-def _called(description: dict[str, Any]) -> Any:
+def _found(description: dict[str, Any], place: str) -> Any:
+    """Return what a description names: something public, or something marked where it may stand."""
+    if "opaque" in description:
+        what = _short(_checked(description, "opaque", str))
+        raise CannotRemake(f"a {what} is not stored in a file; {_mend(place)}")
+    name = _checked(description, "named" if "named" in description else "marked", str)
+    if "named" in description and _is_public(name):
+        return find(name)
+    kind = KINDS.get(place)
+    found = None if kind is None else marked(kind, name)
+    if found is None:
+        what = f"marked in this program as a {kind}" if kind else "a public name of hierfl"
+        raise CannotRemake(f"{_short(name)} is not {what}: {_mend(place)}")
+    _check_same(description, found, place, f"the {place} marked as {_short(name)}")
+    return found
+
+
+def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> Any:
     """Call the factory of a description with its options, or set the options of its guide family."""
-    key = "made_by" if "made_by" in description else "family"
-    name = _checked(description, key, str)
-    factory = find(name)
-    if key == "family" and not isinstance(factory, Family):
-        raise CannotRemake(f"'{name}' is not a guide family: {HAND_IN}")
-    if key == "made_by" and not _is_factory(factory):
-        raise CannotRemake(
-            f"'{name}' is neither a recorded factory nor a dataclass nor a distribution: {HAND_IN}"
-        )
-    options = {k: remake(v) for k, v in _checked(description, "with", dict).items()}
+    form = "made_by" if "made_by" in description else "family"
+    name, given = _checked(description, form, str), _checked(description, "with", dict)
+    factory = _factory(name, form, place)
+    of_method = public_name(name).startswith(("hierfl.methods.", "hierfl.Method"))
+    options = {}
+    for key, value in given.items():
+        if of_method and key in handed:
+            options[key] = handed.pop(key)
+            _check_same(value, options[key], key, f"the {key} that is handed in")
+        else:
+            options[key] = _remade(value, key if of_method else "", handed)
     if isinstance(factory, type) and issubclass(factory, torch.distributions.Distribution):
         options = {k: v for k, v in options.items() if SAME_PARAMETER.get(k) not in options}
     try:
         if isinstance(factory, Family):
             inspect.signature(factory.build).bind_partial(None, None, **options)
         return factory(**options)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except CannotRemake:
+        raise
+    except Exception as error:  # whatever a constructor raises at arguments that nobody has checked
         raise CannotRemake(
-            f"'{name}' does not take what the recipe holds ({error}): {HAND_IN}"
+            f"{_short(name)} does not take what the recipe holds ({_short(error)}): {HAND_IN}"
         ) from error
+
+
+def _factory(name: str, form: str, place: str) -> Any:
+    """Return what a description may call: a public factory, or a marked guide family in a guide's place."""
+    if form == "family" and not _is_public(name) and place == "guide":
+        found = marked("guide", name)
+    else:
+        found = find(name)
+    if form == "family" and not isinstance(found, Family):
+        raise CannotRemake(f"{_short(name)} is not a guide family: {_mend(place)}")
+    if form == "made_by" and not _is_factory(found):
+        raise CannotRemake(
+            f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: {HAND_IN}"
+        )
+    return found
+
+
+def _is_public(name: str) -> bool:
+    module, _, last = public_name(name).rpartition(".")
+    return exported(module, last) is not None
 
 
 def _is_factory(found: Any) -> bool:
@@ -201,13 +265,30 @@ def _is_factory(found: Any) -> bool:
     return getattr(found, "__recorded__", False) is True
 
 
+def _check_same(description: JSON, found: object, place: str, what: str) -> None:
+    """Refuse another model or guide than the one that is described."""
+    differs = differences(description, describe(found), place).differs
+    if differs:
+        raise CannotRemake(
+            f"{what} is not the one of the record: it differs in {', '.join(differs[:3])}; "
+            f"load with the program that was fitted"
+        )
+
+
+def _mend(place: str) -> str:
+    """Return what to do about something that cannot be found."""
+    if place in KINDS:
+        return f"mark it in this program, @hierfl.{place}, or hand it in: load(..., {place}=...)"
+    return HAND_IN
+
+
 def _tensor(description: dict[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, _checked(description, "dtype", str), None)
     if not isinstance(dtype, torch.dtype):
-        raise CannotRemake(f"'{description['dtype']}' is not a dtype of torch: {HAND_IN}")
+        raise CannotRemake(f"{_short(description['dtype'])} is not a dtype of torch: {HAND_IN}")
     try:
         return torch.tensor(description["tensor"], dtype=dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CannotRemake(f"{_short(description)} is not a tensor ({error}): {HAND_IN}") from error
 
 
@@ -221,5 +302,5 @@ def _checked(description: dict[str, Any], key: str, kind: type) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = str(value) if isinstance(value, Exception) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

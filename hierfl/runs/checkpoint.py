@@ -19,21 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, with_leaves
-from hierfl.engine.client_store import Stored, Table
+from hierfl.engine.client_store import NONE, Stored, Table
+from hierfl.engine.client_store import CheckpointError as CheckpointError
 from hierfl.engine.rounds import TABLE_FILE, Progress
-from hierfl.program.recipes import translated
+from hierfl.program.differences import Differences, differences
+from hierfl.runs.records import check_record, digest, read_json
 
 FORMAT, VERSION = "hierfl-run", 1
 KEPT = 2  # checkpoints of a run, so that a damaged one has one before it
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is damaged, not of hierfl, or of another run; the message says which and the mend."""
 
 
 def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Path:
@@ -84,7 +81,7 @@ def _write_draft(root: Path, progress: Progress, table: Table, about: Mapping[st
         "about": about,
         "history": progress.history,
     }
-    _flush(draft / "state.json", json.dumps({**record, "sha256": _digest(record)}).encode())
+    _flush(draft / "state.json", json.dumps({**record, "sha256": digest(record)}).encode())
     return draft
 
 
@@ -103,15 +100,10 @@ def _remove_others(root: Path, final: Path, about: Mapping[str, Any]) -> None:
 def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint is of a run, or damaged: then `load` skips it with a warning."""
     try:
-        found: Any = read_record(path)["about"]
+        found = read_record(path)["about"]
     except CheckpointError:
         return True
-    return bool(_as_now(found) == _as_now(json.loads(json.dumps(about))))
-
-
-def _as_now(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate the method in a run's identity to the names of this release."""
-    return {k: translated(v) if k == "method" else v for k, v in about.items()}
+    return not compared(found, about).differs
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -136,6 +128,8 @@ def load(
     for path in reversed(checkpoints(folder)):
         try:
             record = read_record(path)
+            if path.name != f"round-{record['round']:08d}":
+                raise CheckpointError(f"it holds round {record['round']}: it was renamed")
             state = Progress(
                 _read(path / "global.safetensors", record["hashes"]["global"], template.server),
                 _read_table(path, record["hashes"]["local"], template.table),
@@ -146,8 +140,12 @@ def load(
         except CheckpointError as error:
             reasons.append(f"{path.name}: {error}")
             continue
-        if about is not None:
-            _check_same(path, record["about"], about)
+        unknown = check_same(path, record["about"], about or {})
+        if unknown:
+            warnings.warn(
+                f"whether '{path}' is of this run is not certain: {'; '.join(unknown[:3])}",
+                stacklevel=2,
+            )
         if reasons:
             warnings.warn(
                 f"passed over damaged checkpoints of '{folder}': {'; '.join(reasons)}", stacklevel=2
@@ -165,37 +163,55 @@ def read_record(path: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: the file is missing, not JSON, damaged, not of hierfl, or of another version of the
-            format.
+            format; or an entry is missing or not what `save` writes.
     """
-    try:
-        record = json.loads((path / "state.json").read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"state.json cannot be read ({error})") from error
+    record = read_json(path / "state.json")
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CheckpointError("state.json is not of a hierfl run")
     if record.get("version") != VERSION:
         raise CheckpointError(
             f"it was written in format {record.get('version')}; this hierfl reads {VERSION}"
         )
-    if record.pop("sha256", None) != _digest(record):
+    if record.pop("sha256", None) != digest(record):
         raise CheckpointError("state.json is truncated or changed")
-    return record
+    check_record(record)
+    return dict(record)
 
 
-def _digest(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
+def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Refuse a checkpoint of another run.
 
+    Args:
+        path: of the checkpoint, for the message.
+        found: what identifies the run there (`hierfl.engine.federation.about`).
+        wanted: what must identify it, or a part of that.
 
-def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another run."""
-    found, wanted = _as_now(found), _as_now(json.loads(json.dumps(wanted)))
-    differ = [key for key in wanted if found.get(key) != wanted[key]]
-    if differ:
+    Returns:
+        What cannot be compared, in words.
+
+    Raises:
+        CheckpointError: the run is another one; the message names what differs.
+    """
+    differs, unknown = compared(found, wanted)
+    if differs:
         raise CheckpointError(
-            f"'{path}' is of another run: it differs in {', '.join(differ)} ({differ[0]}: "
-            f"{_short(found.get(differ[0]))} there, {_short(wanted[differ[0]])} here); resume with the same "
-            f"call, or name another folder"
+            f"'{path}' is of another run: it differs in {'; '.join(differs[:3])}; resume with the same call, "
+            f"or name another folder"
         )
+    return unknown
+
+
+def compared(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Differences:
+    """Return in what two runs differ, of what `wanted` holds."""
+    wanted = json.loads(json.dumps(wanted))
+    method = differences(found.get("method"), wanted.get("method", found.get("method")))
+    differs = [f"method ({told})" for told in method.differs]
+    for key in wanted.keys() - {"method"}:
+        if found.get(key) != wanted[key]:
+            differs += [
+                f"{key} ({key}: {_short(found.get(key))} there, {_short(wanted[key])} here)"
+            ]
+    return Differences(sorted(differs), method.unknown)
 
 
 def _short(value: Any) -> str:
@@ -220,7 +236,13 @@ def _read_table(path: Path, expected: str, template: Table) -> Table:
     index = _read(
         path / "local.safetensors", expected, {"places": template.places, "sums": template.sums}
     )
-    found = template.at(path.parent / TABLE_FILE, index)
+    places = index["places"]
+    if len(places) and int(places.min()) < NONE:
+        raise CheckpointError("local.safetensors points before the beginning of the table")
+    try:
+        found = template.at(path.parent / TABLE_FILE, index)
+    except OSError as error:
+        raise CheckpointError(f"{TABLE_FILE} cannot be opened ({error.strerror})") from error
     if os.fstat(found.file).st_size < found.used * found.row_bytes:
         raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
     found.pin(_indices(path.parent))
@@ -231,26 +253,38 @@ def _indices(root: Path) -> list[Tree]:
     """Return the index of the table in each checkpoint of a run."""
     found = []
     for path in checkpoints(root):
-        with suppress(SafetensorError, OSError):  # a damaged one points to nothing
-            found.append(
-                {
-                    name.strip("[]'"): value
-                    for name, value in load_file(path / "local.safetensors").items()
-                }
-            )
+        with suppress(CheckpointError):  # a damaged one points to nothing
+            leaves = {
+                name.strip("[]'"): v for name, v in read_tensors(path / "local.safetensors").items()
+            }
+            if "places" in leaves:
+                found.append(leaves)
     return found
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of tensors that need not be trusted.
+
+    Raises:
+        CheckpointError: the file is missing, is no plain file, or is damaged.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path.name} is missing")
+    try:
+        return load_file(path)
+    except (
+        Exception
+    ) as error:  # safetensors raises its own, and those of torch at what it does not know
+        raise CheckpointError(f"{path.name} cannot be read ({error})") from error
 
 
 def _read(path: Path, expected: str, template: Tree) -> Tree:
     """Read a tree of the structure of `template` from a file whose hash must be as expected."""
-    if not path.exists():
+    if not path.is_file():
         raise CheckpointError(f"{path.name} is missing")
     if _hash(path) != expected:
         raise CheckpointError(f"{path.name} is truncated or changed")
-    try:
-        found: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:  # pragma: no cover - the hash would have differed
-        raise CheckpointError(f"{path.name} cannot be read ({error})") from error
+    found = read_tensors(path)
     wanted = named_leaves(template)
     for name, leaf in wanted.items():
         if name not in found:
@@ -260,6 +294,9 @@ def _read(path: Path, expected: str, template: Tree) -> Tree:
                 f"{path.name}: {name} is {found[name].dtype} {tuple(found[name].shape)}, not {leaf.dtype} "
                 f"{tuple(leaf.shape)}"
             )
+    foreign = found.keys() - wanted.keys() - {"nothing"}
+    if foreign:
+        raise CheckpointError(f"{path.name} holds {min(foreign)}, which the method does not have")
     # copies lie where torch aligns memory; products of float32 in a file's bytes round otherwise
     return with_leaves(template, {name: found[name].clone() for name in wanted})
 

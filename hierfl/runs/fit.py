@@ -15,17 +15,19 @@ from rich.progress import Progress as Bar
 
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
-from hierfl.engine.federation import Federation, about, federate
+from hierfl.engine.federation import Federation, about, about_rows, federate
 from hierfl.engine.pooled import pooled_rounds
 from hierfl.engine.rounds import Progress, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
 from hierfl.program.check_scale import warn_of_unscaled
-from hierfl.program.recipes import remake
+from hierfl.program.recipes import describe
+from hierfl.program.sites import Family, Guide, Model
 from hierfl.runs import checkpoint as state
 from hierfl.runs import saved
 from hierfl.runs.check_arguments import check_kinds
+from hierfl.runs.remade import remade
 from hierfl.runs.result import Fit
 
 SCORE = "held_out_log_score"  # its name in the history
@@ -222,34 +224,54 @@ def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
 
 
 def load(
-    folder: str | Path, *, method: Method | None = None, data: ClientData | None = None
+    folder: str | Path,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    guide: Guide | Family | None = None,
+    data: ClientData | None = None,
 ) -> Fit:
     """Read a fit that `Fit.save`, or a checkpoint of `fit`, has written.
 
+    No code is stored, and none that the folder names is run. The method is built again from its record:
+    what is hierfl's own by its public name, your own model and guide where this program has marked them,
+    `@hierfl.model` and `@hierfl.guide`, under the names that were recorded. All else is handed in.
+
+    What is marked or handed in is compared with the record: settings, the code and constants of functions,
+    their closures, defaults and the globals they read, and the layers, shapes and fixed values of modules.
+    Only where a module's learned weights start may differ: the checkpoint replaces them. Code is compared
+    under the Python version that wrote the record; under another one a warning says that it is not.
+
     Args:
         folder: of the fit or the run.
-        method: that was fitted; None: built again from its record, which works for methods, models and guides
-            of hierfl, and for functions of modules that are imported already.
+        method: that was fitted; None: built again.
+        model: of the method that is built again, where it is neither hierfl's nor marked.
+        guide: of the method that is built again, where it is neither hierfl's nor marked.
         data: the clients' training rows; None: those saved with the fit.
 
     Raises:
         CheckpointError: the folder holds no undamaged checkpoint, or one of another method or of other
-            clients.
-        CannotRemake: the method cannot be built again: pass it.
+            clients; the message names what differs.
+        CannotRemake: the method cannot be built again, or the model or guide is another one.
         FileNotFoundError: the rows were not saved: pass them.
+        ValueError: `method` is given together with `model` or `guide`.
     """
+    handed = {k: v for k, v in (("model", model), ("guide", guide)) if v is not None}
+    if method is not None and handed:
+        raise ValueError("a method has its model and guide: leave model= and guide= out")
     root = Path(folder)
     found = state.checkpoints(root)
     if not found:
         raise state.CheckpointError(f"'{folder}' holds no hierfl run")
     who = saved.newest_record(found)["about"]
-    data = saved.read_rows(root) if data is None else data
-    method = remake(who["method"]) if method is None else method
-    federation = federate(method, data, seed=who["seed"])
-    same = {
-        key: value
-        for key, value in about(method, federation, who["rounds"]).items()
-        if key in ("clients", "rows", "fields")
-    }
+    rows = saved.read_rows(root) if data is None else data
+    same = {"method": who["method"], **about_rows(rows)}
+    state.check_same(found[-1], who, same)  # before anything runs on the rows
+    if method is None:
+        method, federation = remade(who, rows, handed)
+    else:
+        same["method"] = describe(method)
+        state.check_same(found[-1], who, same)
+        federation = federate(method, rows, seed=who["seed"])
     progress = state.load(root, begin(federation, root), same)
     return Fit(method, federation, progress, who["rounds"])

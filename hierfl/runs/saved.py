@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.runs import checkpoint as state
+from hierfl.runs.records import checked_schema, digest, read_json
 
 ROWS_FILE, SCHEMA_FILE = "local-rows.safetensors", "fit.json"
 
@@ -45,7 +46,7 @@ def write(
         "features": {name: list(labels) for name, labels in data.features.items()},
         "levels": {name: list(labels) for name, labels in data.levels.items()},
     }
-    (root / SCHEMA_FILE).write_text(json.dumps(schema))
+    (root / SCHEMA_FILE).write_text(json.dumps({**schema, "sha256": digest(schema)}))
     (root / ROWS_FILE).unlink(missing_ok=True)  # of an earlier fit in this folder
     if with_data:
         tensors = {f"field.{k}": v.contiguous() for k, v in data.fields.items()}
@@ -84,20 +85,30 @@ def read_rows(root: Path) -> ClientData:
             f"'{root}' was saved without the clients' rows: pass them, load(..., data=...)"
         )
     try:
-        schema, tensors = json.loads((root / SCHEMA_FILE).read_text()), load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
+        schema = checked_schema(read_json(root / SCHEMA_FILE))
+        return _client_data(schema, state.read_tensors(path))
+    except (
+        Exception
+    ) as error:  # whatever the rows are, `ClientData` or torch raises at what does not fit
         raise state.CheckpointError(
             f"'{path}' or {SCHEMA_FILE} beside it is truncated or changed ({error}): pass the rows, "
             f"load(..., data=...)"
         ) from error
+
+
+def _client_data(schema: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ClientData:
+    """Put the rows together again."""
     part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
     for name, value in tensors.items():
         kind, _, key = name.partition(".")
-        if key:
+        if name != "offsets":
             part[kind][key] = value
+    offsets = tensors["offsets"]
+    if offsets.dtype != torch.int64 or offsets.dim() != 1 or int(offsets[0]) != 0:
+        raise ValueError("the offsets of the clients' rows are not counts from 0")
     return ClientData(
         fields=part["field"],
-        offsets=tensors["offsets"],
+        offsets=offsets,
         names=tuple(schema["names"]),
         client_fields=part["client_field"],
         features={name: tuple(labels) for name, labels in schema["features"].items()},

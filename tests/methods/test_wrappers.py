@@ -224,6 +224,7 @@ def test_engines_agree(name: str) -> None:
         assert torch.allclose(a, b, atol=1e-10, rtol=0.0)
 
 
+@hierfl.model
 def shared_slope(batch: ClientBatch) -> None:
     """A line through the origin whose slopes are global params: a model that a recipe can name."""
     theta = pyro.param("theta", torch.zeros(2))

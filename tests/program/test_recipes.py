@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -13,24 +12,20 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import guides, models, optimisers
-from hierfl.method import Method
+import hierfl
+from hierfl import guides, methods, models, optimisers
 from hierfl.models import bregman, likelihood, map_priors
+from hierfl.program.old_records import translated
 from hierfl.program.public_names import (
     MODULES_OF_0_1_0,
-    PUBLIC,
+    NAMES,
     exported,
     public_name,
 )
-from hierfl.program.recipes import describe, recorded, remake, translated
+from hierfl.program.recipes import describe, remake
 from hierfl.program.sites import Family
 
-PUBLIC_NAMES = [
-    f"{module}.{name}"
-    for module in PUBLIC
-    for name in import_module(module).__all__
-    if exported(module, name) is not None
-]
+PUBLIC_NAMES = [f"{module}.{name}" for module, names in NAMES.items() for name in names]
 
 
 def through_json(value: Any) -> Any:
@@ -52,7 +47,7 @@ def test_a_public_name_comes_back(name: str) -> None:
 
 def test_the_public_modules_are_those_of_hierfl() -> None:
     """Each exports something that a recipe can hold, and the factories of each are recorded."""
-    assert {name.rsplit(".", 1)[0] for name in PUBLIC_NAMES} == set(PUBLIC)
+    assert {name.rsplit(".", 1)[0] for name in PUBLIC_NAMES} == set(NAMES)
     made_of_rows = {"hierfl.models.PersonalHeads"}  # a class that holds a module: no recipe can
     for module in ("hierfl.methods", "hierfl.models", "hierfl.models.likelihood"):
         for name in (name for name in PUBLIC_NAMES if name.rsplit(".", 1)[0] == module):
@@ -72,24 +67,14 @@ def test_no_default_is_private(name: str) -> None:
             assert describe(through_json(default)) == describe(default)
 
 
-@dataclass(frozen=True)
-class Step:
-    """A user's own dataclass."""
-
-    lr: float
-
-
+@hierfl.model
 def model(batch: Any) -> None:
     """A user's own model."""
 
 
-def part(program: Any) -> Any:
-    """A user's own client or server."""
-
-
-@recorded
-def own(scale: float, **options: Any) -> Callable[[Any], None]:
-    return lambda batch: None
+@hierfl.guide(name="a guide of mine")
+def guide(batch: Any) -> None:
+    """A user's own guide."""
 
 
 VALUES: dict[str, Callable[[], Any]] = {
@@ -105,8 +90,7 @@ VALUES: dict[str, Callable[[], Any]] = {
         guides.structured(shared=guides.spline_flow, full=False),
         guides.conditional(shared=guides.diagonal_normal, newton_steps=2),
     ),
-    "a method of one's own": lambda: Method("own", model, guides.delta, part, part),
-    "one's own": lambda: (model, Step, Step(0.5), own(2.0, more="words")),
+    "a model and a guide of one's own": lambda: methods.fedsvi(model, guide),
 }
 PRIORS: dict[str, Callable[[], Any]] = {
     "Beta": lambda: dist.Beta(2.0, 3.0),
@@ -196,13 +180,20 @@ def test_a_retired_option_counts_only_where_it_was_used() -> None:
     record = {"made_by": "hierfl.methods.fedavg:fedavg", "with": old}
     assert translated(record) == {"made_by": "hierfl.methods.fedavg", "with": {"model": None}}
     record["with"] = {**old, "beta": 2.0}
-    assert translated(record)["with"] == {"model": None, "beta": 2.0}
+    assert translated(record) == {
+        "made_by": "hierfl.methods.over_relaxed",
+        "with": {
+            "method": {"made_by": "hierfl.methods.fedavg", "with": {"model": None}},
+            "beta": 2.0,
+        },
+    }
+    assert translated(translated(record)) == translated(record)
     mine = {"made_by": "my_study:my_method", "with": old}
     assert translated(mine) == mine
 
 
 def test_every_factory_of_0_1_0_is_found_by_its_old_name() -> None:
-    assert set(MODULES_OF_0_1_0) < set(PUBLIC)
+    assert set(MODULES_OF_0_1_0) < set(NAMES)
     old = {
         "hierfl.methods": "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi pfedbayes pfedbred pfedme pvi",
         "hierfl.models": "linear logistic map_network poisson softmax",

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -19,7 +20,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme
 from hierfl.optimisers import SGD, Adam, TorchOptimiser
 from hierfl.program.public_names import CannotRemake
-from hierfl.program.recipes import describe, recorded, remake
+from hierfl.program.recipes import describe, remake
 from hierfl.runs.result import Fit
 from tests.programs import FAMILIES, federation, fit, regression
 
@@ -180,12 +181,14 @@ def test_a_damaged_fit_falls_back_to_the_one_before(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------ recipes
-@recorded
-def scaled(scale: float) -> Any:
-    def model(batch: Any) -> None:
-        regression(batch)
+@hierfl.model(name="scaled by 2.5")
+def scaled(batch: Any) -> None:
+    regression(batch)
 
-    return model
+
+@hierfl.guide
+def own_guide(batch: Any) -> None:
+    pyro.sample("mu", dist.Delta(pyro.param("at", torch.zeros(()))))
 
 
 REMADE: dict[str, Callable[[], Any]] = {
@@ -198,8 +201,8 @@ REMADE: dict[str, Callable[[], Any]] = {
     "torch's optimiser": lambda: fedsvi(
         regression, optimiser=TorchOptimiser(torch.optim.NAdam, {"lr": 0.01, "betas": (0.8, 0.9)})
     ),
-    "an imported module's": lambda: fedsvi(regression, optimiser=Adam(0.1, betas=(0.5, 0.6))),
-    "a recorded factory's": lambda: fedsvi(scaled(2.5)),
+    "a model of one's own": lambda: fedsvi(regression, optimiser=Adam(0.1, betas=(0.5, 0.6))),
+    "one under another name": lambda: fedsvi(scaled, own_guide),
     "fedavg": lambda: fedavg(regression, steps=3, prox=0.5, unit="epoch"),
     "pfedme": lambda: pfedme(regression, lam=3.0),
     "pfedbayes": lambda: pfedbayes(regression, zeta=3.0),
@@ -227,7 +230,8 @@ UNMADE: dict[str, Callable[[], Any]] = {
 def test_a_method_that_cannot_be_rebuilt_must_be_passed(what: str) -> None:
     record = describe(fedsvi(UNMADE[what]()))
     with pytest.raises(
-        CannotRemake, match=r"is not stored in a file; hand the method in: load\(\.\.\., method="
+        CannotRemake,
+        match=r"is not stored in a file; (mark it in this program, @hierfl.model, or )?hand (it|the method) in",
     ):
         remake(record)
 
@@ -238,7 +242,7 @@ def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
     try:
         with pytest.raises(
             CannotRemake,
-            match="'model' of module 'evil' is not imported: import it, or hand the method in",
+            match="'evil:model' is not a public name of hierfl: hand the method in",
         ):
             remake({"named": "evil:model"})
     finally:
@@ -247,14 +251,21 @@ def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
         CannotRemake, match=r"'hierfl.methods:nothing' is not a public name of hierfl"
     ):
         remake({"named": "hierfl.methods:nothing"})
-    with pytest.raises(CannotRemake, match=r"module 'tests.programs' has no 'nothing'"):
-        remake({"named": "tests.programs:nothing"})
+    for name in ("nothing", "fit", "federation"):
+        with pytest.raises(CannotRemake, match=f"'tests.programs:{name}' is not marked in this"):
+            remake(
+                {
+                    "made_by": "hierfl.methods.fedsvi",
+                    "with": {"model": {"named": f"tests.programs:{name}"}},
+                }
+            )
 
 
 def test_a_model_defined_in_one_script_is_not_found_from_another(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import pyro, pyro.distributions as dist, hierfl\n"
+        "@hierfl.model\n"
         "def my_model(batch):\n"
         "    with batch.clients():\n"
         "        w = pyro.sample('w', dist.Normal(0., 1.))\n"
@@ -267,6 +278,6 @@ def test_a_model_defined_in_one_script_is_not_found_from_another(tmp_path: Path)
     )
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
     with pytest.raises(
-        CannotRemake, match=r"'my_model'.*hand the method in: load\(\.\.\., method="
+        CannotRemake, match=r"'my_model' is not marked .*hand it in: load\(\.\.\., model="
     ):
         hierfl.load(tmp_path / "run")

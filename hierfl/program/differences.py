@@ -1,0 +1,112 @@
+"""In what two descriptions of methods (`hierfl.program.recipes.describe`) differ, named for the user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from hierfl.program.fingerprints import PYTHON, differing
+from hierfl.program.old_records import translated
+
+JSON = Any
+
+
+class Differences(NamedTuple):
+    """What is different, and what cannot be compared, in words."""
+
+    differs: list[str]
+    unknown: list[str]
+
+
+def differences(found: JSON, wanted: JSON, where: str = "") -> Differences:
+    """Compare two descriptions.
+
+    Functions are compared by their fingerprints, and not by their names where both have one: a script's model
+    is the same when the script is imported. An older record has no fingerprints: then names are compared, and
+    the rest is unknown.
+
+    Args:
+        found: of a record, perhaps of an earlier release; it need not be well formed.
+        wanted: as `describe` has made it, or of another record.
+        where: what is compared, for the messages; "" for a whole method.
+    """
+    told = list(_compared(translated(found), translated(wanted), where))
+    return Differences([t for sure, t in told if sure], [t for sure, t in told if not sure])
+
+
+def _compared(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bool, str]]:
+    """Yield (True, a difference) or (False, what cannot be compared)."""
+    if not isinstance(wanted, Mapping) or not isinstance(found, Mapping):
+        if _text(found) != _text(wanted):
+            yield True, f"{where or 'kind'}: {_short(found)} there, {_short(wanted)} here"
+        return
+    if (
+        "sequence" in wanted
+        and _is_sequence(found)
+        and len(found["sequence"]) == len(wanted["sequence"])
+    ):
+        for i, pair in enumerate(zip(found["sequence"], wanted["sequence"], strict=True)):
+            yield from _compared(*pair, f"{where}[{i}]")
+        return
+    if isinstance(wanted.get("code"), Mapping) or isinstance(found.get("code"), Mapping):
+        yield from _compared_by_code(found, wanted, where)
+    elif _text(_name_of(found)) != _text(_name_of(wanted)):
+        yield (
+            True,
+            f"{where or 'kind'}: {_short(_name_of(found))} there, {_short(_name_of(wanted))} here",
+        )
+        return
+    for key in ("with", "mapping"):
+        yield from _compared_by_key(found.get(key), wanted.get(key), where)
+
+
+def _compared_by_key(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bool, str]]:
+    """Compare the options of two calls, or two mappings."""
+    if not isinstance(found, Mapping) or not isinstance(wanted, Mapping):
+        if _text(found) != _text(wanted):
+            yield True, f"{where or 'kind'}: {_short(found)} there, {_short(wanted)} here"
+        return
+    for name in {**found, **wanted}:
+        yield from _compared(found.get(name), wanted.get(name), f"{where} {name}".strip())
+
+
+def _compared_by_code(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], where: str
+) -> Iterator[tuple[bool, str]]:
+    """Compare two functions or objects by their fingerprints."""
+    one, two, what = found.get("code"), wanted.get("code"), where or "method"
+    if not isinstance(one, Mapping) or not isinstance(two, Mapping):
+        if _text(_name_of(found)) != _text(_name_of(wanted)):
+            yield True, f"{what}: {_short(_name_of(found))} there, {_short(_name_of(wanted))} here"
+        elif isinstance(two, Mapping):
+            yield (
+                False,
+                f"{what}: the record is of an earlier release, and does not say what it was",
+            )
+        return
+    for part in differing(one, two):
+        yield True, f"{what}: {part}"
+    if one.get(PYTHON) != two.get(PYTHON):
+        yield (
+            False,
+            f"{what}: its code was compiled by {_short(one.get(PYTHON))} there, by {_short(two.get(PYTHON))} here",
+        )
+
+
+def _is_sequence(found: Mapping[str, Any]) -> bool:
+    return isinstance(found.get("sequence"), list)
+
+
+def _name_of(description: Mapping[str, Any]) -> JSON:
+    """Return a description without its options and its fingerprint."""
+    return {k: v for k, v in description.items() if k not in ("with", "mapping", "code")}
+
+
+def _text(value: JSON) -> str:
+    return json.dumps(value, sort_keys=True)  # NaN equals NaN in it
+
+
+def _short(value: JSON) -> str:
+    text = _text(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

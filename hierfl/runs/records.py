@@ -1,0 +1,124 @@
+"""What a record on disk must look like before anything of it is used: a file may be damaged, or crafted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hierfl.engine.client_store import CheckpointError
+
+LARGEST = 1 << 30  # bytes of a JSON file that is read: a million rounds, or ten million clients
+DEEPEST = 100  # levels of nested lists and objects; a description of a method has about 20
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file that need not be trusted.
+
+    Raises:
+        CheckpointError: the file is missing, is no plain file, is larger than `LARGEST`, is not JSON, or is
+            nested deeper than `DEEPEST`.
+    """
+    try:
+        if not path.is_file():  # reading a pipe would wait for ever
+            raise OSError("there is no such file")
+        if path.stat().st_size > LARGEST:
+            raise OSError(f"it has more than {LARGEST} bytes")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not _is_shallow(found, DEEPEST):
+            raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} cannot be read ({error})") from error
+    return found
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Refuse the record of a checkpoint whose entries are missing, or are not what `save` writes.
+
+    Raises:
+        CheckpointError: as said; the message names the entry.
+    """
+    _check(record, "state.json", RECORD)
+    _check(record["about"], "state.json", ABOUT)
+
+
+def checked_schema(schema: Any) -> dict[str, Any]:
+    """Return the names and features of a saved fit; refuse what `save` has not written.
+
+    Raises:
+        CheckpointError: the file is changed; files of hierfl 0.1.0 have no hash to tell it by.
+    """
+    _check(schema if isinstance(schema, dict) else {}, "fit.json", SCHEMA)
+    known = {key: schema[key] for key in SCHEMA}
+    if schema.keys() - {*SCHEMA, "sha256"} or schema.get("sha256", digest(known)) != digest(known):
+        raise CheckpointError("fit.json is truncated or changed")
+    return known
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """Return the hash of a record, which stands beside it as its entry `sha256`."""
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_history(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(row, dict) and all(isinstance(v, int | float | str | None) for v in row.values())
+        for row in value
+    )
+
+
+def _are_hashes(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(key), str) for key in ("global", "local")
+    )
+
+
+RECORD: dict[str, Callable[[Any], bool]] = {
+    "round": _is_count,
+    "compiled": lambda value: isinstance(value, bool),
+    "hashes": _are_hashes,
+    "about": lambda value: isinstance(value, dict),
+    "history": _is_history,
+}
+ABOUT: dict[str, Callable[[Any], bool]] = {
+    "method": lambda value: isinstance(value, dict),
+    "rounds": _is_count,
+    "seed": _is_whole,
+    "cohort": _is_count,
+    "clients": lambda value: isinstance(value, str),
+    "rows": lambda value: isinstance(value, str),
+    "fields": lambda value: isinstance(value, dict),
+}
+SCHEMA: dict[str, Callable[[Any], bool]] = {
+    "names": _are_words,
+    "features": lambda value: isinstance(value, dict) and all(map(_are_words, value.values())),
+}
+
+
+def _check(
+    record: Mapping[str, Any], file: str, entries: Mapping[str, Callable[[Any], bool]]
+) -> None:
+    for name, is_right in entries.items():
+        if name not in record or not is_right(record[name]):
+            found = json.dumps(record[name])[:80] if name in record else "missing"
+            raise CheckpointError(f"{file} is not of a hierfl run: its entry '{name}' is {found}")
+
+
+def _is_shallow(value: Any, left: int) -> bool:
+    """Return whether a value is nested at most `left` levels deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not inner or (left > 0 and all(_is_shallow(v, left - 1) for v in inner))

@@ -1,0 +1,82 @@
+"""A method made again from the record of a run, and set up on the run's rows: nothing in a record is trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from hierfl.core.memory_limit import at_most
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import Federation, federate
+from hierfl.method import Method
+from hierfl.program.public_names import HAND_IN, CannotRemake
+from hierfl.program.recipes import remake
+
+# Options whose number takes neither memory nor time before the next round.
+FREE = frozenset(
+    (
+        "batch_size draws enough global_steps inner_steps limit local_steps num_particles personal_steps "
+        "prox_steps seed steps"
+    ).split()
+)
+# Up to here the numbers of a recipe cannot add up to memory that matters: about a gigabyte.
+SMALL = 10**8
+LARGEST = 1 << 31  # bytes of one tensor while a program with larger numbers is read
+OPERATIONS = 300_000
+
+
+def remade(
+    who: Mapping[str, Any], data: ClientData, handed: Mapping[str, Any]
+) -> tuple[Method, Federation]:
+    """Make a run's method again, and set it up on the run's rows.
+
+    Args:
+        who: what identifies the run (`hierfl.engine.federation.about`), from a file.
+        data: the rows, which must be those of the run.
+        handed: "model" or "guide" -> the user's own.
+
+    Raises:
+        CannotRemake: the record describes no method, or none that runs on these rows; or as `remake`.
+    """
+    try:
+        with _limits(who["method"], data):
+            method = remake(who["method"], handed=handed)
+            if not isinstance(method, Method):
+                raise CannotRemake(
+                    f"the record holds no method, but a {type(method).__name__}: {HAND_IN}"
+                )
+            return method, federate(method, data, seed=who["seed"])
+    except CannotRemake:
+        raise
+    except RecursionError as error:
+        raise CannotRemake(f"the record's method is nested too deep: {HAND_IN}") from error
+    except Exception as error:  # a recipe may call for anything of hierfl, with any arguments
+        raise CannotRemake(
+            f"the method of the record does not run on these rows ({str(error)[:500]}): {HAND_IN}"
+        ) from error
+
+
+def _limits(description: Any, data: ClientData) -> AbstractContextManager[None]:
+    """Return the limits on memory, where the numbers of a recipe are so large that they are needed."""
+    widest = max((v[:1].numel() for v in data.fields.values()), default=1)
+    if math.prod(_sizes(description)) * max(widest, 1) <= SMALL:
+        return nullcontext()
+    return at_most(LARGEST, OPERATIONS)
+
+
+def _sizes(description: Any) -> Iterator[int]:
+    """Yield the whole numbers of a recipe that may be sizes; those of a guide family always may."""
+    if isinstance(description, list):
+        for value in description:
+            yield from _sizes(value)
+    elif isinstance(description, dict):
+        options = description.get("with")
+        parts = options if isinstance(options, dict) else description
+        free = FREE if "made_by" in description else frozenset({"tensor", "code"})
+        for key, value in parts.items():
+            if key not in free:
+                yield from _sizes(value)
+    elif isinstance(description, int) and not isinstance(description, bool) and description > 1:
+        yield description
