@@ -196,10 +196,10 @@ def federate(
         )
     program = read(method.model, method.guide, data, seed=seed)
     client = method.client(program)
+    _check_factors(program, client, int(data.counts.max()))
     phases = [p for p in (*client.phases, *(client.adapt or ())) if p.batch_size and p.count]
     if phases:
         check_mini_batches(program, data, priors_alone=not any(p.scores_rows for p in phases))
-    _check_factors(program, client, int(data.counts.max()))
     return Federation(
         program=program,
         client=client,

@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
 from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
@@ -231,7 +232,7 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
 
 def in_words(support: Constraint) -> str:
     """Return a support in words, such as "0..2"."""
-    if support is dist.constraints.boolean:
+    if support is constraints.boolean:
         return "0 and 1"
     low, high = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
     if getattr(support, "is_discrete", False) and low is not None:

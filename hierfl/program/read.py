@@ -112,8 +112,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
             joint=joint,
         )
         check_start(program, one)
+        check_pure(program, one)  # first: noise of its own would look as if padding mattered
         check_padding(program, data)
-        check_pure(program, one)
     return program
 
 
