@@ -21,6 +21,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import compare, loo
 from hierfl.methods import fedlaplace, fedsvi
+from hierfl.posterior import arviz_io as posterior
 from hierfl.posterior.weights import weigh
 from hierfl.runs.result import Fit
 from tests.posterior.test_corrected import planted
@@ -58,6 +59,13 @@ def test_leaving_a_client_out_gives_the_ratio_of_evidences(inner: int) -> None:
     assert (found.table["k_hat"] < 0.7).sum() >= 3
     assert found.elpd == pytest.approx(found.table["elpd"].sum())
     assert "by client: elpd" in repr(found)
+    held = posterior.replaced(
+        found.arviz, found.arviz.each - 1.0, p=found.arviz.each, k_hat=[0.1] * 4
+    )
+    assert held.elpd == pytest.approx(found.elpd - 4.0) and held.k_hat.tolist() == [0.1] * 4
+    assert posterior.compared({"a": found.arviz, "b": held})["elpd"].iloc[0] == pytest.approx(
+        held.elpd
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
@@ -151,7 +159,7 @@ def test_points_that_the_method_has_weighted_are_taken_for_the_posterior() -> No
     fitted = fit(fedlaplace(slopes, weighed=1024, corrections=1, radius=10.0), data, rounds=8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table, same = (loo(fitted, "client", correct=how).table for how in ("psis", None))  # type: ignore[arg-type]
+        table, same = (loo(fitted, "client", correct=how).table for how in ("psis", None))
     off = np.abs(table["elpd"].to_numpy() - without_each(data, "client"))
     good = (table["k_hat"] < 0.6).to_numpy()
     assert good.sum() >= 2 and off[good].max() < 0.15
@@ -251,7 +259,7 @@ def test_invalid_arguments_are_refused() -> None:
         loo(point, draws=100, correct=None)
     for by in ("row", "client"):
         with pytest.raises(ValueError, match="places site 'g' at points"):
-            loo(point, by, draws=100)  # type: ignore[arg-type]
+            loo(point, by, draws=100)
     unlabelled = replace(
         fitted, federation=replace(fitted.federation, data=federation(COUNTS).without("y"))
     )

@@ -1,4 +1,4 @@
-"""Predictive intervals of clients' event rates, from a fit: 90 % of them cover, and those of a point estimate do not."""
+"""Predictive intervals of clients' event rates, from a fit: 90 % cover, and those of a point estimate do not."""
 
 from __future__ import annotations
 
