@@ -15,7 +15,6 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -155,6 +154,7 @@ def _enough(variance: float, wanted: float) -> int:
 
 def _own_k_hat(fit: Snapshot) -> float:
     """Return k-hat of the weights that the method itself has used; 0 if it has used none."""
-    history = fit.history
-    known = history["k_hat"].dropna() if "k_hat" in history and already_weighted(fit) else ()
+    if not already_weighted(fit) or "k_hat" not in fit.history:
+        return 0.0
+    known = fit.history["k_hat"].dropna()
     return float(known.iloc[-1]) if len(known) else 0.0

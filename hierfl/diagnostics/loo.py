@@ -27,8 +27,8 @@ import numpy as np
 import pandas as pd
 
 from hierfl.core.importance_sampling import K_HAT
-from hierfl.diagnostics.left_out import estimated, scored_clients, scored_rows
-from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
+from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
+from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.learned import learned_params
 from hierfl.posterior.rows import observed
@@ -101,17 +101,7 @@ def loo(
             model learns params without a prior.
         KeyError: the model observes no such site.
     """
-    if draws < LEAST_PROPOSALS:
-        raise ValueError(
-            f"draws is {draws}: it must be {LEAST_PROPOSALS} or more, "
-            f"since a tail is fitted to the largest weights"
-        )
-    if by not in ("row", "client"):
-        raise ValueError(f"by is {by!r}: it must be 'row' or 'client'")
-    if correct not in ("psis", None):
-        raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
-    check_labelled(fit)
-    _check_learned(fit, by)
+    _check_arguments(fit, by, draws, correct)
     if by == "client":
         scored = scored_clients(fit, draws, inner, correct, seed)
     else:
@@ -124,9 +114,28 @@ def loo(
             f"structured, mean_field), or score held-out rows"
         )
     each = estimated(scored)
-    found = elpd_of(
-        likelihood.detach().double().numpy(), each.elpd, p=each.lppd - each.elpd, k_hat=each.k_hat
-    )
+    given = elpd_of(likelihood.detach().double().numpy())
+    found = replaced(given, each.elpd, p=each.lppd - each.elpd, k_hat=each.k_hat)
+    table = _table(fit, by, each)
+    _warn_of_high(table, by)
+    return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))
+
+
+def _check_arguments(fit: Snapshot, by: By, draws: int, correct: str | None) -> None:
+    if draws < LEAST_PROPOSALS:
+        raise ValueError(
+            f"draws is {draws}: it must be {LEAST_PROPOSALS} or more, "
+            f"since a tail is fitted to the largest weights"
+        )
+    if by not in ("row", "client"):
+        raise ValueError(f"by is {by!r}: it must be 'row' or 'client'")
+    if correct not in ("psis", None):
+        raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
+    check_labelled(fit)
+    _check_learned(fit, by)
+
+
+def _table(fit: Snapshot, by: By, each: LeftOut) -> pd.DataFrame:
     table = pd.DataFrame(
         {"elpd": each.elpd, "mc_se": each.mc_se, "k_hat": each.k_hat},
         index=pd.RangeIndex(len(each.elpd), name="row"),
@@ -136,8 +145,7 @@ def loo(
         table.index = pd.Index(fit.clients, name="client")
     else:
         table.insert(0, "client", np.asarray(data.names)[data.row_client.numpy()])
-    _warn_of_high(table, by)
-    return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))
+    return table
 
 
 def _check_learned(fit: Snapshot, by: By) -> None:
@@ -157,7 +165,7 @@ def _check_learned(fit: Snapshot, by: By) -> None:
         f"the model learns {names} without a prior, and no row is left out of that: elpd is too high "
         f"by about {count} nats, one for each number; make it a latent site (pyro.sample), or score "
         f"held-out rows",
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

@@ -127,14 +127,11 @@ class Elpd:
     arviz: Any
 
 
-def elpd_of(log_likelihood: Any, each: Any, *, p: Any, k_hat: Any) -> Elpd:
-    """Put leave-one-out estimates into ArviZ's own object (Vehtari, Gelman and Gabry 2017, arXiv:1507.04544).
+def elpd_of(log_likelihood: Any) -> Elpd:
+    """Leave-one-out by Pareto-smoothed weights (Vehtari, Gelman and Gabry 2017, arXiv:1507.04544).
 
     Args:
         log_likelihood: (S, n) of what is left out, one after another.
-        each: (n,) the log predictive density of each, nats.
-        p: (n,) the effective number of parameters of each.
-        k_hat: (n,) the Pareto shape of each.
     """
     tree = arviz_of(
         {
@@ -148,17 +145,34 @@ def elpd_of(log_likelihood: Any, each: Any, *, p: Any, k_hat: Any) -> Elpd:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # high k-hats are returned: ArviZ need not warn of them
         found = az.loo(tree, pointwise=True, reff=1.0)
-    n = len(each)
-    # ArviZ takes draws for the posterior's: its estimates are replaced by the given ones
-    names = ("elpd", "p", "elpd_i") if DATA_TREE else ("elpd_loo", "p_loo", "loo_i")
+    each, total, p = (getattr(found, name) for name in _NAMES)
+    return Elpd(
+        float(total), float(found.se), float(p), np.asarray(each), np.asarray(found.pareto_k), found
+    )
+
+
+# of ArviZ's estimates: by row or client, their sum, and the effective number of parameters
+_NAMES = ("elpd_i", "elpd", "p") if DATA_TREE else ("loo_i", "elpd_loo", "p_loo")
+
+
+def replaced(found: Elpd, each: Any, *, p: Any, k_hat: Any) -> Elpd:
+    """Put other estimates into ArviZ's object, whose own take the draws for the posterior's.
+
+    Args:
+        found: ArviZ's estimates of n rows or clients; changed in place.
+        each: (n,) the log predictive density of each, nats.
+        p: (n,) the effective number of parameters of each.
+        k_hat: (n,) the Pareto shape of each.
+    """
     total, effective = float(np.sum(each)), float(np.sum(p))
-    se = float((n * np.var(each)) ** 0.5)
-    for name, value in zip((*names[:2], "se"), (total, effective, se), strict=True):
-        setattr(found, name, value)
-    for name, values in ((names[2], each), ("pareto_k", k_hat)):
-        setattr(found, name, getattr(found, name).copy(data=values))
-    found.warning = bool(np.any(np.asarray(k_hat) > found.good_k))
-    return Elpd(total, se, effective, np.asarray(each), np.asarray(k_hat), found)
+    se = float((len(each) * np.var(each)) ** 0.5)
+    one = found.arviz
+    for name, value in zip((*_NAMES[1:], "se"), (total, effective, se), strict=True):
+        setattr(one, name, value)
+    for name, values in ((_NAMES[0], each), ("pareto_k", k_hat)):
+        setattr(one, name, getattr(one, name).copy(data=np.asarray(values)))
+    one.warning = bool(np.any(np.asarray(k_hat) > one.good_k))
+    return Elpd(total, se, effective, np.asarray(each), np.asarray(k_hat), one)
 
 
 def compared(found: Mapping[str, Elpd]) -> Any:

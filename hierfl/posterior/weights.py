@@ -220,7 +220,7 @@ def check_density(fit: Snapshot, *, shared: bool) -> None:
 
 
 def already_weighted(fit: Snapshot) -> bool:
-    """Return whether the method has weighted the global sites itself: its draws are resampled points without a density."""
+    """Return whether the method has weighted the global sites itself, and resampled them to points."""
     return fit.method.name == "fedlaplace" and False not in _spread(fit)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -20,6 +21,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import compare, loo
 from hierfl.methods import fedlaplace, fedsvi
+from hierfl.posterior import arviz_io as posterior
 from hierfl.posterior.weights import weigh
 from hierfl.runs.result import Fit
 from tests.posterior.test_corrected import planted
@@ -57,6 +59,13 @@ def test_leaving_a_client_out_gives_the_ratio_of_evidences(inner: int) -> None:
     assert (found.table["k_hat"] < 0.7).sum() >= 3
     assert found.elpd == pytest.approx(found.table["elpd"].sum())
     assert "by client: elpd" in repr(found)
+    held = posterior.replaced(
+        found.arviz, found.arviz.each - 1.0, p=found.arviz.each, k_hat=[0.1] * 4
+    )
+    assert held.elpd == pytest.approx(found.elpd - 4.0) and held.k_hat.tolist() == [0.1] * 4
+    assert posterior.compared({"a": found.arviz, "b": held})["elpd"].iloc[0] == pytest.approx(
+        held.elpd
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
@@ -117,15 +126,15 @@ def test_an_inexact_guide_gives_the_exact_density(by: Any, case: str) -> None:
         for name in ("elpd", "k_hat", "mc_se")
     )
     good = k_hat.max(0) < 0.6
-    assert good.sum() >= {"client": 4, "row": 8}[by]
+    assert good.sum() >= {"client": 3, "row": 8}[by]
     off = elpd.mean(0) - wanted
     assert (np.abs(off) < 0.02 + 3.5 * mc_se.mean(0) / SEEDS**0.5)[good].all(), off[good]
     assert np.abs(off)[good].max() < {"client": 0.06, "row": 0.12}[by]
 
 
 def test_monte_carlo_errors_are_those_of_repetitions() -> None:
-    fitted = planted(own=everywhere(1.4))
-    found = [loo(fitted, "client", draws=500, seed=seed).table for seed in range(24)]
+    fitted = planted(own=everywhere(1.4), wide=1.2)
+    found = [loo(fitted, "client", draws=1000, seed=seed).table for seed in range(24)]
     spread = np.stack([table["elpd"].to_numpy() for table in found]).std(0, ddof=1)
     said = np.stack([table["mc_se"].to_numpy() for table in found]).mean(0)
     assert (np.abs(np.log(spread / said)) < np.log(1.8)).all(), (spread, said)
@@ -147,15 +156,14 @@ def test_noise_that_no_number_of_local_draws_removes_is_said() -> None:
 
 def test_points_that_the_method_has_weighted_are_taken_for_the_posterior() -> None:
     data = federation(COUNTS)
-    fitted = fit(fedlaplace(slopes, weighed=2048), data, rounds=12)
-    for by in ("client", "row"):
-        table = loo(fitted, by).table  # type: ignore[arg-type]
-        wanted = without_each(data, by) if by == "client" else None
-        if wanted is not None:
-            good = (table["k_hat"] < 0.6).to_numpy()
-            assert good.sum() >= 2
-            assert np.abs(table["elpd"].to_numpy() - wanted)[good].max() < 0.12
-        assert bool(np.isfinite(table["elpd"]).all())
+    fitted = fit(fedlaplace(slopes, weighed=1024, corrections=1, radius=10.0), data, rounds=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        table, same = (loo(fitted, "client", correct=how).table for how in ("psis", None))
+    off = np.abs(table["elpd"].to_numpy() - without_each(data, "client"))
+    good = (table["k_hat"] < 0.6).to_numpy()
+    assert good.sum() >= 2 and off[good].max() < 0.15
+    assert table.equals(same)
 
 
 # ------------------------------------------------------------------ nothing above the clients
@@ -171,14 +179,14 @@ def learned(batch: ClientBatch) -> None:
     """Clients about a mean that is learned without a prior."""
     loc = pyro.param("loc", torch.zeros(()))
     with batch.clients():
-        b = pyro.sample("b", dist.Normal(loc, 1.0))
+        b = pyro.sample("b", dist.Normal(loc, 0.3))
         with batch.data():
             pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
 
 
 def test_clients_that_share_nothing_have_their_own_evidence() -> None:
     data = federation(COUNTS)
-    fitted = fit(fedsvi(apart, guides.mean_field), data, rounds=2)
+    fitted = fit(fedsvi(apart, guides.mean_field(init_scale=0.6)), data, rounds=2)
     found = loo(fitted, "client", draws=4000).table
     for name, y in zip(data.names, data.fields["y"].split(data.counts.tolist()), strict=True):
         cov = torch.eye(len(y)) + torch.ones(len(y), len(y))
@@ -192,8 +200,8 @@ def test_clients_that_share_nothing_have_their_own_evidence() -> None:
 def test_params_that_are_learned_leave_no_client_out() -> None:
     """By client they are refused; by row the fit is flattered by about a nat for each number, and that is said."""
     g = torch.Generator().manual_seed(0)
-    y = 2.0**0.5 * torch.randn(40, generator=g)
-    y = 2.0**0.5 * (y - y.mean()) / y.std(correction=0)
+    sd, y = 1.09**0.5, torch.randn(40, generator=g)
+    y = sd * (y - y.mean()) / y.std(correction=0)
     data = ClientData.from_arrays(torch.arange(40), y=y)
     method = fedsvi(
         learned, guides.conditional(newton_steps=0), optimiser=hierfl.optimisers.Adam(0.1)
@@ -204,7 +212,7 @@ def test_params_that_are_learned_leave_no_client_out() -> None:
     with pytest.warns(UserWarning, match="elpd is too high by about 1 nats"):
         found = loo(fitted)
     rest = (y.sum() - y) / 39.0  # each client has one row, and the mean without it is exact
-    wanted = float(dist.Normal(rest, 2.0**0.5).log_prob(y).sum())
+    wanted = float(dist.Normal(rest, sd).log_prob(y).sum())
     assert found.elpd - wanted == pytest.approx(1.0, abs=0.3)
 
 
@@ -251,7 +259,7 @@ def test_invalid_arguments_are_refused() -> None:
         loo(point, draws=100, correct=None)
     for by in ("row", "client"):
         with pytest.raises(ValueError, match="places site 'g' at points"):
-            loo(point, by, draws=100)  # type: ignore[arg-type]
+            loo(point, by, draws=100)
     unlabelled = replace(
         fitted, federation=replace(fitted.federation, data=federation(COUNTS).without("y"))
     )

@@ -66,7 +66,7 @@ def terms_of(x: Tensor, y: Tensor, loc: Tensor, scale: float) -> list[PacBayes]:
 
 def violations(found: list[PacBayes], bound: Callable[[PacBayes], float]) -> float:
     """Return the share of data sets whose true risk is above the bound."""
-    return sum(RISK > bound(one) for one in found) / len(found)
+    return sum(bound(one) < RISK for one in found) / len(found)
 
 
 # ------------------------------------------------------------------------ with every term, and without one of them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.func import grad
 
 import hierfl
-from hierfl import guides
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
@@ -27,7 +25,7 @@ from hierfl.methods.fedvi import every_other, queried
 from hierfl.models import PersonalHeads
 from hierfl.models.likelihood import bernoulli, categorical, normal, poisson
 from hierfl.optimisers import SGD
-from tests.programs import federation, fit, means
+from tests.programs import federation, fit
 
 WAYS: dict[str, dict[str, Any]] = {
     "together": {},

@@ -258,6 +258,8 @@ import arviz as az
 assert az.summary(tree, var_names=["loc"]).shape[0] == 2
 one, other = (posterior.elpd_of(arrays["log_likelihood/ill"] * factor) for factor in (1.0, 1.1))
 table = posterior.compared({"one": one, "other": other})
+again = posterior.replaced(posterior.elpd_of(arrays["log_likelihood/ill"]), one.each + 1.0, p=one.each, k_hat=one.k_hat)
+assert abs(posterior.compared({"one": again, "other": other}).loc["one", "elpd"] - again.elpd) < 1e-9
 print(json.dumps({"elpd": one.elpd, "p": one.p, "se": one.se, "each": one.each.tolist(), "k": one.k_hat.tolist(),
                   "columns": list(table.columns), "first": table.index[0], \
 "weight": float(table.loc["one", "weight"])}))
