@@ -20,6 +20,7 @@ from hierfl import ClientBatch, ClientData, ClientError, methods, models
 from hierfl.core import noise
 from hierfl.core.trees import tree_leaves
 from hierfl.engine.bad_updates import far_out
+from hierfl.optimisers import SGD
 
 COUNTS = (5, 3, 7, 4, 6, 3)
 NAMES = ("ant", "bee", "cow", "dog", "eel", "fox")
@@ -147,28 +148,34 @@ def test_without_a_bad_client_skip_changes_no_number() -> None:
         assert "left_out" not in same.history and "skipped" not in repr(same)
 
 
-def test_several_bad_clients_in_several_chunks_compiled_and_in_processes(two_cores: None) -> None:
-    """The clients of "fails" and "is not finite" fall into chunks of this process and of its copy."""
+def test_several_bad_clients_in_several_chunks() -> None:
     data = rows({1: -1.0, 3: 1e200, 4: -1.0})
     method = METHODS["fedsvi"]
     eager = run(method(), data, chunk=2)
+    for fitted in (eager, run(method(), data), run(method(), data, engine="sequential")):
+        assert_names_and_states(fitted, eager)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="compiles: set HIERFL_SLOW=1")
+def test_several_bad_clients_compiled_and_in_processes(two_cores: None) -> None:
+    """They fall into chunks of this process and of its copy."""
+    data = rows({1: -1.0, 3: 1e200, 4: -1.0})
+    method = METHODS["fedsvi"]
     compiled = run(method(), data, chunk=2, compile=True)
-    assert_same(compiled, eager, 1e-9)
-    for fitted in (
-        eager,
-        compiled,
-        run(method(), data, chunk=6),
-        run(method(), data, engine="sequential"),
-    ):
-        named = [sorted(one["client"] for one in each) for each in fitted.history["left_out"]]
-        assert named == [["bee", "dog", "eel"]] * 3
-        assert_same(fitted, eager, 1e-9)
+    assert_names_and_states(compiled, run(method(), data, chunk=2))
+
+
+def assert_names_and_states(one: hierfl.Fit, other: hierfl.Fit) -> None:
+    named = [sorted(out["client"] for out in each) for each in one.history["left_out"]]
+    assert named == [["bee", "dog", "eel"]] * 3
+    assert_same(one, other, 1e-9)
 
 
 def test_a_round_without_any_client_is_an_error_that_names_them() -> None:
-    data = rows({k: 1e200 for k in range(1, 5)} | {0: 1e200, 5: 1e200})
+    method = methods.fedavg(shared_line, optimiser=SGD(1e300), steps=5, batch_size=None)
     with pytest.raises(ClientError, match=r"all 6 clients are left out \('ant': .*and 1 more"):
-        run(METHODS["fedsvi"](), data)
+        run(method, rows({}))
 
 
 def test_a_resumed_run_is_that_of_one_that_was_not_stopped(tmp_path: Path) -> None:
@@ -230,7 +237,7 @@ def test_an_update_far_out_is_named_and_counted(tmp_path: Path) -> None:
     [one] = far.history["far_out"][0]
     assert one["client"] == "h" and one["times"] > 100
     assert far.history["clients"].tolist() == [12, 12], "it is counted"
-    warned = far.report(tmp_path / "report.html", draws=1).warnings
+    warned = far.report(tmp_path / "report.html", draws=60).warnings
     assert any("far larger than the others of their round: h (in" in text for text in warned)
 
 
@@ -239,13 +246,14 @@ def test_an_update_far_out_is_named_and_counted(tmp_path: Path) -> None:
 )
 def test_honest_clients_are_rarely_named(clients: int, sd: float, most: int) -> None:
     g = torch.Generator().manual_seed(1)
-    named = 0
+    named = missed = 0
     for _ in range(1000):
         norm = (sd * torch.randn(clients, generator=g)).exp()
         named += bool(far_out({"theta": norm}))
         norm[3] = 3e3 * norm.max()
-        assert [one["place"] for one in far_out({"theta": norm})][-1:] == [3] or clients < 9
+        missed += 3 not in [one["place"] for one in far_out({"theta": norm})]
     assert named <= most
+    assert missed <= (0 if clients >= 50 else 300), "the limit follows the spread of few clients"
 
 
 def test_far_out_asks_for_a_cohort_and_for_size() -> None:
