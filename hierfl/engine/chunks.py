@@ -6,7 +6,7 @@ functions see one client.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,12 +18,16 @@ from hierfl.core.device import CPU, moved, on
 from hierfl.core.trees import Tree, named_leaves, scaled, tree_leaves, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.engine.aggregate import LogSum, summed
+from hierfl.engine.bad_updates import not_finite, update_norms
 from hierfl.engine.compiled import Loop
 from hierfl.engine.federation import Federation
 from hierfl.engine.minibatches import Active, batch_of, steps
 from hierfl.engine.over_clients import over_batch, over_clients, where_working
 from hierfl.method import LogShare, Phase, Share, Up
 from hierfl.program.failures import why_it_fails
+
+# such as those of torch's linear algebra, and of a lookup by a client's rows
+FAILURES = (RuntimeError, ValueError, ArithmeticError, LookupError)
 
 
 class ClientError(RuntimeError):
@@ -47,35 +51,119 @@ class Task(NamedTuple):
     slots: int
 
 
-class Done(NamedTuple):
-    """What one round of a chunk of C clients gives.
+class LeftOut(NamedTuple):
+    """A client that is left out of a round: its position in the data, and why."""
 
-    sums: the sums of their shares, by name.
-    own: the clients' new states, C in front.
+    client: int
+    reason: str
+
+
+class Done(NamedTuple):
+    """What one round of a chunk of clients gives.
+
+    sums: the sums of their shares, by name; none where all clients are left out.
+    own: the new states of the clients that are counted, C in front.
+    ids: (C,) int64, their positions in the data.
+    norms: the norm of each share of each of them, by name; (C,).
+    left_out: the other clients.
     """
 
     sums: dict[str, Share | LogSum]
     own: Tree
+    ids: Tensor
+    norms: dict[str, Tensor]
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Done:
     """Run one round of a chunk of clients, on the federation's device; the result is on the CPU.
 
     Raises:
-        ClientError: a client fails, or its update is not finite.
+        ClientError: a client fails, or its update is not finite, and such clients are not skipped; or the
+            chunk fails, though no client fails alone.
     """
     with on(federation.device):
         task = moved(task, federation.device)
-        full = _padded(task)
-        try:
-            done = client_round(federation, phases, full.message, full.own, full.ids, full.round)
-        except (RuntimeError, ValueError) as error:  # such as those of torch's linear algebra
-            raise _blamed(federation, phases, task, error) from error
-        ups, own = tree_map(lambda v: v[: len(task.ids)], done)
+        if federation.on_client_error == "skip":
+            task, ups, own, left_out = _skipping(federation, phases, task)
+        else:
+            left_out = ()
+            try:
+                ups, own = _ups(federation, phases, task)
+            except FAILURES as error:
+                raise _blamed(federation, phases, task, error) from error
         sums = {name: summed(up) for name, up in ups.items()}
         _check_finite(sums, ups, federation, task)
-    result: Done = moved(Done(sums, own), CPU)
+        norms = {name: update_norms(up) for name, up in ups.items()}
+    result: Done = moved(Done(sums, own, task.ids, norms, left_out), CPU)
     return result
+
+
+def _ups(federation: Federation, phases: tuple[Phase, ...], task: Task) -> tuple[Up, Tree]:
+    """Return what each client of a chunk sends, values times weights, and the clients' new states."""
+    full = _padded(task)
+    done = client_round(federation, phases, full.message, full.own, full.ids, full.round)
+    answer: tuple[Up, Tree] = tree_map(lambda v: v[: len(task.ids)], done)
+    return answer
+
+
+def _skipping(
+    federation: Federation, phases: tuple[Phase, ...], task: Task
+) -> tuple[Task, Up, Tree, tuple[LeftOut, ...]]:
+    """Run a chunk without the clients that fail or that send what is not finite.
+
+    Returns:
+        The task of the clients that are counted, what each of them sends, their new states, and the clients
+        that are left out.
+
+    Raises:
+        ClientError: the chunk fails, though no client fails alone.
+    """
+    left_out: dict[int, str] = {}
+    while len(task.ids):
+        # a compiled step may overwrite the states that it is given
+        given = task._replace(own=tree_map(torch.clone, task.own))
+        try:
+            ups, own = _ups(federation, phases, given)
+        except FAILURES as error:
+            failing = dict(_failing(federation, phases, task))
+            if not failing:
+                raise _blamed(federation, phases, task, error) from error
+            left_out |= {i: f"it fails: {_sentence(why)}" for i, why in failing.items()}
+            task = _some(task, _others(task, [int(i) in failing for i in task.ids]))
+            continue
+        bad = not_finite(ups, own, task.own)
+        if not bad:
+            return task, ups, own, _named(left_out)
+        left_out |= {int(task.ids[place]): why for place, why in bad.items()}
+        good = _others(task, [k in bad for k in range(len(task.ids))])
+        task, ups, own = _some(task, good), _rows(ups, good), _rows(own, good)
+        return task, ups if len(good) else {}, own, _named(left_out)
+    return task, {}, task.own, _named(left_out)
+
+
+def _named(left_out: dict[int, str]) -> tuple[LeftOut, ...]:
+    return tuple(LeftOut(client, reason) for client, reason in left_out.items())
+
+
+def _others(task: Task, bad: list[bool]) -> Tensor:
+    """Return the places in the chunk of the clients that are not bad, (C,) int64."""
+    return (~torch.tensor(bad, device=task.ids.device)).nonzero()[:, 0]
+
+
+def _rows(tree: Tree, places: Tensor) -> Tree:
+    return tree_map(lambda v: v[places], tree)
+
+
+def _some(task: Task, places: Tensor) -> Task:
+    """Return the task of the clients at some places of the chunk."""
+    return task._replace(ids=task.ids[places], own=_rows(task.own, places))
+
+
+def _sentence(error: Exception) -> str:
+    """Return the first line of an error's message, or the error's name where it has none."""
+    text = str(error).strip().split("\n")[0][:200]
+    return text or type(error).__name__
 
 
 def _padded(task: Task) -> Task:
@@ -176,20 +264,28 @@ def _weighted(share: Share | LogShare) -> Share | LogShare:
     return Share(scaled(share.value, weight), weight)
 
 
-def _blamed(
-    federation: Federation, phases: tuple[Phase, ...], task: Task, error: Exception
-) -> ClientError:
-    """Return the error of a chunk naming the client at fault, found by running clients one by one."""
+def _failing(
+    federation: Federation, phases: tuple[Phase, ...], task: Task
+) -> Iterator[tuple[int, Exception]]:
+    """Run the clients of a chunk one by one; yield the position and the error of each that fails."""
     alone = replace(federation, engine="sequential", graphs=None)
     for i in range(len(task.ids)):
         own, ids = tree_map(lambda v, i=i: v[i : i + 1], (task.own, task.ids))
         try:
             client_round(alone, phases, task.message, own, ids, task.round)
-        except (RuntimeError, ValueError) as own_error:
-            name = federation.data.names[int(ids)]
-            batch = full_batch(federation.rows, ids)
-            why = why_it_fails("round", own_error, batch)
-            return ClientError(f"round {task.round}: client '{name}': {why}")
+        except FAILURES as error:
+            yield int(ids), error
+
+
+def _blamed(
+    federation: Federation, phases: tuple[Phase, ...], task: Task, error: Exception
+) -> ClientError:
+    """Return the error of a chunk naming the client at fault, found by running clients one by one."""
+    for client, own_error in _failing(federation, phases, task):
+        name = federation.data.names[client]
+        batch = full_batch(federation.rows, torch.tensor([client]))
+        why = why_it_fails("round", own_error, batch)
+        return ClientError(f"round {task.round}: client '{name}': {why}")
     return ClientError(
         f"round {task.round}: a step of {len(task.ids)} clients fails, though none fails alone: {error}"
     )

@@ -23,6 +23,7 @@ from hierfl.program.read import read
 from hierfl.program.recipes import describe
 
 Engine = Literal["vectorised", "sequential"]
+OnClientError = Literal["raise", "skip"]
 # at least: with fewer clients of a small network, starting an operation takes as long as the operation itself
 CLIENTS_PER_CORE = 4
 CHUNK_BYTES = 13 << 20  # of a chunk of clients: a larger one leaves the caches and is no faster
@@ -46,6 +47,8 @@ class Federation:
         graphs: compiled steps; None: steps run eagerly.
         device: where clients work.
         rates: options of the method that set its step sizes, for messages.
+        on_client_error: what happens to a client that fails or sends what is not finite: "raise" stops the
+            run, "skip" leaves the client out of the round.
     """
 
     program: Program
@@ -59,6 +62,7 @@ class Federation:
     graphs: Graphs | None = None
     device: torch.device = CPU
     rates: tuple[str, ...] = ()
+    on_client_error: OnClientError = "raise"
 
     @cached_property
     def rows(self) -> ClientData:
@@ -165,6 +169,7 @@ def federate(
     engine: str = "vectorised",
     chunk: int | None = None,
     device: str | torch.device = "cpu",
+    on_client_error: str = "raise",
 ) -> Federation:
     """Check a method's program against the data, and set up what stays the same from round to round.
 
@@ -176,9 +181,11 @@ def federate(
         engine: "vectorised", "sequential" or "pooled".
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
         device: where clients work.
+        on_client_error: "raise" or "skip".
 
     Raises:
-        ValueError: `engine` is none of the three; `chunk` is below 1; `cohort` is out of range, or smaller
+        ValueError: `engine` is none of the three; `on_client_error` is neither of the two, or "skip" for an
+            engine or a method that cannot leave a client out; `chunk` is below 1; `cohort` is out of range, or smaller
             than N for a method that needs all clients in every round; bad data; a device that is not
             available.
         ProgramError: a model or guide that cannot be run as it is written.
@@ -187,6 +194,7 @@ def federate(
         raise ValueError(f"engine is '{engine}': it must be 'vectorised', 'sequential' or 'pooled'")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}: it must be 1 or more")
+    _check_skipping(method, engine, on_client_error)
     size = cohort_size(cohort, data.num_clients)
     if method.everyone and size < data.num_clients:
         raise ValueError(
@@ -211,6 +219,7 @@ def federate(
         chunk=chunk,
         device=device_of(device),
         rates=step_sizes(method),
+        on_client_error="skip" if on_client_error == "skip" else "raise",
     )
 
 
@@ -224,6 +233,24 @@ def _check_factors(program: Program, client: Client, most: int) -> None:
         raise ValueError(
             f"factor '{whole[0]}' has one value a client, computed from its rows, and a mini-batch of "
             f"{sizes[0]} rows does not give it: use batch_size=None, or a factor inside batch.data()"
+        )
+
+
+def _check_skipping(method: Method, engine: str, on_client_error: str) -> None:
+    """Refuse to skip clients where none can be left out."""
+    if on_client_error not in ("raise", "skip"):
+        raise ValueError(f"on_client_error is {on_client_error!r}: it must be 'raise' or 'skip'")
+    if on_client_error == "raise":
+        return
+    if engine == "pooled":
+        raise ValueError(
+            "engine='pooled' runs all clients in one step, so none can be left out: use "
+            "engine='vectorised' or 'sequential' with on_client_error='skip'"
+        )
+    if method.everyone:
+        raise ValueError(
+            f"{method.name} sums the updates of all clients in each round, so none can be left out: use "
+            f"on_client_error='raise', or remove the client from the data"
         )
 
 

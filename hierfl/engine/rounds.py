@@ -6,11 +6,13 @@ It knows no method, no likelihood and no file format.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +20,14 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.trees import Tree, nbytes, tree_leaves
 from hierfl.engine.aggregate import LogSum, added, means_of
-from hierfl.engine.chunks import Done, Task, work_on
+from hierfl.engine.bad_updates import far_out
+from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, work_on
 from hierfl.engine.client_store import Table, new_table, put, taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.processes import RunAll, crew
 from hierfl.method import Clock, Share
 
+NAMED = 5  # clients in a message
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
 
 
@@ -46,6 +50,11 @@ class Progress:
     history: tuple[dict[str, Any], ...] = ()
     round: int = 0
     compiled: bool = False
+
+
+def left_out_of(history: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many times a client was left out of a round."""
+    return sum(len(record.get("left_out", ())) for record in history)
 
 
 def begin(
@@ -95,22 +104,86 @@ def one_round(
     ids = data.by_name[chosen]
     message = server.down(progress.server, clock)
     run_all = run_all or partial(map, partial(work_on, federation, federation.client.phases))
-    total: dict[str, Share | LogSum] = {}
-    for sums in _in_chunks(federation, run_all, message, progress.table, ids, clock):
-        total = {name: added(total[name], up) for name, up in sums.items()} if total else sums
-    means = means_of(total)
-    state = server.update(progress.server, means, clock)
+    cohort = _summed(_in_chunks(federation, run_all, message, progress.table, ids, clock))
+    if not len(cohort.ids):
+        raise _all_left_out(federation, clock, cohort.left_out)
+    means = means_of(cohort.total)
+    state = server.update(progress.server, means, clock._replace(clients=len(cohort.ids)))
     record = {
         "round": clock.round,
-        "clients": len(ids),
+        "clients": len(cohort.ids),
         **_single_numbers(means),
         **server.logged(state),
+        **_said(federation, cohort),
         "bytes_down": nbytes(message) * len(ids),
-        "bytes_up": nbytes(list(total.values())) * len(ids),
+        "bytes_up": nbytes(list(cohort.total.values())) * len(cohort.ids),
         "seconds": time.perf_counter() - began,
     }
     history = (*progress.history, record)
     return Progress(state, progress.table, history, clock.round + 1, progress.compiled)
+
+
+class Cohort(NamedTuple):
+    """What the clients of a round gave.
+
+    total: the sums of their shares, by name.
+    ids: the positions of the clients that are counted, in the order of their norms.
+    norms: of each share of each of them, by name.
+    left_out: the other clients.
+    """
+
+    total: dict[str, Share | LogSum]
+    ids: Tensor
+    norms: dict[str, Tensor]
+    left_out: list[LeftOut]
+
+
+def _summed(chunks: Iterable[Done]) -> Cohort:
+    """Sum what the chunks of a cohort gave."""
+    total: dict[str, Share | LogSum] = {}
+    ids: list[Tensor] = []
+    norms: dict[str, list[Tensor]] = {}
+    left_out: list[LeftOut] = []
+    for done in chunks:
+        left_out += done.left_out
+        if done.sums:
+            sums = done.sums
+            total = {name: added(total[name], up) for name, up in sums.items()} if total else sums
+            ids.append(done.ids)
+            for name, norm in done.norms.items():
+                norms.setdefault(name, []).append(norm)
+    return Cohort(
+        total,
+        torch.cat(ids) if ids else torch.zeros(0, dtype=torch.long),
+        {name: torch.cat(parts) for name, parts in norms.items()},
+        left_out,
+    )
+
+
+def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
+    """Return what the history says of clients that are left out, and of updates that are far out."""
+    names = federation.data.names
+    said: dict[str, Any] = {}
+    if federation.on_client_error == "skip":
+        said["left_out"] = [
+            {"client": names[one.client], "reason": one.reason} for one in cohort.left_out
+        ]
+    far = [
+        {"client": names[int(cohort.ids[one.pop("place")])], **one} for one in far_out(cohort.norms)
+    ]
+    return {**said, "far_out": far} if far else said
+
+
+def _all_left_out(federation: Federation, clock: Clock, left_out: list[LeftOut]) -> ClientError:
+    """Return the error of a round in which no client can be counted."""
+    some = "; ".join(
+        f"'{federation.data.names[one.client]}': {one.reason}" for one in left_out[:NAMED]
+    )
+    more = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
+    return ClientError(
+        f"round {clock.round}: all {len(left_out)} clients are left out ({some}{more}): lower the learning "
+        f"rate, or see what the model does with their rows"
+    )
 
 
 def _single_numbers(means: dict[str, Tree]) -> dict[str, float]:
@@ -139,12 +212,21 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
     phases = client.phases if client.adapt is None else client.adapt
     if not tree_leaves(client.own) or not phases:
         return table
+    left_out: list[LeftOut] = []
     with crew(partial(work_on, federation, phases), federation.cores) as run_all:
         for r in range(count):
             clock = Clock(r, count)
             message = federation.server.last(server, clock)
-            for _ in _in_chunks(federation, run_all, message, table, torch.arange(n), clock):
-                pass  # their updates are for no server
+            for done in _in_chunks(federation, run_all, message, table, torch.arange(n), clock):
+                left_out += done.left_out  # their updates are for no server
+    names = federation.data.names
+    for position, times in Counter(one.client for one in left_out).items():
+        reason = next(one.reason for one in left_out if one.client == position)
+        warnings.warn(
+            f"new client '{names[position]}' was left out of {times} of {count} rounds, in which its state did "
+            f"not change: {reason}",
+            stacklevel=2,
+        )
     return table
 
 
@@ -155,11 +237,11 @@ def _in_chunks(
     table: Table,
     ids: Tensor,
     clock: Clock,
-) -> Iterator[dict[str, Share | LogSum]]:
-    """Run one round of some clients, put their states into the table, and yield the sums of each chunk."""
+) -> Iterator[Done]:
+    """Run one round of some clients, put their states into the table, and yield what each chunk gives."""
     parts = federation.parts(ids, message)
     slots = federation.slots_to_fill(parts, message)
     tasks = (Task(message, taken(table, part), part, clock.round, slots) for part in parts)
-    for part, done in zip(parts, run_all(tasks), strict=True):
-        put(table, part, done.own)
-        yield done.sums
+    for done in run_all(tasks):
+        put(table, done.ids, done.own)
+        yield done

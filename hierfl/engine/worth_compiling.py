@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hierfl.core.device import moved, on
 from hierfl.core.trees import Tree, tree_map
-from hierfl.engine.chunks import local_step
+from hierfl.engine.chunks import FAILURES, local_step
 from hierfl.engine.federation import Federation
 from hierfl.engine.minibatches import steps
 from hierfl.engine.over_clients import over_clients
@@ -24,7 +24,7 @@ COMPILING_SECONDS = 20.0  # to compile a method's steps on a slow machine
 def worth_compiling(federation: Federation, rounds: int) -> bool:
     """Return whether a run would spend more time in eager local steps than compiling them takes.
 
-    One eager step of each phase is measured, and its result thrown away.
+    One eager step of each phase is measured, and its result thrown away. A step that fails is not compiled.
 
     Args:
         federation: not compiled.
@@ -40,11 +40,14 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
     own = tree_map(lambda v: v.expand(count, *v.shape), federation.client.own)
     with on(device), pyro.validation_enabled(False):
         start = over_clients(lambda own: federation.client.start(message, own), at_once=True)
-        work = start(moved(own, device), count=count)
-        seconds = sum(
-            _seconds(federation, phase, work, message, ids.to(device))
-            for phase in federation.client.phases
-        )
+        try:
+            work = start(moved(own, device), count=count)
+            seconds = sum(
+                _seconds(federation, phase, work, message, ids.to(device))
+                for phase in federation.client.phases
+            )
+        except FAILURES:  # of a client's rows: the first round names the client
+            return False
     return seconds * chunks > COMPILING_SECONDS
 
 

@@ -12,6 +12,7 @@ from hierfl.posterior.learned import learned_params
 from hierfl.program.sites import Family
 from hierfl.report.blocks import FEW_ROWS, Check, answered, listed, number
 from hierfl.report.checks_of_predictions import predictions, strangers
+from hierfl.report.checks_of_rounds import clients_of_rounds
 from hierfl.report.measurements import Measured
 
 UNCERTAINTY = "Does every parameter have an uncertainty?"
@@ -34,6 +35,7 @@ def _run(found: Measured) -> Iterator[Check]:
     yield _converged(found)
     yield from _held_out_score(found)
     yield from _concentration(found)
+    yield from clients_of_rounds(found.fit)
 
 
 def _participation(found: Measured) -> Check:

@@ -17,7 +17,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, about, about_rows, federate
 from hierfl.engine.pooled import pooled_rounds
-from hierfl.engine.rounds import Progress, begin
+from hierfl.engine.rounds import Progress, begin, left_out_of
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
@@ -51,6 +51,7 @@ def fit(
     score_every: int = 10,
     patience: int | None = None,
     progress: bool | None = None,
+    on_client_error: Literal["raise", "skip"] = "raise",
 ) -> Fit:
     """Fit a method to the data of a federation.
 
@@ -81,6 +82,11 @@ def fit(
         patience: stop once so many scores in a row have not improved on the best; the params of the last
             round are kept.
         progress: show a progress bar; None: where standard error is a terminal.
+        on_client_error: "raise" stops the run at a client that fails, or whose update is not finite. "skip"
+            leaves such a client out of that round: it is not counted, its client state stays as it was, and
+            `history["left_out"]` and the report name it with the reason. A round without any client left
+            stops the run. With either, `history["far_out"]` names updates of at least ten times the median
+            norm that are far out of the cohort's spread (`hierfl.engine.bad_updates`); these are counted.
 
     Raises:
         TypeError: an argument is of another kind, such as a frame for `data`.
@@ -88,7 +94,8 @@ def fit(
             checkpoint of another run.
         ProgramError: a model or guide that cannot be run as it is written.
         KeyError: `held_out` has a client that `data` does not have.
-        ClientError: a client fails, or its update is not finite.
+        ClientError: a client fails, or its update is not finite; with on_client_error="skip", all clients of a
+            round.
     """
     counts: dict[str, object] = {
         "rounds": rounds,
@@ -100,7 +107,14 @@ def fit(
     check_kinds(method, data, held_out, counts)
     _check(rounds, every, score_every, compile, patience, held_out, data)
     eager = federate(
-        method, data, seed=seed, cohort=cohort, engine=engine, chunk=chunk, device=device
+        method,
+        data,
+        seed=seed,
+        cohort=cohort,
+        engine=engine,
+        chunk=chunk,
+        device=device,
+        on_client_error=on_client_error,
     )
     if held_out is not None and not eager.program.sites_of_rows:
         eager.program.observed_site(None)  # refuses: nothing could be scored
@@ -218,6 +232,8 @@ def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
             last = ", ".join(
                 f"{k} {v:.3g}" for k, v in where.history[-1].items() if k in ("elbo", "loss", SCORE)
             )
+            skipped = left_out_of(where.history)
+            last += f"{', ' if last else ''}{skipped} skipped" if skipped else ""
             bar.update(task, completed=where.round, last=last)
 
         yield tick

@@ -14,7 +14,7 @@ from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
 from hierfl.engine.federation import Federation, about
-from hierfl.engine.rounds import Progress
+from hierfl.engine.rounds import Progress, left_out_of
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_data import posterior_data, predictive_data, prior_data
 from hierfl.posterior.arviz_groups import EXPAND
@@ -59,7 +59,11 @@ class Fit:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row a round: clients, what the method logs (elbo, loss), bytes down and up, seconds, held-out score."""
+        """One row a round: clients, what the method logs (elbo, loss), bytes down and up, seconds, held-out score.
+
+        With `on_client_error="skip"`, `left_out` lists the clients that were left out, each with the reason.
+        `far_out` lists updates far larger than the others': client, share, and norm in medians.
+        """
         return pd.DataFrame(list(self.progress.history))
 
     @property
@@ -281,9 +285,12 @@ class Fit:
         )
 
     def __repr__(self) -> str:
-        """Method, clients, rounds and sizes."""
+        """Method, clients, rounds, clients that were left out, and sizes."""
         kept = nbytes(self.federation.client.own)
+        times = left_out_of(self.progress.history)
+        skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
         return (
             f"Fit({self.method.name}, {len(self.clients)} clients, {self.progress.round} rounds, "
+            f"{skipped}"
             f"{nbytes(self.message)} bytes sent to a client, {kept} bytes kept by one)"
         )

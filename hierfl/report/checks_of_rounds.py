@@ -1,0 +1,63 @@
+"""Checks of the clients of each round: those that were left out, and updates that are far out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hierfl.posterior.snapshot import Snapshot
+from hierfl.report.blocks import Check, answered, listed, number
+
+
+def clients_of_rounds(fit: Snapshot) -> Iterator[Check]:
+    """Say which clients were left out of rounds, and whose updates were far larger than the others'."""
+    yield from _left_out(fit)
+    yield from _far_out(fit)
+
+
+def _left_out(fit: Snapshot) -> Iterator[Check]:
+    """Warn of clients that failed and were skipped; asked only of runs that skip them."""
+    found = _by_client(fit, "left_out")
+    if not any("left_out" in record for record in fit.progress.history):
+        return
+    rounds = len(fit.progress.history)
+    each = [
+        f"{name} (in {len(times)} of {rounds} rounds, first in round {times[0][0] + 1}: "
+        f"{times[0][1]['reason']})"
+        for name, times in found.items()
+    ]
+    yield answered(
+        "Was every client's update counted?",
+        bool(found),
+        f"{len(found)} of {len(fit.clients)} clients failed and were left out: {listed(each)}. The result is "
+        "as if they had not taken part in those rounds, and what they keep is as it was before."
+        if found
+        else "Yes: no client was left out of any round.",
+    )
+
+
+def _far_out(fit: Snapshot) -> Iterator[Check]:
+    """Warn of updates that are far larger than the others of their round; asked only if there are any."""
+    found = _by_client(fit, "far_out")
+    if not found:
+        return
+    each = []
+    for name, times in found.items():
+        worst = max(float(one["times"]) for _, one in times)
+        rounds = len({number_ for number_, _ in times})
+        each.append(f"{name} (in {rounds} rounds, up to {number(worst)} times the median norm)")
+    yield Check(
+        "Are all updates of a similar size?",
+        "warning",
+        f"The updates of {len(found)} of {len(fit.clients)} clients were far larger than the others of their "
+        f"round: {listed(each)}. They were counted. See whether the rows of these clients are right.",
+    )
+
+
+def _by_client(fit: Snapshot, column: str) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+    """Return the entries of a column of the history by client, each with its round."""
+    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for record in fit.progress.history:
+        for one in record.get(column) or ():
+            found.setdefault(one["client"], []).append((record["round"], one))
+    return found
