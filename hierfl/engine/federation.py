@@ -16,6 +16,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
 from hierfl.method import Client, Method, Server
+from hierfl.program.check_apart import check_apart
 from hierfl.program.check_padding import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
@@ -172,6 +173,8 @@ def federate(
     program = read(method.model, method.guide, data, seed=seed)
     client = method.client(program)
     phases = [p for p in (*client.phases, *(client.adapt or ())) if p.batch_size and p.count]
+    if engine == "pooled":
+        check_apart(program, data)
     if phases:
         check_mini_batches(program, data, priors_alone=not any(p.scores_rows for p in phases))
     return Federation(

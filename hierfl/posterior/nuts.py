@@ -15,6 +15,7 @@ from torch import Tensor
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.guides.delta import delta
+from hierfl.program.check_apart import check_apart
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import Program
 from hierfl.program.read import read
@@ -61,6 +62,7 @@ def nuts(
             only.
     """
     program = read(model, delta, data, seed=seed)
+    check_apart(program, data)
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
     began = time.perf_counter()
     found: list[Values] = []

@@ -16,6 +16,7 @@ import hierfl
 from hierfl import guides, methods
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.program.check_apart import check_apart
 from hierfl.program.check_padding import check_mini_batches, check_padding
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
@@ -328,6 +329,36 @@ def test_programs_that_leave_padding_out_are_read(what: str, dtype: torch.dtype)
         mine = {name: v[k : k + 1] for name, v in own.items()}
         alone = program.terms({**shared, **mine}, full_batch(data, torch.tensor([k]))).nll
         torch.testing.assert_close(together[k : k + 1], alone)
+
+
+# ------------------------------------------------------------------ all clients in one batch
+def mean_over_clients(batch: ClientBatch, w: Tensor) -> None:
+    rows(batch, w * (batch.x - batch.x.mean()))
+
+
+@pytest.mark.parametrize("ask", ["pooled", "nuts", "sbc"])
+def test_clients_that_depend_on_each_other_are_refused_where_all_are_together(ask: str) -> None:
+    """Of clients of equal sizes no row is padded; alone each has its own mean."""
+    program, data = model(mean_over_clients), clients(6, 6)
+    method = methods.fedsvi(program, guides.structured)
+    fit(method, data, rounds=1)
+    calls: dict[str, Callable[[], Any]] = {
+        "pooled": lambda: fit(method, data, rounds=1, engine="pooled"),
+        "nuts": lambda: hierfl.nuts(program, data),
+        "sbc": lambda: hierfl.diagnostics.sbc(program, guides.structured, data),
+    }
+    with pytest.raises(ProgramError, match=r"site 'y' depends on which clients are in the batch"):
+        calls[ask]()
+
+
+@pytest.mark.parametrize("what", RIGHT)
+def test_clients_that_do_not_may_be_together(what: str, data: ClientData) -> None:
+    check_apart(read(model(RIGHT[what]), guides.structured, data), data)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_clients_of_every_guide_may_be_together(family: str) -> None:
+    check_apart(read(regression, FAMILIES[family], federation()), federation())
 
 
 # ------------------------------------------------------------------ mini-batches
