@@ -131,7 +131,7 @@ def check_labels_given(program: Program, rows: ClientData) -> None:
 
 
 def computed_from(program: Program, label: str) -> str | None:
-    """Return an observed site whose distribution depends on a label of rows; None or "" where none does."""
+    """Return an observed site whose distribution depends on a label of rows; None where none does."""
     prototype = program.prototype
     if label not in prototype.fields:
         return None
@@ -159,7 +159,7 @@ def _of_model(
     """Return the log density of each local site, by row in the data plate, and the deterministic sites."""
     params, values = point(program, away)
     with Answer(params, batch):
-        trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
+        trace: Any = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
     found: Values = {}
     for name, site in samples(trace):
         if in_clients(site) and name not in program.derived:

@@ -6,6 +6,7 @@ often 0, a dependence may not show.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -84,16 +85,26 @@ def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -
     """Return the first site that differs between two batches by more than rounding.
 
     A difference found in single precision is looked at again in double; where the program cannot be run in
-    double, a larger difference counts.
+    double, a larger difference counts. Warn where the program cannot be evaluated at all.
+
+    Args:
+        evaluate: (how far from the starting values, batch) -> a value of each site.
+        one: a batch.
+        other: the batch to compare with it.
     """
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
         found = _differing(evaluate, one, other, ROUNDING)
-        if not found or torch.get_default_dtype() == torch.float64:
-            return found
-        with _double():
-            again = _differing(evaluate, _in_double(one), _in_double(other), ROUNDING)
-        # "" where no value of the params could be evaluated
-        return again if again != "" else _differing(evaluate, one, other, ROUNDING_SINGLE)
+        if found and torch.get_default_dtype() != torch.float64:
+            with _double():
+                again = _differing(evaluate, _in_double(one), _in_double(other), ROUNDING)
+            found = again if again != "" else _differing(evaluate, one, other, ROUNDING_SINGLE)
+    if found == "":
+        warnings.warn(
+            "the program cannot be evaluated on a few rows near its starting values, so whether it depends "
+            "on padding or on other rows is not known: compare it with engine='sequential'",
+            stacklevel=5,
+        )
+    return found or None
 
 
 def _differing(
@@ -114,6 +125,7 @@ def _differing(
 def _differ(one: Tensor, other: Tensor | None, rounding: float) -> bool:
     if other is None or one.shape != other.shape:
         return True
+    one, other = one.double(), other.double()  # a deterministic site may be bool
     scale = one.abs().max().clamp(min=LEAST) if one.numel() else 1.0
     return not bool(((one - other).abs() <= rounding * scale).all())
 

@@ -82,7 +82,7 @@ def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
     fields = {name: v[:, :-1] for name, v in batch.fields.items()}
     rows = None if batch.rows is None else batch.rows[:, :-1]
     with untouched_store(), Centre():
-        fewer = poutine.trace(model).get_trace(replace(batch, fields=fields, rows=rows)).nodes
+        fewer: Any = poutine.trace(model).get_trace(replace(batch, fields=fields, rows=rows)).nodes
     for name, shape in latent.items():
         if fewer[name]["fn"].event_shape != shape:
             raise ProgramError(
