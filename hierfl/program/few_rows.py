@@ -114,8 +114,10 @@ def _differing(
     for away in AWAY:
         try:
             first, second = evaluate(away, one), evaluate(away, other)
-        except (RuntimeError, ValueError, NotImplementedError, IndexError):
-            continue  # such as a point outside what the program can compute
+        except (
+            Exception
+        ):  # whatever a user's program raises, such as outside of what it can compute
+            continue
         if all(bool(v.isfinite().all()) for v in first.values() if v.is_floating_point()):
             names = (n for n, v in first.items() if _differ(v, second.get(n), rounding))
             return next(names, None)

@@ -130,8 +130,10 @@ def _densities(model: Model, batch: ClientBatch) -> dict[str, Tensor]:
     try:
         with Centre():
             trace = poutine.trace(model).get_trace(batch)
-    except (RuntimeError, ValueError, IndexError):
-        return {}  # such as a model that takes values out of autograd
+    except (
+        Exception
+    ):  # whatever a user's model raises, such as where it takes values out of autograd
+        return {}
     return {
         name: site["fn"].log_prob(site["value"])
         for name, site in samples(trace)

@@ -404,6 +404,25 @@ def test_every_method_refuses_them_by_its_own_option(name: str, data: ClientData
         fit(BY_BATCHES[name](2), data, rounds=1)
 
 
+@pytest.mark.parametrize("name", BY_BATCHES)
+def test_on_all_rows_every_method_takes_them(name: str, data: ClientData) -> None:
+    """Some of them look at a single row where they need none: that is no mini-batch."""
+    fit(BY_BATCHES[name](None), data, rounds=1)
+
+
+def test_a_program_that_cannot_be_compared_is_warned_of(data: ClientData) -> None:
+    """It is made for the five rows that it is read on, and fails on others."""
+
+    def inside(batch: ClientBatch, w: Tensor) -> None:
+        assert batch.num_rows == 5
+        rows(batch, w)
+
+    with pytest.warns(
+        UserWarning, match="whether it depends on padding or on other rows is not known"
+    ):
+        read(model(inside), guides.delta, data)
+
+
 def test_equal_labels_do_not_hide_an_autoregression() -> None:
     """The first rows of the largest client are all alike: others show the dependence."""
     y = torch.zeros(30)
