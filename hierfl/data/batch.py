@@ -159,7 +159,7 @@ class ClientBatch:
         Raises:
             ValueError: dimension `dim` of x is not that of the rows.
         """
-        mask = self._mask_along("sum", x, dim)
+        mask = self._mask_along(x, dim)
         return torch.where(mask, x, x.new_zeros(())).sum(dim, keepdim=True)
 
     def mean(self, x: Tensor, *, dim: int = 1) -> Tensor:
@@ -175,15 +175,13 @@ class ClientBatch:
         Raises:
             ValueError: dimension `dim` of x is not that of the rows.
         """
-        mask = self._mask_along("mean", x, dim)
-        total = torch.where(mask, x, x.new_zeros(())).sum(dim, keepdim=True)
-        return total / mask.sum(dim, keepdim=True)
+        return self.sum(x, dim=dim) / self._mask_along(x, dim).sum(dim, keepdim=True)
 
-    def _mask_along(self, verb: str, x: Tensor, dim: int) -> Tensor:
+    def _mask_along(self, x: Tensor, dim: int) -> Tensor:
         """Return the mask, with dimensions of size 1 behind it where x has dimensions behind the rows."""
         if not -x.dim() <= dim < x.dim() or x.shape[dim] not in (1, self.num_rows):
             raise ValueError(
-                f"batch.{verb}: x has shape {tuple(x.shape)}, and its dimension {dim} must have the "
+                f"x has shape {tuple(x.shape)}, and its dimension {dim} must have the "
                 f"{self.num_rows} rows of the batch: say which dimension has, dim="
             )
         behind = x.dim() - 1 - dim % x.dim()

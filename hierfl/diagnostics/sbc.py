@@ -30,6 +30,7 @@ from hierfl.diagnostics.simulated_data import Labels, drawn, with_labels
 from hierfl.method import over_draws, slope
 from hierfl.optimisers import Adam, Optimiser, Stepped, step
 from hierfl.posterior.draws import local_plates
+from hierfl.program.check_apart import check_apart
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.read import read
 from hierfl.program.sites import Family, Guide, Model, Values
@@ -188,6 +189,7 @@ def sbc(
             "sbc fits all replications at once, and this guide draws one client at a time: "
             "take a guide of Normals"
         )
+    check_apart(program, data_like)
     batch = full_batch(data_like, torch.arange(data_like.num_clients), seed=seed)
     truth, labels = drawn(program, batch, count=replications, seed=seed)
     parts, elbo = [], []

@@ -17,6 +17,7 @@ from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
 from hierfl.method import Client, Method, Server, step_sizes
+from hierfl.program.check_apart import check_apart
 from hierfl.program.check_padding import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
@@ -206,6 +207,8 @@ def federate(
     client = method.client(program)
     _check_factors(program, client, int(data.counts.max()))
     phases = [p for p in (*client.phases, *(client.adapt or ())) if p.batch_size and p.count]
+    if engine == "pooled":
+        check_apart(program, data)
     if phases:
         check_mini_batches(program, data, priors_alone=not any(p.scores_rows for p in phases))
     return Federation(

@@ -16,6 +16,7 @@ from torch import Tensor
 from hierfl.data.batch import check_padded, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.guides.delta import delta
+from hierfl.program.check_apart import check_apart
 from hierfl.program.handlers import untouched_store
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import Program, ProgramError
@@ -68,6 +69,7 @@ def nuts(
     program = read(model, delta, data, seed=seed)
     check_padded(data)
     _check_no_params(program)
+    check_apart(program, data)
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
     began = time.perf_counter()
     found: list[Values] = []

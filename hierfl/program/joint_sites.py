@@ -82,7 +82,7 @@ def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
     fields = {name: v[:, :-1] for name, v in batch.fields.items()}
     rows = None if batch.rows is None else batch.rows[:, :-1]
     with untouched_store(), Centre():
-        fewer = poutine.trace(model).get_trace(replace(batch, fields=fields, rows=rows)).nodes
+        fewer: Any = poutine.trace(model).get_trace(replace(batch, fields=fields, rows=rows)).nodes
     for name, shape in latent.items():
         if fewer[name]["fn"].event_shape != shape:
             raise ProgramError(
@@ -130,8 +130,10 @@ def _densities(model: Model, batch: ClientBatch) -> dict[str, Tensor]:
     try:
         with Centre():
             trace = poutine.trace(model).get_trace(batch)
-    except (RuntimeError, ValueError, IndexError):
-        return {}  # such as a model that takes values out of autograd
+    except (
+        Exception
+    ):  # whatever a user's model raises, such as where it takes values out of autograd
+        return {}
     return {
         name: site["fn"].log_prob(site["value"])
         for name, site in samples(trace)

@@ -16,6 +16,7 @@ import hierfl
 from hierfl import guides, methods
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.program.check_apart import check_apart
 from hierfl.program.check_padding import check_mini_batches, check_padding
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
@@ -330,6 +331,36 @@ def test_programs_that_leave_padding_out_are_read(what: str, dtype: torch.dtype)
         torch.testing.assert_close(together[k : k + 1], alone)
 
 
+# ------------------------------------------------------------------ all clients in one batch
+def mean_over_clients(batch: ClientBatch, w: Tensor) -> None:
+    rows(batch, w * (batch.x - batch.x.mean()))
+
+
+@pytest.mark.parametrize("ask", ["pooled", "nuts", "sbc"])
+def test_clients_that_depend_on_each_other_are_refused_where_all_are_together(ask: str) -> None:
+    """Of clients of equal sizes no row is padded; alone each has its own mean."""
+    program, data = model(mean_over_clients), clients(6, 6)
+    method = methods.fedsvi(program, guides.structured)
+    fit(method, data, rounds=1)
+    calls: dict[str, Callable[[], Any]] = {
+        "pooled": lambda: fit(method, data, rounds=1, engine="pooled"),
+        "nuts": lambda: hierfl.nuts(program, data),
+        "sbc": lambda: hierfl.diagnostics.sbc(program, guides.structured, data),
+    }
+    with pytest.raises(ProgramError, match=r"site 'y' depends on which clients are in the batch"):
+        calls[ask]()
+
+
+@pytest.mark.parametrize("what", RIGHT)
+def test_clients_that_do_not_may_be_together(what: str, data: ClientData) -> None:
+    check_apart(read(model(RIGHT[what]), guides.structured, data), data)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_clients_of_every_guide_may_be_together(family: str) -> None:
+    check_apart(read(regression, FAMILIES[family], federation()), federation())
+
+
 # ------------------------------------------------------------------ mini-batches
 @pytest.mark.parametrize("what", RIGHT)
 @pytest.mark.parametrize("counts", [COUNTS, (6, 6)])
@@ -371,6 +402,25 @@ BY_BATCHES: dict[str, Callable[[int | None], hierfl.Method]] = {
 def test_every_method_refuses_them_by_its_own_option(name: str, data: ClientData) -> None:
     with pytest.raises(ProgramError, match=r"^site 'y' depends on several rows"):
         fit(BY_BATCHES[name](2), data, rounds=1)
+
+
+@pytest.mark.parametrize("name", BY_BATCHES)
+def test_on_all_rows_every_method_takes_them(name: str, data: ClientData) -> None:
+    """Some of them look at a single row where they need none: that is no mini-batch."""
+    fit(BY_BATCHES[name](None), data, rounds=1)
+
+
+def test_a_program_that_cannot_be_compared_is_warned_of(data: ClientData) -> None:
+    """It is made for the five rows that it is read on, and fails on others."""
+
+    def inside(batch: ClientBatch, w: Tensor) -> None:
+        assert batch.num_rows == 5
+        rows(batch, w)
+
+    with pytest.warns(
+        UserWarning, match="whether it depends on padding or on other rows is not known"
+    ):
+        read(model(inside), guides.delta, data)
 
 
 def test_equal_labels_do_not_hide_an_autoregression() -> None:

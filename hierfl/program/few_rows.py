@@ -1,0 +1,155 @@
+"""A few rows on which a program is compared with itself: alone and padded, in another order, with other labels.
+
+Programs are compared at random values of the params and the latent sites: at their starting values, which are
+often 0, a dependence may not show.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyro
+import torch
+from torch import Tensor
+
+from hierfl.data.batch import ClientBatch, gather, keys_of
+from hierfl.data.clients import ClientData
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import Params, Program
+from hierfl.program.sites import Values
+
+FEW = 4  # rows
+# relative differences that are rounding; the second where the program cannot be run in double precision
+ROUNDING, ROUNDING_SINGLE = 1e-5, 1e-3
+LEAST = 1e-2  # nats; the differences of smaller terms are relative to it
+# how far params and sites are put from their starting values, tried in turn
+AWAY = (0.1, 0.01, 0.0)
+
+Evaluate = Callable[[float, ClientBatch], Values]
+
+
+def made_up(program: Program, data: ClientData, rows: int | None = None) -> ClientBatch:
+    """Return a client made up of a few rows of all clients that differ in their labels, padded to `rows`."""
+    index = unlike(data, tuple(program.labels.values()))
+    few = len(index)
+    rows = few if rows is None else rows
+    inside = (torch.arange(rows) < few)[None]
+    first = torch.zeros(1, dtype=torch.long)
+    index = torch.cat([index, index[:1].expand(rows - few)])[None]
+    batch = gather(data, first, index, inside if rows > few else None, keys_of(data, first, 0, 0))
+    batch = replace(batch, counts=torch.full_like(batch.counts, few))
+    return _with_labels(program, batch)
+
+
+def unlike(data: ClientData, labels: tuple[str, ...]) -> Tensor:
+    """Return the positions of up to `FEW` rows, those of extreme labels first."""
+    n = data.num_rows
+    known = [data.fields[name] for name in labels if name in data.fields]
+    single = [v.byte() if v.dtype == torch.bool else v for v in known if v.dim() == 1]
+    extreme = [int(at) for v in single for at in (v.argmin(), v.argmax())]
+    even = torch.linspace(0, n - 1, min(FEW, n)).long().tolist()
+    return torch.tensor(sorted(list(dict.fromkeys([*extreme, *even]))[:FEW]))
+
+
+def _with_labels(program: Program, batch: ClientBatch) -> ClientBatch:
+    """Fill in missing labels with those of the prototype's first row."""
+    like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
+    missing = {
+        name: value[:, :1].expand(batch.num_clients, batch.num_rows, *value.shape[2:])
+        for name, value in like.items()
+        if value is not None and name not in batch.fields
+    }
+    return replace(batch, fields={**batch.fields, **missing})
+
+
+def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]:
+    """Return params and latent sites of one client at random, near their starting values."""
+    g = torch.Generator().manual_seed(seed)
+
+    def moved(start: Tensor) -> Tensor:
+        start = start.to(torch.get_default_dtype()) if start.is_floating_point() else start
+        return start + away * torch.randn(start.shape, generator=g)
+
+    params = {spec.name: moved(spec.start) for spec in program.params}
+    values: Values = {}
+    for block in (program.latents.global_block, program.latents.local_block):
+        if block.sites:
+            values |= block.unflatten(moved(block.start))[0]
+    return params, values
+
+
+def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -> str | None:
+    """Return the first site that differs between two batches by more than rounding.
+
+    A difference found in single precision is looked at again in double; where the program cannot be run in
+    double, a larger difference counts. Warn where the program cannot be evaluated at all.
+
+    Args:
+        evaluate: (how far from the starting values, batch) -> a value of each site.
+        one: a batch.
+        other: the batch to compare with it.
+    """
+    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
+        found = _differing(evaluate, one, other, ROUNDING)
+        if found and torch.get_default_dtype() != torch.float64:
+            with _double():
+                again = _differing(evaluate, _in_double(one), _in_double(other), ROUNDING)
+            found = again if again != "" else _differing(evaluate, one, other, ROUNDING_SINGLE)
+    if found == "":
+        warnings.warn(
+            "the program cannot be evaluated on a few rows near its starting values, so whether it depends "
+            "on padding or on other rows is not known: compare it with engine='sequential'",
+            stacklevel=5,
+        )
+    return found or None
+
+
+def _differing(
+    evaluate: Evaluate, one: ClientBatch, other: ClientBatch, rounding: float
+) -> str | None:
+    """Return the first site that differs between two batches, None where none does, "" where all fails."""
+    for away in AWAY:
+        try:
+            first, second = evaluate(away, one), evaluate(away, other)
+        except (
+            Exception
+        ):  # whatever a user's program raises, such as outside of what it can compute
+            continue
+        if all(bool(v.isfinite().all()) for v in first.values() if v.is_floating_point()):
+            names = (n for n, v in first.items() if _differ(v, second.get(n), rounding))
+            return next(names, None)
+    return ""
+
+
+def _differ(one: Tensor, other: Tensor | None, rounding: float) -> bool:
+    if other is None or one.shape != other.shape:
+        return True
+    one, other = one.double(), other.double()  # a deterministic site may be bool
+    scale = one.abs().max().clamp(min=LEAST) if one.numel() else 1.0
+    return not bool(((one - other).abs() <= rounding * scale).all())
+
+
+@contextmanager
+def _double() -> Iterator[None]:
+    """Run in double precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _in_double(batch: ClientBatch) -> ClientBatch:
+    def wide(v: Tensor) -> Tensor:
+        return v.double() if v.is_floating_point() else v
+
+    return replace(
+        batch,
+        fields={name: wide(v) for name, v in batch.fields.items()},
+        client_fields={name: wide(v) for name, v in batch.client_fields.items()},
+        counts=wide(batch.counts),
+    )
