@@ -66,7 +66,7 @@ def pac_bayes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> PacBayes:
             terms = program.terms(params, batch)
             return torch.stack([terms.nll.sum(), terms.local_kl.sum(), terms.global_kl])
 
-        return over_draws(terms_at, own, draws, keyed=program.keyed)
+        return over_draws(terms_at, own, draws, keyed=program.in_vmap)
 
     for chunk in each_client(fit, one, seed=seed, salt="pac_bayes"):
         nll, kl = nll + float(chunk.found[:, 0].sum()), kl + float(chunk.found[:, 1].sum())

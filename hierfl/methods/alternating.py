@@ -61,7 +61,7 @@ class Alternating:
             def one(b: ClientBatch) -> Tensor:
                 return self.loss(program.terms({**theta, **phi}, b), b.counts)
 
-            return over_draws(one, batch, self.draws, keyed=program.keyed)
+            return over_draws(one, batch, self.draws, keyed=program.in_vmap)
 
         def start(message: Tree, own: Tree) -> Tree:
             phi = own["phi"] if self.restart is None else self.restart(program, message)

@@ -162,7 +162,7 @@ def at_each_draw(
         at_once: draws carried at once; None: all.
     """
     index = torch.arange(draws, dtype=torch.int32)
-    if program.keyed:
+    if program.in_vmap:
         found: Tree = torch.vmap(one, chunk_size=at_once)(index)
         return found
     return tree_map(lambda *v: torch.stack(v), *[one(d) for d in index])

@@ -13,7 +13,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.posterior.client_loop import Chunk, each_draw
-from hierfl.posterior.draws import joined_local, keyed_or_in_turn, local_plates, posterior_draws
+from hierfl.posterior.draws import joined_local, local_plates, mapped_or_in_turn, posterior_draws
 from hierfl.posterior.prediction import Prediction, predicted
 from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows
 from hierfl.program.handlers import Answer
@@ -48,7 +48,7 @@ def predict_from_prior(
     check_rows(fit, rows, fit.program.reads.model)
     site = fit.program.observed_site(site)
 
-    def run(one: OfNewClient) -> list[Chunk]:
+    def run(one: OfNewClient) -> Iterator[Chunk]:
         return _each_new_client(fit, rows, one, draws=draws, seed=seed)
 
     return predicted(fit.program, rows, site, run)
@@ -69,7 +69,7 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
     local = local_plates(program)
 
     def own_sites(params: Params, shared: Values, asked: ClientBatch) -> Tree:
-        with Answer(params, asked):
+        with Answer(params, asked, reparameterised=False):
             model = poutine.condition(program.model, data=shared)
             nodes = poutine.trace(model).get_trace(asked).nodes
         return {name: nodes[name]["value"] for name in local}
@@ -80,7 +80,7 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
 
 def _each_new_client(
     fit: Snapshot, rows: ClientData, one: OfNewClient, *, draws: int, seed: int
-) -> list[Chunk]:
+) -> Iterator[Chunk]:
     """Evaluate `one(params, global draw, rows)` for every client and draw: chunks of trees (C, S, ...)."""
     shared = _global_draws(fit, draws, seed)
 
@@ -93,7 +93,7 @@ def _each_new_client(
             snapshot, at_draw, draws=draws, seed=seed, rows=rows, new=True, salt="newcomer"
         )
 
-    return keyed_or_in_turn(fit, run)
+    return mapped_or_in_turn(fit, run)
 
 
 def _global_draws(fit: Snapshot, draws: int, seed: int) -> Values:

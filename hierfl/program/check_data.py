@@ -14,6 +14,7 @@ from torch.distributions.constraints import Constraint
 
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.program.check_distributions import support_of
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
@@ -165,7 +166,7 @@ def supports_of(
         fn = trace.nodes[site]["fn"]
         base = getattr(fn, "base_dist", fn)
         if name in data.fields and not fn.event_shape and not by_row(fn):
-            supports[name] = (f"'{site}' ({type(base).__name__})", fn.support)
+            supports[name] = (f"'{site}' ({type(base).__name__})", support_of(site, fn))
     return supports
 
 
@@ -239,7 +240,7 @@ def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
         site = trace.nodes[name]
         try:
             site["fn"].log_prob(site["value"])
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, IndexError) as error:
             kind, dtype = (
                 type(getattr(site["fn"], "base_dist", site["fn"])).__name__,
                 str(site["value"].dtype).removeprefix("torch."),

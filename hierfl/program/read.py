@@ -30,8 +30,10 @@ from hierfl.program.check_data import (
     label_fields,
     supports_of,
 )
+from hierfl.program.check_distributions import check_density, check_support, refuse_in_sample
 from hierfl.program.check_program import check_cover, check_plates, check_start
 from hierfl.program.check_pure import check_pure, no_global_draws
+from hierfl.program.check_steps import check_steps
 from hierfl.program.factors import likelihood_factors
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.keyed_draws import NoKeyedDraw
@@ -44,7 +46,9 @@ from hierfl.program.traces import Site, is_deterministic, samples
 PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 
 
-def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0) -> Program:
+def read(
+    model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0, learn: bool = True
+) -> Program:
     """Read a program from eager, validated traces on one and on two of the clients.
 
     Args:
@@ -52,6 +56,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         guide: a guide function, or a family to make one of.
         data: the federation it will run on.
         seed: of starting values that the program itself draws for its params.
+        learn: whether gradients will be taken as the clients' steps take them; False: the program is only
+            read.
 
     Raises:
         ValueError: NaN or infinity in a field, or labels outside the support of their site; the message names
@@ -96,7 +102,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         )
         check_start(program, one)
         check_pure(program, one)
-    return program
+    return check_steps(program, one) if learn else program
 
 
 def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
@@ -109,15 +115,11 @@ def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
 
 
 class _Start(Centre):
-    """Sets every latent site to the centre of its prior, and refuses a discrete one."""
+    """Sets every latent site to the centre of its prior, and refuses one that has no continuous support."""
 
     def _pyro_sample(self, msg: Site) -> None:
-        free = not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample)
-        if free and getattr(msg["fn"].support, "is_discrete", False):
-            raise ProgramError(
-                f"site '{msg['name']}' is discrete ({type(msg['fn']).__name__}) and latent, which no guide "
-                f"of hierfl supports: sum it out in the likelihood (dist.MixtureSameFamily), or observe it"
-            )
+        if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
+            check_support(msg)
         super()._pyro_sample(msg)
 
 
@@ -139,9 +141,11 @@ def _trace(
             except NoKeyedDraw:
                 # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
                 trace = poutine.trace(program).get_trace(batch)
-    except ProgramError:
-        raise
+    except ProgramError as error:
+        # Pyro adds the shapes of the sites so far
+        raise ProgramError(str(error).split("\nTrace Shapes:")[0].rstrip()) from None
     except Exception as error:
+        refuse_in_sample(error)
         fields = {k: tuple(v.shape) for k, v in {**batch.fields, **batch.client_fields}.items()}
         dtypes = {k: str(v.dtype).removeprefix("torch.") for k, v in batch.fields.items()}
         raise ProgramError(
@@ -152,6 +156,7 @@ def _trace(
     for name, site in samples(trace):
         if not is_deterministic(site):
             check_plates(name, site, batch)
+            check_density(name, site)
     return trace
 
 
