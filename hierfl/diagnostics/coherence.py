@@ -86,7 +86,7 @@ def client_slopes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
                 terms = program.terms({**params, **above}, batch)
                 return (terms.nll + terms.local_kl).sum()
 
-            return over_draws(once, own, draws, keyed=program.keyed)
+            return over_draws(once, own, draws, keyed=program.in_vmap)
 
         slopes = grad(objective)({name: params[name] for name in shared})
         return torch.cat([slopes[name].flatten() for name in shared])

@@ -184,10 +184,10 @@ def sbc(
     if min(replications, draws, steps, particles) < 1:
         raise ValueError("replications, draws, steps and particles must be 1 or more")
     program = read(model, guide, data_like, seed=seed)
-    if not program.keyed:
+    if not program.in_vmap:
         raise ProgramError(
-            "sbc fits all replications at once, and this guide draws one client at a time: "
-            "take a guide of Normals"
+            "sbc fits all replications at once, and this program runs one client at a time: "
+            "take a guide of Normals, and distributions that torch.vmap can compute"
         )
     check_apart(program, data_like)
     batch = full_batch(data_like, torch.arange(data_like.num_clients), seed=seed)

@@ -73,7 +73,7 @@ class Federation:
     @property
     def at_once(self) -> bool:
         """Whether clients are carried under `torch.vmap`, even one alone, and steps may be compiled."""
-        return self.engine == "vectorised" and self.program.keyed
+        return self.engine == "vectorised" and self.program.in_vmap
 
     @property
     def slots(self) -> int:

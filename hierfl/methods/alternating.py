@@ -64,7 +64,7 @@ class Alternating:
             def one(b: ClientBatch) -> Tensor:
                 return self.loss(program.terms({**theta, **phi}, b), b.counts)
 
-            return over_draws(one, batch, self.draws, keyed=program.keyed)
+            return over_draws(one, batch, self.draws, keyed=program.in_vmap)
 
         self.begin(program, above)  # refuses a guide that cannot start there before the first round
 

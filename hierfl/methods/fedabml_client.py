@@ -51,7 +51,7 @@ class Losses:
             terms = self.program.terms({**theta, **phi}, b)
             return ((terms.nll + self.how.lam * terms.local_kl) / b.counts).sum()
 
-        return over_draws(one, batch, self.how.draws, keyed=self.program.keyed)
+        return over_draws(one, batch, self.how.draws, keyed=self.program.in_vmap)
 
     def penalty(self, theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
         """Return the part of L that depends on theta, ()."""

@@ -82,7 +82,7 @@ def svi_client(program: Program, how: Setting) -> Client:
             lambda b: program.terms(params, b).loss(program.share),
             batch,
             how.num_particles,
-            keyed=program.keyed,
+            keyed=program.in_vmap,
         )
 
     def start(message: Tree, own: Tree) -> Tree:

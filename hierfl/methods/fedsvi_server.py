@@ -64,7 +64,7 @@ def svi_pooled(program: Program, how: Setting) -> Pooled:
                 terms = program.terms({**at["shared"], **stacked(program, at["mine"])}, b)
                 return terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
 
-            return over_draws(one, batch, how.num_particles, keyed=program.keyed)
+            return over_draws(one, batch, how.num_particles, keyed=program.in_vmap)
 
         gradient, value = slope(loss, {"shared": state["params"], "mine": table["params"]})
 

@@ -180,7 +180,7 @@ def at_each_draw(
         first: the first number.
     """
     index = torch.arange(first, first + draws, dtype=torch.int32)
-    if program.keyed:
+    if program.in_vmap:
         found: Tree = torch.vmap(one, chunk_size=at_once)(index)
         return found
     return tree_map(lambda *v: torch.stack(v), *[one(d) for d in index])

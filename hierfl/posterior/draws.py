@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from pyro import poutine
 
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import (
@@ -20,8 +20,8 @@ from hierfl.posterior.client_loop import (
 )
 from hierfl.posterior.snapshot import Restricted, Snapshot
 from hierfl.program.handlers import Answer
-from hierfl.program.keyed_draws import NoKeyedDraw
-from hierfl.program.program import Params, Program
+from hierfl.program.keyed_draws import NoKeyedDraw, NoSampler
+from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site
 
@@ -70,7 +70,8 @@ def posterior_draws(
         values = {**values, **program.derive(values, params, asked)}
         return values if keep is None else {n: v for n, v in values.items() if n in keep}
 
-    return joined_draws(program, [c.found for c in each_draw(fit, one, draws=draws, seed=seed)])
+    chunks = mapped_or_in_turn(fit, lambda s: each_draw(s, one, draws=draws, seed=seed))
+    return joined_draws(program, [chunk.found for chunk in chunks])
 
 
 def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
@@ -85,27 +86,48 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
     names = (*(site.name for site in program.latents.sites), *program.derived)
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
-        with Answer(params, asked):
+        with Answer(params, asked, reparameterised=False):
             nodes: dict[str, Site] = poutine.trace(program.model).get_trace(asked).nodes
         return {name: nodes[name]["value"] for name in names}
 
-    chunks = keyed_or_in_turn(
+    chunks = mapped_or_in_turn(
         fit, lambda s: each_draw(s, one, draws=draws, seed=seed, salt="prior")
     )
     return joined_draws(program, [chunk.found for chunk in chunks])
 
 
-def keyed_or_in_turn(fit: Snapshot, run: Callable[[Snapshot], Iterator[Chunk]]) -> list[Chunk]:
-    """Run a loop over clients under `torch.vmap`; where a site has no keyed draw, a client and a draw at a time.
+def mapped_or_in_turn(fit: Snapshot, run: Callable[[Snapshot], Iterator[Chunk]]) -> Iterator[Chunk]:
+    """Run a loop over clients under `torch.vmap`; where that cannot be, a client and a draw at a time.
 
-    A prior may hold a Gamma, say, which torch draws itself: not under `torch.vmap`.
+    A prior may hold a Gamma, say, which torch draws itself: not under `torch.vmap`. Some distributions take
+    their mean, or their log density, in a way that it does not know.
+
+    Args:
+        fit: a run at some round.
+        run: the loop; it may be started twice.
+
+    Raises:
+        ProgramError: a site cannot be drawn from at all.
     """
+    chunks = run(fit)
     try:
-        return list(run(fit))
-    except NoKeyedDraw:
+        first = next(chunks)
+    except (NoKeyedDraw, RuntimeError) as error:
+        # torch says so in words alone
+        if not isinstance(error, NoKeyedDraw) and "vmap" not in str(error):
+            raise
         program = replace(fit.program, keyed=False)
         federation = replace(fit.federation, program=program)
-        return list(run(Restricted(fit.method, federation, fit.progress, fit.message)))
+        chunks = run(Restricted(fit.method, federation, fit.progress, fit.message))
+        try:
+            first = next(chunks)
+        except NoSampler as lacking:
+            site = str(lacking).split("\nTrace Shapes:")[0]  # which Pyro adds
+            raise ProgramError(
+                f"{site} cannot be drawn from its prior: use a prior that has a sampler"
+            ) from error
+    yield first
+    yield from chunks
 
 
 def at_draws(
@@ -124,14 +146,22 @@ def at_draws(
         rows: asked about; None: the clients' training rows.
     """
     shared, own = in_program_shapes(fit.program, draws)
-    clients = min(fit.federation.slots, CLIENTS_AT_ONCE, len(fit.clients))
+    count = next((len(value) for value in {**draws.shared, **draws.own}.values()), 1)
 
-    def all_draws(params: Params, _: ClientBatch, asked: ClientBatch, given: Values) -> Tree:
-        at_once = max(1, draws_at_once(asked.num_rows) // clients)
-        at_draw = torch.vmap(lambda values: one(params, values, asked), chunk_size=at_once)
-        return at_draw({**given, **shared})
+    def run(snapshot: Snapshot) -> Iterator[Chunk]:
+        clients = min(snapshot.federation.slots, CLIENTS_AT_ONCE, len(snapshot.clients))
 
-    yield from each_client(fit, all_draws, rows=rows, given=own)
+        def all_draws(params: Params, _: ClientBatch, asked: ClientBatch, given: Values) -> Tree:
+            values = {**given, **shared}
+            if snapshot.program.in_vmap:
+                at_once = max(1, draws_at_once(asked.num_rows) // clients)
+                return torch.vmap(lambda v: one(params, v, asked), chunk_size=at_once)(values)
+            each = [one(params, {n: v[s] for n, v in values.items()}, asked) for s in range(count)]
+            return tree_map(lambda *v: torch.stack(v), *each)
+
+        return each_client(snapshot, all_draws, rows=rows, given=own)
+
+    yield from mapped_or_in_turn(fit, run)
 
 
 # ------------------------------------------------------------------------------------------------ shapes

@@ -13,7 +13,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.posterior.client_loop import Chunk, each_draw
-from hierfl.posterior.draws import joined_local, keyed_or_in_turn, local_plates, posterior_draws
+from hierfl.posterior.draws import joined_local, local_plates, mapped_or_in_turn, posterior_draws
 from hierfl.posterior.prediction import Prediction, predicted
 from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows
 from hierfl.program.check_padding import check_labels_given
@@ -52,7 +52,7 @@ def predict_from_prior(
 
     shared = _global_draws(fit, draws, seed)
 
-    def run(one: OfNewClient, first: int, count: int) -> list[Chunk]:
+    def run(one: OfNewClient, first: int, count: int) -> Iterator[Chunk]:
         return _each_new_client(fit, rows, one, shared, draws=count, seed=seed, first=first)
 
     return predicted(fit.program, rows, site, run, draws)
@@ -73,7 +73,7 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
     local = local_plates(program)
 
     def own_sites(params: Params, shared: Values, asked: ClientBatch) -> Tree:
-        with Answer(params, asked):
+        with Answer(params, asked, reparameterised=False):
             model = poutine.condition(program.model, data=shared)
             nodes = poutine.trace(model).get_trace(asked).nodes
         return {name: nodes[name]["value"] for name in local}
@@ -92,7 +92,7 @@ def _each_new_client(
     draws: int,
     seed: int,
     first: int = 0,
-) -> list[Chunk]:
+) -> Iterator[Chunk]:
     """Evaluate `one(params, global draw, rows)` for every client and draw: chunks of trees (C, S, ...)."""
 
     def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
@@ -111,7 +111,7 @@ def _each_new_client(
             first=first,
         )
 
-    return keyed_or_in_turn(fit, run)
+    return mapped_or_in_turn(fit, run)
 
 
 def _global_draws(fit: Snapshot, draws: int, seed: int) -> Values:

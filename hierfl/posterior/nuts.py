@@ -17,6 +17,7 @@ from hierfl.data.batch import check_padded, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.guides.delta import delta
 from hierfl.program.check_apart import check_apart
+from hierfl.program.check_distributions import kind_of
 from hierfl.program.handlers import untouched_store
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import Program, ProgramError
@@ -64,11 +65,11 @@ def nuts(
             only.
 
     Raises:
-        ProgramError: the model cannot be run as it is written, or has a param, which has no posterior.
+        ProgramError: the model cannot be run as it is written, has a param, which has no posterior, or a
+            prior without a sampler; or no start with a finite density is found.
     """
-    program = read(model, delta, data, seed=seed)
+    program = sampled_program(model, data, seed=seed)
     check_padded(data)
-    _check_no_params(program)
     check_apart(program, data)
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
     began = time.perf_counter()
@@ -86,21 +87,49 @@ def nuts(
                 warmup_steps=warmup,
                 disable_progbar=True,
             )
-            sampler.run()
+            try:
+                sampler.run()
+            except ValueError as error:
+                if "valid initial params" not in str(error):
+                    raise
+                raise ProgramError(
+                    "NUTS finds no draw of the priors where density and gradient are finite: check the "
+                    "scales of the priors, and what the model computes from their draws"
+                ) from error
             found.append(sampler.get_samples())
     return _reference(program, found, time.perf_counter() - began)
 
 
-def _check_no_params(program: Program) -> None:
-    """Refuse a model with params: NUTS would leave them where they start."""
+def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program:
+    """Read a model, and refuse what NUTS cannot sample.
+
+    Args:
+        model: the generative program.
+        data: all clients' rows.
+        seed: as in `nuts`.
+
+    Raises:
+        ProgramError: the model cannot be run as it is written, has a param, or a prior without a sampler.
+    """
+    program = read(model, delta, data, seed=seed, learn=False)
     with untouched_store(), Centre():
         nodes = poutine.trace(program.model).get_trace(program.prototype).nodes
-    params = [name for name, node in nodes.items() if node["type"] == "param"]
-    if params:
-        raise ProgramError(
-            f"param '{params[0]}' of the model has no prior, and NUTS samples sites alone: give it a prior, "
-            f"pyro.sample, or fit a method first and call fit.check(against='nuts')"
-        )
+        params = [name for name, node in nodes.items() if node["type"] == "param"]
+        if params:
+            raise ProgramError(
+                f"param '{params[0]}' of the model has no prior, and NUTS samples sites alone: give it a "
+                f"prior, pyro.sample, or fit a method first and call fit.check(against='nuts')"
+            )
+        for site in program.latents.sites:
+            fn = nodes[site.name]["fn"]
+            try:
+                fn.sample()
+            except NotImplementedError as error:
+                raise ProgramError(
+                    f"site '{site.name}' ({kind_of(fn)}) cannot be drawn from, and NUTS starts from draws of "
+                    f"the prior: give it a prior that has a sampler"
+                ) from error
+    return program
 
 
 def _reference(program: Program, chains: list[Values], seconds: float) -> Reference:

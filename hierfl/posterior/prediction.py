@@ -17,8 +17,9 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import MOST_NUMBERS, Chunk, each_draw
-from hierfl.posterior.draws import Draws, at_draws
+from hierfl.posterior.draws import Draws, at_draws, mapped_or_in_turn
 from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.program.check_distributions import kind_of as kind_of_distribution
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
@@ -91,7 +92,8 @@ class Prediction:
                 "accuracy": (self.mean.argmax(-1) == y).double(),
                 "brier": (self.mean - hot).square().sum(-1) / 2,
             }
-        return {"rmse": (self.mean - y).square()}
+        squares = (self.mean - y).square()
+        return {"rmse": squares.flatten(1).mean(1) if squares.dim() > 1 else squares}
 
 
 def kind_of(fn: Any) -> str:
@@ -104,20 +106,48 @@ def kind_of(fn: Any) -> str:
     return "categorical" if isinstance(base, dist.Categorical) else "numeric"
 
 
-def moments(fn: Any, label: Tensor | None) -> Tree:
-    """Return what is averaged over draws: moments of y or class probabilities, entropy, and the label's log density."""
+def moments(site: str, fn: Any, label: Tensor | None) -> Tree:
+    """Return what is averaged over draws: moments of y or class probabilities, entropy, and the label's log density.
+
+    Raises:
+        ValueError: the distribution has no mean or variance in closed form.
+    """
     base = getattr(fn, "base_dist", fn)
     probabilities = isinstance(base, dist.Categorical)
-    out = {"mean": fn.probs if probabilities else fn.mean}
+    mean, variance = (fn.probs, None) if probabilities else mean_and_variance(site, fn)
+    out = {"mean": mean}
     if kind_of(fn) in ("binary", "categorical"):
         p = out["mean"]
         each = torch.special.entr(p)
         out["noise"] = each.sum(-1) if probabilities else each + torch.special.entr(1.0 - p)
-    if not probabilities:
-        out["square"] = fn.variance + fn.mean**2
+    if variance is not None:
+        out["square"] = variance + mean**2
     if label is not None:
         out["log_prob"], out["label"] = fn.log_prob(label), label
     return out
+
+
+def mean_and_variance(site: str, fn: Any) -> tuple[Tensor, Tensor]:
+    """Return the mean and the variance of a site's distribution, each of its shape.
+
+    Raises:
+        ValueError: the distribution has none in closed form.
+    """
+    base = getattr(fn, "base_dist", fn)
+    if isinstance(
+        base, dist.StudentT
+    ):  # torch sets its entries by a mask, which torch.vmap does not allow
+        df = base.df.expand(fn.shape())
+        spread = base.scale.expand(fn.shape()) ** 2 * df / (df - 2.0)
+        mean = torch.where(df > 1.0, base.loc.expand(fn.shape()), torch.nan)
+        return mean, torch.where(df > 2.0, spread, torch.where(df > 1.0, torch.inf, torch.nan))
+    try:
+        return fn.mean, fn.variance
+    except (NotImplementedError, AttributeError) as error:
+        raise ValueError(
+            f"site '{site}' ({kind_of_distribution(fn)}) has no mean and variance in closed form, which a "
+            f"prediction averages: draw its labels instead, fit.posterior_predictive()"
+        ) from error
 
 
 def averaged(name: str, value: Tensor) -> Tensor:
@@ -156,7 +186,10 @@ def predict(
         def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
             return one(params, program.draw(params, own), asked)
 
-        return each_draw(few, at_draw, draws=count, seed=seed, rows=rows, first=first)
+        def each(snapshot: Snapshot) -> Iterator[Chunk]:
+            return each_draw(snapshot, at_draw, draws=count, seed=seed, rows=rows, first=first)
+
+        return mapped_or_in_turn(few, each)
 
     return predicted(program, rows, site, run, draws)
 
@@ -206,7 +239,7 @@ def predicted(
     def score(params: Params, values: Values, asked: ClientBatch) -> Tree:
         fn, value = program.observed(values, asked, params)[site]
         kinds.add(kind_of(fn))
-        return moments(fn, value if known else None)
+        return moments(site, fn, value if known else None)
 
     total: dict[str, Tensor] = {}
     some = min(draws, max(1, MOST_NUMBERS // int(rows.counts.max())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import pyro
@@ -16,6 +17,7 @@ from hierfl.engine.client_store import taken
 from hierfl.posterior.client_loop import CLIENT_DRAWS_AT_ONCE, labelled
 from hierfl.posterior.draws import Draws, at_draws, in_program_shapes, posterior_draws
 from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.program.check_distributions import LACKING
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
@@ -123,13 +125,25 @@ def _labels_of_client(
 ) -> dict[str, Tensor]:
     """Draw the labels of one client at latent sites (S, ...); `index` (S,) is there where no site is latent."""
     one = partial(_labels_at, program, params, batch)
-    with torch.random.fork_rng(devices=[]), pyro.validation_enabled(False), torch.no_grad():
+    with (
+        torch.random.fork_rng(devices=[]),
+        pyro.validation_enabled(False),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # of torch, about mapped samplers that are slow
         first, second = batch.key[0].tolist()
         torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
         try:
             found: dict[str, Tensor] = torch.vmap(
                 one, randomness="different", chunk_size=CLIENT_DRAWS_AT_ONCE
             )(values)
+        except LACKING as error:
+            names = ", ".join(f"'{name}'" for name in program.labels)
+            raise ValueError(
+                f"labels of the observed sites {names} cannot be drawn, since a distribution among them has "
+                f"no sampler: observe them by a distribution with `sample`"
+            ) from error
         except RuntimeError:  # torch has no mapped sampler for a few (Student's t, Beta)
             each = [one({n: v[s] for n, v in values.items()}) for s in range(len(values["index"]))]
             found = tree_map(lambda *v: torch.stack(v), *each)

@@ -15,6 +15,7 @@ from torch.distributions.constraints import Constraint
 
 from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.program.check_distributions import support_of
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
@@ -166,7 +167,7 @@ def supports_of(
         fn = trace.nodes[site]["fn"]
         base = getattr(fn, "base_dist", fn)
         if name in data.fields and not fn.event_shape and not by_row(fn):
-            supports[name] = (f"'{site}' ({type(base).__name__})", fn.support)
+            supports[name] = (f"'{site}' ({type(base).__name__})", support_of(site, fn))
     return supports
 
 
@@ -262,7 +263,7 @@ def check_scored(trace: Any, labels: Mapping[str, str]) -> None:
         site = trace.nodes[name]
         try:
             site["fn"].log_prob(site["value"])
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, IndexError) as error:
             raise ProgramError(_unscored(name, site["fn"], site["value"], label)) from error
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import pyro.distributions as dist
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
-from hierfl.program.program import Program, ProgramError
+from hierfl.program.check_distributions import kind_of
+from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Latents
-from hierfl.program.traces import Site, in_clients, is_latent
+from hierfl.program.terms import traces_of
+from hierfl.program.traces import Site, in_clients, is_latent, samples, scored
 
 
 def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
@@ -167,8 +169,9 @@ def check_start(program: Program, batch: ClientBatch) -> None:
         ProgramError: a part of the log density cannot be computed, or is NaN or infinite.
     """
     shared, own = program.start()
+    params = {**shared, **own}
     try:
-        terms = program.terms({**shared, **own}, batch)
+        terms = program.terms(params, batch)
     except ValueError as error:
         raise ProgramError(
             f"the log-density cannot be computed where the guide starts: {error}"
@@ -176,6 +179,16 @@ def check_start(program: Program, batch: ClientBatch) -> None:
     for value, what in zip(terms, ("log-likelihood", "local sites", "global sites"), strict=True):
         if not bool(value.isfinite().all()):
             raise ProgramError(
-                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide starts: check "
-                f"the scales there"
+                f"the log-density of the {what} is {value.flatten()[0].item()} where the guide starts"
+                f"{_at_site(program, params, batch)}: check the scales there"
             )
+
+
+def _at_site(program: Program, params: Params, batch: ClientBatch) -> str:
+    """Return in words the first site of the model whose log density is not finite where the guide starts."""
+    _, trace = traces_of(program.model, program.guide, params, batch, batch)
+    for name, site in samples(trace):
+        density = scored(site, site["fn"].log_prob(site["value"]))
+        if not bool(density.isfinite().all()):
+            return f", at site '{name}' ({kind_of(site['fn'])})"
+    return ""

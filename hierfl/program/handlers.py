@@ -16,7 +16,7 @@ from torch.distributions import transform_to
 
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
-from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw, seeded
+from hierfl.program.keyed_draws import Noise, NoKeyedDraw, NoSampler, draw, seeded
 from hierfl.program.module_weights import ModuleWeights
 from hierfl.program.traces import Site, in_clients
 
@@ -72,8 +72,15 @@ class Answer(Messenger):
         try:
             msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
         except NoKeyedDraw:
-            msg["value"] = seeded(msg["fn"], key, reparameterised=self.reparameterised)
+            msg["value"] = self._seeded(msg, key)
         msg["done"] = True
+
+    def _seeded(self, msg: Site, key: Tensor) -> Tensor:
+        """Return a draw by torch's own sampler; where there is none, the error names the site."""
+        try:
+            return seeded(msg["fn"], key, reparameterised=self.reparameterised)
+        except NoSampler as error:
+            raise NoSampler(f"site '{msg['name']}' ({error})") from error
 
 
 @contextmanager

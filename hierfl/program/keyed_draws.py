@@ -17,6 +17,10 @@ class NoKeyedDraw(NotImplementedError):
     """A distribution that hierfl cannot draw by transforming normals or uniforms."""
 
 
+class NoSampler(NoKeyedDraw):
+    """A distribution that cannot be drawn from at all."""
+
+
 class Noise:
     """Standard normals and uniforms for one draw, as a function of its key.
 
@@ -102,8 +106,9 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterised: bool = 
         reparameterised: whether the draw must have a gradient, as a guide's must; a prior's need not.
 
     Raises:
-        NoKeyedDraw: the distribution has no reparameterised draw, or no draw at all, or there are several
-            clients, stacked or under vmap.
+        NoKeyedDraw: the distribution has no reparameterised draw, or there are several clients, stacked or
+            under vmap.
+        NoSampler: the distribution has no draw at all.
     """
     if reparameterised and not fn.has_rsample:
         raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterised draw)")
@@ -121,5 +126,5 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterised: bool = 
         try:
             value: Tensor = fn.rsample() if fn.has_rsample else fn.sample()
         except NotImplementedError as error:
-            raise NoKeyedDraw(f"{type(fn).__name__} (which cannot be drawn from)") from error
+            raise NoSampler(type(fn).__name__) from error
     return value

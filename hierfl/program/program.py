@@ -76,6 +76,7 @@ class Program:
         num_clients: N.
         prototype: a few rows of one client, used wherever a value does not depend on rows.
         keyed: every draw is a function of its key under `torch.vmap`; otherwise clients run one at a time.
+        mapped: model and guide can be computed under `torch.vmap`; otherwise clients run one at a time.
         reads_all_rows: the guide needs every row of a client at each step.
         joint: observed sites with one density for all rows of a client -> whether their event is the rows
             (`hierfl.program.joint_sites`).
@@ -96,6 +97,12 @@ class Program:
     reads_all_rows: bool = False
     joint: Mapping[str, bool] = field(default_factory=dict)
     factors: Mapping[str, bool] = field(default_factory=dict)
+    mapped: bool = True
+
+    @property
+    def in_vmap(self) -> bool:
+        """Whether several clients, and several draws, can be carried at once under `torch.vmap`."""
+        return self.keyed and self.mapped
 
     @property
     def share(self) -> float:
@@ -216,7 +223,7 @@ class Program:
         }
 
     def _conditioned(self, values: Values, params: Params, batch: ClientBatch) -> dict[str, Site]:
-        with Answer(params, batch):
+        with Answer(params, batch, reparameterised=False):
             nodes: dict[str, Site] = (
                 poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
             )

@@ -31,9 +31,11 @@ from hierfl.program.check_data import (
     label_fields,
     supports_of,
 )
+from hierfl.program.check_distributions import check_density, check_support, refuse_in_sample
 from hierfl.program.check_padding import check_padding
 from hierfl.program.check_program import check_callable, check_cover, check_plates, check_start
 from hierfl.program.check_pure import check_pure, no_global_draws
+from hierfl.program.check_steps import check_steps
 from hierfl.program.factors import likelihood_factors
 from hierfl.program.failures import root_of, why_it_fails
 from hierfl.program.float_labels import sites_to_float, with_float_labels
@@ -49,7 +51,9 @@ from hierfl.program.traces import Site, is_deterministic, samples
 PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 
 
-def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0) -> Program:
+def read(
+    model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0, learn: bool = True
+) -> Program:
     """Read a program from eager, validated traces on one and on two of the clients.
 
     Args:
@@ -57,6 +61,8 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         guide: a guide function, or a family to make one of.
         data: the federation it will run on.
         seed: of starting values that the program itself draws for its params.
+        learn: whether gradients will be taken as the clients' steps take them; False: the program is only
+            read.
 
     Raises:
         TypeError: `data` is no `ClientData`.
@@ -114,7 +120,7 @@ def read(model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0
         check_start(program, one)
         check_pure(program, one)  # first: noise of its own would look as if padding mattered
         check_padding(program, data)
-    return program
+    return check_steps(program, one) if learn else program
 
 
 def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
@@ -127,15 +133,11 @@ def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
 
 
 class _Start(Centre):
-    """Sets every latent site to the centre of its prior, and refuses a discrete one."""
+    """Sets every latent site to the centre of its prior, and refuses one that has no continuous support."""
 
     def _pyro_sample(self, msg: Site) -> None:
-        free = not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample)
-        if free and getattr(msg["fn"].support, "is_discrete", False):
-            raise ProgramError(
-                f"site '{msg['name']}' is discrete ({type(msg['fn']).__name__}) and latent, which no guide "
-                f"of hierfl supports: sum it out in the likelihood (dist.MixtureSameFamily), or observe it"
-            )
+        if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
+            check_support(msg)
         super()._pyro_sample(msg)
 
 
@@ -173,11 +175,13 @@ def _trace(
     except Exception as error:
         cause = root_of(error)
         if isinstance(cause, ProgramError):
-            raise cause from None
+            raise ProgramError(str(cause).split("\nTrace Shapes:")[0].rstrip()) from None
+        refuse_in_sample(error)
         raise ProgramError(why_it_fails(what, error, batch)) from error
     for name, site in samples(trace):
         if not is_deterministic(site):
             check_plates(name, site, batch)
+            check_density(name, site)
     return trace
 
 

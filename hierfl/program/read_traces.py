@@ -7,11 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 import pyro.distributions as dist
+import torch
 from torch import nn
 from torch.distributions import kl_divergence, transform_to
 
 from hierfl.core import noise
 from hierfl.data.batch import CLIENTS, DATA
+from hierfl.program.check_distributions import kind_of
 from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
 from hierfl.program.prior_centre import has_mean
 from hierfl.program.program import ParamSpec, ProgramError
@@ -46,7 +48,7 @@ def _latent(site: Site, pair: Site) -> LatentSite:
             f"site '{site['name']}' is inside the clients plate for some numbers of clients only"
         )
     fn = site["fn"]
-    return LatentSite(
+    latent = LatentSite(
         site["name"],
         in_clients(site),
         plates,
@@ -56,6 +58,14 @@ def _latent(site: Site, pair: Site) -> LatentSite:
         has_mean(fn),
         site["value"].detach().clone(),
     )
+    back, _ = latent.constrain(latent.free_start)
+    if not torch.allclose(back, latent.start, rtol=1e-2, atol=1e-3):
+        raise ProgramError(
+            f"site '{site['name']}' ({kind_of(fn)}) starts at {latent.start.flatten()[0].item():.3g}, which "
+            f"the map from real numbers onto its support does not reach: use a distribution whose support "
+            f"has finite bounds, or none"
+        )
+    return latent
 
 
 def derived_of(trace: Any) -> dict[str, int | None]:

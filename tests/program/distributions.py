@@ -112,7 +112,7 @@ def markov_field(e: Tensor) -> Any:
 MAKE: dict[str, Make] = {
     "AVFMultivariateNormal": lambda e: dist.AVFMultivariateNormal(
         torch.zeros(2), torch.eye(2), torch.zeros(2, 1, 2)
-    ).expand(e.shape),
+    ),
     "AffineBeta": lambda e: dist.AffineBeta(
         softplus(e) + 1.0, softplus(-e) + 1.0, torch.zeros_like(e), 2.0 + torch.zeros_like(e)
     ),
@@ -154,14 +154,14 @@ MAKE: dict[str, Make] = {
     "GaussianMRF": markov_field,
     "GaussianScaleMixture": lambda e: dist.GaussianScaleMixture(
         torch.ones(2), torch.zeros(3), torch.tensor([0.5, 1.0, 2.0])
-    ).expand(e.shape),
+    ),
     "GeneralizedPareto": lambda e: dist.GeneralizedPareto(
         torch.zeros_like(e), softplus(e), 0.1 * torch.ones_like(e)
     ),
     "Geometric": lambda e: dist.Geometric(logits=e),
     "GroupedNormalNormal": lambda e: dist.GroupedNormalNormal(
         torch.zeros(2), torch.ones(2), torch.ones(3), torch.tensor([0, 0, 1])
-    ).expand(e.shape),
+    ),
     "Gumbel": lambda e: dist.Gumbel(e, softplus(e)),
     "HalfCauchy": lambda e: dist.HalfCauchy(softplus(e)),
     "HalfNormal": lambda e: dist.HalfNormal(softplus(e)),
@@ -192,10 +192,10 @@ MAKE: dict[str, Make] = {
     ),
     "MixtureOfDiagNormals": lambda e: dist.MixtureOfDiagNormals(
         torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2, 2), torch.zeros(2)
-    ).expand(e.shape),
+    ),
     "MixtureOfDiagNormalsSharedCovariance": lambda e: dist.MixtureOfDiagNormalsSharedCovariance(
         torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2), torch.zeros(2)
-    ).expand(e.shape),
+    ),
     "MixtureSameFamily": mixture,
     "Multinomial": lambda e: dist.Multinomial(4, logits=row(e, 1.0, -1.0, 0.5)),
     "MultivariateNormal": normal,
@@ -208,15 +208,13 @@ MAKE: dict[str, Make] = {
     "NanMaskedNormal": lambda e: dist.NanMaskedNormal(e, softplus(e)),
     "NegativeBinomial": lambda e: dist.NegativeBinomial(3.0, logits=e),
     "Normal": lambda e: dist.Normal(e, softplus(e)),
-    "OMTMultivariateNormal": lambda e: dist.OMTMultivariateNormal(
-        torch.zeros(2), torch.eye(2)
-    ).expand(e.shape),
+    "OMTMultivariateNormal": lambda e: dist.OMTMultivariateNormal(torch.zeros(2), torch.eye(2)),
     "OneHotCategorical": lambda e: dist.OneHotCategorical(logits=row(e, 1.0, -1.0, 0.5)),
     "OneHotCategoricalStraightThrough": lambda e: dist.OneHotCategoricalStraightThrough(
         logits=row(e, 1.0, -1.0, 0.5)
     ),
-    "OneOneMatching": lambda e: dist.OneOneMatching(e.flatten()[0] * torch.eye(3)),
-    "OneTwoMatching": lambda e: dist.OneTwoMatching(e.flatten()[0] * torch.eye(2).repeat(2, 1)),
+    "OneOneMatching": lambda e: dist.OneOneMatching(0.3 * torch.eye(3)),
+    "OneTwoMatching": lambda e: dist.OneTwoMatching(0.3 * torch.eye(2).repeat(2, 1)),
     "OrderedLogistic": lambda e: dist.OrderedLogistic(e, torch.tensor([-1.0, 1.0])),
     "Pareto": lambda e: dist.Pareto(torch.ones_like(e), softplus(e) + 3.0),
     "Poisson": lambda e: dist.Poisson(softplus(e)),
@@ -242,7 +240,7 @@ MAKE: dict[str, Make] = {
     "SkewLogistic": lambda e: dist.SkewLogistic(e, softplus(e), softplus(-e)),
     "SoftAsymmetricLaplace": lambda e: dist.SoftAsymmetricLaplace(e, softplus(e), softplus(-e)),
     "SoftLaplace": lambda e: dist.SoftLaplace(e, softplus(e)),
-    "SpanningTree": lambda e: dist.SpanningTree(e.flatten()[0] * torch.ones(3)),
+    "SpanningTree": lambda e: dist.SpanningTree(0.3 * torch.ones(3)),
     "Stable": lambda e: dist.Stable(torch.full_like(e, 1.5), torch.full_like(e, 0.1), 1.0, e),
     "StableWithLogProb": lambda e: dist.StableWithLogProb(
         torch.full_like(e, 1.5), torch.full_like(e, 0.1), torch.ones_like(e), e
@@ -264,4 +262,16 @@ MAKE: dict[str, Make] = {
         torch.tensor(3.0), logits=e, gate_logits=-e
     ),
     "ZeroInflatedPoisson": lambda e: dist.ZeroInflatedPoisson(softplus(e), gate_logits=-e),
+}
+
+# Values to observe of the distributions that Pyro cannot draw from.
+VALUE: dict[str, Tensor] = {
+    "CoalescentTimesWithRate": torch.tensor([-2.0, -1.0], dtype=torch.float64),
+    "GammaGaussianHMM": torch.zeros(3, 2, dtype=torch.float64),
+    "GaussianMRF": torch.zeros(3, 2, dtype=torch.float64),
+    "GroupedNormalNormal": torch.zeros(3, dtype=torch.float64),
+    "ImproperUniform": torch.tensor(1.0, dtype=torch.float64),
+    "LogNormalNegativeBinomial": torch.tensor(2.0, dtype=torch.float64),
+    "TruncatedPolyaGamma": torch.tensor(0.3, dtype=torch.float64),
+    "VonMises3D": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64),
 }
