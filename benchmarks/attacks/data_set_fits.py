@@ -125,7 +125,7 @@ def arguments_to_refuse(ids: Ids, y: Numbers, x: Matrix, rng: np.random.Generato
         (lambda: run(method, data, held_out=[1]), "held_out"),
         (lambda: run(method, data, seed=0.5), "seed"),
         (lambda: run(method, data.without("x")), "'x'"),
-        (lambda: run(method, data).predict(data.with_fields(x=np.array(x)[:, :2])), "'x'"),
+        (lambda: run(method, data).predict(data.with_fields(x=torch.tensor(x)[:, :2])), "'x'"),
         (lambda: run(method, data).predict(x), "rows"),
     ]
     make, thing = made[int(rng.integers(len(made)))]

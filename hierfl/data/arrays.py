@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -129,7 +130,10 @@ def _numbers(values: Array, name: str) -> NDArray[Any]:
 
 def _check_unmasked(values: Array, name: str) -> None:
     """Refuse masked values: NumPy would return the numbers beneath the mask."""
-    parts = values if isinstance(values, list | tuple) else [values]
+    parts: Sequence[Any] = [values]
+    if isinstance(values, list | tuple):
+        masked_types = {t for t in set(map(type, values)) if issubclass(t, np.ma.MaskedArray)}
+        parts = values if masked_types else []
     masked = sum(
         int(np.sum(np.ma.getmaskarray(part)))
         for part in parts

@@ -286,8 +286,9 @@ def _blamed(
         batch = full_batch(federation.rows, torch.tensor([client]))
         why = why_it_fails("round", own_error, batch)
         return ClientError(f"round {task.round}: client '{name}': {why}")
+    why = why_it_fails("step", error, full_batch(federation.rows, task.ids[:1]))
     return ClientError(
-        f"round {task.round}: a step of {len(task.ids)} clients fails, though none fails alone: {error}"
+        f"round {task.round}: a step of {len(task.ids)} clients fails, though none fails alone: {why}"
     )
 
 

@@ -43,7 +43,8 @@ _KNOWN = (
     ),
     (
         r"Boolean value of Tensor|data-dependent control flow",
-        "a tensor is used as a condition of `if` or `while`: choose with torch.where(condition, a, b)",
+        "a tensor is used as a condition of `if` or `while`, or read by .item(): choose with "
+        "torch.where(condition, a, b)",
     ),
     (
         r"call numpy\(\)|__array__|can't convert .* to numpy|\.item\(\)|tolist",

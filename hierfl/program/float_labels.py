@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
+import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -24,20 +25,29 @@ class _Floats(Messenger):
 
     def _pyro_sample(self, msg: Site) -> None:
         if msg["name"] in self.sites and msg["is_observed"]:
-            msg["value"] = torch.as_tensor(msg["value"]).to(self.dtype)
+            value = torch.as_tensor(msg["value"])
+            msg["value"] = value if value.is_floating_point() else value.to(self.dtype)
 
 
 def sites_to_float(trace: Any) -> frozenset[str]:
-    """Return the observed sites that score their integers or booleans only as floats, such as a Bernoulli's."""
+    """Return the observed sites that score integers or booleans only as floats, such as a Bernoulli's.
+
+    A Bernoulli with floating labels is one of them: rows to predict may have integers.
+    """
     return frozenset(
-        name
-        for name, site in samples(trace)
-        if is_likelihood(site)
-        and isinstance(site["value"], Tensor)
-        and not site["value"].is_floating_point()
-        and not _scores(site, site["value"])
-        and _scores(site, site["value"].to(torch.get_default_dtype()))
+        name for name, site in samples(trace) if is_likelihood(site) and _is_picky(site)
     )
+
+
+def _is_picky(site: Site) -> bool:
+    value = site["value"]
+    if not isinstance(value, Tensor):
+        return False
+    if value.is_floating_point():
+        if not isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.Bernoulli):
+            return False
+        return not _scores(site, value.long())
+    return not _scores(site, value) and _scores(site, value.to(torch.get_default_dtype()))
 
 
 def _scores(site: Site, value: Tensor) -> bool:

@@ -125,6 +125,10 @@ def test_integer_and_boolean_labels_of_a_bernoulli_site(
     assert fits[0].history["held_out_log_score"].equals(fits[1].history["held_out_log_score"])
     scores = [f.predict(d, draws=20).scores() for f, d in zip(fits, (data, other), strict=True)]
     assert scores[0].equals(scores[1])
+    across = (
+        fits[0].predict(other, draws=20).scores()
+    )  # fitted to floats, predicts rows of integers
+    assert scores[0].equals(across)
 
 
 def test_a_client_without_rows_and_two_of_one_name() -> None:

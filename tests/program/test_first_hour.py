@@ -1,0 +1,368 @@
+"""The mistakes of a first hour: one sentence each, which names the thing and the mend, and no words of torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+
+import hierfl
+from hierfl import ClientBatch, ClientData, methods, models, optimisers
+from hierfl.engine.federation import federate
+from hierfl.engine.rounds import begin
+from hierfl.engine.rounds import rounds as run_rounds
+from hierfl.method import step_sizes
+from tests.programs import federation
+
+Body = Callable[[Any], Any]
+# untyped, to be called wrongly
+FIT: Any = hierfl.fit
+ADAM: Any = optimisers.Adam
+TORCH_ADAM: Any = torch.optim.Adam
+TORCH = (
+    "tensor a",
+    "singleton",
+    "mat1",
+    "batch2",
+    "scalar type",
+    "Trace Shapes",
+    "torch.Size",
+    "requires grad",
+    "aten::",
+    "has no attribute",
+    "NoneType",
+    "supported between",
+)
+
+
+def model_of(
+    fn: Callable[[Any, Any], Any],
+    obs: Callable[[ClientBatch], Any] | None = None,
+    **options: Any,
+) -> Body:
+    """Return a model whose likelihood is a function of the batch and the local slopes."""
+
+    def model(batch: ClientBatch) -> None:
+        mean = pyro.sample(
+            "mean", dist.Normal(torch.zeros(options.get("width", 2)), 1.0).to_event(1)
+        )
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(mean, 1.0).to_event(options.get("event", 1)))
+            with batch.data():
+                pyro.sample("y", fn(batch, w), obs=obs(batch) if obs else batch.y)
+
+    return model
+
+
+def normal(loc: Any) -> Any:
+    return dist.Normal(loc, 1.0)
+
+
+right = model_of(lambda b, w: normal((b.x * w).sum(-1)))
+
+
+def one_name_twice(batch: ClientBatch) -> None:
+    mean = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        pyro.sample("w", dist.Normal(mean, 1.0))
+
+
+def forgotten_call(batch: Any) -> None:
+    with batch.clients:
+        pass
+
+
+def without_data_plate(batch: ClientBatch) -> None:
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        pyro.sample("y", normal((batch.x * w).sum(-1)), obs=batch.y)
+
+
+def without_observation(batch: ClientBatch) -> None:
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(0.0, 1.0))
+
+
+def global_without_event(batch: ClientBatch) -> None:
+    pyro.sample("mean", dist.Normal(torch.zeros(2), 1.0))
+
+
+def negative_scale(batch: ClientBatch) -> None:
+    pyro.sample("mean", dist.Normal(0.0, -1.0))
+
+
+def two_arguments(x: Any, y: Any) -> None:
+    pass
+
+
+def other_guide(batch: ClientBatch) -> None:
+    with batch.clients():
+        pyro.sample("v", dist.Normal(0.0, 1.0))
+
+
+def condition(b: ClientBatch, w: Any) -> Any:
+    return normal(w[..., 0] if w.sum() > 0 and w[:, 0, 0] > 0 else -w[..., 0])
+
+
+def classes(b: ClientBatch, w: Any) -> Any:
+    return dist.Categorical(logits=torch.cat([w, -w[..., :1]], -1))
+
+
+def run(
+    model: Any = right, guide: Any = None, data: Any = None, **options: Any
+) -> Callable[[], Any]:
+    def start() -> Any:
+        method = methods.fedsvi(model, **({} if guide is None else {"guide": guide}))
+        rows = federation() if data is None else data(federation())
+        return hierfl.fit(method, rows, **{"rounds": 1, "compile": False, **options})
+
+    return start
+
+
+def with_y(change: Callable[[torch.Tensor], Any]) -> Callable[[ClientData], ClientData]:
+    return lambda d: d.with_fields(y=change(d.fields["y"]))
+
+
+def network(net: torch.nn.Module, **options: Any) -> Callable[[], Any]:
+    return lambda: hierfl.fit(
+        methods.fedavg(models.network(net, **options)), federation(), rounds=1, compile=False
+    )
+
+
+LINE = r"in line \d+ of test_first_hour\.py, `.*`: "
+FRAME = pd.DataFrame({"k": [0, 1], "x": [1.0, 2.0]})
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    # the model
+    "no to_event on a local site": (
+        run(model_of(lambda b, w: normal((b.x * w).sum(-1)), event=0)),
+        r"site 'w' has batch shape \(2, 2\); its plates \(clients\) require \(2, 1\): .*\.to_event\(1\)",
+    ),
+    "no to_event on a wide local site": (
+        run(model_of(lambda b, w: normal((b.x * w).sum(-1)), event=0, width=7)),
+        r"site 'w' has batch shape \(2, 7\); .* \.to_event\(1\)",
+    ),
+    "no to_event on a global site": (
+        run(global_without_event),
+        r"site 'mean' has batch shape \(2,\); .*to_event\(1\)",
+    ),
+    "no such field": (
+        run(model_of(lambda b, w: normal(b.z))),
+        LINE + "the data have no field 'z'; they have .*: correct",
+    ),
+    "a field by brackets": (run(model_of(lambda b, w: normal(b["x"]))), LINE + r".*write batch\.y"),
+    "another width": (
+        run(model_of(lambda b, w: normal((b.x * w).sum(-1)), width=3)),
+        LINE + "dimensions of 2 and 3 do not fit: align",
+    ),
+    "matrix product": (
+        run(model_of(lambda b, w: normal(b.x @ w))),
+        LINE + r"shapes do not fit: .*\(batch\.x \* w\)\.sum",
+    ),
+    "no sum": (
+        run(model_of(lambda b, w: normal(b.x * w))),
+        LINE + "site 'y' has 2 values where the plate 'data' has 5: ",
+    ),
+    "no data plate": (
+        run(without_data_plate),
+        r"site 'y' has batch shape \(2, 5\), one value a row, outside the data plate: put",
+    ),
+    "no obs": (
+        run(without_observation),
+        r"site 'y' is latent in the data plate, .*: observe it \(obs=batch\.y\)",
+    ),
+    "a plate without its call": (run(forgotten_call), LINE + r".*`with batch\.clients\(\):`"),
+    "two arguments": (
+        run(two_arguments),
+        r"called with one argument, the batch: write def model\(batch\)",
+    ),
+    "a negative scale": (
+        run(negative_scale),
+        LINE + "parameter 'scale' of Normal is out of its range: ",
+    ),
+    "one name twice": (run(one_name_twice), LINE + "two sites are named 'w': rename"),
+    "a condition": (
+        run(model_of(condition)),
+        LINE + r".*`if` or `while`, .*: choose with torch\.where",
+    ),
+    "float64 and float32": (
+        run(model_of(lambda b, w: normal((b.x.float() @ w.mT)[..., 0]))),
+        LINE + r"numbers of different types meet: .*batch\.counts",
+    ),
+    "numpy in a model": (
+        run(model_of(lambda b, w: normal(torch.as_tensor(np.exp(w.numpy()))[..., 0]))),
+        LINE + "values are taken out of their tensor",
+    ),
+    "no model": (run(3), "the model is a int: give a function of a batch"),
+    "a network for a model": (
+        lambda: hierfl.fit(methods.fedavg(torch.nn.Linear(2, 1)), federation(), rounds=1),
+        r"it is a network: wrap it, hierfl\.models\.network\(net\)",
+    ),
+    "a network's inputs": (
+        network(torch.nn.Linear(5, 1).double()),
+        "a matrix product of 10x2 by 5x1 does not fit: make the layer's inputs",
+    ),
+    "a network of float32": (
+        network(torch.nn.Linear(2, 3).float(), y="ill"),
+        "numbers of different types meet",
+    ),
+    "data for a model": (run(federation()), "the model is a ClientData: give a function"),
+    # the guide
+    "a guide's name": (run(guide="mean_field"), r"the guide is a str 'mean_field': give a family"),
+    "Pyro's guide": (
+        run(guide=AutoNormal),
+        r"the guide is the class AutoNormal, .*: give a family of hierfl\.guides",
+    ),
+    "Pyro's guide, made": (
+        run(guide=AutoNormal(right)),
+        "the guide is AutoNormal, which knows no clients: give",
+    ),
+    "a guide of another model": (
+        run(guide=other_guide),
+        "site 'mean' is in the model but not in the guide: add it",
+    ),
+    # labels
+    "y of one column": (
+        run(data=with_y(lambda y: y[:, None])),
+        r"field 'y' has shape \(1,\) per row: drop the dimension, .*\[:, 0\]\)",
+    ),
+    "labels 1..C": (
+        run(model_of(classes), data=with_y(lambda y: torch.arange(len(y)) % 3 + 1)),
+        r"field 'y' of client '\w+' has the value 3, outside the support 0\.\.2 .*: code the classes from 0, .* - 1\)",
+    ),
+    "one-hot labels": (
+        run(model_of(classes), data=with_y(lambda y: torch.eye(3)[torch.arange(len(y)) % 3])),
+        r"field 'y' has shape \(3,\) per row: give the number of the class, .*argmax\(-1\)",
+    ),
+    # arguments of fit
+    "swapped": (
+        lambda: FIT(federation(), methods.fedsvi(right), rounds=1),
+        "method and data are swapped: call",
+    ),
+    "a model for a method": (
+        lambda: FIT(right, federation(), rounds=1),
+        "method is 'model', not a Method: make one",
+    ),
+    "a method not built": (
+        lambda: FIT(methods.pvi, federation(), rounds=1),
+        r"method is 'pvi', .*: .*hierfl\.methods\.pvi\(model\)",
+    ),
+    "a frame": (
+        run(data=lambda d: FRAME),
+        r"data is a DataFrame, not ClientData: make it with ClientData\.from_frame",
+    ),
+    "a dict": (run(data=lambda d: dict(d.fields)), r"data is a dict, not ClientData: make it with"),
+    "a tensor": (
+        run(data=lambda d: d.fields["x"]),
+        r"data is a Tensor, not ClientData: make it with",
+    ),
+    "held-out frame": (run(held_out=FRAME), "held_out is a DataFrame, not ClientData: make"),
+    "half a round": (run(rounds=2.5), r"rounds is 2\.5: it must be an integer"),
+    "no seed": (run(seed=None), "seed is None: it must be an integer"),
+    "a cohort in words": (
+        run(cohort="all"),
+        "cohort is 'all': it must be a count, a share or None",
+    ),
+    "an unknown device": (run(device="gpu"), "device='gpu' cannot be used here .*: use"),
+    "torch's optimiser": (
+        lambda: hierfl.fit(methods.fedsvi(right, optimiser=TORCH_ADAM), federation(), rounds=1),
+        r"optimiser is Adam: give one of hierfl\.optimisers",
+    ),
+    "a step size in words": (
+        lambda: hierfl.fit(methods.fedsvi(right, optimiser=ADAM("0.1")), federation(), rounds=1),
+        r"optimiser\.lr is '0\.1': it must be a number",
+    ),
+    "a frame to predict": (
+        lambda: run()().predict(FRAME),
+        "the rows to predict is a DataFrame, not ClientData: make it",
+    ),
+    "a frame to scale": (
+        lambda: hierfl.standardise(FRAME),
+        "data is a DataFrame, not ClientData: make it",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_one_sentence_names_the_thing_and_the_mend(mistake: str) -> None:
+    make, message = MISTAKES[mistake]
+    with pytest.raises((ValueError, TypeError, hierfl.ClientError), match=message) as caught:
+        make()
+    words = str(caught.value)
+    assert "\n" not in words and len(words) < 500
+    assert not [leak for leak in TORCH if leak in words]
+
+
+def test_the_right_model_runs() -> None:
+    assert run()().history["round"].tolist() == [0]
+
+
+# ------------------------------------------------------------------ columns far from unit scale
+def scaled(column: int, by: float) -> Callable[[ClientData], ClientData]:
+    return lambda d: d.with_fields(
+        x=torch.where(torch.arange(2) == column, by * d.fields["x"] + 4 * by, d.fields["x"])
+    )
+
+
+def test_a_column_far_from_unit_scale_is_named_with_standardise() -> None:
+    with pytest.warns(
+        UserWarning,
+        match=r"column 1 of field 'x' has mean 7\d,\d+.* and sd 2\d,.*standardise\(.*\('x',\)\)",
+    ):
+        run(data=scaled(1, 2e4))()
+    named = federation()
+    named = hierfl.ClientData(
+        {**scaled(0, 2e4)(named).fields},
+        named.offsets,
+        named.names,
+        named.client_fields,
+        {"x": ("income", "age")},
+    )
+    with pytest.warns(UserWarning, match="column 'income' of field 'x' has mean"):
+        run(data=lambda d: named)()
+    with pytest.warns(UserWarning, match="field 'y' has mean"):
+        run(data=with_y(lambda y: (20_000 * y + 90_000).long()))()
+
+
+def test_what_is_no_feature_far_from_unit_scale_is_not_warned_of() -> None:
+    """Scaled columns, fields that the model does not read, indices, and counts that are labels."""
+    run(data=lambda d: hierfl.standardise(scaled(1, 2e4)(d))[0])()
+    run(data=lambda d: d.with_fields(visits=1e6 * d.fields["visits"]))()
+    table = torch.zeros(9000)
+    run(
+        model_of(lambda b, w: normal(w[..., 0] + table[b.place])),
+        data=lambda d: d.with_fields(place=torch.full((d.num_rows,), 8000)),
+    )()
+    run(
+        model_of(lambda b, w: dist.Poisson(w[..., 0].exp() * 5000)),
+        data=with_y(lambda y: (y.abs() * 5000).round()),
+    )()
+
+
+# ------------------------------------------------------------------ step sizes
+def test_step_sizes_are_those_of_the_method() -> None:
+    assert step_sizes(methods.fedlaplace(right)) == ()
+    assert step_sizes(methods.fedsvi(right)) == ("optimiser", "local_optimiser", "client_lr")
+    net = models.network(torch.nn.Linear(2, 1), y="y")
+    assert step_sizes(methods.fedavg(net)) == ("optimiser",)
+    assert step_sizes(methods.over_relaxed(methods.fedavg(net))) == ("optimiser",)
+
+
+@pytest.mark.parametrize("rates", [(), ("optimiser",)])
+def test_an_update_that_is_not_finite_speaks_of_what_the_method_has(rates: tuple[str, ...]) -> None:
+    net = models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
+    method = methods.fedavg(net, optimiser=optimisers.SGD(1e300), steps=5)
+    federation_ = replace(federate(method, federation()), rates=rates)
+    with pytest.raises(hierfl.ClientError) as caught:
+        list(run_rounds(federation_, begin(federation_), 3))
+    assert ("learning rate (optimiser)" in str(caught.value)) == bool(rates)
+    assert bool(re.search(r"standardise", str(caught.value))) == (not rates)
