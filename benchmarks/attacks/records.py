@@ -267,6 +267,18 @@ def _is_right(folder: Path, fit: hierfl.Fit) -> bool:
     )
 
 
+def _named_in(record: JSON, description: JSON) -> JSON:
+    """Return a description without the options that a record does not name."""
+    if not isinstance(record, dict) or not isinstance(description, dict):
+        return description
+    return {
+        key: {k: _named_in(record[key][k], v) for k, v in value.items() if k in record[key]}
+        if key == "with"
+        else value
+        for key, value in description.items()
+    }
+
+
 def attack(
     n: int = 100, seed: int = 0, *, say: Callable[[str], None] | None = None
 ) -> dict[str, int]:

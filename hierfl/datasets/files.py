@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from hierfl.datasets.archives import Arrays, read_arrays, reading
+
+__all__ = ["Arrays", "Source", "load", "located", "read_from", "shipped"]
 
 VARIABLE = "HIERFL_DATA"
-
-Arrays = Mapping[str, NDArray[Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,10 @@ class Source:
 
 def shipped(file: str) -> Arrays:
     """Return the arrays of an archive inside the package (`hierfl/datasets/shipped`)."""
-    with np.load(Path(__file__).with_name("shipped") / file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    path = Path(__file__).with_name("shipped") / file
+    with reading(path), zipfile.ZipFile(path) as archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+    return read_arrays(path, names, {})
 
 
 def located(source: Source) -> Path:
@@ -69,15 +73,23 @@ def load(source: Source, names: Iterable[str] | None = None) -> Arrays:
 
     Raises:
         FileNotFoundError: as `located`.
-        ValueError: the archive lacks an array.
+        ValueError: the archive is damaged, lacks an array, or holds one of another shape or kind, or larger
+            than `archives.LARGEST`.
     """
-    path = located(source)
-    with np.load(path, allow_pickle=False) as archive:
-        wanted = list(source.arrays if names is None else names)
-        absent = [name for name in wanted if name not in archive.files]
-        if absent:
-            raise ValueError(
-                f"'{path}' has no array '{absent[0]}' ({source.arrays[absent[0]]}): "
-                f"its arrays are {archive.files}"
-            )
-        return {name: archive[name] for name in wanted}
+    return read_arrays(
+        located(source), list(source.arrays if names is None else names), source.arrays
+    )
+
+
+def read_from(source: Source) -> Callable[[Callable[[], T]], Callable[[], T]]:
+    """Decorate a reader of a source: whatever wrong arrays make it raise names the file."""
+
+    def decorate(reader: Callable[[], T]) -> Callable[[], T]:
+        @wraps(reader)
+        def read() -> T:
+            with reading(located(source)):
+                return reader()
+
+        return read
+
+    return decorate

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.data.clients import ClientData
-from hierfl.datasets.files import Arrays, Source, load
+from hierfl.datasets.files import Arrays, Source, load, read_from
 
 _DIGITS = tuple("0123456789")
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -122,26 +122,31 @@ def _train_test(source: Source, classes: tuple[str, ...]) -> tuple[Labelled, Lab
     return _part(arrays, "train", classes), _part(arrays, "test", classes)
 
 
+@read_from(_MNIST)
 def mnist() -> tuple[Labelled, Labelled]:
     """MNIST in its official split: (60,000 training images, 10,000 test images), x (n, 1, 28, 28).
 
     Raises:
         FileNotFoundError: the file is missing; the message says how to get it. Every data set of this
             module raises this error.
+        ValueError: the file is damaged, or another one. So does every data set of this module.
     """
     return _train_test(_MNIST, _DIGITS)
 
 
+@read_from(_FASHION)
 def fashion_mnist() -> tuple[Labelled, Labelled]:
     """Fashion-MNIST in its official split: (60,000 training images, 10,000 test images), x (n, 1, 28, 28)."""
     return _train_test(_FASHION, _CLOTHES)
 
 
+@read_from(_USPS)
 def usps() -> tuple[Labelled, Labelled]:
     """USPS digits: (7,291 training images, 2,007 test images), x (n, 1, 16, 16)."""
     return _train_test(_USPS, _DIGITS)
 
 
+@read_from(_NOTMNIST)
 def notmnist() -> Labelled:
     """The letters A to J in 10,000 images of different fonts, x (n, 1, 28, 28).
 
@@ -150,12 +155,14 @@ def notmnist() -> Labelled:
     return _part(load(_NOTMNIST), "test", tuple("ABCDEFGHIJ"))
 
 
+@read_from(_EMNIST)
 def emnist_byclass_test() -> Labelled:
     """The test split of EMNIST ByClass: 116,323 digits and letters in 62 classes, x (n, 1, 28, 28)."""
     arrays = load(_EMNIST)
     return _part(arrays, "test", tuple(str(c) for c in arrays["mapping"]))
 
 
+@read_from(_FEMNIST)
 def femnist() -> tuple[ClientData, ClientData, ClientData]:
     """LEAF's FEMNIST by writer: (training rows, test rows, rows of writers without training rows).
 
@@ -178,6 +185,7 @@ def _writers(arrays: Arrays, part: str, names: str) -> ClientData:
     )
 
 
+@read_from(_CIFAR10)
 def cifar10() -> tuple[Labelled, Labelled]:
     """CIFAR-10: (50,000 training images, 10,000 test images), x (n, 3, 32, 32), from JPEG (lossy).
 

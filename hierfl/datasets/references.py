@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.datasets.files import Arrays, Source, load, shipped
+from hierfl.datasets.archives import reading
+from hierfl.datasets.files import Arrays, Source, load, located, shipped
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def reference(name: str) -> dict[str, Summary]:
     Raises:
         KeyError: there is no reference posterior of that name.
         FileNotFoundError: the reference is not shipped, and its file is missing.
+        ValueError: the file is damaged, or another one.
 
     >>> summary = reference("radon")["tau"]
     >>> round(float(summary.mean), 3), round(float(summary.sd), 3)
@@ -94,21 +96,27 @@ def reference(name: str) -> dict[str, Summary]:
         arrays = shipped(file)
         return {site: _gym_summary(arrays, f"IDENTITY_{theirs}") for site, theirs in sites.items()}
     if name == "hospitals":
-        arrays = load(_HOSPITALS)
-        shapes = {"mu": (9,), "log_tau": (9,), "w": (4, 9)}
-        return {
-            s: Summary(arrays[f"{s}_mean"].reshape(n), arrays[f"{s}_sd"].reshape(n), None)
-            for s, n in shapes.items()
-        }
+        with reading(located(_HOSPITALS)):
+            return _of_hospitals(load(_HOSPITALS))
     if name == "eight_schools_half_cauchy":
-        arrays = load(_HALF_CAUCHY)
-        theta = np.stack([arrays[f"theta_{j}"] for j in range(1, 9)])
-        return {
-            site: _of_draws(draws)
-            for site, draws in (("mu", arrays["mu"]), ("tau", arrays["tau"]), ("theta", theta))
-        }
+        with reading(located(_HALF_CAUCHY)):
+            return _of_schools(load(_HALF_CAUCHY))
     known = ", ".join([*_GYM, "eight_schools_half_cauchy", "hospitals"])
     raise KeyError(f"there is no reference posterior '{name}': the names are {known}")
+
+
+def _of_hospitals(arrays: Arrays) -> dict[str, Summary]:
+    shapes = {"mu": (9,), "log_tau": (9,), "w": (4, 9)}
+    return {
+        s: Summary(arrays[f"{s}_mean"].reshape(n), arrays[f"{s}_sd"].reshape(n), None)
+        for s, n in shapes.items()
+    }
+
+
+def _of_schools(arrays: Arrays) -> dict[str, Summary]:
+    theta = np.stack([arrays[f"theta_{j}"] for j in range(1, 9)])
+    draws = {"mu": arrays["mu"], "tau": arrays["tau"], "theta": theta}
+    return {site: _of_draws(values) for site, values in draws.items()}
 
 
 def _gym_summary(arrays: Arrays, theirs: str) -> Summary:

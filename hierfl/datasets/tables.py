@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hierfl.data.clients import ClientData
-from hierfl.datasets.files import Source, load
+from hierfl.datasets.files import Source, load, read_from
 
 _SCHOOLS = Source(
     "school_ilea.npz",
@@ -58,6 +58,7 @@ _STATES = (
 ).split()
 
 
+@read_from(_SCHOOLS)
 def school_ilea() -> ClientData:
     """Exam scores of 15,362 pupils at 139 London schools, "school 1" to "school 139".
 
@@ -67,12 +68,14 @@ def school_ilea() -> ClientData:
     Raises:
         FileNotFoundError: the file is missing; the message says how to get it. Every data set of this
             module raises this error.
+        ValueError: the file is damaged, or another one. So does every data set of this module.
     """
     arrays = load(_SCHOOLS)
     names = [f"school {k}" for k in range(1, int(arrays["client_id"].max()) + 2)]
     return ClientData.from_arrays(arrays["client_id"], names=names, x=arrays["x"], y=arrays["y"])
 
 
+@read_from(_WISDM)
 def wisdm() -> ClientData:
     """Activities of 36 people, from the accelerometer in the phone in their pocket: "user 1" to "user 36".
 
@@ -88,6 +91,7 @@ def wisdm() -> ClientData:
     )
 
 
+@read_from(_RATS)
 def rats() -> ClientData:
     """Thirty young rats weighed five times each, "rat 1" to "rat 30".
 
@@ -106,6 +110,7 @@ def rats() -> ClientData:
     )
 
 
+@read_from(_ELECTION)
 def election88() -> ClientData:
     """CBS polls of 1988: 11,566 voters in 48 states and the District of Columbia, by postal code.
 
@@ -129,6 +134,7 @@ def election88() -> ClientData:
     )
 
 
+@read_from(_OFFICE)
 def office_caltech10() -> ClientData:
     """Objects of 10 classes in 4 image domains (amazon, caltech10, dslr, webcam); each domain is a client.
 

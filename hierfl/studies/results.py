@@ -75,6 +75,9 @@ def kept(
             by another release of hierfl, is a different run, saved beside this one.
         work: computes the numbers.
         say: called with `name` if the run has to be computed.
+
+    Raises:
+        ValueError: the run's file is damaged.
     """
     described = {"hierfl": version("hierfl"), **settings}
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:10]
@@ -87,7 +90,12 @@ def kept(
         unfinished.write_text(whole)
         # The rename is atomic: a run's file is complete, however the study was interrupted.
         os.replace(unfinished, path)
-    numbers: Numbers = json.loads(path.read_text())["numbers"]
+    try:
+        numbers: Numbers = json.loads(path.read_text())["numbers"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"'{path}' is damaged ({error}): remove it, and the run is computed again"
+        ) from error
     return numbers
 
 

@@ -1,0 +1,225 @@
+"""A checkpoint of another model is refused by name of what differs, when it is resumed and when it is loaded."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl import guides, models
+from hierfl.core.trees import named_leaves
+from hierfl.methods import fedavg, fedsvi, pfedbred, pfedme
+from hierfl.methods.pfedbred_strategies import Place, Put, Strategy
+from hierfl.models.bregman import BregmanPrior
+from hierfl.optimisers import SGD
+from hierfl.runs.records import digest
+from tests.programs import federation, fit, regression
+
+
+def scaled(scale: Any, *, name: str | None = None) -> Any:
+    def model(batch: hierfl.ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(mu, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(w, scale), obs=batch.y)
+
+    return hierfl.model(model, name=name) if name else model
+
+
+def net(activation: type = torch.nn.Tanh, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), activation(), torch.nn.Linear(3, 1))
+
+
+def network(activation: type = torch.nn.Tanh, seed: int = 0, **options: Any) -> Any:
+    return models.bayesian_network(
+        net(activation, seed), likelihood=models.likelihood.normal(1.0), prior_scale=1.0, **options
+    )
+
+
+def squared(s: torch.Tensor) -> torch.Tensor:
+    return 0.5 * s.square()
+
+
+def mirror(factor: float) -> BregmanPrior:
+    return BregmanPrior(squared, inverse=lambda mean: factor * mean)
+
+
+def strategy(step: float) -> Strategy:
+    def put(at: Place) -> Put:
+        return Put({name: step * value for name, value in at.w.items()}, at.w)
+
+    return Strategy(put)
+
+
+def bregman(factor: float) -> Any:
+    likelihood = models.likelihood.normal(1.0)
+    return models.bregman_network(torch.nn.Linear(2, 1), mirror(factor), likelihood=likelihood)
+
+
+def bred(model: Any, how: Any = "none") -> hierfl.Method:
+    return pfedbred(model, how, steps=1, prox_steps=1)
+
+
+def changed(method: hierfl.Method, by: float) -> hierfl.Method:
+    """Return a method of the user's own: another's, with another client."""
+    inner = method.client
+
+    def client(program: hierfl.Program) -> hierfl.Client:
+        assert by
+        return inner(program)
+
+    return hierfl.Method("own", method.model, method.guide, client, method.server)
+
+
+# The run's method, another one, and what is said to differ.
+OTHERS: dict[str, tuple[Callable[[], hierfl.Method], Callable[[], hierfl.Method], str]] = {
+    "a closure's number": (
+        lambda: fedsvi(scaled(1.0)),
+        lambda: fedsvi(scaled(100.0)),
+        "model: value of closure's 'scale'",
+    ),
+    "a closure's tensor": (
+        lambda: fedsvi(scaled(torch.ones(()))),
+        lambda: fedsvi(scaled(2 * torch.ones(()))),
+        "model: value of closure's 'scale'",
+    ),
+    "layers": (
+        lambda: fedsvi(network()),
+        lambda: fedsvi(network(torch.nn.ReLU)),
+        "model module: layers",
+    ),
+    "weights that a prior is fixed at": (
+        lambda: fedsvi(network(prior_loc="module")),
+        lambda: fedsvi(network(prior_loc="module", seed=1)),
+        "model module: weight '0.weight'",
+    ),
+    "a likelihood": (
+        lambda: fedsvi(
+            models.bayesian_network(net(), likelihood=lambda o: dist.Normal(o[..., 0], 1.0))
+        ),
+        lambda: fedsvi(
+            models.bayesian_network(net(), likelihood=lambda o: dist.Normal(o[..., 0], 2.0))
+        ),
+        "model likelihood: code",
+    ),
+    "a mirror map": (
+        lambda: bred(bregman(1.0)),
+        lambda: bred(bregman(2.0)),
+        "inverse: value of closure's 'factor'",
+    ),
+    "a strategy": (
+        lambda: bred(network(), strategy(1.0)),
+        lambda: bred(network(), strategy(2.0)),
+        "strategy put: value of closure's 'step'",
+    ),
+    "a client of one's own": (
+        lambda: changed(pfedme(network()), 1.0),
+        lambda: changed(pfedme(network()), 2.0),
+        "client: value of closure's 'by'",
+    ),
+    "a setting": (
+        lambda: fedsvi(regression, optimiser=SGD(0.1)),
+        lambda: fedsvi(regression, optimiser=SGD(0.2)),
+        "optimiser lr: 0.1 there, 0.2 here",
+    ),
+    "a guide": (
+        lambda: fedsvi(regression, guides.mean_field),
+        lambda: fedsvi(regression, guides.mean_field(init_scale=0.2)),
+        "guide init_scale: null there, 0.2 here",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_model_is_refused_by_name(what: str, tmp_path: Path) -> None:
+    one, two, message = OTHERS[what]
+    data = federation((3, 2))
+    first = fit(one(), data, rounds=1, checkpoint=tmp_path)
+    with pytest.raises(
+        hierfl.CheckpointError, match="is of another run: it differs in method"
+    ) as resumed:
+        fit(two(), data, rounds=1, checkpoint=tmp_path, resume=True)
+    with pytest.raises(
+        hierfl.CheckpointError, match="is of another run: it differs in method"
+    ) as loaded:
+        hierfl.load(tmp_path, method=two(), data=data)
+    assert message in str(resumed.value) and message in str(loaded.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = hierfl.load(tmp_path, method=one(), data=data)
+        fit(one(), data, rounds=1, checkpoint=tmp_path, resume=True)
+    for name, leaf in named_leaves(first.progress.server).items():
+        assert leaf.equal(named_leaves(again.progress.server)[name])
+
+
+def test_where_learned_weights_start_may_differ(tmp_path: Path) -> None:
+    """The checkpoint replaces them, so a script need not seed its network to resume."""
+    data = federation((3, 2))
+    flat = models.network(net(seed=0), likelihood=models.likelihood.normal(1.0))
+    other = models.network(net(seed=1), likelihood=models.likelihood.normal(1.0))
+    whole = fit(fedavg(flat), data, rounds=4, checkpoint=tmp_path / "a", every=2)
+    hierfl.load(tmp_path / "a", method=fedavg(other), data=data)
+    newest = tmp_path / "a" / "round-00000004"
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    again = fit(fedavg(other), data, rounds=4, checkpoint=tmp_path / "a", resume=True)
+    for name, leaf in named_leaves(whole.progress.server).items():
+        assert leaf.equal(named_leaves(again.progress.server)[name])
+
+
+def test_a_marked_model_is_compared_too(tmp_path: Path) -> None:
+    data = federation((3, 2))
+    fit(fedsvi(scaled(1.0, name="scaled")), data, rounds=1).save(tmp_path, with_data=True)
+    assert hierfl.load(tmp_path).clients == data.names
+    scaled(2.0, name="scaled")
+    with pytest.raises(
+        hierfl.CannotRemake,
+        match=r"marked as 'scaled' is not the one of the record: it differs in model: value of closure's 'scale'",
+    ):
+        hierfl.load(tmp_path)
+    with pytest.raises(hierfl.CannotRemake, match="the model that is handed in is not the one"):
+        hierfl.load(tmp_path, model=scaled(3.0))
+    assert hierfl.load(tmp_path, model=scaled(1.0)).clients == data.names
+    with pytest.raises(ValueError, match="leave model= and guide= out"):
+        hierfl.load(tmp_path, method=fedsvi(scaled(1.0)), model=scaled(1.0))
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = sorted(folder.glob("round-*"))[-1] / "state.json"
+    record = json.loads(path.read_text())
+    record.pop("sha256")
+    change(record["about"]["method"]["with"]["model"])
+    path.write_text(json.dumps({**record, "sha256": digest(record)}))
+
+
+def test_under_another_python_the_rest_is_compared_and_a_warning_says_so(tmp_path: Path) -> None:
+    data, method = federation((3, 2)), fedsvi(scaled(1.0))
+    fit(method, data, rounds=1, checkpoint=tmp_path)
+    rewritten(tmp_path, lambda model: model["code"].update(python="cpython-399", code="0" * 16))
+    with pytest.warns(
+        UserWarning, match=r"is not certain: model: its code was compiled by .cpython-399. there"
+    ):
+        hierfl.load(tmp_path, method=method, data=data)
+    with pytest.raises(hierfl.CheckpointError, match="value of closure's 'scale'"):
+        hierfl.load(tmp_path, method=fedsvi(scaled(2.0)), data=data)
+
+
+def test_a_record_of_an_earlier_release_is_accepted_with_a_warning(tmp_path: Path) -> None:
+    data, method = federation((3, 2)), fedsvi(scaled(1.0))
+    fit(method, data, rounds=1, checkpoint=tmp_path)
+    rewritten(tmp_path, lambda model: model.pop("code"))
+    with pytest.warns(
+        UserWarning, match="is not certain: model: the record is of an earlier release"
+    ):
+        fit(method, data, rounds=1, checkpoint=tmp_path, resume=True)
