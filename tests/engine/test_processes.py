@@ -246,6 +246,7 @@ def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
         assert one["loss"] == pytest.approx(two["loss"], abs=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:column 0 of field 'x' has mean")
 def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(two_cores: None) -> None:
     data = rows()
     hard = data.fields["x"].clone()
