@@ -175,8 +175,8 @@ def _warn_of_high(table: pd.DataFrame, by: By) -> None:
         which = f"{by} '{bad[0]}'" if by == "client" else f"row {bad[0]}"
         warnings.warn(
             f"{len(bad)} of {len(table)} {by}s have a k-hat above {K_HAT} ({which}, ...): weights "
-            f"cannot turn draws of this guide into draws of the posterior without them; take a closer "
-            f"guide, or refit without them where it matters",
+            f"cannot turn draws of this guide into draws of the posterior without them; fit for more "
+            f"rounds or with a closer guide, or refit without them where it matters",
             stacklevel=3,
         )
 
