@@ -1,6 +1,7 @@
 """Cost of the number of clients, and of the first round: `python -m benchmarks.scale [--quick]`.
 
-Measures seconds per round for a growing number of clients at a fixed cohort. Each size runs in its own
+Measures seconds per round for a growing number of clients at a fixed cohort, and the memory of a round in which
+one client has a million rows beside ten thousand of two. Each size runs in its own
 process, and the sizes take turns. Also measures the time from calling `fit` to the end of its first round,
 first in a process that compiles and then in one that finds the compiled step on disk. The last line is one
 JSON object.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -52,6 +54,23 @@ def serve(clients: int) -> None:
         nn.Sequential(nn.Linear(FEATURES, 50), nn.Tanh(), nn.Linear(50, 2)), prior_scale=1.0
     )
     respond(run_method(methods.pfedme(model, steps=10, batch_size=10), population(clients), COHORT))
+
+
+def ragged(longest: int, others: int) -> None:
+    """Print the seconds and the peak memory of a round with clients of very different lengths, as JSON."""
+    counts = torch.tensor([longest] + [2] * others)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(int(counts.sum()), 4, generator=g)
+    ids = torch.arange(others + 1).repeat_interleave(counts)
+    data = hierfl.ClientData.from_arrays(ids, x=x, y=(x.sum(1) > 0).long())
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    method = methods.pfedme(models.bayesian_network(net, prior_scale=1.0), steps=10, batch_size=20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    hierfl.fit(method, data, rounds=1, compile=False, progress=False)
+    seconds = time.perf_counter() - began
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+    print(json.dumps({"rows": longest, "others": others, "seconds": seconds, "peak_mb": peak}))
 
 
 def first_round() -> None:
@@ -122,20 +141,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="up to 10,000 clients, three turns")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ragged", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.serve:
         return serve(args.serve)
+    if args.ragged:
+        return ragged(args.ragged, args.ragged // 100)
     if args.first:
         return first_round()
     sizes, turns = ([100, 1000, 10_000], 3) if args.quick else ([100, 1000, 10_000, 100_000], 9)
     (cold, cached), answers = measure(sizes, turns)
+    longest = 100_000 if args.quick else 1_000_000
+    with tempfile.TemporaryDirectory() as cache:
+        said = ask("--ragged", str(longest), cache=cache).communicate()[0]
+    uneven = json.loads(said.splitlines()[-1])
     table, record = summary(sizes, answers)
     console = Console(width=130)
     console.print(table)
     console.print(
         f"W1's first round, from the call of fit: {cold:.1f} s; "
         f"{cached:.1f} s in a process that finds the compiled step on disk"
+    )
+    console.print(
+        f"one client of {uneven['rows']:,} rows beside {uneven['others']:,} of two, batches of 20: "
+        f"{uneven['peak_mb']:.0f} MB above the data, {uneven['seconds']:.1f} s for fit of one round"
     )
     print(
         json.dumps(
@@ -144,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "cold_s": round(cold, 2),
                 "cached_s": round(cached, 2),
                 "clients": record,
+                "ragged": uneven,
             }
         )
     )

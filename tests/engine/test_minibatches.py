@@ -140,3 +140,24 @@ def test_a_small_client_that_is_done_is_not_shuffled_on(monkeypatch: pytest.Monk
     assert active[:, 1].tolist() == [True] + [False] * 199
     assert index.shape == (200, 2, 10)
     assert len(shuffles) == 1
+
+
+@pytest.mark.parametrize("unit", ["step", "epoch"])
+@pytest.mark.parametrize("counts", [(500, 2, 2, 3, 17), (40, 20), (7, 7, 7)])
+def test_the_plan_is_the_same_in_blocks_and_in_tables_by_length(
+    unit: Any, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, ids = federation(counts), torch.arange(len(counts))
+
+    def all_steps() -> list[Any]:
+        return [
+            (tensors["fields"]["y"], tensors["rows"].get("rows"), tensors["keys"], *active)
+            for tensors, active in steps(data, ids, phase(3, 7, unit), seed=1, at=(0, 1))
+        ]
+
+    whole = all_steps()
+    monkeypatch.setattr("hierfl.engine.minibatches.PLANNED", 1)  # a step at a time
+    monkeypatch.setattr("hierfl.engine.row_orders.FEW_PLACES", 1)
+    for one, other in zip(whole, all_steps(), strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert (a is None and b is None) or torch.equal(a, b)

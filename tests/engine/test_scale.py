@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hierfl
 from hierfl import guides
 from hierfl.core.trees import tree_leaves
+from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin, one_round
@@ -107,6 +109,68 @@ def test_ten_thousand_clients_are_fitted_and_predicted() -> None:
     )
     assert set(fitted.history["clients"]) == {COHORT}
     assert fitted.predict(data.select(["17", "9999"]), draws=3).mean.shape == (2 * ROWS,)
+
+
+def ragged(longest: int, others: int) -> ClientData:
+    """One client with many rows beside many clients of two."""
+    counts = torch.tensor([2] * (others // 2) + [longest] + [2] * (others - others // 2))
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(int(counts.sum()), FEATURES, generator=g)
+    y = (torch.rand(len(x), generator=g) < 0.5).to(x.dtype)
+    ids = torch.repeat_interleave(torch.arange(others + 1), counts)
+    return ClientData.from_arrays(ids, x=x, ill=y)
+
+
+@pytest.mark.parametrize("options", [{"local_steps": 3, "batch_size": 20}, {}])
+def test_memory_of_a_round_follows_the_rows_and_not_the_longest_client(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50,000 rows beside 100 clients of two: padded to the longest they would be 5 million rows."""
+    for limit in ("PADDING_BYTES", "CHUNK_BYTES"):  # of a federation twenty times larger
+        monkeypatch.setattr(f"hierfl.engine.federation.{limit}", 1 << 20)
+    data = ragged(50_000, 100)
+    run = federate(fedsvi(logistic, **options), data)
+    with Allocated() as tensors:
+        one_round(run, begin(run), 3)
+    assert tensors.peak < 500 * data.num_rows, f"{tensors.peak / data.num_rows:.0f} bytes a row"
+
+
+def test_predictions_follow_the_rows_and_not_the_longest_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Averages over a few draws at a time are those over all draws."""
+    data = ragged(20_000, 16)
+    fitted = hierfl.fit(fedsvi(logistic), data, rounds=1, compile=False)
+    whole = fitted.predict(data, draws=10)
+    for module in ("prediction", "client_loop"):
+        monkeypatch.setattr(f"hierfl.posterior.{module}.MOST_NUMBERS", 3 * 20_000)
+    monkeypatch.setattr("hierfl.posterior.client_loop.cut_ragged", partial(cut_ragged, padding=100))
+    with Allocated() as tensors:
+        parts = fitted.predict(data, draws=10)
+    assert tensors.peak < 2000 * data.num_rows, f"{tensors.peak / data.num_rows:.0f} bytes a row"
+    for name in ("mean", "sd", "log_score", "noise"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-9, atol=1e-9)
+    assert torch.equal(parts.known()[0], data.fields["ill"])
+
+
+def test_chunks_are_cut_where_padding_would_fill_them() -> None:
+    counts = torch.tensor([2, 2, 1000, 2, 2, 2, 900, 950])
+    ids = torch.tensor([7, 6, 5, 4, 3, 2, 1, 0])
+    cut = partial(cut_ragged, [ids], counts, few=8, padding=100)
+    assert [part.tolist() for part in cut(most=4)] == [[7, 6], [5, 4, 3], [2], [1, 0]]
+    assert [part.tolist() for part in cut(most=2)] == [[7, 6], [5, 4], [3], [2], [1, 0]]
+    assert cut_ragged([ids], counts, most=4, padding=10_000)[0] is ids, "as they were"
+
+
+def test_one_batch_of_all_clients_is_refused_where_it_is_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hierfl.data.batch.ONE_BATCH", 1 << 20)
+    data = ragged(5_000, 60)
+    with pytest.raises(
+        ValueError, match="one batch of 61 clients is padded to the longest, 5000 rows"
+    ):
+        hierfl.fit(fedsvi(logistic), data, rounds=1, engine="pooled")
 
 
 KEEPING = """
