@@ -111,7 +111,8 @@ def watched() -> Iterator[list[str]]:
     if not getattr(sys, "_hierfl_watches", False):
         sys.addaudithook(_note)  # it cannot be removed again
         sys._hierfl_watches = True  # type: ignore[attr-defined]
-    _seen = found = []
+    found: list[str] = []
+    _seen = found
     try:
         yield found
     finally:
