@@ -13,6 +13,7 @@ import torch
 from pyro import poutine
 from torch.distributions import transform_to
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.nuts import Reference, nuts
@@ -58,6 +59,7 @@ class AgainstNuts:
         )
 
 
+@one_at_a_time
 def against_nuts(
     fit: Snapshot,
     *,

@@ -25,6 +25,7 @@ import pandas as pd
 from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT, chosen
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
 from hierfl.posterior.corrected import LEAST_PROPOSALS, ROUNDS, corrected, in_rounds
 from hierfl.posterior.draws import posterior_draws
@@ -64,6 +65,7 @@ class Loo:
         return f"Loo(by {self.by}: elpd {self.elpd:.1f} ± {self.se:.1f}, p {self.p:.1f}, {bad})"
 
 
+@one_at_a_time
 def loo(
     fit: Snapshot,
     by: By = "row",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.batch import ClientBatch
 from hierfl.method import over_draws
 from hierfl.posterior.client_loop import each_client
@@ -50,6 +51,7 @@ class PacBayes:
         return self.empirical_risk + (self.kl - math.log(delta)) / eta
 
 
+@one_at_a_time
 def pac_bayes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> PacBayes:
     """Estimate the terms of the bound of a fit on its training rows. Each client returns two numbers.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from pyro import poutine
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -39,6 +40,7 @@ class Draws:
     own: Values
 
 
+@one_at_a_time
 def posterior_draws(
     fit: Snapshot, *, draws: int = 1000, seed: int = 0, keep: Collection[str] | None = None
 ) -> Draws:
@@ -60,6 +62,7 @@ def posterior_draws(
     return joined_draws(program, [c.found for c in each_draw(fit, one, draws=draws, seed=seed)])
 
 
+@one_at_a_time
 def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
     """Draw every site from the model: the global sites, then each client's own given those; no row is read.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from pyro import poutine
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -23,6 +24,7 @@ from hierfl.program.sites import Values
 OfNewClient = Callable[[Params, Values, ClientBatch], Tree]
 
 
+@one_at_a_time
 def predict_from_prior(
     fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
 ) -> Prediction:
@@ -54,6 +56,7 @@ def predict_from_prior(
     return predicted(fit.program, rows, site, run)
 
 
+@one_at_a_time
 def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Values:
     """Draw the local sites of every fitted client from the global level alone: site -> (S, N, *shape).
 

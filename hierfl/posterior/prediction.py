@@ -13,6 +13,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -128,6 +129,7 @@ def averaged(name: str, value: Tensor) -> Tensor:
     return value.logsumexp(1) - math.log(value.shape[1]) if name == "log_prob" else value.mean(1)
 
 
+@one_at_a_time
 def predict(
     fit: Snapshot,
     rows: ClientData,

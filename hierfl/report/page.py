@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.report.blocks import Check, Section
@@ -36,6 +37,7 @@ class Report:
         return [check.answer for check in self.checks if check.verdict == "warning"]
 
 
+@one_at_a_time
 def write(
     fit: Snapshot,
     path: str | Path,

@@ -13,6 +13,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, about, federate
@@ -29,6 +30,7 @@ from hierfl.runs.result import Fit
 SCORE = "held_out_log_score"  # its name in the history
 
 
+@one_at_a_time
 def fit(
     method: Method,
     data: ClientData,
@@ -207,6 +209,7 @@ def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
         yield tick
 
 
+@one_at_a_time
 def load(
     folder: str | Path, *, method: Method | None = None, data: ClientData | None = None
 ) -> Fit:
