@@ -19,6 +19,7 @@ keep_memory()
 if TYPE_CHECKING:
     from hierfl import datasets, diagnostics, guides, methods, models, optimisers, plots
     from hierfl.data import partition
+    from hierfl.data.absent import RowsNotSaved
     from hierfl.data.batch import ClientBatch
     from hierfl.data.clients import ClientData
     from hierfl.data.preprocess import Scaling, fill_missing, standardise
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from hierfl.program.read import read
     from hierfl.runs.checkpoint import CheckpointError
     from hierfl.runs.fit import fit, load
+    from hierfl.runs.folder_lock import FolderInUse
     from hierfl.runs.result import Fit
 
 __version__ = "0.1.0"
@@ -46,6 +48,7 @@ __all__ = [
     "ClientError",
     "Clock",
     "Fit",
+    "FolderInUse",
     "LogShare",
     "Method",
     "PacBayes",
@@ -53,6 +56,7 @@ __all__ = [
     "Prediction",
     "Program",
     "ProgramError",
+    "RowsNotSaved",
     "Scaling",
     "Server",
     "Share",
@@ -85,6 +89,7 @@ _MODULE_OF = {
     "ClientError": "hierfl.engine.chunks",
     "Clock": "hierfl.method",
     "Fit": "hierfl.runs.result",
+    "FolderInUse": "hierfl.runs.folder_lock",
     "LogShare": "hierfl.method",
     "Method": "hierfl.method",
     "PacBayes": "hierfl.diagnostics.pac_bayes",
@@ -92,6 +97,7 @@ _MODULE_OF = {
     "Prediction": "hierfl.posterior.prediction",
     "Program": "hierfl.program.program",
     "ProgramError": "hierfl.program.program",
+    "RowsNotSaved": "hierfl.data.absent",
     "Scaling": "hierfl.data.preprocess",
     "Server": "hierfl.method",
     "Share": "hierfl.method",

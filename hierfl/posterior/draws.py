@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from pyro import poutine
@@ -20,6 +21,12 @@ from hierfl.posterior.client_loop import (
     each_draw,
 )
 from hierfl.posterior.snapshot import Restricted, Snapshot
+from hierfl.posterior.without_rows import (
+    by_state_alone,
+    global_sites,
+    lacks_rows,
+    the_same_for_any_rows,
+)
 from hierfl.program.handlers import Answer
 from hierfl.program.keyed_draws import NoKeyedDraw
 from hierfl.program.program import Params, Program
@@ -53,6 +60,11 @@ def posterior_draws(
         keep: the sites to keep of those that are drawn; None: all.
     """
     program = fit.program
+    if lacks_rows(fit):
+        if keep is None or not set(keep) <= global_sites(program):
+            by_state_alone(fit)  # refuses a guide that reads rows
+        again = partial(posterior_draws, draws=draws, seed=seed, keep=keep)
+        return the_same_for_any_rows(fit, again, lambda found: [found.shared, found.own])
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
         values = program.draw(params, own)
@@ -72,6 +84,9 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
         seed: of the draws.
     """
     program = fit.program
+    if lacks_rows(fit):
+        again = partial(prior_draws, draws=draws, seed=seed)
+        return the_same_for_any_rows(fit, again, lambda found: [found.shared, found.own])
     names = (*(site.name for site in program.latents.sites), *program.derived)
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:

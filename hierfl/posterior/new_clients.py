@@ -17,6 +17,7 @@ from hierfl.posterior.client_loop import Chunk, each_draw
 from hierfl.posterior.draws import joined_local, keyed_or_in_turn, local_plates, posterior_draws
 from hierfl.posterior.prediction import Prediction, predicted
 from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows
+from hierfl.posterior.without_rows import global_sites, lacks_rows
 from hierfl.program.handlers import Answer
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
@@ -107,4 +108,7 @@ def _global_draws(fit: Snapshot, draws: int, seed: int) -> Values:
         replace(fit.progress, table=taken(fit.progress.table, torch.tensor([0]))),
         fit.message,
     )
-    return posterior_draws(first, draws=draws, seed=seed).shared
+    if not lacks_rows(fit):
+        return posterior_draws(first, draws=draws, seed=seed).shared
+    names = global_sites(fit.program)
+    return posterior_draws(first, draws=draws, seed=seed, keep=names).shared if names else {}

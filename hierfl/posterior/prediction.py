@@ -20,6 +20,7 @@ from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import Chunk, each_draw
 from hierfl.posterior.draws import Draws, at_draws
 from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.posterior.without_rows import by_state_alone
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
@@ -152,7 +153,7 @@ def predict(
         ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
     """
     site, program = fit.program.observed_site(site), fit.program
-    few = restricted(fit, rows)
+    few = by_state_alone(restricted(fit, rows))
 
     def run(one: AtLatents) -> Iterator[Chunk]:
         def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:

@@ -15,6 +15,7 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,100 +24,133 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hierfl.core.trees import Tree, named_leaves, with_leaves
+from hierfl.core.disk import PRIVATE_FILE, private_folder, write_private, writing
+from hierfl.core.trees import Tree, named_leaves, nbytes, with_leaves
 from hierfl.engine.client_store import Stored, Table
 from hierfl.engine.rounds import TABLE_FILE, Progress
-from hierfl.program.recipes import translated
+from hierfl.runs.identity import differing, is_of, sealed, told
+from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, sync
+from hierfl.runs.run_folder import checkpoints as checkpoints
 
 FORMAT, VERSION = "hierfl-run", 1
-KEPT = 2  # checkpoints of a run, so that a damaged one has one before it
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is damaged, not of hierfl, or of another run; the message says which and the mend."""
 
 
-def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Path:
+def save(
+    folder: str | Path,
+    progress: Progress,
+    about: Mapping[str, Any],
+    *,
+    beside: Mapping[str, bytes | dict[str, Tensor]] | None = None,
+) -> Path:
     """Write a checkpoint, whole or not at all; the one before it is kept.
+
+    The caller holds the lock of the folder (`hierfl.runs.folder_lock.held`).
 
     Args:
         folder: of the run; made if it does not exist.
         progress: where the run stands.
         about: what identifies the run (`hierfl.engine.federation.about`), as JSON.
+        beside: further files of the checkpoint: name -> bytes, or tensors by name.
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        CannotWrite: the disk is full, or the folder cannot be written to; the last checkpoint is still there.
     """
     root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
+    private_folder(root)
+    clear(root)
     table = progress.table
     if isinstance(table, Stored) and table.path != root / TABLE_FILE:
         table = table.copied(root / TABLE_FILE)
-    draft = _write_draft(root, progress, table, about)
-    final = root / f"round-{progress.round:08d}"
-    # an older checkpoint of the same round is removed only once its successor is complete
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(draft, final)
-    _sync(root)
-    _remove_others(root, final, about)
+    ours = partial(_is_of, about=about)
+    with writing(root, 0):
+        draft = draft_of(root, progress.round)
+        try:
+            _write_draft(draft, progress, table, about, beside or {})
+            final = put(root, draft, progress.round, ours)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)  # the space it takes may be what is missing
+            raise
+        prune(root, final, ours)
     if isinstance(table, Stored):
         table.pin(_indices(root))
     return final
 
 
-def _write_draft(root: Path, progress: Progress, table: Table, about: Mapping[str, Any]) -> Path:
-    """Write the files of a checkpoint to a folder that no reader looks into."""
-    draft = root / f".draft-{progress.round:08d}-{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+def _write_draft(
+    draft: Path,
+    progress: Progress,
+    table: Table,
+    about: Mapping[str, Any],
+    beside: Mapping[str, bytes | dict[str, Tensor]],
+) -> None:
+    """Write the files of a checkpoint; the record, which makes it one, comes last."""
     local = table.index() if isinstance(table, Stored) else table
     hashes = {
         name: _write(draft / f"{name}.safetensors", tree)
         for name, tree in (("global", progress.server), ("local", local))
     }
+    for name, content in beside.items():
+        if isinstance(content, bytes):
+            write_private(draft / name, content)
+            hashes[name] = _hash(draft / name)
+        else:
+            hashes[name] = _write(draft / name, content)
     record = {
         "format": FORMAT,
         "version": VERSION,
         "round": progress.round,
         "compiled": progress.compiled,
         "hashes": hashes,
-        "about": about,
+        "about": sealed(about),
         "history": progress.history,
     }
-    _flush(draft / "state.json", json.dumps({**record, "sha256": _digest(record)}).encode())
-    return draft
-
-
-def _remove_others(root: Path, final: Path, about: Mapping[str, Any]) -> None:
-    """Remove checkpoints of earlier runs, old ones of this run, and drafts of killed processes."""
-    for other in checkpoints(root):
-        # `load` takes the last by name: a later round of an earlier run would hide the one just written
-        if other.name > final.name or not _is_of(other, about):
-            shutil.rmtree(other, ignore_errors=True)
-    for old in checkpoints(root)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
-    for draft in root.glob(".draft-*"):
-        shutil.rmtree(draft, ignore_errors=True)
+    content = json.dumps({**record, "sha256": _digest(record)}).encode()
+    write_private(draft / RECORD, content)
+    sync(draft)
 
 
 def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint is of a run, or damaged: then `load` skips it with a warning."""
+    """Return whether a checkpoint is of a run, as far as its record can be read."""
     try:
-        found: Any = read_record(path)["about"]
-    except CheckpointError:
-        return True
-    return bool(_as_now(found) == _as_now(json.loads(json.dumps(about))))
+        return is_of(read_record(path)["about"], about)
+    except (CheckpointError, KeyError):
+        return False
 
 
-def _as_now(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate the method in a run's identity to the names of this release."""
-    return {k: translated(v) if k == "method" else v for k, v in about.items()}
+def check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -> None:
+    """Refuse a folder into which a fit cannot be saved without hiding or removing what is there.
 
+    Args:
+        folder: to save the fit in.
+        about: what identifies its run.
+        round: rounds done.
 
-def checkpoints(folder: str | Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, oldest first."""
-    return sorted(Path(folder).glob("round-[0-9]*"))
+    Raises:
+        CheckpointError: the folder holds another run, or this one after more rounds.
+    """
+    for path in checkpoints(folder):
+        try:
+            record = read_record(path)
+        except CheckpointError:
+            continue  # it is left as it is
+        if not is_of(record["about"], about):
+            differ = differing(record["about"], about)
+            raise CheckpointError(
+                f"'{folder}' holds another run ({path.name}): it differs in "
+                f"{told(record['about'], about, differ)}; name another folder, or remove that run first"
+            )
+        if record["round"] > round:
+            raise CheckpointError(
+                f"'{folder}' holds this run after {record['round']} rounds, and this fit has done {round}: name "
+                f"another folder"
+            )
 
 
 def load(
@@ -188,28 +222,23 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse a checkpoint of another run."""
-    found, wanted = _as_now(found), _as_now(json.loads(json.dumps(wanted)))
-    differ = [key for key in wanted if found.get(key) != wanted[key]]
+    differ = differing(found, wanted)
     if differ:
         raise CheckpointError(
-            f"'{path}' is of another run: it differs in {', '.join(differ)} ({differ[0]}: "
-            f"{_short(found.get(differ[0]))} there, {_short(wanted[differ[0]])} here); resume with the same "
+            f"'{path}' is of another run: it differs in {told(found, wanted, differ)}; resume with the same "
             f"call, or name another folder"
         )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 200 else text[:197] + "..."
 
 
 def _write(path: Path, tree: Tree) -> str:
     """Write a tree to disk, and return the hash of the file."""
     leaves = {name: leaf.detach().clone().contiguous() for name, leaf in named_leaves(tree).items()}
-    # an empty file could not be told from a truncated one
-    save_file(leaves or {"nothing": torch.zeros(0)}, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    with writing(path, nbytes(list(leaves.values())), foreign=SafetensorError):
+        # an empty file could not be told from a truncated one
+        save_file(leaves or {"nothing": torch.zeros(0)}, path)
+        os.chmod(path, PRIVATE_FILE)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
     return _hash(path)
 
 
@@ -220,9 +249,11 @@ def _read_table(path: Path, expected: str, template: Table) -> Table:
     index = _read(
         path / "local.safetensors", expected, {"places": template.places, "sums": template.sums}
     )
+    if not (path.parent / TABLE_FILE).exists():
+        raise CheckpointError(f"{TABLE_FILE} is missing")
     found = template.at(path.parent / TABLE_FILE, index)
     if os.fstat(found.file).st_size < found.used * found.row_bytes:
-        raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
+        raise CheckpointError(f"{TABLE_FILE} is truncated")
     found.pin(_indices(path.parent))
     return found
 
@@ -264,23 +295,29 @@ def _read(path: Path, expected: str, template: Tree) -> Tree:
     return with_leaves(template, {name: found[name].clone() for name in wanted})
 
 
+def is_whole(path: Path, expected: str) -> bool:
+    """Return whether a file is there and has the hash that was recorded."""
+    return path.is_file() and _hash(path) == expected
+
+
+def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
+    """Return the newest checkpoint whose record can be read, and the record.
+
+    Args:
+        found: folders of checkpoints, oldest first.
+
+    Raises:
+        CheckpointError: no record can be read.
+    """
+    reasons = []
+    for path in reversed(found):
+        try:
+            return path, read_record(path)
+        except CheckpointError as error:
+            reasons.append(f"{path.name}: {error}")
+    raise CheckpointError(f"no checkpoint can be read: {'; '.join(reasons)}")
+
+
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path, content: bytes) -> None:
-    """Write a file, and wait until it is on disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Write a folder's entries to disk, so that a rename in it survives a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

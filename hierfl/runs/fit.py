@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from rich.progress import Progress as Bar
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
-from hierfl.engine.federation import Federation, about, federate
+from hierfl.engine.federation import Federation, about, about_data, federate
 from hierfl.engine.pooled import pooled_rounds
 from hierfl.engine.rounds import Progress, begin
 from hierfl.engine.rounds import rounds as run_rounds
@@ -25,6 +26,8 @@ from hierfl.method import Method
 from hierfl.program.recipes import remake
 from hierfl.runs import checkpoint as state
 from hierfl.runs import saved
+from hierfl.runs.folder_lock import held
+from hierfl.runs.loaded import without_rows
 from hierfl.runs.result import Fit
 
 SCORE = "held_out_log_score"  # its name in the history
@@ -93,33 +96,50 @@ def fit(
     )
     run = about(method, eager, rounds)
     folder = None if checkpoint is None else Path(checkpoint)
-    where = _resumed(folder, eager, run, resume) or begin(
-        eager, folder, compiled=_compiles(compile, engine, eager, rounds)
-    )
-    federation = replace(eager, graphs=Graphs()) if where.compiled else eager
+    with nullcontext() if folder is None else held(folder):
+        where = _resumed(folder, eager, run, resume) or begin(
+            eager, folder, compiled=_compiles(compile, engine, eager, rounds)
+        )
+        fitted = Fit(
+            method, replace(eager, graphs=Graphs()) if where.compiled else eager, where, rounds
+        )
+        left = _each_round(fitted, held_out, score_every, patience)
+        with _bar(progress, method.name, where.round, rounds) as tick, closing(left):
+            for fitted in left:
+                tick(where := fitted.progress)
+                last = where.round == rounds or _is_over(fitted, patience)
+                if folder and (where.round % every == 0 or last):
+                    state.save(folder, where, run)
+    return fitted
 
-    def is_over(where: Progress) -> bool:
-        tired = patience is not None and _scores_without_gain(where.history) >= patience
-        return federation.server.finished(where.server) or tired
 
+def _each_round(
+    fitted: Fit, held_out: ClientData | None, score_every: int, patience: int | None
+) -> Generator[Fit, None, None]:
+    """Run the rounds that are left, and yield the fit after each; worker processes end with the last."""
     # a run that had stopped before it was resumed stays as it was
-    until = where.round if where.round and is_over(where) else rounds
-    if engine == "pooled":
-        each_round = pooled_rounds(method, federation, where, until)
+    over = fitted.progress.round and _is_over(fitted, patience)
+    until = fitted.progress.round if over else fitted.rounds
+    federation, begun = fitted.federation, fitted.progress
+    if federation.engine == "pooled":
+        each_round = pooled_rounds(fitted.method, federation, begun, until)
     else:
-        each_round = run_rounds(federation, where, until)
-    with _bar(progress, method.name, where.round, rounds) as tick:
+        each_round = run_rounds(federation, begun, until)
+    with closing(each_round):
         for where in each_round:
+            fitted = replace(fitted, progress=where)
             if held_out is not None and where.round % score_every == 0:
-                score = _score(Fit(method, federation, where, rounds), held_out)
-                where.history[-1][SCORE] = score
-            tick(where)
-            stop = is_over(where)
-            if folder and (where.round % every == 0 or where.round == rounds or stop):
-                state.save(folder, where, run)
-            if stop:
-                break
-    return Fit(method, federation, where, rounds)
+                where.history[-1][SCORE] = _score(fitted, held_out)
+            yield fitted
+            if _is_over(fitted, patience):
+                return
+
+
+def _is_over(fitted: Fit, patience: int | None) -> bool:
+    """Return whether a run ends before its last round: the server has finished, or scores no longer rise."""
+    where = fitted.progress
+    tired = patience is not None and _scores_without_gain(where.history) >= patience
+    return fitted.federation.server.finished(where.server) or tired
 
 
 def _check(
@@ -219,26 +239,30 @@ def load(
         folder: of the fit or the run.
         method: that was fitted; None: built again from its record, which works for methods, models and guides
             of hierfl, and for functions of modules that are imported already.
-        data: the clients' training rows; None: those saved with the fit.
+        data: the clients' training rows, which are compared with a salted hash of those that were fitted;
+            None: those saved with the fit, and if there are none, the fit answers what needs no rows
+            (global draws, new clients, and fitted clients where the guide reads no rows), and refuses the
+            rest by `RowsNotSaved`.
 
     Raises:
         CheckpointError: the folder holds no undamaged checkpoint, or one of another method or of other
             clients.
         CannotRemake: the method cannot be built again: pass it.
-        FileNotFoundError: the rows were not saved: pass them.
+        RowsNotSaved: the rows were not saved, and are needed to read the program at all: pass them.
     """
     root = Path(folder)
     found = state.checkpoints(root)
     if not found:
         raise state.CheckpointError(f"'{folder}' holds no hierfl run")
-    who = saved.newest_record(found)["about"]
-    data = saved.read_rows(root) if data is None else data
+    newest, record = state.newest_record(found)
+    who = record["about"]
+    there = saved.SavedData(data, None) if data is not None else saved.read(root, newest, record)
     method = remake(who["method"]) if method is None else method
-    federation = federate(method, data, seed=who["seed"])
-    same = {
-        key: value
-        for key, value in about(method, federation, who["rounds"]).items()
-        if key in ("clients", "rows", "fields")
-    }
-    progress = state.load(root, begin(federation, root), same)
+    federated = partial(federate, method, seed=who["seed"], engine=who.get("engine", "vectorised"))
+    if there.data is None:
+        federation = without_rows(there, str(folder), federated)
+    else:
+        federation = federated(there.data)
+    federation = replace(federation, cohort=who["cohort"])
+    progress = state.load(root, begin(federation), about_data(federation.data))
     return Fit(method, federation, progress, who["rounds"])

@@ -221,12 +221,21 @@ class Fit:
             raise ValueError(f"against is {against!r}: it must be 'nuts'")
         return against_nuts(self, **options)
 
-    def save(self, folder: str | Path, *, with_data: bool = True) -> None:
+    def save(self, folder: str | Path, *, with_data: bool = False) -> None:
         """Write the fit to a folder: global state in `global.safetensors`, client states in `local.safetensors`.
+
+        Only the owner can read its files. What is in the folder already is kept.
 
         Args:
             folder: made if it does not exist.
-            with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the fit.
+            with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the fit;
+                without them it answers what needs no rows, and `hierfl.load(folder, data=...)` the rest.
+
+        Raises:
+            CheckpointError: the folder holds another run, or this one after more rounds.
+            FolderInUse: another process writes to it; the message says which.
+            RowsNotSaved: the fit was itself loaded without its rows.
+            OSError: the disk is full, or the folder cannot be written to.
         """
         who = about(self.method, self.federation, self.rounds)
         saved.write(folder, self.progress, who, self.federation, with_data=with_data)

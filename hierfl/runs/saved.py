@@ -1,22 +1,29 @@
-"""A fit on disk: private data of the clients are in files of their own, named `local`."""
+"""A fit on disk: a checkpoint, what its data look like, and, if asked for, the clients' rows."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from hierfl.core.trees import named_leaves
+from hierfl.data.absent import RowsNotSaved, absent, is_absent
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.runs import checkpoint as state
+from hierfl.runs.folder_lock import held
+from hierfl.runs.run_folder import ROWS, SCHEMA
 
-ROWS_FILE, SCHEMA_FILE = "local-rows.safetensors", "fit.json"
+HAND_IN = "hand the clients' rows in, load(..., data=...)"
 
 
 def write(
@@ -27,7 +34,7 @@ def write(
     *,
     with_data: bool,
 ) -> None:
-    """Write a fit: `fit.json`, a checkpoint, and `local-rows.safetensors` with the clients' rows.
+    """Write a fit: a checkpoint that also holds `fit.json` and, if asked for, `local-rows.safetensors`.
 
     Args:
         folder: made if it does not exist.
@@ -35,69 +42,151 @@ def write(
         who: what identifies the run (`hierfl.engine.federation.about`).
         federation: with the clients' rows.
         with_data: write the clients' rows.
+
+    Raises:
+        CheckpointError: the folder holds another run, or this one after more rounds.
+        FolderInUse: another process writes to it.
+        RowsNotSaved: the fit was loaded without its rows.
+        CannotWrite: the disk is full, say.
     """
-    root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
     data = federation.data
-    state.save(root, progress, who)
-    schema = {
-        "names": list(data.names),
-        "features": {name: list(labels) for name, labels in data.features.items()},
-    }
-    (root / SCHEMA_FILE).write_text(json.dumps(schema))
-    (root / ROWS_FILE).unlink(missing_ok=True)  # of an earlier fit in this folder
+    if is_absent(data):
+        raise RowsNotSaved(
+            f"a fit without its clients' rows is not saved again: copy its folder, or {HAND_IN}"
+        )
+    schema = json.dumps(_described(federation)).encode()
+    beside: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: schema}
     if with_data:
-        tensors = {f"field.{k}": v.contiguous() for k, v in data.fields.items()}
-        tensors |= {f"client_field.{k}": v.contiguous() for k, v in data.client_fields.items()}
-        save_file({**tensors, "offsets": data.offsets}, root / ROWS_FILE)
+        tensors = {f"field.{k}": v for k, v in data.fields.items()}
+        tensors |= {f"client_field.{k}": v for k, v in data.client_fields.items()}
+        beside[ROWS] = {**tensors, "offsets": data.offsets}
+    with held(folder):
+        state.check_may_write(folder, who, progress.round)
+        state.save(folder, progress, who, beside=beside)
 
 
-def newest_record(found: list[Path]) -> dict[str, Any]:
-    """Return the record of the newest checkpoint whose record can be read.
+def _described(federation: Federation) -> dict[str, Any]:
+    """Return what the data look like, all but their values, as JSON."""
+    data = federation.data
+    fields, client_fields = (
+        {name: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for name, v in of.items()}
+        for of in (data.fields, data.client_fields)
+    )
+    return {
+        "names": list(data.names),
+        "counts": data.counts.tolist(),
+        "features": {name: list(labels) for name, labels in data.features.items()},
+        "fields": fields,
+        "client_fields": client_fields,
+        "start": start_of(federation),
+        "dtype": str(torch.get_default_dtype()),
+    }
+
+
+def start_of(federation: Federation) -> str:
+    """Return a hash of everything that a run starts from: the same for data that it does not depend on."""
+    found = hashlib.sha256()
+    program = federation.program
+    sites = {site.name: site.start for site in program.latents.sites}
+    start = [list(program.start()), sites, federation.client.own, federation.server.state]
+    for name, value in named_leaves(start).items():
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        flat = torch.cat([value.detach().cpu().reshape(-1)])  # `view` needs its own, dense memory
+        found.update(flat.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class SavedData:
+    """What a saved fit holds of its data.
 
     Args:
-        found: folders of checkpoints, oldest first.
-
-    Raises:
-        CheckpointError: no record can be read.
+        data: the clients' rows; None: they were not saved.
+        schema: what the data look like; None: a checkpoint of `fit`, or a fit saved by hierfl 0.1.0.
     """
-    reasons = []
-    for path in reversed(found):
+
+    data: ClientData | None
+    schema: dict[str, Any] | None
+
+    def without_rows(self, fills: tuple[float, float]) -> ClientData:
+        """Return the clients without rows; two numbers may stand in for their values.
+
+        Raises:
+            CheckpointError: fit.json is not what hierfl writes.
+        """
+        schema = self.schema or {}
         try:
-            return state.read_record(path)
-        except state.CheckpointError as error:
-            reasons.append(f"{path.name}: {error}")
-    raise state.CheckpointError(f"no checkpoint can be read: {'; '.join(reasons)}")
+            counts = torch.tensor([0, *schema["counts"]], dtype=torch.long)
+            sizes = {"fields": int(counts.sum()), "client_fields": len(schema["names"])}
+            parts = {
+                part: {
+                    name: absent((size, *shape), getattr(torch, dtype), fills)
+                    for name, (dtype, *shape) in schema[part].items()
+                }
+                for part, size in sizes.items()
+            }
+            return ClientData(
+                offsets=counts.cumsum(0),
+                names=tuple(schema["names"]),
+                features={name: tuple(labels) for name, labels in schema["features"].items()},
+                **parts,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise state.CheckpointError(
+                f"{SCHEMA} is not of this hierfl ({error}): {HAND_IN}"
+            ) from error
 
 
-def read_rows(root: Path) -> ClientData:
-    """Read the clients' rows that were saved with a fit.
+def read(root: Path, checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
+    """Read what a saved fit holds of its data.
+
+    Args:
+        root: of the fit.
+        checkpoint: the one that is loaded.
+        record: of it.
 
     Raises:
-        FileNotFoundError: the fit was saved without them.
         CheckpointError: a file is damaged.
     """
-    path = root / ROWS_FILE
-    if not path.exists():
-        raise FileNotFoundError(
-            f"'{root}' was saved without the clients' rows: pass them, load(..., data=...)"
-        )
+    hashes = record["hashes"]
+    for name in (SCHEMA, ROWS):
+        if name in hashes and not state.is_whole(checkpoint / name, hashes[name]):
+            raise state.CheckpointError(
+                f"'{checkpoint / name}' is missing, truncated or changed: {HAND_IN}"
+            )
+    place = checkpoint if SCHEMA in hashes else root  # 0.1.0 put them beside its checkpoints
+    schema = _schema(place) if SCHEMA in hashes or (root / SCHEMA).exists() else None
+    if schema is None or not (place / ROWS).exists():
+        return SavedData(None, schema if SCHEMA in hashes else None)
+    return SavedData(_rows(place / ROWS, schema), schema)
+
+
+def _schema(place: Path) -> dict[str, Any]:
     try:
-        schema, tensors = json.loads((root / SCHEMA_FILE).read_text()), load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
+        found: dict[str, Any] = json.loads((place / SCHEMA).read_text())
+    except (OSError, ValueError) as error:
         raise state.CheckpointError(
-            f"'{path}' or {SCHEMA_FILE} beside it is truncated or changed ({error}): pass the rows, "
-            f"load(..., data=...)"
+            f"'{place / SCHEMA}' cannot be read ({error}): {HAND_IN}"
         ) from error
+    return found
+
+
+def _rows(path: Path, schema: Mapping[str, Any]) -> ClientData:
     part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
-    for name, value in tensors.items():
-        kind, _, key = name.partition(".")
-        if key:
-            part[kind][key] = value
-    return ClientData(
-        fields=part["field"],
-        offsets=tensors["offsets"],
-        names=tuple(schema["names"]),
-        client_fields=part["client_field"],
-        features={name: tuple(labels) for name, labels in schema["features"].items()},
-    )
+    try:
+        tensors = load_file(path)
+        for name, value in tensors.items():
+            kind, _, key = name.partition(".")
+            if key:
+                part[kind][key] = value
+        return ClientData(
+            fields=part["field"],
+            offsets=tensors["offsets"],
+            names=tuple(schema["names"]),
+            client_fields=part["client_field"],
+            features={name: tuple(labels) for name, labels in schema["features"].items()},
+        )
+    except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise state.CheckpointError(
+            f"'{path}' or {SCHEMA} beside it is truncated or changed ({error}): {HAND_IN}"
+        ) from error
