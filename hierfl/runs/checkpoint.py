@@ -101,7 +101,9 @@ def _write_draft(
             write_private(draft / name, content)
             hashes[name] = _hash(draft / name)
         else:
-            hashes[name] = _write(draft / name, content)
+            hashes[name] = _write_tensors(
+                draft / name, {k: v.contiguous() for k, v in content.items()}
+            )
     record = {
         "format": FORMAT,
         "version": VERSION,
@@ -233,9 +235,14 @@ def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any])
 def _write(path: Path, tree: Tree) -> str:
     """Write a tree to disk, and return the hash of the file."""
     leaves = {name: leaf.detach().clone().contiguous() for name, leaf in named_leaves(tree).items()}
-    with writing(path, nbytes(list(leaves.values())), foreign=SafetensorError):
-        # an empty file could not be told from a truncated one
-        save_file(leaves or {"nothing": torch.zeros(0)}, path)
+    # an empty file could not be told from a truncated one
+    return _write_tensors(path, leaves or {"nothing": torch.zeros(0)})
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """Write tensors to disk under their names, and return the hash of the file."""
+    with writing(path, nbytes(list(tensors.values())), foreign=SafetensorError):
+        save_file(tensors, path)
         os.chmod(path, PRIVATE_FILE)
         with path.open("rb") as file:
             os.fsync(file.fileno())
