@@ -257,10 +257,10 @@ def _read_table(path: Path, expected: str, template: Table) -> Table:
         path / "local.safetensors", expected, {"places": template.places, "sums": template.sums}
     )
     if not (path.parent / TABLE_FILE).exists():
-        raise CheckpointError(f"{TABLE_FILE} is missing")
+        raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
     found = template.at(path.parent / TABLE_FILE, index)
     if os.fstat(found.file).st_size < found.used * found.row_bytes:
-        raise CheckpointError(f"{TABLE_FILE} is truncated")
+        raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
     found.pin(_indices(path.parent))
     return found
 

@@ -1,0 +1,1 @@
+"""Attacks on hierfl: each counts how often its answer is right, refused by a sentence, wrong, or a raw error."""
