@@ -98,7 +98,6 @@ def study(
     from rich.console import Console
 
     from hierfl import studies
-    from hierfl.demo.run import writable
 
     if name not in studies.names():
         raise typer.BadParameter(
@@ -107,7 +106,7 @@ def study(
         )
     folder = out or Path(f"study-{name}")
     try:
-        writable(folder)
+        studies.claim_files(name, folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     began, console, progress = time.perf_counter(), Console(), Console(stderr=True)

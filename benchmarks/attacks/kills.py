@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,12 @@ def kills(n: int, seed: int) -> dict[str, int]:
             if case.startswith("save"):
                 shutil.copytree(root / case, place)
             if chance.random() < 1 / 3:
-                copy = copied(lambda case=case, place=place: work[case](place))
+                copy = copied(partial(work[case], place))
                 time.sleep(chance.random() * took[case])
                 copy.kill()
             else:
                 at, after = chance.randrange(operations[case]), chance.random() < 0.5
-                copy = copied(
-                    lambda case=case, place=place, at=at, after=after: _dying(
-                        work[case], place, at, after
-                    )
-                )
+                copy = copied(partial(_dying, work[case], place, at, after))
             copy.outcome()
             kind = _resumed(case, place, work[case], wanted[case])
             if kind != "right":

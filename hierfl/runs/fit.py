@@ -29,6 +29,7 @@ from hierfl.runs import saved
 from hierfl.runs.folder_lock import held
 from hierfl.runs.loaded import without_rows
 from hierfl.runs.result import Fit
+from hierfl.runs.run_folder import clear
 
 SCORE = "held_out_log_score"  # its name in the history
 
@@ -174,8 +175,11 @@ def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: 
 def _resumed(
     folder: Path | None, federation: Federation, run: Mapping[str, Any], resume: bool
 ) -> Progress | None:
-    """Return the progress of the run in a folder; None where there is no run yet."""
-    if folder is None or not state.checkpoints(folder):
+    """Return the progress of the run in a folder, whose lock is held; None where there is no run yet."""
+    if folder is None:
+        return None
+    clear(folder)  # of what a killed process has left half done
+    if not state.checkpoints(folder):
         return None
     if not resume:
         raise ValueError(

@@ -255,7 +255,7 @@ class Fit:
         """Write one HTML page, self-contained: what was run, posteriors, calibration, and warnings in plain words.
 
         Args:
-            path: of the file.
+            path: of the file; an earlier report there is replaced.
             held_out: labelled rows of fitted clients that were kept from the fit, to score; None: the
                 training rows are scored, with a warning.
             foreign: out-of-distribution rows under the clients' names, to see whether predictions are less
@@ -274,6 +274,7 @@ class Fit:
             KeyError: rows of a client that was not fitted.
             ValueError: a field is missing; held-out rows have no labels; or several sites are observed and
                 `site` is None.
+            FileExistsError: the file is there already, and is no report of hierfl.
         """
         from hierfl.report import write  # Matplotlib and Jinja are slow to import
 

@@ -148,6 +148,14 @@ def test_a_replacement_that_was_interrupted_loses_no_checkpoint(when: str, tmp_p
     assert final.exists() and not replaced.exists()
 
 
+def test_a_finished_run_that_was_killed_while_it_cleared_up_is_cleared_up(tmp_path: Path) -> None:
+    """Found by `benchmarks.attacks.kills`: there is nothing left to save, which cleared up before."""
+    run(tmp_path)
+    (tmp_path / ROUNDS[0]).rename(tmp_path / ".draft-00000002-77")
+    run(tmp_path, resume=True)
+    assert [p.name for p in tmp_path.iterdir()] == ROUNDS[1:]
+
+
 # ------------------------------------------------------------------ the lock
 HOLDER = """
 import sys
