@@ -30,7 +30,7 @@ REFUSALS = (
     hierfl.RowsNotSaved,
     CannotWrite,
 )
-ROUNDS = 8
+ROUNDS = 6
 
 
 @dataclass(frozen=True)

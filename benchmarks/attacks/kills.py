@@ -192,8 +192,10 @@ def _resumed(case: str, folder: Path, work: Callable[[Path], str], wanted: str) 
     if kind != "right":
         return kind
     left = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    if left:
+        return f"wrong: {left} left"
     again = copied(lambda: _loaded(case, folder, data=federation()))
-    return f"wrong: {left} left" if left else _told(again.outcome(), wanted)
+    return _told(again.outcome(), wanted)
 
 
 def _told(outcome: Outcome, wanted: str) -> str:
