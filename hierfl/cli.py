@@ -124,6 +124,8 @@ def study(
             f"This study needs data that are missing: {error}", style="red", soft_wrap=True
         )
         raise typer.Exit(1) from error
+    except OSError as error:
+        raise _unwritable(folder, error) from error
     seconds = time.perf_counter() - began
     console.print(f"Took {seconds:.0f} s.")
     if as_json:

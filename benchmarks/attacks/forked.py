@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,9 +157,14 @@ def in_own_process(module: str, n: int, seed: int) -> dict[str, int]:
     return found
 
 
-def main(attack: Callable[[int, int], dict[str, int]]) -> None:
+def run_attack(
+    attack: Callable[[int, int], dict[str, int]], doc: str | None, arguments: Sequence[str] | None
+) -> None:
     """Run an attack with the number and the seed of the command line, and print its counts as JSON."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("n", type=int, help="how often")
+    parser.add_argument("seed", type=int, nargs="?", default=0, help="of what is random")
+    asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    n, seed = (int(value) for value in sys.argv[1:3])
-    print(json.dumps(attack(n, seed)))
+    print(json.dumps(attack(asked.n, asked.seed)))

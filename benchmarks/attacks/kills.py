@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from benchmarks.attacks.forked import (
     federation,
     in_own_process,
     judged,
-    main,
     model,
     run,
+    run_attack,
 )
 from hierfl.engine import client_store
 from hierfl.runs import checkpoint
@@ -204,5 +204,10 @@ def _told(outcome: Outcome, wanted: str) -> str:
     return kind if kind == "right" else f"{kind}: {outcome.text}"
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the attack as the command line says."""
+    run_attack(kills, __doc__, arguments)
+
+
 if __name__ == "__main__":
-    main(kills)
+    main()

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.attacks.forked import (
@@ -21,8 +21,8 @@ from benchmarks.attacks.forked import (
     federation,
     in_own_process,
     judged,
-    main,
     run,
+    run_attack,
 )
 
 Trial = Callable[[Path, random.Random, dict[str, str]], list[str]]
@@ -137,5 +137,10 @@ def _of_threads(calls: dict[str, Callable[[], str]], wanted: dict[str, str]) -> 
     return done.text.split() if done.kind == "done" else ["raw"]
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the attack as the command line says."""
+    run_attack(pairs, __doc__, arguments)
+
+
 if __name__ == "__main__":
-    main(pairs)
+    main()
