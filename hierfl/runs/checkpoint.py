@@ -126,35 +126,6 @@ def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
         return False
 
 
-def check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -> None:
-    """Refuse a folder into which a fit cannot be saved without hiding or removing what is there.
-
-    Args:
-        folder: to save the fit in.
-        about: what identifies its run.
-        round: rounds done.
-
-    Raises:
-        CheckpointError: the folder holds another run, or this one after more rounds.
-    """
-    for path in checkpoints(folder):
-        try:
-            record = read_record(path)
-        except CheckpointError:
-            continue  # it is left as it is
-        if not is_of(record["about"], about):
-            differ = differing(record["about"], about)
-            raise CheckpointError(
-                f"'{folder}' holds another run ({path.name}): it differs in "
-                f"{told(record['about'], about, differ)}; name another folder, or remove that run first"
-            )
-        if record["round"] > round:
-            raise CheckpointError(
-                f"'{folder}' holds this run after {record['round']} rounds, and this fit has done {round}: name "
-                f"another folder"
-            )
-
-
 def load(
     folder: str | Path, template: Progress, about: Mapping[str, Any] | None = None
 ) -> Progress:
@@ -305,24 +276,6 @@ def _read(path: Path, expected: str, template: Tree) -> Tree:
 def is_whole(path: Path, expected: str) -> bool:
     """Return whether a file is there and has the hash that was recorded."""
     return path.is_file() and _hash(path) == expected
-
-
-def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
-    """Return the newest checkpoint whose record can be read, and the record.
-
-    Args:
-        found: folders of checkpoints, oldest first.
-
-    Raises:
-        CheckpointError: no record can be read.
-    """
-    reasons = []
-    for path in reversed(found):
-        try:
-            return path, read_record(path)
-        except CheckpointError as error:
-            reasons.append(f"{path.name}: {error}")
-    raise CheckpointError(f"no checkpoint can be read: {'; '.join(reasons)}")
 
 
 def _hash(path: Path) -> str:

@@ -258,7 +258,7 @@ def load(
     found = state.checkpoints(root)
     if not found:
         raise state.CheckpointError(f"'{folder}' holds no hierfl run")
-    newest, record = state.newest_record(found)
+    newest, record = saved.newest_record(found)
     who = record["about"]
     there = saved.SavedData(data, None) if data is not None else saved.read(root, newest, record)
     method = remake(who["method"]) if method is None else method

@@ -21,6 +21,7 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.runs import checkpoint as state
 from hierfl.runs.folder_lock import held
+from hierfl.runs.identity import differing, is_of, told
 from hierfl.runs.run_folder import ROWS, SCHEMA
 
 HAND_IN = "hand the clients' rows in, load(..., data=...)"
@@ -61,8 +62,37 @@ def write(
         tensors |= {f"client_field.{k}": v for k, v in data.client_fields.items()}
         beside[ROWS] = {**tensors, "offsets": data.offsets}
     with held(folder):
-        state.check_may_write(folder, who, progress.round)
+        _check_may_write(folder, who, progress.round)
         state.save(folder, progress, who, beside=beside)
+
+
+def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -> None:
+    """Refuse a folder into which a fit cannot be saved without hiding or removing what is there.
+
+    Args:
+        folder: to save the fit in.
+        about: what identifies its run.
+        round: rounds done.
+
+    Raises:
+        CheckpointError: the folder holds another run, or this one after more rounds.
+    """
+    for path in state.checkpoints(folder):
+        try:
+            record = state.read_record(path)
+        except state.CheckpointError:
+            continue  # it is left as it is
+        if not is_of(record["about"], about):
+            differ = differing(record["about"], about)
+            raise state.CheckpointError(
+                f"'{folder}' holds another run ({path.name}): it differs in "
+                f"{told(record['about'], about, differ)}; name another folder, or remove that run first"
+            )
+        if record["round"] > round:
+            raise state.CheckpointError(
+                f"'{folder}' holds this run after {record['round']} rounds, and this fit has done {round}: name "
+                f"another folder"
+            )
 
 
 def _described(federation: Federation) -> dict[str, Any]:
@@ -135,6 +165,24 @@ class SavedData:
             raise state.CheckpointError(
                 f"{SCHEMA} is not of this hierfl ({error}): {HAND_IN}"
             ) from error
+
+
+def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
+    """Return the newest checkpoint whose record can be read, and the record.
+
+    Args:
+        found: folders of checkpoints, oldest first.
+
+    Raises:
+        CheckpointError: no record can be read.
+    """
+    reasons = []
+    for path in reversed(found):
+        try:
+            return path, state.read_record(path)
+        except state.CheckpointError as error:
+            reasons.append(f"{path.name}: {error}")
+    raise state.CheckpointError(f"no checkpoint can be read: {'; '.join(reasons)}")
 
 
 def read(root: Path, checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
