@@ -56,10 +56,7 @@ def held(folder: str | Path) -> Iterator[None]:
         yield
     finally:
         if file is not None and os.getpid() == owner:  # a copy of this process holds nothing
-            with suppress(FileNotFoundError):
-                (root / LOCK_FILE).unlink()
-            _files.discard(file)
-            os.close(file)
+            _give_back(root, file)
 
 
 def _taken(root: Path) -> int | None:
@@ -84,9 +81,21 @@ def _taken(root: Path) -> int | None:
         os.close(file)  # its holder removed it between our opening and locking it
     _files.add(file)
     who = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
-    os.ftruncate(file, 0)
-    write_all(file, json.dumps(who).encode(), 0, path)
+    try:
+        os.ftruncate(file, 0)
+        write_all(file, json.dumps(who).encode(), 0, path)
+    except BaseException:
+        _give_back(root, file)
+        raise
     return file
+
+
+def _give_back(root: Path, file: int) -> None:
+    """Remove the lock file while it is still locked, and unlock it."""
+    with suppress(FileNotFoundError):
+        (root / LOCK_FILE).unlink()
+    _files.discard(file)
+    os.close(file)
 
 
 def _is_at(file: int, path: Path) -> bool:

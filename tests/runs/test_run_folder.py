@@ -248,6 +248,21 @@ def test_a_folder_that_cannot_be_locked_is_said(
         pass
 
 
+def test_a_lock_that_cannot_be_written_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left on device"), held(tmp_path):
+            pass
+    with held(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 # ------------------------------------------------------------------ the engine
 @pytest.mark.parametrize("engine", ["sequential", "pooled"])
 def test_the_engine_is_part_of_a_runs_identity(engine: str, tmp_path: Path) -> None:
