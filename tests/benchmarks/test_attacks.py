@@ -10,7 +10,6 @@ import pytest
 from benchmarks.attacks import kills, together
 from benchmarks.attacks.forked import Outcome, judged
 
-
 slow = pytest.mark.skipif(
     not os.environ.get("HIERFL_SLOW"),
     reason="HIERFL_SLOW is not set: an attack takes half a minute",
