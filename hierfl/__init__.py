@@ -19,6 +19,7 @@ keep_memory()
 if TYPE_CHECKING:
     from hierfl import datasets, diagnostics, guides, methods, models, optimisers, plots
     from hierfl.data import partition
+    from hierfl.data.absent import RowsNotSaved
     from hierfl.data.batch import ClientBatch
     from hierfl.data.clients import ClientData
     from hierfl.data.preprocess import Scaling, fill_missing, standardise
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from hierfl.program.program import Program, ProgramError
     from hierfl.program.public_names import CannotRemake
     from hierfl.program.read import read
-    from hierfl.runs.fit import fit, load
+    from hierfl.runs.fit import fit
+    from hierfl.runs.folder_lock import FolderInUse
+    from hierfl.runs.load import load
     from hierfl.runs.result import Fit
 
 __version__ = "0.1.0"
@@ -47,6 +50,7 @@ __all__ = [
     "ClientError",
     "Clock",
     "Fit",
+    "FolderInUse",
     "LogShare",
     "Method",
     "PacBayes",
@@ -54,6 +58,7 @@ __all__ = [
     "Prediction",
     "Program",
     "ProgramError",
+    "RowsNotSaved",
     "Scaling",
     "Server",
     "Share",
@@ -88,6 +93,7 @@ _MODULE_OF = {
     "ClientError": "hierfl.engine.chunks",
     "Clock": "hierfl.method",
     "Fit": "hierfl.runs.result",
+    "FolderInUse": "hierfl.runs.folder_lock",
     "LogShare": "hierfl.method",
     "Method": "hierfl.method",
     "PacBayes": "hierfl.diagnostics.pac_bayes",
@@ -95,6 +101,7 @@ _MODULE_OF = {
     "Prediction": "hierfl.posterior.prediction",
     "Program": "hierfl.program.program",
     "ProgramError": "hierfl.program.program",
+    "RowsNotSaved": "hierfl.data.absent",
     "Scaling": "hierfl.data.preprocess",
     "Server": "hierfl.method",
     "Share": "hierfl.method",
@@ -104,7 +111,7 @@ _MODULE_OF = {
     "fit": "hierfl.runs.fit",
     "guide": "hierfl.program.marked",
     "guides": "hierfl.guides",
-    "load": "hierfl.runs.fit",
+    "load": "hierfl.runs.load",
     "methods": "hierfl.methods",
     "model": "hierfl.program.marked",
     "models": "hierfl.models",

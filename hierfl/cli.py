@@ -98,7 +98,6 @@ def study(
     from rich.console import Console
 
     from hierfl import studies
-    from hierfl.demo.run import writable
 
     if name not in studies.names():
         raise typer.BadParameter(
@@ -107,7 +106,7 @@ def study(
         )
     folder = out or Path(f"study-{name}")
     try:
-        writable(folder)
+        studies.claim_files(name, folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     began, console, progress = time.perf_counter(), Console(), Console(stderr=True)
@@ -125,6 +124,8 @@ def study(
             f"This study needs data that are missing: {error}", style="red", soft_wrap=True
         )
         raise typer.Exit(1) from error
+    except OSError as error:
+        raise _unwritable(folder, error) from error
     seconds = time.perf_counter() - began
     console.print(f"Took {seconds:.0f} s.")
     if as_json:

@@ -37,6 +37,7 @@ import pyro.distributions as dist
 import torch
 from rich.table import Table
 
+from hierfl.core.outputs import claim
 from hierfl.data.clients import ClientData
 from hierfl.datasets import heart_disease
 from hierfl.demo import scores as report
@@ -54,6 +55,7 @@ from hierfl.runs.fit import fit
 from hierfl.runs.result import Fit
 
 Say = Callable[[str], None]
+FILES = ("posterior.nc", "scores.csv", "coefficients.png", "calibration.png", "report.html")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def run(
         The scores, the table to print and the files written.
 
     Raises:
-        OSError: `out` cannot be created or written to. This is checked before any fit.
+        OSError: `out` cannot be created or written to, or holds other files of the names of the demo's. This
+            is checked before any fit.
     """
     folder = writable(Path(out))
     effort = QUICK if quick else Effort()
@@ -169,18 +172,16 @@ def _fits_and_patients(
 
 
 def writable(folder: Path) -> Path:
-    """Create a folder if it is missing, and check that it can be written to.
+    """Create a folder if it is missing, and check that the demo's files can be written to it.
 
     Returns:
         The same folder.
 
     Raises:
-        OSError: the folder cannot be created or written to.
+        OSError: the folder cannot be created or written to, or holds files of these names that the demo did
+            not write.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / ".hierfl"
-    probe.touch()
-    probe.unlink()
+    claim(folder, FILES)
     return folder
 
 

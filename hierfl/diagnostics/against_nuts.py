@@ -12,6 +12,7 @@ import pyro
 import torch
 from pyro import poutine
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
@@ -57,6 +58,7 @@ class AgainstNuts:
         )
 
 
+@one_at_a_time
 def against_nuts(
     fit: Snapshot,
     *,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.batch import ClientBatch
 from hierfl.method import over_draws
 from hierfl.posterior.client_loop import each_client
@@ -60,6 +61,7 @@ def coherence(vectors: Tensor) -> Coherence:
     return Coherence(-math.expm1(log), -log, len(vectors))
 
 
+@one_at_a_time
 def client_slopes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
     """Return each client's gradient in the global params, d (NLL_i + KL_i) / d theta, (N, P).
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import step_sizes
@@ -49,6 +50,7 @@ class Convergence:
     gradient: pd.DataFrame
 
 
+@one_at_a_time
 def convergence(fit: Snapshot, *, draws: int = 64, seed: int = 0) -> Convergence:
     """Judge a run by its history and, for an ELBO, by independent estimates of the gradient at its end.
 

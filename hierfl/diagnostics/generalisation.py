@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.diagnostics.pac_bayes import PacBayes
 from hierfl.diagnostics.scores import HIGHER_IS_BETTER, across_clients
 from hierfl.engine.aggregate import means_of, summed
@@ -34,6 +35,7 @@ class Gap:
     pac_bayes: PacBayes | None = None
 
 
+@one_at_a_time
 def generalisation_gap(
     train: Prediction,
     held_out: Prediction,

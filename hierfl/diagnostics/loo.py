@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced
 from hierfl.posterior.corrected import LEAST_PROPOSALS
@@ -67,6 +68,7 @@ class Loo:
         return f"Loo(by {self.by}: elpd {self.elpd:.1f} ± {self.se:.1f}, p {self.p:.1f}, {bad})"
 
 
+@one_at_a_time
 def loo(
     fit: Snapshot,
     by: By = "row",

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.fixed_prior import check_prior
 from hierfl.posterior.client_loop import each_draw
@@ -95,6 +96,7 @@ class PacBayes:
         return risk + (kl - math.log(delta)) / eta + slack
 
 
+@one_at_a_time
 def pac_bayes(
     fit: Snapshot,
     *,

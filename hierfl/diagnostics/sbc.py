@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
@@ -150,6 +151,7 @@ class Sbc:
         return {f"cover {p:.0%}": float((middle < p * (self.draws + 1)).mean()) for p in INTERVALS}
 
 
+@one_at_a_time
 def sbc(
     model: Model,
     guide: Guide | Family,

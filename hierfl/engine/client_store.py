@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hierfl.core.disk import PRIVATE_FILE, write_all, writing
 from hierfl.core.trees import Tree, named_leaves, nbytes, tree_leaves, tree_map, with_leaves
 
 IN_MEMORY = 1 << 30  # bytes; rows that take more in all are kept in a file
@@ -60,7 +61,7 @@ class Stored:
         """Open the file; it is closed with the last reference to this object."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # a link, in a folder that came from elsewhere, would let rows be written over any file of the user's
-        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600)
+        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_LINK, PRIVATE_FILE)
         weakref.finalize(self, os.close, self.file)
         self.used = max(self.used, int(self.places.max()) + 1 if len(self.places) else 0)
 
@@ -111,12 +112,17 @@ class Stored:
                 place = self.free.pop() if self.free else self.used
                 self.used = max(self.used, place + 1)
             content = row.tobytes()
-            os.pwrite(self.file, content, place * self.row_bytes)
+            write_all(self.file, content, place * self.row_bytes, self.path)
             self.places[client], self.sums[client] = place, zlib.crc32(content)
 
     def index(self) -> Tree:
-        """Return places and sums of all rows, for a checkpoint, once the rows themselves are on disk."""
-        os.fsync(self.file)
+        """Return places and sums of all rows, for a checkpoint, once the rows themselves are on disk.
+
+        Raises:
+            CannotWrite: they cannot be written, because the disk is full, say.
+        """
+        with writing(self.path, 0):
+            os.fsync(self.file)
         return {"places": self.places, "sums": self.sums}
 
     def pin(self, indices: list[Tree]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hierfl.core.device import CPU, device_of
 from hierfl.core.trees import Tree
+from hierfl.data.absent import is_absent
 from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
@@ -23,7 +24,7 @@ from hierfl.program.program import Program
 from hierfl.program.read import read
 from hierfl.program.recipes import describe
 
-Engine = Literal["vectorised", "sequential"]
+Engine = Literal["vectorised", "sequential", "pooled"]
 OnClientError = Literal["raise", "skip"]
 # at least: with fewer clients of a small network, starting an operation takes as long as the operation itself
 CLIENTS_PER_CORE = 4
@@ -43,7 +44,7 @@ class Federation:
         data: the clients' rows.
         seed: of everything random.
         cohort: clients a round, 1..N.
-        engine: "vectorised" or "sequential".
+        engine: "vectorised", "sequential" or "pooled"; what is asked of a pooled fit is answered vectorised.
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
         graphs: compiled steps; None: steps run eagerly.
         device: where clients work.
@@ -73,7 +74,7 @@ class Federation:
     @property
     def at_once(self) -> bool:
         """Whether clients are carried under `torch.vmap`, even one alone, and steps may be compiled."""
-        return self.engine == "vectorised" and self.program.in_vmap
+        return self.engine != "sequential" and self.program.in_vmap
 
     @property
     def slots(self) -> int:
@@ -167,7 +168,7 @@ def federate(
     *,
     seed: int = 0,
     cohort: int | float | None = None,
-    engine: str = "vectorised",
+    engine: Engine = "vectorised",
     chunk: int | None = None,
     device: str | torch.device = "cpu",
     on_client_error: str = "raise",
@@ -218,7 +219,7 @@ def federate(
         data=data,
         seed=seed,
         cohort=size,
-        engine="sequential" if engine == "sequential" else "vectorised",
+        engine=engine,
         chunk=chunk,
         device=device_of(device),
         rates=step_sizes(method),
@@ -281,26 +282,34 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
 
 
 def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]:
-    """Return what identifies a run, as JSON: a checkpoint of another run is refused."""
+    """Return what identifies a run, as JSON: a checkpoint of another run is refused.
+
+    The hashes of names and rows are not salted yet: `hierfl.runs.identity.sealed` does that for the disk.
+    """
     return {
         "method": describe(method),
         "rounds": rounds,
         "seed": federation.seed,
+        "engine": federation.engine,
+        "device": federation.device.type,
         "cohort": federation.cohort,
-        **about_rows(federation.data),
+        **about_data(federation.data),
     }
 
 
-def about_rows(data: ClientData) -> dict[str, Any]:
-    """Return what identifies clients and their rows, as JSON."""
-    return {
+def about_data(data: ClientData) -> dict[str, Any]:
+    """Return what identifies the data of a run; rows that are not there are left out."""
+    found = {
         "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
         "fields": {
             name: [str(v.dtype), *v.shape[1:]]
             for name, v in {**data.fields, **data.client_fields}.items()
         },
-        "rows": _digest([data.counts, *_by_name(data.fields), *_by_name(data.client_fields)]),
     }
+    if is_absent(data):
+        return found
+    rows = [data.counts, *_by_name(data.fields), *_by_name(data.client_fields)]
+    return {**found, "rows": _digest(rows)}
 
 
 def _by_name(fields: Mapping[str, Tensor]) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pyro
 import torch
@@ -18,7 +18,7 @@ from hierfl.method import Clock, Method
 
 def pooled_rounds(
     method: Method, federation: Federation, progress: Progress, until: int
-) -> Iterator[Progress]:
+) -> Generator[Progress, None, None]:
     """Run rounds of a method, each as one step of the pooled program, and yield the progress after each.
 
     Args:

@@ -9,6 +9,7 @@ else.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import pickle
@@ -17,8 +18,8 @@ import socket
 import struct
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -32,6 +33,9 @@ RunAll = Callable[[Iterable[Item]], Iterator[Result]]
 
 # on other systems, system libraries do not survive a fork
 CAN_COPY = sys.platform.startswith("linux")
+PR_SET_PDEATHSIG = 1  # of prctl(2): the signal a process is sent when the thread that made it ends
+# looked up now: after a fork the loader's own lock may be held by a thread that was not copied
+PRCTL: Any = getattr(ctypes.CDLL(None), "prctl", None) if CAN_COPY else None
 
 
 class WorkerDied(RuntimeError):
@@ -53,9 +57,14 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Re
             everything, on as many cores as torch is set to use.
     """
     copies: list[Copy] = []
+    latest: list[Generator[Result, None, None]] = []
     wanted, ready = cores - 1, False
 
     def run_all(items: Iterable[Item]) -> Iterator[Result]:
+        latest[:] = [results(items)]
+        return latest[0]
+
+    def results(items: Iterable[Item]) -> Generator[Result, None, None]:
         nonlocal wanted, ready
         if cores < 2 or not CAN_COPY:
             yield from map(task, items)
@@ -84,6 +93,10 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Re
     try:
         yield run_all
     finally:
+        for work in latest:
+            work.close()  # a traceback may keep it for ever: torch would be left with one core
+        for copy in copies:
+            copy.kill()  # all of them first: an interrupt while one is waited for must spare none
         for copy in copies:
             copy.end()
 
@@ -136,14 +149,17 @@ class Copy:
             return answer
         raise answer
 
-    def end(self) -> None:
-        """Terminate the process."""
-        self.line.close()
-        try:
+    def kill(self) -> None:
+        """Terminate the process, without waiting until it has ended."""
+        with suppress(ProcessLookupError):
             os.kill(self.process, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Terminate the process, and wait until it has ended."""
+        self.line.close()
+        self.kill()
+        with suppress(ChildProcessError):  # its exit status has been collected already
             os.waitpid(self.process, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass  # it has ended, and its exit status has been collected
 
     def _died(self) -> WorkerDied:
         return WorkerDied(
@@ -156,13 +172,15 @@ class Copy:
 def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
     """Make a copy of this process that runs a task on every item it is sent, until its socket is closed.
 
-    The socket also closes when this process ends.
+    The copy also ends when this process does, however that ends: the system kills it (Linux), and its socket
+    closes.
 
     Args:
         task: to run.
         others: copies made before.
     """
     here, there = socket.socketpair()
+    parent = os.getpid()
     with warnings.catch_warnings():
         # Python 3.12 warns of forks of a process with threads; none of ours holds a lock that a task needs
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -176,6 +194,7 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
         there.close()
         return Copy(process, here)
     try:
+        _end_with(parent)
         for end in (here, *(other.line for other in others)):
             end.close()  # held open here, other copies would not notice that the first process has ended
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted first process ends its copies
@@ -183,6 +202,14 @@ def copied(task: Callable[[Any], object], others: Iterable[Copy]) -> Copy:
         _serve(task, there)
     finally:
         os._exit(0)  # without the clean-up at exit, which is the first process's alone
+
+
+def _end_with(parent: int) -> None:
+    """Let the system kill this process when its parent ends, even by SIGKILL and in the middle of a task."""
+    if PRCTL is not None:
+        PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(0)
 
 
 def _serve(task: Callable[[Any], object], line: socket.socket) -> None:

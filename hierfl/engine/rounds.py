@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,8 +73,13 @@ def begin(
     return Progress(federation.server.state, table, compiled=compiled)
 
 
-def rounds(federation: Federation, progress: Progress, until: int) -> Iterator[Progress]:
-    """Run rounds until `until` are done, or the server has finished, and yield the progress after each."""
+def rounds(
+    federation: Federation, progress: Progress, until: int
+) -> Generator[Progress, None, None]:
+    """Run rounds until `until` are done, or the server has finished, and yield the progress after each.
+
+    Its worker processes end when the generator is closed: close it, unless it has run to its end.
+    """
     task = partial(work_on, federation, federation.client.phases)
     with crew(task, federation.cores) as run_all:
         while progress.round < until and not federation.server.finished(progress.server):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_groups import Groups, attributes, drawn_groups, given_groups
 from hierfl.posterior.corrected import Corrected, corrected
@@ -18,6 +19,7 @@ OF_GUIDE = "draws of a fitted guide, not of a Markov chain: r_hat and ess do not
 RESAMPLED = "draws of a fitted guide, resampled by Pareto-smoothed weights, some several times"
 
 
+@one_at_a_time
 def posterior_data(
     fit: Snapshot,
     draws: int,
@@ -62,6 +64,7 @@ def _about(weighed: Corrected, clients: int) -> dict[str, Any]:
     }
 
 
+@one_at_a_time
 def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed: int) -> Any:
     """Return labels from the posterior predictive distribution. Arguments and errors: `Fit.posterior_predictive`."""
     _check_draws(draws)
@@ -77,6 +80,7 @@ def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed:
     return found.arviz(attributes(fit, seed))
 
 
+@one_at_a_time
 def prior_data(
     fit: Snapshot,
     draws: int,

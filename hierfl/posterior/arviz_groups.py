@@ -17,6 +17,7 @@ from hierfl.posterior.arviz_io import arviz_of
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.layer_summaries import STATISTICS, Network, split, summaries
 from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.without_rows import global_sites
 
 EXPAND = 1000  # the largest network, in numbers of one client or of the global level, to write out
 ROW, CLIENT = "row", "client"
@@ -128,7 +129,11 @@ def drawn_groups(
     Raises:
         KeyError: a site in `sites` does not exist.
     """
-    keep, large = split(posterior_draws(fit, draws=1, seed=seed), sites, expand)
+    # of a fit without rows the global sites can be drawn even where the guide reads rows
+    of_all = sites is not None and set(sites) <= global_sites(fit.program)
+    keep, large = split(
+        posterior_draws(fit, draws=1, seed=seed, keep=sites if of_all else None), sites, expand
+    )
     groups = Groups(fit)
     groups.sites("posterior", posterior_draws(fit, draws=draws, seed=seed, keep=keep))
     if large:

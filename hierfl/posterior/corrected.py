@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import each_draw
@@ -82,6 +83,7 @@ class Corrected:
     rounds: int
 
 
+@one_at_a_time
 def corrected(
     fit: Snapshot,
     draws: int = 1000,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from pyro import poutine
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -19,6 +21,12 @@ from hierfl.posterior.client_loop import (
     each_draw,
 )
 from hierfl.posterior.snapshot import Restricted, Snapshot
+from hierfl.posterior.without_rows import (
+    by_state_alone,
+    global_sites,
+    lacks_rows,
+    the_same_for_any_rows,
+)
 from hierfl.program.handlers import Answer
 from hierfl.program.keyed_draws import NoKeyedDraw, NoSampler
 from hierfl.program.program import Params, Program, ProgramError
@@ -52,6 +60,7 @@ class Draws:
         return Draws(shared, own)
 
 
+@one_at_a_time
 def posterior_draws(
     fit: Snapshot, *, draws: int = 1000, seed: int = 0, keep: Collection[str] | None = None
 ) -> Draws:
@@ -64,6 +73,11 @@ def posterior_draws(
         keep: the sites to keep of those that are drawn; None: all.
     """
     program = fit.program
+    if lacks_rows(fit):
+        if keep is None or not set(keep) <= global_sites(program):
+            by_state_alone(fit)  # refuses a guide that reads rows
+        again = partial(posterior_draws, draws=draws, seed=seed, keep=keep)
+        return the_same_for_any_rows(fit, again, lambda found: [found.shared, found.own])
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
         values = program.draw(params, own)
@@ -74,6 +88,7 @@ def posterior_draws(
     return joined_draws(program, [chunk.found for chunk in chunks])
 
 
+@one_at_a_time
 def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
     """Draw every site from the model: the global sites, then each client's own given those; no row is read.
 
@@ -83,6 +98,9 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
         seed: of the draws.
     """
     program = fit.program
+    if lacks_rows(fit):
+        again = partial(prior_draws, draws=draws, seed=seed)
+        return the_same_for_any_rows(fit, again, lambda found: [found.shared, found.own])
     names = (*(site.name for site in program.latents.sites), *program.derived)
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:

@@ -13,6 +13,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.without_rows import by_state_alone
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
 
@@ -118,6 +119,6 @@ def summaries(
         values = {**values, **program.derive(values, params, asked)}
         return {name: net.summary(values, 0) for name, net in large.items()}
 
-    parts = [chunk.found for chunk in each_draw(fit, one, draws=draws, seed=seed)]
+    parts = [chunk.found for chunk in each_draw(by_state_alone(fit), one, draws=draws, seed=seed)]
     whole = {name: torch.cat([part[name] for part in parts]).movedim(0, 1) for name in large}
     return {name: value if large[name].is_local else value[:, 0] for name, value in whole.items()}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from pyro import poutine
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -16,6 +17,7 @@ from hierfl.posterior.client_loop import Chunk, each_draw
 from hierfl.posterior.draws import joined_local, local_plates, mapped_or_in_turn, posterior_draws
 from hierfl.posterior.prediction import Prediction, predicted
 from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows
+from hierfl.posterior.without_rows import global_sites, lacks_rows
 from hierfl.program.check_padding import check_labels_given
 from hierfl.program.handlers import Answer
 from hierfl.program.program import Params
@@ -24,6 +26,7 @@ from hierfl.program.sites import Values
 OfNewClient = Callable[[Params, Values, ClientBatch], Tree]
 
 
+@one_at_a_time
 def predict_from_prior(
     fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
 ) -> Prediction:
@@ -58,6 +61,7 @@ def predict_from_prior(
     return predicted(fit.program, rows, site, run, draws)
 
 
+@one_at_a_time
 def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Values:
     """Draw the local sites of every fitted client from the global level alone: site -> (S, N, *shape).
 
@@ -122,4 +126,7 @@ def _global_draws(fit: Snapshot, draws: int, seed: int) -> Values:
         replace(fit.progress, table=taken(fit.progress.table, torch.tensor([0]))),
         fit.message,
     )
-    return posterior_draws(first, draws=draws, seed=seed).shared
+    if not lacks_rows(fit):
+        return posterior_draws(first, draws=draws, seed=seed).shared
+    names = global_sites(fit.program)
+    return posterior_draws(first, draws=draws, seed=seed, keep=names).shared if names else {}

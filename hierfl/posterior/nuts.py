@@ -13,6 +13,7 @@ from pyro.infer import MCMC, NUTS
 from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.batch import check_padded, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.guides.delta import delta
@@ -42,6 +43,7 @@ class Reference:
     seconds: float
 
 
+@one_at_a_time
 def nuts(
     model: Model,
     data: ClientData,

@@ -13,12 +13,14 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import MOST_NUMBERS, Chunk, each_draw
 from hierfl.posterior.draws import Draws, at_draws, mapped_or_in_turn
 from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.posterior.without_rows import by_state_alone
 from hierfl.program.check_distributions import kind_of as kind_of_distribution
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
@@ -158,6 +160,7 @@ def averaged(name: str, value: Tensor) -> Tensor:
     return value.logsumexp(1) - math.log(value.shape[1]) if name == "log_prob" else value.mean(1)
 
 
+@one_at_a_time
 def predict(
     fit: Snapshot,
     rows: ClientData,
@@ -180,7 +183,7 @@ def predict(
         ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
     """
     site, program = fit.program.observed_site(site), fit.program
-    few = restricted(fit, rows)
+    few = by_state_alone(restricted(fit, rows))
 
     def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
         def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
@@ -28,6 +29,7 @@ def observed(fit: Snapshot, data: ClientData) -> dict[str, Tensor]:
     return {site: fields[label] for site, label in fit.program.labels.items() if label in fields}
 
 
+@one_at_a_time
 def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
     """Return the log density of each row (S, n), or each client (S, N), by observed site and factor.
 
@@ -63,6 +65,7 @@ def _a_row(log_prob: Tensor) -> Tensor:
     return log_prob.flatten(0, -3).sum(0) if log_prob.dim() > 2 else log_prob
 
 
+@one_at_a_time
 def replicate(
     fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
 ) -> Tensor:

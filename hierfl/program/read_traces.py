@@ -159,6 +159,6 @@ def is_keyed(guide: Any) -> bool:
         warnings.warn(
             f"site '{unkeyed[0]}' is drawn from {kind}, no known transform of normals or uniforms: clients "
             f"run one at a time",
-            stacklevel=4,
+            stacklevel=5,
         )
     return not unkeyed

@@ -10,12 +10,16 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.outputs import replace_text
 from hierfl.data.clients import ClientData
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.report.blocks import Check, Section
 from hierfl.report.checks import checks
 from hierfl.report.measure import measure
 from hierfl.report.sections import sections
+
+MARK = b'<meta name="generator" content="hierfl'  # near the top of every report
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +40,7 @@ class Report:
         return [check.answer for check in self.checks if check.verdict == "warning"]
 
 
+@one_at_a_time
 def write(
     fit: Snapshot,
     path: str | Path,
@@ -49,6 +54,8 @@ def write(
     seed: int = 0,
 ) -> Report:
     """Measure a fit and write the report. The arguments and errors are those of `Fit.report`."""
+    where = Path(path)
+    _check_place(where)
     found = measure(
         fit, held_out=held_out, foreign=foreign, alone=alone, site=site, draws=draws, seed=seed
     )
@@ -61,9 +68,16 @@ def write(
         sections(found),
         asked,
     )
-    where = Path(path)
-    where.write_text(text, encoding="utf-8")
+    replace_text(where, text)
     return Report(where, tuple(asked))
+
+
+def _check_place(where: Path) -> None:
+    """Refuse a path where something other than a report stands, before anything is measured."""
+    if where.exists() and not (where.is_file() and MARK in where.read_bytes()[:4000]):
+        raise FileExistsError(
+            f"'{where}' is there already, and is no report of hierfl: name another path, or move that file"
+        )
 
 
 def page(title: str, subtitle: str, parts: list[Section], asked: list[Check]) -> str:

@@ -15,100 +15,113 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hierfl.core.trees import Tree, named_leaves, with_leaves
+from hierfl.core.disk import PRIVATE_FILE, private_folder, write_private, writing
+from hierfl.core.trees import Tree, named_leaves, nbytes, with_leaves
 from hierfl.engine.client_store import NONE, Stored, Table
 from hierfl.engine.client_store import CheckpointError as CheckpointError
 from hierfl.engine.rounds import TABLE_FILE, Progress
-from hierfl.program.differences import Differences, differences
+from hierfl.runs.identity import compared, is_of, sealed
 from hierfl.runs.records import check_record, digest, read_json
+from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, sync
+from hierfl.runs.run_folder import checkpoints as checkpoints
 
 FORMAT, VERSION = "hierfl-run", 1
-KEPT = 2  # checkpoints of a run, so that a damaged one has one before it
 
 
-def save(folder: str | Path, progress: Progress, about: Mapping[str, Any]) -> Path:
+def save(
+    folder: str | Path,
+    progress: Progress,
+    about: Mapping[str, Any],
+    *,
+    beside: Mapping[str, bytes | dict[str, Tensor]] | None = None,
+) -> Path:
     """Write a checkpoint, whole or not at all; the one before it is kept.
+
+    The caller holds the lock of the folder (`hierfl.runs.folder_lock.held`).
 
     Args:
         folder: of the run; made if it does not exist.
         progress: where the run stands.
         about: what identifies the run (`hierfl.engine.federation.about`), as JSON.
+        beside: further files of the checkpoint: name -> bytes, or tensors by name.
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        CannotWrite: the disk is full, or the folder cannot be written to; the last checkpoint is still there.
     """
     root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
+    private_folder(root)
+    clear(root)
     table = progress.table
     if isinstance(table, Stored) and table.path != root / TABLE_FILE:
         table = table.copied(root / TABLE_FILE)
-    draft = _write_draft(root, progress, table, about)
-    final = root / f"round-{progress.round:08d}"
-    # an older checkpoint of the same round is removed only once its successor is complete
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(draft, final)
-    _sync(root)
-    _remove_others(root, final, about)
+    ours = partial(_is_of, about=about)
+    with writing(root, 0):
+        draft = draft_of(root, progress.round)
+        try:
+            _write_draft(draft, progress, table, about, beside or {})
+            final = put(root, draft, progress.round, ours)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)  # the space it takes may be what is missing
+            raise
+        prune(root, final, ours)
     if isinstance(table, Stored):
         table.pin(_indices(root))
     return final
 
 
-def _write_draft(root: Path, progress: Progress, table: Table, about: Mapping[str, Any]) -> Path:
-    """Write the files of a checkpoint to a folder that no reader looks into."""
-    draft = root / f".draft-{progress.round:08d}-{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+def _write_draft(
+    draft: Path,
+    progress: Progress,
+    table: Table,
+    about: Mapping[str, Any],
+    beside: Mapping[str, bytes | dict[str, Tensor]],
+) -> None:
+    """Write the files of a checkpoint; the record, which makes it one, comes last."""
     local = table.index() if isinstance(table, Stored) else table
     hashes = {
         name: _write(draft / f"{name}.safetensors", tree)
         for name, tree in (("global", progress.server), ("local", local))
     }
+    for name, content in beside.items():
+        if isinstance(content, bytes):
+            write_private(draft / name, content)
+            hashes[name] = _hash(draft / name)
+        else:
+            hashes[name] = _write_tensors(
+                draft / name, {k: v.contiguous() for k, v in content.items()}
+            )
     record = {
         "format": FORMAT,
         "version": VERSION,
         "round": progress.round,
         "compiled": progress.compiled,
         "hashes": hashes,
-        "about": about,
+        "about": sealed(about),
         "history": progress.history,
     }
-    _flush(draft / "state.json", json.dumps({**record, "sha256": digest(record)}).encode())
-    return draft
-
-
-def _remove_others(root: Path, final: Path, about: Mapping[str, Any]) -> None:
-    """Remove checkpoints of earlier runs, old ones of this run, and drafts of killed processes."""
-    for other in checkpoints(root):
-        # `load` takes the last by name: a later round of an earlier run would hide the one just written
-        if other.name > final.name or not _is_of(other, about):
-            shutil.rmtree(other, ignore_errors=True)
-    for old in checkpoints(root)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
-    for draft in root.glob(".draft-*"):
-        shutil.rmtree(draft, ignore_errors=True)
+    content = json.dumps({**record, "sha256": digest(record)}).encode()
+    write_private(draft / RECORD, content)
+    sync(draft)
 
 
 def _is_of(path: Path, about: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint is of a run, or damaged: then `load` skips it with a warning."""
+    """Return whether a checkpoint is of a run, as far as its record can be read."""
     try:
-        found = read_record(path)["about"]
+        return is_of(read_record(path)["about"], about)
     except CheckpointError:
-        return True
-    return not compared(found, about).differs
-
-
-def checkpoints(folder: str | Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, oldest first."""
-    return sorted(Path(folder).glob("round-[0-9]*"))
+        return False
 
 
 def load(
@@ -195,37 +208,26 @@ def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
     differs, unknown = compared(found, wanted)
     if differs:
         raise CheckpointError(
-            f"'{path}' is of another run: it differs in {'; '.join(differs[:3])}; resume with the same call, "
-            f"or name another folder"
+            f"'{path}' is of another run: it differs in {'; '.join([*differs.values()][:3])}; resume with the "
+            f"same call, or name another folder"
         )
     return unknown
-
-
-def compared(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Differences:
-    """Return in what two runs differ, of what `wanted` holds."""
-    wanted = json.loads(json.dumps(wanted))
-    method = differences(found.get("method"), wanted.get("method", found.get("method")))
-    differs = [f"method ({told})" for told in method.differs]
-    for key in wanted.keys() - {"method"}:
-        if found.get(key) != wanted[key]:
-            differs += [
-                f"{key} ({key}: {_short(found.get(key))} there, {_short(wanted[key])} here)"
-            ]
-    return Differences(sorted(differs), method.unknown)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 200 else text[:197] + "..."
 
 
 def _write(path: Path, tree: Tree) -> str:
     """Write a tree to disk, and return the hash of the file."""
     leaves = {name: leaf.detach().clone().contiguous() for name, leaf in named_leaves(tree).items()}
     # an empty file could not be told from a truncated one
-    save_file(leaves or {"nothing": torch.zeros(0)}, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    return _write_tensors(path, leaves or {"nothing": torch.zeros(0)})
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """Write tensors to disk under their names, and return the hash of the file."""
+    with writing(path, nbytes(list(tensors.values())), foreign=SafetensorError):
+        save_file(tensors, path)
+        os.chmod(path, PRIVATE_FILE)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
     return _hash(path)
 
 
@@ -239,6 +241,8 @@ def _read_table(path: Path, expected: str, template: Table) -> Table:
     places = index["places"]
     if len(places) and int(places.min()) < NONE:
         raise CheckpointError("local.safetensors points before the beginning of the table")
+    if not (path.parent / TABLE_FILE).exists():
+        raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
     try:
         found = template.at(path.parent / TABLE_FILE, index)
     except OSError as error:
@@ -301,23 +305,11 @@ def _read(path: Path, expected: str, template: Tree) -> Tree:
     return with_leaves(template, {name: found[name].clone() for name in wanted})
 
 
+def is_whole(path: Path, expected: str) -> bool:
+    """Return whether a file is there and has the hash that was recorded."""
+    return path.is_file() and _hash(path) == expected
+
+
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path, content: bytes) -> None:
-    """Write a file, and wait until it is on disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Write a folder's entries to disk, so that a rename in it survives a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,10 +1,10 @@
-"""`fit`, which runs a method on the data of a federation, and `load`, which reads a fit from disk."""
+"""`fit`, which runs a method on the data of a federation."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,26 +13,26 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
-from hierfl.engine.federation import Federation, about, about_rows, federate
+from hierfl.engine.federation import Federation, about, federate
 from hierfl.engine.pooled import pooled_rounds
 from hierfl.engine.rounds import Progress, begin, left_out_of
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
 from hierfl.program.check_scale import warn_of_unscaled
-from hierfl.program.recipes import describe
-from hierfl.program.sites import Family, Guide, Model
 from hierfl.runs import checkpoint as state
-from hierfl.runs import saved
 from hierfl.runs.check_arguments import check_kinds
-from hierfl.runs.remade import remade
+from hierfl.runs.folder_lock import held
 from hierfl.runs.result import Fit
+from hierfl.runs.run_folder import clear
 
 SCORE = "held_out_log_score"  # its name in the history
 
 
+@one_at_a_time
 def fit(
     method: Method,
     data: ClientData,
@@ -121,33 +121,50 @@ def fit(
     warn_of_unscaled(eager.program, data)
     run = about(method, eager, rounds)
     folder = None if checkpoint is None else Path(checkpoint)
-    where = _resumed(folder, eager, run, resume) or begin(
-        eager, folder, compiled=_compiles(compile, engine, eager, rounds)
-    )
-    federation = replace(eager, graphs=Graphs()) if where.compiled else eager
+    with nullcontext() if folder is None else held(folder):
+        where = _resumed(folder, eager, run, resume) or begin(
+            eager, folder, compiled=_compiles(compile, engine, eager, rounds)
+        )
+        fitted = Fit(
+            method, replace(eager, graphs=Graphs()) if where.compiled else eager, where, rounds
+        )
+        left = _each_round(fitted, held_out, score_every, patience)
+        with _bar(progress, method.name, where.round, rounds) as tick, closing(left):
+            for fitted in left:
+                tick(where := fitted.progress)
+                last = where.round == rounds or _is_over(fitted, patience)
+                if folder and (where.round % every == 0 or last):
+                    state.save(folder, where, run)
+    return fitted
 
-    def is_over(where: Progress) -> bool:
-        tired = patience is not None and _scores_without_gain(where.history) >= patience
-        return federation.server.finished(where.server) or tired
 
+def _each_round(
+    fitted: Fit, held_out: ClientData | None, score_every: int, patience: int | None
+) -> Generator[Fit, None, None]:
+    """Run the rounds that are left, and yield the fit after each; worker processes end with the last."""
     # a run that had stopped before it was resumed stays as it was
-    until = where.round if where.round and is_over(where) else rounds
-    if engine == "pooled":
-        each_round = pooled_rounds(method, federation, where, until)
+    over = fitted.progress.round and _is_over(fitted, patience)
+    until = fitted.progress.round if over else fitted.rounds
+    federation, begun = fitted.federation, fitted.progress
+    if federation.engine == "pooled":
+        each_round = pooled_rounds(fitted.method, federation, begun, until)
     else:
-        each_round = run_rounds(federation, where, until)
-    with _bar(progress, method.name, where.round, rounds) as tick:
+        each_round = run_rounds(federation, begun, until)
+    with closing(each_round):
         for where in each_round:
+            fitted = replace(fitted, progress=where)
             if held_out is not None and where.round % score_every == 0:
-                score = _score(Fit(method, federation, where, rounds), held_out)
-                where.history[-1][SCORE] = score
-            tick(where)
-            stop = is_over(where)
-            if folder and (where.round % every == 0 or where.round == rounds or stop):
-                state.save(folder, where, run)
-            if stop:
-                break
-    return Fit(method, federation, where, rounds)
+                where.history[-1][SCORE] = _score(fitted, held_out)
+            yield fitted
+            if _is_over(fitted, patience):
+                return
+
+
+def _is_over(fitted: Fit, patience: int | None) -> bool:
+    """Return whether a run ends before its last round: the server has finished, or scores no longer rise."""
+    where = fitted.progress
+    tired = patience is not None and _scores_without_gain(where.history) >= patience
+    return fitted.federation.server.finished(where.server) or tired
 
 
 def _check(
@@ -182,8 +199,11 @@ def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: 
 def _resumed(
     folder: Path | None, federation: Federation, run: Mapping[str, Any], resume: bool
 ) -> Progress | None:
-    """Return the progress of the run in a folder; None where there is no run yet."""
-    if folder is None or not state.checkpoints(folder):
+    """Return the progress of the run in a folder, whose lock is held; None where there is no run yet."""
+    if folder is None:
+        return None
+    clear(folder)  # of what a killed process has left half done
+    if not state.checkpoints(folder):
         return None
     if not resume:
         raise ValueError(
@@ -237,57 +257,3 @@ def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
             bar.update(task, completed=where.round, last=last)
 
         yield tick
-
-
-def load(
-    folder: str | Path,
-    *,
-    method: Method | None = None,
-    model: Model | None = None,
-    guide: Guide | Family | None = None,
-    data: ClientData | None = None,
-) -> Fit:
-    """Read a fit that `Fit.save`, or a checkpoint of `fit`, has written.
-
-    No code is stored, and none that the folder names is run. The method is built again from its record:
-    what is hierfl's own by its public name, your own model and guide where this program has marked them,
-    `@hierfl.model` and `@hierfl.guide`, under the names that were recorded. All else is handed in.
-
-    What is marked or handed in is compared with the record: settings, the code and constants of functions,
-    their closures, defaults and the globals they read, and the layers, shapes and fixed values of modules.
-    Only where a module's learned weights start may differ: the checkpoint replaces them. Code is compared
-    under the Python version that wrote the record; under another one a warning says that it is not.
-
-    Args:
-        folder: of the fit or the run.
-        method: that was fitted; None: built again.
-        model: of the method that is built again, where it is neither hierfl's nor marked.
-        guide: of the method that is built again, where it is neither hierfl's nor marked.
-        data: the clients' training rows; None: those saved with the fit.
-
-    Raises:
-        CheckpointError: the folder holds no undamaged checkpoint, or one of another method or of other
-            clients; the message names what differs.
-        CannotRemake: the method cannot be built again, or the model or guide is another one.
-        FileNotFoundError: the rows were not saved: pass them.
-        ValueError: `method` is given together with `model` or `guide`.
-    """
-    handed = {k: v for k, v in (("model", model), ("guide", guide)) if v is not None}
-    if method is not None and handed:
-        raise ValueError("a method has its model and guide: leave model= and guide= out")
-    root = Path(folder)
-    found = state.checkpoints(root)
-    if not found:
-        raise state.CheckpointError(f"'{folder}' holds no hierfl run")
-    who = saved.newest_record(found)["about"]
-    rows = saved.read_rows(root) if data is None else data
-    same = {"method": who["method"], **about_rows(rows)}
-    state.check_same(found[-1], who, same)  # before anything runs on the rows
-    if method is None:
-        method, federation = remade(who, rows, handed)
-    else:
-        same["method"] = describe(method)
-        state.check_same(found[-1], who, same)
-        federation = federate(method, rows, seed=who["seed"])
-    progress = state.load(root, begin(federation, root), same)
-    return Fit(method, federation, progress, who["rounds"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
@@ -14,6 +15,7 @@ from hierfl.engine.rounds import Progress, adapt
 from hierfl.posterior.snapshot import Snapshot, check_rows
 
 
+@one_at_a_time
 def personalised(fit: Snapshot, data: ClientData, rounds: int) -> tuple[Federation, Progress]:
     """Infer the client states of new clients; no global param moves.
 

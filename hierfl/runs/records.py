@@ -45,16 +45,14 @@ def check_record(record: Mapping[str, Any]) -> None:
 
 
 def checked_schema(schema: Any) -> dict[str, Any]:
-    """Return the names and features of a saved fit; refuse what `save` has not written.
+    """Return what `fit.json` says of the data of a saved fit; refuse what `save` has not written.
 
     Raises:
-        CheckpointError: the file is changed; files of hierfl 0.1.0 have no hash to tell it by.
+        CheckpointError: an entry is missing, or is not what `save` writes.
     """
     _check(schema if isinstance(schema, dict) else {}, "fit.json", SCHEMA)
-    known = {key: schema[key] for key in SCHEMA}
-    if schema.keys() - {*SCHEMA, "sha256"} or schema.get("sha256", digest(known)) != digest(known):
-        raise CheckpointError("fit.json is truncated or changed")
-    return known
+    _check({"levels": {}, **schema}, "fit.json", LABELS)
+    return dict(schema)
 
 
 def digest(record: Mapping[str, Any]) -> str:
@@ -103,9 +101,10 @@ ABOUT: dict[str, Callable[[Any], bool]] = {
     "rows": lambda value: isinstance(value, str),
     "fields": lambda value: isinstance(value, dict),
 }
-SCHEMA: dict[str, Callable[[Any], bool]] = {
-    "names": _are_words,
-    "features": lambda value: isinstance(value, dict) and all(map(_are_words, value.values())),
+SCHEMA: dict[str, Callable[[Any], bool]] = {"names": _are_words}
+LABELS: dict[str, Callable[[Any], bool]] = {
+    part: lambda value: isinstance(value, dict) and all(map(_are_words, value.values()))
+    for part in ("features", "levels")  # fits of 0.1.0 have no levels
 }
 
 

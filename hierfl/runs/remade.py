@@ -1,18 +1,20 @@
-"""A method made again from the record of a run, and set up on the run's rows: nothing in a record is trusted."""
+"""A method made again from the record of a run: nothing in a record is trusted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from hierfl.core.memory_limit import at_most
-from hierfl.data.clients import ClientData
-from hierfl.engine.federation import Federation, federate
+from hierfl.data.absent import RowsNotSaved
+from hierfl.engine.client_store import CheckpointError
 from hierfl.method import Method
 from hierfl.program.public_names import HAND_IN, CannotRemake
 from hierfl.program.recipes import remake
+
+T = TypeVar("T")
 
 # Options whose number takes neither memory nor time before the next round.
 FREE = frozenset(
@@ -27,41 +29,55 @@ LARGEST = 1 << 31  # bytes of one tensor while a program with larger numbers is 
 OPERATIONS = 300_000
 
 
-def remade(
-    who: Mapping[str, Any], data: ClientData, handed: Mapping[str, Any]
-) -> tuple[Method, Federation]:
-    """Make a run's method again, and set it up on the run's rows.
+def remade(who: Mapping[str, Any], handed: Mapping[str, Any]) -> Method:
+    """Make a run's method again.
 
     Args:
         who: what identifies the run (`hierfl.engine.federation.about`), from a file.
-        data: the rows, which must be those of the run.
         handed: "model" or "guide" -> the user's own.
 
     Raises:
-        CannotRemake: the record describes no method, or none that runs on these rows; or as `remake`.
+        CannotRemake: the record describes no method; or as `remake`.
+    """
+
+    def made() -> Method:
+        method = remake(who["method"], handed=handed)
+        if not isinstance(method, Method):
+            raise CannotRemake(
+                f"the record holds no method, but a {type(method).__name__}: {HAND_IN}"
+            )
+        return method
+
+    return guarded(who, made)
+
+
+def guarded(who: Mapping[str, Any], work: Callable[[], T]) -> T:
+    """Do what uses a method of a record, which may call for anything of hierfl, with any arguments.
+
+    Args:
+        who: what identifies the run, from a file.
+        work: to do, within limits on memory where the numbers of the record are large.
+
+    Raises:
+        CannotRemake: the work fails.
     """
     try:
-        with _limits(who["method"], data):
-            method = remake(who["method"], handed=handed)
-            if not isinstance(method, Method):
-                raise CannotRemake(
-                    f"the record holds no method, but a {type(method).__name__}: {HAND_IN}"
-                )
-            return method, federate(method, data, seed=who["seed"])
-    except CannotRemake:
+        with _limits(who):
+            return work()
+    except (CannotRemake, CheckpointError, RowsNotSaved):
         raise
     except RecursionError as error:
         raise CannotRemake(f"the record's method is nested too deep: {HAND_IN}") from error
-    except Exception as error:  # a recipe may call for anything of hierfl, with any arguments
+    except Exception as error:
         raise CannotRemake(
             f"the method of the record does not run on these rows ({str(error)[:500]}): {HAND_IN}"
         ) from error
 
 
-def _limits(description: Any, data: ClientData) -> AbstractContextManager[None]:
+def _limits(who: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Return the limits on memory, where the numbers of a recipe are so large that they are needed."""
-    widest = max((v[:1].numel() for v in data.fields.values()), default=1)
-    if math.prod(_sizes(description)) * max(widest, 1) <= SMALL:
+    widest = max((math.prod(_sizes(field)) for field in who["fields"].values()), default=1)
+    if math.prod(_sizes(who["method"])) * widest <= SMALL:
         return nullcontext()
     return at_most(LARGEST, OPERATIONS)
 

@@ -225,12 +225,21 @@ class Fit:
             raise ValueError(f"against is {against!r}: it must be 'nuts'")
         return against_nuts(self, **options)
 
-    def save(self, folder: str | Path, *, with_data: bool = True) -> None:
+    def save(self, folder: str | Path, *, with_data: bool = False) -> None:
         """Write the fit to a folder: global state in `global.safetensors`, client states in `local.safetensors`.
+
+        Only the owner can read its files. What is in the folder already is kept.
 
         Args:
             folder: made if it does not exist.
-            with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the fit.
+            with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the fit;
+                without them it answers what needs no rows, and `hierfl.load(folder, data=...)` the rest.
+
+        Raises:
+            CheckpointError: the folder holds another run, or this one after more rounds.
+            FolderInUse: another process writes to it; the message says which.
+            RowsNotSaved: the fit was itself loaded without its rows.
+            OSError: the disk is full, or the folder cannot be written to.
         """
         who = about(self.method, self.federation, self.rounds)
         saved.write(folder, self.progress, who, self.federation, with_data=with_data)
@@ -250,7 +259,7 @@ class Fit:
         """Write one HTML page, self-contained: what was run, posteriors, calibration, and warnings in plain words.
 
         Args:
-            path: of the file.
+            path: of the file; an earlier report there is replaced.
             held_out: labelled rows of fitted clients that were kept from the fit, to score; None: the
                 training rows are scored, with a warning.
             foreign: out-of-distribution rows under the clients' names, to see whether predictions are less
@@ -269,6 +278,7 @@ class Fit:
             KeyError: rows of a client that was not fitted.
             ValueError: a field is missing; held-out rows have no labels; or several sites are observed and
                 `site` is None.
+            FileExistsError: the file is there already, and is no report of hierfl.
         """
         from hierfl.report import write  # Matplotlib and Jinja are slow to import
 

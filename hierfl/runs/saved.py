@@ -1,23 +1,29 @@
-"""A fit on disk: private data of the clients are in files of their own, named `local`."""
+"""A fit on disk: a checkpoint, what its data look like, and, if asked for, the clients' rows."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from hierfl.core.trees import named_leaves
+from hierfl.data.absent import RowsNotSaved, absent, is_absent
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.runs import checkpoint as state
-from hierfl.runs.records import checked_schema, digest, read_json
+from hierfl.runs.folder_lock import held
+from hierfl.runs.identity import compared, is_of
+from hierfl.runs.records import checked_schema, read_json
+from hierfl.runs.run_folder import ROWS, SCHEMA
 
-ROWS_FILE, SCHEMA_FILE = "local-rows.safetensors", "fit.json"
+HAND_IN = "hand the clients' rows in, load(..., data=...)"
 
 
 def write(
@@ -28,7 +34,7 @@ def write(
     *,
     with_data: bool,
 ) -> None:
-    """Write a fit: `fit.json`, a checkpoint, and `local-rows.safetensors` with the clients' rows.
+    """Write a fit: a checkpoint that also holds `fit.json` and, if asked for, `local-rows.safetensors`.
 
     Args:
         folder: made if it does not exist.
@@ -36,26 +42,135 @@ def write(
         who: what identifies the run (`hierfl.engine.federation.about`).
         federation: with the clients' rows.
         with_data: write the clients' rows.
+
+    Raises:
+        CheckpointError: the folder holds another run, or this one after more rounds.
+        FolderInUse: another process writes to it.
+        RowsNotSaved: the fit was loaded without its rows.
+        CannotWrite: the disk is full, say.
     """
-    root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
     data = federation.data
-    state.save(root, progress, who)
-    schema = {
+    if is_absent(data):
+        raise RowsNotSaved(
+            f"a fit without its clients' rows is not saved again: copy its folder, or {HAND_IN}"
+        )
+    schema = json.dumps(_described(federation)).encode()
+    beside: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: schema}
+    if with_data:
+        tensors = {f"field.{k}": v for k, v in data.fields.items()}
+        tensors |= {f"client_field.{k}": v for k, v in data.client_fields.items()}
+        beside[ROWS] = {**tensors, "offsets": data.offsets}
+    with held(folder):
+        _check_may_write(folder, who, progress.round)
+        state.save(folder, progress, who, beside=beside)
+
+
+def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -> None:
+    """Refuse a folder into which a fit cannot be saved without hiding or removing what is there.
+
+    Args:
+        folder: to save the fit in.
+        about: what identifies its run.
+        round: rounds done.
+
+    Raises:
+        CheckpointError: the folder holds another run, or this one after more rounds.
+    """
+    for path in state.checkpoints(folder):
+        try:
+            record = state.read_record(path)
+        except state.CheckpointError:
+            continue  # it is left as it is
+        if not is_of(record["about"], about):
+            differs = compared(record["about"], about).differs
+            raise state.CheckpointError(
+                f"'{folder}' holds another run ({path.name}): it differs in "
+                f"{'; '.join([*differs.values()][:3])}; name another folder, or remove that run first"
+            )
+        if record["round"] > round:
+            raise state.CheckpointError(
+                f"'{folder}' holds this run after {record['round']} rounds, and this fit has done {round}: name "
+                f"another folder"
+            )
+
+
+def _described(federation: Federation) -> dict[str, Any]:
+    """Return what the data look like, all but their values, as JSON."""
+    data = federation.data
+    fields, client_fields = (
+        {name: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for name, v in of.items()}
+        for of in (data.fields, data.client_fields)
+    )
+    return {
         "names": list(data.names),
+        "counts": data.counts.tolist(),
         "features": {name: list(labels) for name, labels in data.features.items()},
         "levels": {name: list(labels) for name, labels in data.levels.items()},
+        "fields": fields,
+        "client_fields": client_fields,
+        "start": start_of(federation),
+        "dtype": str(torch.get_default_dtype()),
     }
-    (root / SCHEMA_FILE).write_text(json.dumps({**schema, "sha256": digest(schema)}))
-    (root / ROWS_FILE).unlink(missing_ok=True)  # of an earlier fit in this folder
-    if with_data:
-        tensors = {f"field.{k}": v.contiguous() for k, v in data.fields.items()}
-        tensors |= {f"client_field.{k}": v.contiguous() for k, v in data.client_fields.items()}
-        save_file({**tensors, "offsets": data.offsets}, root / ROWS_FILE)
 
 
-def newest_record(found: list[Path]) -> dict[str, Any]:
-    """Return the record of the newest checkpoint whose record can be read.
+def start_of(federation: Federation) -> str:
+    """Return a hash of everything that a run starts from: the same for data that it does not depend on."""
+    found = hashlib.sha256()
+    program = federation.program
+    sites = {site.name: site.start for site in program.latents.sites}
+    start = [list(program.start()), sites, federation.client.own, federation.server.state]
+    for name, value in named_leaves(start).items():
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        flat = torch.cat([value.detach().cpu().reshape(-1)])  # `view` needs its own, dense memory
+        found.update(flat.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class SavedData:
+    """What a saved fit holds of its data.
+
+    Args:
+        data: the clients' rows; None: they were not saved.
+        schema: what the data look like; None: a checkpoint of `fit`, or a fit saved by hierfl 0.1.0.
+    """
+
+    data: ClientData | None
+    schema: dict[str, Any] | None
+
+    def without_rows(self, fills: tuple[float, float]) -> ClientData:
+        """Return the clients without rows; two numbers may stand in for their values.
+
+        Raises:
+            CheckpointError: fit.json is not what hierfl writes.
+        """
+        schema = self.schema or {}
+        try:
+            counts = torch.tensor([0, *schema["counts"]], dtype=torch.long)
+            sizes = {"fields": int(counts.sum()), "client_fields": len(schema["names"])}
+            parts = {
+                part: {
+                    name: absent((size, *shape), getattr(torch, dtype), fills)
+                    for name, (dtype, *shape) in schema[part].items()
+                }
+                for part, size in sizes.items()
+            }
+            return ClientData(
+                offsets=counts.cumsum(0),
+                names=tuple(schema["names"]),
+                fields=parts["fields"],
+                client_fields=parts["client_fields"],
+                features=_labels(schema, "features"),
+                levels=_labels(schema, "levels"),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise state.CheckpointError(
+                f"{SCHEMA} is not of this hierfl ({error}): {HAND_IN}"
+            ) from error
+
+
+def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
+    """Return the newest checkpoint whose record can be read, and the record.
 
     Args:
         found: folders of checkpoints, oldest first.
@@ -66,38 +181,56 @@ def newest_record(found: list[Path]) -> dict[str, Any]:
     reasons = []
     for path in reversed(found):
         try:
-            return state.read_record(path)
+            return path, state.read_record(path)
         except state.CheckpointError as error:
             reasons.append(f"{path.name}: {error}")
     raise state.CheckpointError(f"no checkpoint can be read: {'; '.join(reasons)}")
 
 
-def read_rows(root: Path) -> ClientData:
-    """Read the clients' rows that were saved with a fit.
+def read(root: Path, checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
+    """Read what a saved fit holds of its data.
+
+    Args:
+        root: of the fit.
+        checkpoint: the one that is loaded.
+        record: of it.
 
     Raises:
-        FileNotFoundError: the fit was saved without them.
         CheckpointError: a file is damaged.
     """
-    path = root / ROWS_FILE
-    if not path.exists():
-        raise FileNotFoundError(
-            f"'{root}' was saved without the clients' rows: pass them, load(..., data=...)"
-        )
+    hashes = record["hashes"]
+    for name in (SCHEMA, ROWS):
+        if name in hashes and not state.is_whole(checkpoint / name, hashes[name]):
+            raise state.CheckpointError(
+                f"'{checkpoint / name}' is missing, truncated or changed: {HAND_IN}"
+            )
+    place = checkpoint if SCHEMA in hashes else root  # 0.1.0 put them beside its checkpoints
+    schema = _schema(place) if SCHEMA in hashes or (root / SCHEMA).exists() else None
+    if schema is None or not (place / ROWS).exists():
+        return SavedData(None, schema if SCHEMA in hashes else None)
+    return SavedData(_rows(place / ROWS, schema), schema)
+
+
+def _schema(place: Path) -> dict[str, Any]:
     try:
-        schema = checked_schema(read_json(root / SCHEMA_FILE))
-        return _client_data(schema, state.read_tensors(path))
-    except (
-        Exception
-    ) as error:  # whatever the rows are, `ClientData` or torch raises at what does not fit
+        return checked_schema(read_json(place / SCHEMA))
+    except state.CheckpointError as error:
         raise state.CheckpointError(
-            f"'{path}' or {SCHEMA_FILE} beside it is truncated or changed ({error}): pass the rows, "
-            f"load(..., data=...)"
+            f"'{place / SCHEMA}' cannot be read ({error}): {HAND_IN}"
+        ) from error
+
+
+def _rows(path: Path, schema: Mapping[str, Any]) -> ClientData:
+    """Put the rows together again."""
+    try:
+        return _client_data(schema, state.read_tensors(path))
+    except Exception as error:  # `ClientData` or torch raises at what does not fit
+        raise state.CheckpointError(
+            f"'{path}' or {SCHEMA} beside it is truncated or changed ({error}): {HAND_IN}"
         ) from error
 
 
 def _client_data(schema: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ClientData:
-    """Put the rows together again."""
     part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}}
     for name, value in tensors.items():
         kind, _, key = name.partition(".")
@@ -111,7 +244,11 @@ def _client_data(schema: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Cl
         offsets=offsets,
         names=tuple(schema["names"]),
         client_fields=part["client_field"],
-        features={name: tuple(labels) for name, labels in schema["features"].items()},
-        # fits of 0.1.0 have no levels
-        levels={name: tuple(labels) for name, labels in schema.get("levels", {}).items()},
+        features=_labels(schema, "features"),
+        levels=_labels(schema, "levels"),
     )
+
+
+def _labels(schema: Mapping[str, Any], part: str) -> dict[str, tuple[str, ...]]:
+    """Return the names of columns, or the levels of codes; fits of 0.1.0 have no levels."""
+    return {name: tuple(labels) for name, labels in schema.get(part, {}).items()}

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from hierfl.core.outputs import claim
 from hierfl.studies.results import Found, Say, quiet
 
 STUDIES: dict[str, tuple[str, ...]] = {
@@ -25,12 +26,32 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "toy-linear-regression": ("toy_fedabml", "toy_fedmap"),
 }
 
+# what each part writes to the study's folder, beside `runs/`
+FILES: dict[str, tuple[str, ...]] = {
+    "fedmap_synthetic": ("fedmap_synthetic.csv",),
+    "new_clients_fashion": ("new_clients_fashion.csv", "new_clients_fashion.png"),
+    "ood_entropy": ("ood_entropy.csv", "ood_entropy_clients.csv", "ood_entropy.png"),
+    "prior_ablation": ("prior_ablation.csv", "prior_ablation.png"),
+    "toy_fedabml": ("toy_fedabml.csv", "toy_fedabml.png"),
+    "toy_fedmap": ("toy_fedmap.csv", "toy_fedmap.png"),
+    "writers": ("femnist_writers.csv",),
+}
+
 __all__ = ["STUDIES", "Found", "names", "run"]
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all studies, sorted."""
     return tuple(sorted(STUDIES))
+
+
+def claim_files(name: str, folder: Path) -> None:
+    """Make a study's folder, and refuse to overwrite files in it that no study has written there.
+
+    Raises:
+        OSError: the folder cannot be made or written to, or holds such files (`FileExistsError`).
+    """
+    claim(folder, [file for part in STUDIES[name] for file in FILES.get(part, ())])
 
 
 def run(name: str, out: str | Path, *, quick: bool = False, say: Say = quiet) -> Iterator[Found]:
@@ -49,11 +70,12 @@ def run(name: str, out: str | Path, *, quick: bool = False, say: Say = quiet) ->
     Raises:
         KeyError: `name` is not the name of a study; the message lists the names.
         FileNotFoundError: a data set that the study needs is missing; the message says how to get it.
-        OSError: `out` cannot be created or written to.
+        OSError: `out` cannot be created or written to, or holds files of the study's names that no study has
+            written there (`FileExistsError`).
     """
     if name not in STUDIES:
         raise KeyError(f"there is no study '{name}'; choose one of {', '.join(names())}")
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    claim_files(name, folder)
     for part in STUDIES[name]:
         yield import_module(f"hierfl.studies.{part}").run(folder, quick=quick, say=say)

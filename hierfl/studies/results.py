@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -14,6 +13,8 @@ from typing import Any
 import pandas as pd
 from rich import box
 from rich.table import Table
+
+from hierfl.core.outputs import replace_text
 
 Say = Callable[[str], None]
 Numbers = dict[str, Any]  # JSON-compatible values only
@@ -86,10 +87,7 @@ def kept(
         say(name)
         whole = json.dumps({"settings": described, "numbers": work()}, indent=1)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(whole)
-        # The rename is atomic: a run's file is complete, however the study was interrupted.
-        os.replace(unfinished, path)
+        replace_text(path, whole)  # complete, however the study is interrupted
     try:
         numbers: Numbers = json.loads(path.read_text())["numbers"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

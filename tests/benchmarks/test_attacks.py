@@ -16,9 +16,10 @@ import pytest
 import hierfl
 from benchmarks.attacks import flips, records
 from benchmarks.attacks.mutations import watched
+from hierfl.engine.federation import federate
 from hierfl.program.recipes import describe, remake
 from hierfl.runs import remade as runs_remade
-from hierfl.runs.remade import remade
+from hierfl.runs.remade import guarded, remade
 
 BAD = ("wrong", "raw", "code run")
 
@@ -98,8 +99,10 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     who = {
         "seed": 0,
+        "fields": {},
         "method": {**method, "with": {**method["with"], "guide": records.SIZES[number]}},
     }
     with pytest.raises(hierfl.CannotRemake):
-        remade(who, flips.rows(), {})
+        made = remade(who, {})
+        guarded(who, lambda: federate(made, flips.rows()))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes

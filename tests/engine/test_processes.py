@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 import hierfl
 from hierfl.core.trees import tree_leaves
+from hierfl.engine import processes
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import federate
 from hierfl.engine.processes import WorkerDied, crew, receive, send
@@ -160,6 +162,109 @@ def test_a_copy_does_not_outlive_its_process() -> None:
     ):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def ended(pid: int, within: float = 10.0) -> bool:
+    """Whether a process ends within so many seconds; a zombie has ended."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        status = Path(f"/proc/{pid}/stat")
+        try:
+            if status.read_text().rsplit(")")[-1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def sleeping(item: int) -> int:
+    if os.getpid() != PARENT[0]:
+        time.sleep(600)
+    return item
+
+
+PARENT = [0]
+
+
+def test_a_copy_in_the_middle_of_a_task_ends_with_its_process() -> None:
+    """A killed process closes its sockets, which a copy notices only once its task is done."""
+    here, there = os.pipe()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.filters", [])
+        child = os.fork()
+    if child == 0:
+        PARENT[0] = os.getpid()
+        made = processes.copied
+        processes.copied = lambda task, others: told(made(task, others), there)
+        with crew(sleeping, 2) as work:
+            list(work([0]))
+            next(work([0, 1]))
+            os.write(there, b".")
+            time.sleep(600)
+    found = b""
+    while not found.endswith(b"."):
+        found += os.read(here, 1000)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert ended(int(found[:-1]))
+
+
+def told(copy: processes.Copy, line: int) -> processes.Copy:
+    os.write(line, str(copy.process).encode())
+    return copy
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Stop, KeyboardInterrupt])
+def test_copies_end_with_the_fit_whatever_is_still_held(
+    kind: type[BaseException],
+    two_cores: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A traceback, as notebooks keep the last one, holds the frames of the fit; its workers are gone all the same."""
+    pids: list[int] = []
+    made = processes.copied
+
+    def noted(*args: Any) -> processes.Copy:
+        copy = made(*args)
+        pids.append(copy.process)
+        return copy
+
+    def fails(folder: Path, progress: Any, about: Any) -> None:
+        if progress.round == 2:
+            raise kind
+
+    monkeypatch.setattr(processes, "copied", noted)
+    monkeypatch.setattr("hierfl.runs.checkpoint.save", fails)
+    with pytest.raises(kind) as held:
+        hierfl.fit(
+            fedabml(), rows(), rounds=4, cohort=16, compile=True, checkpoint=tmp_path, every=1
+        )
+    assert held.tb is not None and len(pids) == 1
+    assert ended(pids[0], within=0.1)
+    assert torch.get_num_threads() == 2
+
+
+def test_an_interrupt_between_two_chunks_leaves_no_copy_and_all_cores(two_cores: None) -> None:
+    """The generator of the results is still held, in the middle of its work."""
+    pids: list[int] = []
+    kept = None
+    with pytest.raises(KeyboardInterrupt), crew(whoami, 2) as work:
+        list(work([0]))
+        kept = work(range(4))
+        pids += [next(kept), next(kept)]
+        raise KeyboardInterrupt
+    assert kept is not None and torch.get_num_threads() == 2
+    assert pids[0] == os.getpid() and ended(pids[1], within=0.1)
+
+
+def whoami(item: int) -> int:
+    return os.getpid()
 
 
 TREES = {

@@ -42,7 +42,7 @@ def same(one: Fit, two: Fit) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_save_and_load_round_trip(family: str, tmp_path: Path) -> None:
     fitted = fit(fedsvi(regression, FAMILIES[family]), federation(), rounds=2, seed=3)
-    fitted.save(tmp_path / "run")
+    fitted.save(tmp_path / "run", with_data=True)
     back = hierfl.load(tmp_path / "run")
     same(fitted, back)
     assert describe(back.method) == describe(fitted.method)
@@ -66,14 +66,11 @@ def test_with_and_without_rows(given: str, tmp_path: Path) -> None:
     same(fitted, hierfl.load(tmp_path, **options))
 
 
-def test_rows_that_were_not_saved_must_be_passed(tmp_path: Path) -> None:
-    fitted = fit(fedsvi(regression), federation(), rounds=1)
-    fitted.save(tmp_path)
-    fitted.save(tmp_path, with_data=False)
-    assert not list(tmp_path.glob("*rows*"))
+def test_rows_that_a_checkpoint_never_holds_must_be_handed_in(tmp_path: Path) -> None:
+    fit(fedsvi(regression), federation(), rounds=1, checkpoint=tmp_path)
     with pytest.raises(
-        FileNotFoundError,
-        match=r"saved without the clients' rows: pass them, load\(\.\.\., data=",
+        hierfl.RowsNotSaved,
+        match=r"saved without the clients' rows: hand the clients' rows in, load\(\.\.\., data=",
     ):
         hierfl.load(tmp_path)
 
@@ -85,7 +82,7 @@ def test_a_checkpoint_loads_with_client_names_and_features(tmp_path: Path) -> No
     )
     fitted = fit(fedsvi(regression), named, rounds=3, checkpoint=tmp_path)
     same(fitted, hierfl.load(tmp_path, data=named))
-    fitted.save(tmp_path / "whole")
+    fitted.save(tmp_path / "whole", with_data=True)
     back = hierfl.load(tmp_path / "whole")
     assert back.federation.data.features == {"x": ("age", "dose")}
     assert torch.equal(back.federation.data.client_fields["height"], data.client_fields["height"])
@@ -96,7 +93,7 @@ def test_new_clients_are_saved_and_loaded(tmp_path: Path) -> None:
     new = fitted.personalise(
         hierfl.ClientData(**_renamed(federation((4, 2), seed=8), "n")), rounds=3
     )
-    new.save(tmp_path)
+    new.save(tmp_path, with_data=True)
     back = hierfl.load(tmp_path)
     same(new, back)
     assert torch.equal(new.draws(3).own["slope"], back.draws(3).own["slope"])
@@ -113,12 +110,13 @@ def _renamed(data: hierfl.ClientData, prefix: str) -> dict[str, Any]:
 
 
 def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
-    """This holds for a fit of fewer rounds and for a fit of other clients."""
-    long = fit(fedsvi(regression), federation(), rounds=5)
-    short = fit(fedsvi(regression), federation(seed=4), rounds=2, seed=1)
-    for fitted in (long, long, short):
-        fitted.save(tmp_path)
+    """The same run, with rows and without; what is of another run has tests in test_run_folder.py."""
+    for with_data in (False, True, False):
+        fitted = fit(fedsvi(regression), federation(), rounds=2)
+        fitted.save(tmp_path, with_data=with_data)
         same(fitted, hierfl.load(tmp_path))
+        assert [p.name for p in tmp_path.iterdir()] == ["round-00000002"]
+        assert (tmp_path / "round-00000002" / "local-rows.safetensors").exists() == with_data
 
 
 # ------------------------------------------------------------ refused
@@ -140,7 +138,7 @@ def test_rows_of_other_clients_are_refused(what: str, tmp_path: Path) -> None:
 
 
 def test_another_method_is_refused(tmp_path: Path) -> None:
-    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path)
+    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path, with_data=True)
     with pytest.raises(
         hierfl.CheckpointError, match=r"(lacks|is of another run|not float|differs)"
     ):
@@ -162,8 +160,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_rows_are_refused_by_name(tmp_path: Path) -> None:
-    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path)
-    rows = tmp_path / "local-rows.safetensors"
+    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path, with_data=True)
+    rows = tmp_path / "round-00000001" / "local-rows.safetensors"
     rows.write_bytes(rows.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"local-rows.safetensors"):
         hierfl.load(tmp_path)

@@ -1,0 +1,58 @@
+"""Files that users read, such as reports and tables: none that hierfl did not write is overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from hierfl.core.disk import writing
+
+WRITTEN = ".hierfl-files.json"  # the names of the files that hierfl has written to a folder
+
+
+def claim(folder: Path, names: Collection[str]) -> None:
+    """Make a folder and note which files will be written to it; refuse to overwrite files of others.
+
+    Args:
+        folder: for the files.
+        names: of the files, in the folder itself.
+
+    Raises:
+        FileExistsError: a file of one of the names is there, and hierfl has not written it.
+        OSError: the folder cannot be made or written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ours: set[str] = set()
+    with suppress(OSError, ValueError, TypeError):
+        ours = set(json.loads((folder / WRITTEN).read_text()))
+    foreign = sorted(name for name in names if name not in ours and (folder / name).exists())
+    if foreign:
+        raise FileExistsError(
+            f"'{folder / foreign[0]}' is there already, and hierfl did not write it: name another folder, or "
+            f"move that file"
+        )
+    replace_text(folder / WRITTEN, json.dumps(sorted({*ours, *names})))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all: what stands there is replaced only once the new text is on disk.
+
+    Raises:
+        CannotWrite: it cannot be written.
+    """
+    path = Path(os.path.realpath(path))  # through a link, not over it
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    content = text.encode()
+    with writing(path, len(content)):
+        try:
+            with draft.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise

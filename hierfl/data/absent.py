@@ -1,0 +1,95 @@
+"""Rows that are not there: of a fit that was saved without them. Their shapes are known, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hierfl.data.clients import ClientData
+
+# values to stand in where the rows do not matter; two of each, so that it shows where they do matter
+FILLS: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 2.0), (0.5, 0.25))
+
+
+class RowsNotSaved(LookupError):
+    """Something needs the clients' rows, which were not saved with the fit."""
+
+
+class Absent(Tensor):
+    """A field whose values are not there. All that is asked of it but its shape and dtype raises `RowsNotSaved`."""
+
+    fills: tuple[float, float]
+    of_shape: ClassVar[frozenset[Any]] = frozenset(
+        {
+            *(
+                vars(torch._C.TensorBase)[name].__get__
+                for name in ("shape", "dtype", "device", "ndim", "nbytes", "requires_grad")
+            ),
+            *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.element_size),
+            *(Tensor.is_floating_point, Tensor.is_complex, Tensor.__getitem__),
+        }
+    )
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Answer what is asked of the shape, and refuse what is asked of the values."""
+        masked = len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype == torch.bool
+        if func not in cls.of_shape or masked:
+            raise RowsNotSaved(
+                "this fit was saved without its clients' rows, which are needed here: hand them in, "
+                "hierfl.load(folder, data=...)"
+            )
+        base: Any = super()
+        found = base.__torch_function__(func, types, args, kwargs or {})
+        if isinstance(found, Absent):
+            found.fills = args[0].fills
+        return found
+
+
+def absent(shape: tuple[int, ...], dtype: torch.dtype, fills: tuple[float, float]) -> Tensor:
+    """Return a field whose values are not there.
+
+    Args:
+        shape: (n, ...) of the rows, or (N, ...) of the clients.
+        dtype: of the values.
+        fills: two values that may stand in for them.
+    """
+    made = torch.empty(shape, dtype=dtype, device="meta").as_subclass(Absent)
+    made.fills = fills
+    return made
+
+
+def is_absent(data: ClientData) -> bool:
+    """Return whether the clients' rows are not there."""
+    return any(isinstance(v, Absent) for v in data.fields.values())
+
+
+def stand_in(data: ClientData, which: int) -> ClientData:
+    """Return the same clients, with one number in place of every value that is not there.
+
+    Args:
+        data: clients whose rows are not there.
+        which: 0 or 1, the first or the second of the numbers.
+    """
+
+    def filled(values: Tensor) -> Tensor:
+        if not isinstance(values, Absent):
+            return values
+        value = torch.tensor(values.fills[which]).to(values.dtype)
+        return value.expand(values.shape)
+
+    return replace(
+        data,
+        fields={name: filled(v) for name, v in data.fields.items()},
+        client_fields={name: filled(v) for name, v in data.client_fields.items()},
+    )

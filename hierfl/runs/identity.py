@@ -1,0 +1,76 @@
+"""What identifies a run in its record, and how two of them are compared. Hashes of private things are salted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hierfl.program.differences import differences
+
+# hashes of the clients' names and rows: whoever has a guess can confirm it by an unsalted hash
+PRIVATE = ("clients", "rows")
+# what records of earlier releases do not hold
+LATER = ("engine", "device")
+# how the numbers were computed: two fits that differ in nothing else are still the same run
+HOW = ("engine", "device")
+
+JSON = Any
+
+
+def sealed(about: Mapping[str, Any]) -> dict[str, JSON]:
+    """Return what identifies a run as it is written to disk: private hashes are salted, with the salt beside.
+
+    Args:
+        about: what identifies the run (`hierfl.engine.federation.about`).
+    """
+    return _sealed(about, secrets.token_hex(16))
+
+
+def _sealed(about: Mapping[str, Any], salt: str | None) -> dict[str, JSON]:
+    found: dict[str, JSON] = json.loads(json.dumps(about))
+    if not salt:
+        return found
+    private = {
+        k: hashlib.sha256(f"{salt}{found[k]}".encode()).hexdigest() for k in PRIVATE if k in found
+    }
+    return {**found, **private, "salt": salt}
+
+
+class Compared(NamedTuple):
+    """In what two runs differ, by name, in words; and what cannot be compared, in words."""
+
+    differs: dict[str, str]
+    unknown: list[str]
+
+
+def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Compared:
+    """Compare a run on disk with another; of private things, only say that they differ.
+
+    Args:
+        record: what identifies the run on disk, as `sealed` returned it, or as earlier releases wrote it.
+        about: what identifies the other, or a part of that.
+    """
+    salt = record.get("salt")
+    here = _sealed(about, salt if isinstance(salt, str) else None)
+    method = differences(record.get("method"), here.pop("method", record.get("method")))
+    differs = {"method": f"method ({'; '.join(method.differs[:3])})"} if method.differs else {}
+    for key in sorted(here.keys() - {"salt"}):
+        there = record.get(key)
+        if there == here[key] or (key in LATER and key not in record):
+            continue
+        both = f"{_short(there)} there, {_short(here[key])} here"
+        differs[key] = f"{key} ({key}: {'others there than here' if key in PRIVATE else both})"
+    return Compared(differs, method.unknown)
+
+
+def is_of(record: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+    """Return whether a run on disk is the given one, however its numbers were computed."""
+    return not compared(record, about).differs.keys() - set(HOW)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 200 else text[:197] + "..."

@@ -1,0 +1,86 @@
+"""`load`, which reads a fit from disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import Federation, about_data, federate
+from hierfl.engine.rounds import begin
+from hierfl.method import Method
+from hierfl.program.recipes import describe
+from hierfl.program.sites import Family, Guide, Model
+from hierfl.runs import checkpoint as state
+from hierfl.runs import saved
+from hierfl.runs.loaded import without_rows
+from hierfl.runs.remade import guarded, remade
+from hierfl.runs.result import Fit
+
+
+@one_at_a_time
+def load(
+    folder: str | Path,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    guide: Guide | Family | None = None,
+    data: ClientData | None = None,
+) -> Fit:
+    """Read a fit that `Fit.save`, or a checkpoint of `fit`, has written.
+
+    No code is stored, and none that the folder names is run. The method is built again from its record:
+    what is hierfl's own by its public name, your own model and guide where this program has marked them,
+    `@hierfl.model` and `@hierfl.guide`, under the names that were recorded. All else is handed in.
+
+    What is marked or handed in is compared with the record: settings, the code and constants of functions,
+    their closures, defaults and the globals they read, and the layers, shapes and fixed values of modules.
+    Only where a module's learned weights start may differ: the checkpoint replaces them. Code is compared
+    under the Python version that wrote the record; under another one a warning says that it is not.
+
+    Args:
+        folder: of the fit or the run.
+        method: that was fitted; None: built again.
+        model: of the method that is built again, where it is neither hierfl's nor marked.
+        guide: of the method that is built again, where it is neither hierfl's nor marked.
+        data: the clients' training rows, which are compared with a salted hash of those that were fitted;
+            None: those saved with the fit, and if there are none, the fit answers what needs no rows
+            (global draws, new clients, and fitted clients where the guide reads no rows), and refuses the
+            rest by `RowsNotSaved`.
+
+    Raises:
+        CheckpointError: the folder holds no undamaged checkpoint, or one of another method or of other
+            clients; the message names what differs.
+        CannotRemake: the method cannot be built again, or the model or guide is another one.
+        RowsNotSaved: the rows were not saved, and are needed to read the program at all: pass them.
+        ValueError: `method` is given together with `model` or `guide`.
+    """
+    handed = {k: v for k, v in (("model", model), ("guide", guide)) if v is not None}
+    if method is not None and handed:
+        raise ValueError("a method has its model and guide: leave model= and guide= out")
+    root = Path(folder)
+    found = state.checkpoints(root)
+    if not found:
+        raise state.CheckpointError(f"'{folder}' holds no hierfl run")
+    newest, record = saved.newest_record(found)
+    who = record["about"]
+    there = saved.SavedData(data, None) if data is not None else saved.read(root, newest, record)
+    same = {"method": who["method"] if method is None else describe(method)}
+    if there.data is not None:
+        same |= about_data(there.data)
+    state.check_same(newest, who, same)  # before anything runs on the rows
+    made = remade(who, handed) if method is None else method
+
+    def set_up() -> Federation:
+        federated = partial(
+            federate, made, seed=who["seed"], engine=who.get("engine", "vectorised")
+        )
+        if there.data is None:
+            return without_rows(there, str(folder), federated)
+        return federated(there.data)
+
+    federation = replace(guarded(who, set_up) if method is None else set_up(), cohort=who["cohort"])
+    progress = state.load(root, begin(federation), same | about_data(federation.data))
+    return Fit(made, federation, progress, who["rounds"])

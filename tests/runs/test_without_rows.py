@@ -1,0 +1,196 @@
+"""A fit saved without its rows: nothing of them is on disk, and what does not need them is answered as before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import models
+from hierfl.core.trees import named_leaves
+from hierfl.data.absent import absent
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import about
+from hierfl.method import Method
+from hierfl.methods import fedlaplace, fedsvi, pfedme
+from hierfl.runs.result import Fit
+from tests.programs import FAMILIES, federation, fit, regression
+
+
+def personal() -> Method:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(2, 1)
+    model = models.bayesian_network(
+        net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
+    )
+    return pfedme(model, steps=1, prox_steps=2)
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "structured": lambda: fedsvi(regression),
+    "conditional": lambda: fedsvi(regression, FAMILIES["conditional"]),
+    "not centred": lambda: fedsvi(models.poisson(y="visits")),
+    "fedlaplace": lambda: fedlaplace(
+        models.logistic(y="ill", intercept=None), points=8, weighed=64, enough=8, corrections=1
+    ),
+    "pfedme": personal,
+}
+READS_ROWS = {"conditional", "fedlaplace"}
+
+
+def new_clients() -> ClientData:
+    data = federation((4, 2), seed=8)
+    return ClientData(data.fields, data.offsets, ("new", "newer"), data.client_fields)
+
+
+def of_clients(fitted: Fit) -> list[Tensor]:
+    rows = federation(seed=9).select(["north", "south"])
+    return [fitted.predict(rows, draws=5).mean, *fitted.draws(5).own.values()]
+
+
+def of_others(fitted: Fit) -> list[Tensor]:
+    new = fitted.personalise(new_clients(), rounds=2)
+    return [
+        new.predict(new_clients(), draws=5).mean,
+        hierfl.predict_from_prior(fitted, new_clients(), draws=5).mean,
+        *named_leaves(fitted.message).values(),
+    ]
+
+
+def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.filterwarnings("ignore:.*at .* of the points clients find no mode")  # two rounds
+@pytest.mark.parametrize("name", METHODS)
+def test_what_needs_no_rows_is_the_same_and_the_rest_is_refused(name: str, tmp_path: Path) -> None:
+    method = METHODS[name]()
+    fitted = fit(method, federation(), rounds=2)
+    fitted.save(tmp_path)
+    back = hierfl.load(tmp_path, method=method)
+    assert equal(of_others(fitted), of_others(back))
+    if name in READS_ROWS:
+        with pytest.raises(hierfl.RowsNotSaved, match=r"the guide reads .*load\(folder, data="):
+            of_clients(back)
+    else:
+        assert equal(of_clients(fitted), of_clients(back))
+    for needs in (lambda: back.posterior_predictive(5), lambda: hierfl.diagnostics.loo(back)):
+        with pytest.raises(hierfl.RowsNotSaved, match=r"hand them in, hierfl.load\(folder, data="):
+            needs()
+    whole = hierfl.load(tmp_path, method=method, data=federation())
+    assert equal(of_clients(fitted), of_clients(whole))
+
+
+def test_global_draws_need_no_rows_even_where_the_guide_reads_them(tmp_path: Path) -> None:
+    fitted = fit(METHODS["conditional"](), federation(), rounds=2)
+    fitted.save(tmp_path)
+    both: list[Any] = [f.posterior(5, sites=["loc"]) for f in (fitted, hierfl.load(tmp_path))]
+    ours, theirs = (found.posterior for found in both)
+    assert (ours["loc"].values == theirs["loc"].values).all()
+
+
+def test_a_prior_that_reads_a_client_field_is_refused(tmp_path: Path) -> None:
+    """The prior of `slope` is shifted by `height`, which was not saved either."""
+    fit(METHODS["structured"](), federation(), rounds=1).save(tmp_path)
+    with pytest.raises(hierfl.RowsNotSaved, match="'slope' depends on them"):
+        hierfl.load(tmp_path).prior(5)
+
+
+def test_rows_of_other_clients_or_other_values_are_refused(tmp_path: Path) -> None:
+    fit(METHODS["structured"](), federation(), rounds=1).save(tmp_path)
+    for rows, what in (
+        (federation(seed=1), "rows"),
+        (federation().select(["south", "north", "west", "east"]), "clients"),
+        (federation().without("visits"), "fields"),
+    ):
+        with pytest.raises(hierfl.CheckpointError, match=f"it differs in {what}"):
+            hierfl.load(tmp_path, data=rows)
+
+
+def test_nothing_of_the_rows_is_on_disk(tmp_path: Path) -> None:
+    """No value of a row is in any file, in binary or in decimals; with `with_data=True` they all are."""
+    data = federation((40, 30, 20))
+    fitted = fit(fedsvi(regression), data, rounds=1, checkpoint=tmp_path / "run")
+    fitted.save(tmp_path / "bare")
+    fitted.save(tmp_path / "rows", with_data=True)
+    values = torch.cat([data.fields["x"].flatten(), data.fields["y"], data.client_fields["height"]])
+    for name, there in (("run", False), ("bare", False), ("rows", True)):
+        files = [p.read_bytes() for p in (tmp_path / name).rglob("*") if p.is_file()]
+        for value in values:
+            forms = (value.numpy().tobytes(), str(value.item())[:12].encode())
+            assert any(form in content for content in files for form in forms) == there
+
+
+# ------------------------------------------------------------------ names and hashes
+def test_files_are_their_owners_alone(tmp_path: Path) -> None:
+    fitted = fit(fedsvi(regression), federation(), rounds=2, checkpoint=tmp_path / "run", every=1)
+    fitted.save(tmp_path / "saved", with_data=True)
+    found = [
+        p for part in ("run", "saved") for p in [tmp_path / part, *(tmp_path / part).rglob("*")]
+    ]
+    assert {p.name for p in found} > {"fit.json", "local-rows.safetensors", "state.json"}
+    for path in found:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_hashes_of_names_and_rows_are_salted(tmp_path: Path) -> None:
+    """No unsalted hash is on disk, two saves share none, and what may be shared holds neither hash nor name."""
+    fitted = fit(fedsvi(regression), federation(), rounds=1)
+    plain = about(fitted.method, fitted.federation, fitted.rounds)
+    private: list[Any] = []
+    for name in ("a", "b"):
+        fitted.save(tmp_path / name, with_data=True)
+        for path in (p for p in (tmp_path / name).rglob("*") if p.is_file()):
+            content = path.read_bytes()
+            assert (
+                plain["clients"].encode() not in content and plain["rows"].encode() not in content
+            )
+            if path.name in ("global.safetensors", "state.json"):
+                assert not any(client.encode() in content for client in fitted.clients)
+        there = json.loads((tmp_path / name / "round-00000001" / "state.json").read_text())["about"]
+        private += [there["clients"], there["rows"], there["salt"]]
+    assert len(set(private)) == 6
+
+
+# ------------------------------------------------------------------ refused
+def test_a_fit_of_another_default_dtype_says_so(tmp_path: Path) -> None:
+    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(hierfl.CheckpointError, match=r"set_default_dtype\(torch.float64\) first"):
+        hierfl.load(tmp_path)
+
+
+def test_a_fit_without_rows_is_not_saved_again(tmp_path: Path) -> None:
+    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path / "a")
+    with pytest.raises(hierfl.RowsNotSaved, match="copy its folder"):
+        hierfl.load(tmp_path / "a").save(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_missing_value_is_never_computed_with() -> None:
+    """Whatever is asked of an absent field but its shape and dtype is refused."""
+    values = absent((7, 2), torch.float64, (0.0, 1.0))
+    assert values.shape == (7, 2) and len(values[torch.tensor([0, 3])]) == 2
+    asked: list[Callable[[], Any]] = [
+        lambda: values + 1,
+        lambda: values.sum(),
+        lambda: values.numpy(),
+        lambda: values.tolist(),
+        lambda: values[values.new_ones(7).bool()],
+        lambda: values[torch.ones(7).bool()],
+        lambda: values.index_select(0, torch.tensor([0])),
+        lambda: torch.cat([values, torch.ones(1, 2)]),
+        lambda: torch.ones(3, 7) @ values,
+        lambda: values.isfinite(),
+        lambda: values.to("cpu"),
+        lambda: bool((values == 0).all()),
+    ]
+    for one in asked:
+        with pytest.raises(hierfl.RowsNotSaved):
+            one()
