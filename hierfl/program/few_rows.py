@@ -111,6 +111,7 @@ def _differing(
     evaluate: Evaluate, one: ClientBatch, other: ClientBatch, rounding: float
 ) -> str | None:
     """Return the first site that differs between two batches, None where none does, "" where all fails."""
+    found: str | None = ""
     for away in AWAY:
         try:
             first, second = evaluate(away, one), evaluate(away, other)
@@ -118,16 +119,21 @@ def _differing(
             Exception
         ):  # whatever a user's program raises, such as outside of what it can compute
             continue
-        if all(bool(v.isfinite().all()) for v in first.values() if v.is_floating_point()):
-            names = (n for n, v in first.items() if _differ(v, second.get(n), rounding))
-            return next(names, None)
-    return ""
+        found = next((n for n, v in first.items() if _differ(v, second.get(n), rounding)), None)
+        if all(bool(v.isfinite().all()) for v in first.values()):
+            return found
+    return found
 
 
 def _differ(one: Tensor, other: Tensor | None, rounding: float) -> bool:
+    """Return whether values differ by more than rounding; what is not finite must be so in both."""
     if other is None or one.shape != other.shape:
         return True
     one, other = one.double(), other.double()  # a deterministic site may be bool
+    there = one.isfinite()
+    if not torch.equal(there, other.isfinite()):
+        return True
+    one, other = one[there], other[there]
     scale = one.abs().max().clamp(min=LEAST) if one.numel() else 1.0
     return not bool(((one - other).abs() <= rounding * scale).all())
 
