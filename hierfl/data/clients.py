@@ -21,6 +21,8 @@ from hierfl.data.arrays import (
     sort_by_client,
 )
 
+OF_A_BATCH = ("clients", "data", "plate", "mask", "redrawn")  # that models call
+
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
@@ -55,6 +57,15 @@ class ClientData:
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: no cached values, which another thread may be adding to meanwhile."""
         return {part.name: getattr(self, part.name) for part in dataclass_fields(self)}
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse a model that is run on the data: it is a function of a batch."""
+        if not name.startswith("_") and name in OF_A_BATCH:
+            raise AttributeError(
+                f"ClientData has no attribute '{name}', which a ClientBatch has: run a model on "
+                f"hierfl.full_batch(data), as in pyro.render_model(model, (hierfl.full_batch(data),))"
+            )
+        raise AttributeError(f"ClientData has no attribute '{name}'")
 
     # ------------------------------------------------------------------ constructors
     @classmethod

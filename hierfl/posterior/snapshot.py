@@ -13,7 +13,8 @@ from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Method
-from hierfl.program.check_data import check_finite, check_labels
+from hierfl.program.check_data import check_labels
+from hierfl.program.check_missing import check_missing
 from hierfl.program.program import Program
 
 
@@ -132,5 +133,5 @@ def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
                 f"a row of '{name}' has shape {tuple(values.shape[1:])}; "
                 f"it was {tuple(like.shape[1:])} when fitted"
             )
-    check_finite(rows)
+    check_missing(fit.program, rows)
     check_labels(fit.program.supports, rows)
