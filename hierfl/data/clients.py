@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -58,14 +58,16 @@ class ClientData:
         """Return what is pickled: no cached values, which another thread may be adding to meanwhile."""
         return {part.name: getattr(self, part.name) for part in dataclass_fields(self)}
 
-    def __getattr__(self, name: str) -> Any:
-        """Refuse a model that is run on the data: it is a function of a batch."""
-        if not name.startswith("_") and name in OF_A_BATCH:
-            raise AttributeError(
-                f"ClientData has no attribute '{name}', which a ClientBatch has: run a model on "
-                f"hierfl.full_batch(data), as in pyro.render_model(model, (hierfl.full_batch(data),))"
-            )
-        raise AttributeError(f"ClientData has no attribute '{name}'")
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelt name
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse a model that is run on the data: it is a function of a batch."""
+            if not name.startswith("_") and name in OF_A_BATCH:
+                raise AttributeError(
+                    f"ClientData has no attribute '{name}', which a ClientBatch has: run a model on "
+                    f"hierfl.full_batch(data), as in pyro.render_model(model, (hierfl.full_batch(data),))"
+                )
+            raise AttributeError(f"ClientData has no attribute '{name}'")
 
     # ------------------------------------------------------------------ constructors
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -124,12 +125,7 @@ def test_missing_values_of_clients() -> None:
                 pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
 
     data = federation()
-    holed = ClientData.from_arrays(
-        data.row_client,
-        names=data.names,
-        client_fields={"height": height},
-        **dict(data.fields),
-    )
+    holed = replace(data, client_fields={"height": height})
     fit(hierfl.methods.fedsvi(model), holed, rounds=1)
 
     def careless(batch: ClientBatch) -> None:
