@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hierfl import datasets, diagnostics, guides, methods, models, optimisers, plots
     from hierfl.data import partition
     from hierfl.data.absent import RowsNotSaved
-    from hierfl.data.batch import ClientBatch
+    from hierfl.data.batch import ClientBatch, full_batch
     from hierfl.data.clients import ClientData
     from hierfl.data.preprocess import Scaling, fill_missing, standardise
     from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
@@ -66,6 +66,7 @@ __all__ = [
     "diagnostics",
     "fill_missing",
     "fit",
+    "full_batch",
     "guide",
     "guides",
     "load",
@@ -109,6 +110,7 @@ _MODULE_OF = {
     "diagnostics": "hierfl.diagnostics",
     "fill_missing": "hierfl.data.preprocess",
     "fit": "hierfl.runs.fit",
+    "full_batch": "hierfl.data.batch",
     "guide": "hierfl.program.marked",
     "guides": "hierfl.guides",
     "load": "hierfl.runs.load",

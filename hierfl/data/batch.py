@@ -215,16 +215,19 @@ class ClientBatch:
 
 
 def full_batch(
-    data: ClientData, ids: Tensor, *, seed: int = 0, at: tuple[int, ...] = (0,)
+    data: ClientData, ids: Tensor | None = None, *, seed: int = 0, at: tuple[int, ...] = (0,)
 ) -> ClientBatch:
     """Return all rows of some clients, padded to the largest number of rows among them.
 
+    It is what a model is a function of: `pyro.render_model(model, (hierfl.full_batch(data),))`.
+
     Args:
         data: all clients.
-        ids: (C,) int64, positions of the clients to take.
+        ids: (C,) int64, positions of the clients to take; None: all.
         seed: of the run.
         at: the time in the run. The noise keys depend on it, on the seed and on the client's name.
     """
+    ids = torch.arange(data.num_clients) if ids is None else ids
     counts = data.counts[ids]
     place = torch.arange(int(counts.max()))[None]
     inside = place < counts[:, None]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from hierfl.data.selection import (
     rows_kept,
     rows_of,
 )
+
+OF_A_BATCH = ("clients", "data", "plate", "mask", "redrawn")  # that models call
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,17 @@ class ClientData:
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: no cached values, which another thread may be adding to meanwhile."""
         return {part.name: getattr(self, part.name) for part in dataclass_fields(self)}
+
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelt name
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse a model that is run on the data: it is a function of a batch."""
+            if not name.startswith("_") and name in OF_A_BATCH:
+                raise AttributeError(
+                    f"ClientData has no attribute '{name}', which a ClientBatch has: run a model on "
+                    f"hierfl.full_batch(data), as in pyro.render_model(model, (hierfl.full_batch(data),))"
+                )
+            raise AttributeError(f"ClientData has no attribute '{name}'")
 
     # ------------------------------------------------------------------ constructors
     @classmethod

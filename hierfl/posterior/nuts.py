@@ -24,6 +24,7 @@ from hierfl.program.prior_centre import Centre
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import read
 from hierfl.program.sites import Model, Values
+from hierfl.program.traces import Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,8 @@ def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program
     """
     program = read(model, delta, data, seed=seed, learn=False)
     with untouched_store(), Centre():
-        nodes = poutine.trace(program.model).get_trace(program.prototype).nodes
+        trace = poutine.trace(program.model).get_trace(program.prototype)
+        nodes: dict[str, Site] = trace.nodes
         params = [name for name, node in nodes.items() if node["type"] == "param"]
         if params:
             raise ProgramError(

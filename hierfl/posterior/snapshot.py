@@ -15,7 +15,8 @@ from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Method
-from hierfl.program.check_data import check_finite, check_labels
+from hierfl.program.check_data import check_labels
+from hierfl.program.check_missing import check_missing
 from hierfl.program.check_padding import check_labels_given, check_padding, is_ragged
 from hierfl.program.program import Program
 
@@ -141,7 +142,7 @@ def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:
                 f"it was {tuple(like.shape[1:])} when fitted: give the same columns"
             )
     _check_levels(fit.federation.data, rows, reads | {*fit.program.labels.values()})
-    check_finite(rows)
+    check_missing(fit.program, rows)
     check_labels(fit.program.supports, rows)
     if not is_ragged(fit.federation.data):  # otherwise it was checked when it was read
         check_padding(fit.program, rows)

@@ -1,4 +1,4 @@
-"""Checks of the data against the program: finite fields, and labels inside the support of their site."""
+"""Checks of the data against the program: names of fields, and labels inside the support of their site."""
 
 from __future__ import annotations
 
@@ -35,25 +35,6 @@ def check_names(data: ClientData) -> None:
                 f"a field cannot be named '{name}': batch.{name} is an attribute of every batch; rename it "
                 f"('{name}_')"
             )
-
-
-def check_finite(data: ClientData) -> None:
-    """Refuse NaN and infinity.
-
-    Raises:
-        ValueError: a field has some; the message names the field, the number of rows and the first client.
-    """
-    for name, values in {**data.fields, **data.client_fields}.items():
-        if values.is_floating_point():
-            bad = ~values.isfinite().flatten(1).all(1) if values.dim() > 1 else ~values.isfinite()
-            if bool(bad.any()):
-                row = int(bad.nonzero()[0])
-                client = data.names[int(data.row_client[row]) if name in data.fields else row]
-                raise ValueError(
-                    f"field '{name}' has NaN or infinity in {int(bad.sum())} rows, the first of client "
-                    f"'{client}': fill it (hierfl.fill_missing adds indicators of the missing values), or "
-                    f"model it"
-                )
 
 
 def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:

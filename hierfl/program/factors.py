@@ -47,7 +47,7 @@ def _reading_rows(model: Model, factors: Mapping[str, Site], batch: ClientBatch)
         changed = replace(batch, fields={**batch.fields, name: other})
         try:
             with Centre():
-                nodes = poutine.trace(model).get_trace(changed).nodes
+                nodes: dict[str, Site] = poutine.trace(model).get_trace(changed).nodes
         except (RuntimeError, ValueError, IndexError):
             continue  # the model fails on a changed field, such as an index
         reading |= {

@@ -33,14 +33,14 @@ class ModuleWeights(TorchFunctionMode):
         if not isinstance(start, nn.Parameter) or start is msg["value"]:
             return
         if not self._values:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
         self._values[id(start)] = msg["value"]
 
     def leave(self) -> None:
         """End the mode, if it was entered."""
         if self._values:
             self._values = {}
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]

@@ -23,7 +23,6 @@ from hierfl.data.expected import expect_client_data
 from hierfl.program.check_boundary import check_boundary
 from hierfl.program.check_data import (
     by_row,
-    check_finite,
     check_labels,
     check_labels_by_row,
     check_names,
@@ -33,6 +32,7 @@ from hierfl.program.check_data import (
     supports_of,
 )
 from hierfl.program.check_distributions import check_density, check_support, refuse_in_sample
+from hierfl.program.check_missing import check_missing, filled, holes, not_dealt_with
 from hierfl.program.check_padding import check_padding
 from hierfl.program.check_program import check_callable, check_cover, check_plates, check_start
 from hierfl.program.check_pure import check_pure, no_global_draws
@@ -68,14 +68,31 @@ def read(
 
     Raises:
         TypeError: `data` is no `ClientData`.
-        ValueError: NaN or infinity in a field, or labels outside the support of their site; the message names
-            client and field.
+        ValueError: NaN or infinity in a field that the model does not deal with, or labels outside the
+            support of their site; the message names client and field.
         ProgramError: the program itself is wrong; the message names the site and the mend.
     """
     check_callable(model, guide)
     expect_client_data(data, "data")
     check_names(data)
-    check_finite(data)
+    if not holes(data):
+        return _read(model, guide, data, seed, learn)
+    try:
+        program = _read(model, guide, data, seed, learn)
+    except ValueError as error:
+        try:
+            _read(model, guide, filled(data), seed, learn)
+        except ProgramError:
+            raise  # something else is wrong
+        except ValueError:
+            pass  # a filled label, outside its support
+        raise not_dealt_with(data) from error
+    check_missing(program, data)
+    return program
+
+
+def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, learn: bool) -> Program:
+    """Read a program; the arguments are those of `read`."""
     one, two = _prototype(data, [0]), _prototype(data, [0, data.num_clients - 1])
     with pyro.validation_enabled(True):
         # two clients first: only with two does the shape of a local site read outside its plate give it away

@@ -13,6 +13,7 @@ from torch.distributions import constraints, transforms
 from torch.nn.functional import softplus
 
 Make = Callable[[Tensor], Any]
+EVERY: Any = dist  # of any release of torch and Pyro
 
 # Not distributions of their own: abstract, or what pyro.factor is made of.
 ABSTRACT = {"TorchDistribution", "ExponentialFamily", "Unit"}
@@ -155,7 +156,7 @@ MAKE: dict[str, Make] = {
     "GaussianScaleMixture": lambda e: dist.GaussianScaleMixture(
         torch.ones(2), torch.zeros(3), torch.tensor([0.5, 1.0, 2.0])
     ),
-    "GeneralizedPareto": lambda e: dist.GeneralizedPareto(
+    "GeneralizedPareto": lambda e: EVERY.GeneralizedPareto(
         torch.zeros_like(e), softplus(e), 0.1 * torch.ones_like(e)
     ),
     "Geometric": lambda e: dist.Geometric(logits=e),

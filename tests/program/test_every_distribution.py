@@ -93,7 +93,7 @@ def wanted(name: str, role: str, more: list[tuple[str, tuple[str, ...], str]]) -
 
 
 def test_the_table_is_of_every_distribution() -> None:
-    assert sorted(MAKE) == every_name()
+    assert set(every_name()) <= set(MAKE)  # an earlier torch has fewer
 
 
 def rows_of(make: Make, value: Tensor | None) -> ClientData:
@@ -216,7 +216,7 @@ def nuts_potential(name: str, role: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:class LKJCorrCholesky")
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("name", sorted(MAKE))
+@pytest.mark.parametrize("name", every_name())
 def test_it_works_or_is_refused_by_name(name: str, role: str) -> None:
     fits: list[hierfl.Fit] = []
     told = said(lambda: fits.append(both_engines(name, role)))

@@ -10,9 +10,11 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.inspect import get_model_relations
 from torch import Tensor
 from torch.distributions import kl_divergence
 
+import hierfl
 from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
@@ -291,3 +293,19 @@ def test_the_divergence_of_two_normals_is_torchs_with_its_slopes() -> None:
 def test_a_divergence_that_has_no_form_is_refused_as_torch_does() -> None:
     with pytest.raises(NotImplementedError):
         divergence(dist.Normal(0.0, 1.0), dist.Cauchy(0.0, 1.0))
+
+
+# ------------------------------------------------------------------ a user's own model under Pyro's tools
+def test_pyro_draws_the_graph_of_a_model_on_a_batch() -> None:
+    """`pyro.render_model` needs graphviz for the picture alone."""
+    relations = get_model_relations(regression, (hierfl.full_batch(federation()),))
+    assert relations["observed"] == ["y"]
+    assert set(relations["sample_sample"]["slope"]) == {"loc", "spread", "lift"}
+    assert relations["plate_sample"] == {"clients": ["slope", "y"], "data": ["y"]}
+
+
+def test_a_model_on_the_data_itself_is_told_what_it_takes() -> None:
+    with pytest.raises(
+        AttributeError, match=r"pyro\.render_model\(model, \(hierfl\.full_batch\(data\),\)\)"
+    ):
+        pyro.render_model(regression, (federation(),))

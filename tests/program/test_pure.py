@@ -122,9 +122,9 @@ def test_starts_of_params_may_be_drawn_by_a_function() -> None:
 
 
 def test_the_check_moves_no_generator() -> None:
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]  # noqa: NPY002
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
     read(shifted(lambda b: 0.0), guides.mean_field, federation())
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]  # noqa: NPY002
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
 
@@ -179,7 +179,7 @@ def by_hand(batch: ClientBatch, module: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
 @pytest.mark.parametrize("how", ["pyro.module", "PyroModule"])
-def test_a_registered_module_is_learned_as_params_are(how: str, engine: str) -> None:
+def test_a_registered_module_is_learned_as_params_are(how: str, engine: Any) -> None:
     """And the user's module keeps its weights."""
     module = net()
     before = [weight.detach().clone() for weight in module.parameters()]

@@ -1,0 +1,127 @@
+"""Missing values: NaN and infinity in the data are refused, unless the model itself deals with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyro
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from hierfl.core.trees import tree_leaves
+from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
+from hierfl.data.clients import ClientData
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import Params, Program
+
+ROWS_AT_ONCE = 4096
+
+
+def holes(data: ClientData) -> dict[str, Tensor]:
+    """Return the fields with NaN or infinity: name -> which rows have some, (n,), or which clients, (N,)."""
+    found = {}
+    for name, values in {**data.fields, **data.client_fields}.items():
+        if values.is_floating_point():
+            bad = ~values.isfinite()
+            bad = bad.flatten(1).any(1) if bad.dim() > 1 else bad
+            if bool(bad.any()):
+                found[name] = bad
+    return found
+
+
+def filled(data: ClientData) -> ClientData:
+    """Return the data with every row that has missing values replaced, field by field, by one that has none."""
+    return replace(
+        data,
+        fields={name: _filled(v) for name, v in data.fields.items()},
+        client_fields={name: _filled(v) for name, v in data.client_fields.items()},
+    )
+
+
+def _filled(values: Tensor) -> Tensor:
+    """Put a row without holes in the place of every row that has some; zeros where every row has some."""
+    if not values.is_floating_point():
+        return values
+    whole = values.isfinite().flatten(1).all(1) if values.dim() > 1 else values.isfinite()
+    row = values[whole][0] if bool(whole.any()) else torch.zeros_like(values[0])
+    return torch.where(whole.view(-1, *[1] * (values.dim() - 1)), values, row)
+
+
+def not_dealt_with(data: ClientData) -> ValueError:
+    """Return the error of data with missing values that the model does not deal with.
+
+    Args:
+        data: with NaN or infinity; the message names the first field, how many rows have some and the first
+            client.
+    """
+    name, bad = next(iter(holes(data).items()))
+    row = int(bad.nonzero()[0])
+    client = data.names[int(data.row_client[row]) if name in data.fields else row]
+    return ValueError(
+        f"field '{name}' has NaN or infinity in {int(bad.sum())} rows, the first of client "
+        f"'{client}': fill it (hierfl.fill_missing adds indicators of the missing values), or "
+        f"model it, so that no density or gradient is NaN (batch.{name}.nan_to_num() before it is used)"
+    )
+
+
+def check_missing(program: Program, data: ClientData) -> None:
+    """Refuse missing values that the program does not deal with: labels, and what makes a density NaN.
+
+    The density and its gradient are taken where the guide starts, on the rows with missing values together,
+    and on all rows of one client that has some.
+
+    Args:
+        program: that has been read.
+        data: its training rows, or rows to predict; labels may be absent.
+
+    Raises:
+        ValueError: a label is missing, or a density or gradient is not finite.
+    """
+    missing = holes(data)
+    if not missing:
+        return
+    if set(missing) & set(program.labels.values()) or not all(
+        _is_finite(program, batch) for batch in _batches(data, missing)
+    ):
+        raise not_dealt_with(data)
+
+
+def _batches(data: ClientData, missing: dict[str, Tensor]) -> list[ClientBatch]:
+    """Return batches of one client that hold the rows with missing values."""
+    of_rows = [bad for name, bad in missing.items() if name in data.fields]
+    of_clients = [bad for name, bad in missing.items() if name not in data.fields]
+    rows = torch.stack(of_rows).any(0).nonzero()[:, 0] if of_rows else torch.zeros(0).long()
+    clients = [int(data.row_client[rows[0]])] if len(rows) else []
+    if of_clients:
+        clients.extend(torch.stack(of_clients).any(0).nonzero()[:, 0].tolist())
+    batches = [full_batch(data, torch.tensor([k])) for k in clients]
+    for index in rows.split(ROWS_AT_ONCE) if len(rows) else ():
+        owner = data.row_client[index[:1]]
+        batches.append(gather(data, owner, index[None], None, keys_of(data, owner, 0, 0)))
+    return batches
+
+
+def _is_finite(program: Program, batch: ClientBatch) -> bool:
+    """Return whether the density of a batch and its gradient are finite where the guide starts."""
+    shared, own = program.start()
+    batch = _labelled(program, batch)
+
+    def loss(params: Params) -> Tensor:
+        return program.terms(params, batch).loss(program.share).sum()
+
+    with untouched_store(), pyro.validation_enabled(False), torch.no_grad():
+        params = {**shared, **own}
+        found = grad_and_value(loss)(params) if params else loss(params)
+        return all(bool(leaf.isfinite().all()) for leaf in tree_leaves(found))
+
+
+def _labelled(program: Program, batch: ClientBatch) -> ClientBatch:
+    """Fill in absent labels with one that is inside its support: that of a row the program was read on."""
+    known = program.prototype.fields
+    absent = {
+        name: known[name][:, :1].expand(-1, batch.num_rows, *known[name].shape[2:])
+        for name in program.labels.values()
+        if name in known and name not in batch.fields
+    }
+    return replace(batch, fields={**batch.fields, **absent})

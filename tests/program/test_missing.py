@@ -1,0 +1,148 @@
+"""Missing values in the data: refused by field and client, unless the model deals with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import guides
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.program.program import ProgramError
+from hierfl.program.sites import Model
+from tests.programs import federation, fit, read
+
+ROWS = (1, 6, 15)  # of north, south and west
+
+
+def with_holes(field: str = "x") -> ClientData:
+    data = federation()
+    values = data.fields[field].clone()
+    values[list(ROWS)] = float("nan")
+    return data.with_fields(**{field: values})
+
+
+def slopes(use: Callable[[ClientBatch, Tensor], Tensor]) -> Model:
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            with batch.data():
+                pyro.sample("y", dist.Normal(use(batch, w), 1.0), obs=batch.y)
+
+    return model
+
+
+filled = slopes(lambda batch, w: (batch.x.nan_to_num() * w).sum(-1))
+plain = slopes(lambda batch, w: (batch.x * w).sum(-1))
+# right in value, and NaN in the gradient: 0 * NaN
+too_late = slopes(
+    lambda batch, w: torch.where(batch.x.isnan(), torch.zeros(()), batch.x * w).sum(-1)
+)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+def test_a_model_that_fills_missing_values_sees_zeros(engine: Any) -> None:
+    """The same numbers as of data that were filled beforehand."""
+    data = with_holes()
+    beforehand = data.with_fields(x=data.fields["x"].nan_to_num())
+    method = hierfl.methods.fedsvi(filled, guides.mean_field)
+    found = [fit(method, d, rounds=3, engine=engine) for d in (data, beforehand)]
+    assert found[0].history["elbo"].tolist() == found[1].history["elbo"].tolist()
+    told = [f.predict(d).scores() for f, d in zip(found, (data, beforehand), strict=True)]
+    assert told[0].equals(told[1])
+
+
+@pytest.mark.parametrize("model", [plain, too_late])
+def test_a_model_that_does_not_is_refused_by_field_and_client(model: Model) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"field 'x' has NaN or infinity in 3 rows, the first of client 'north': fill it "
+        r".*batch\.x\.nan_to_num\(\) before it is used",
+    ):
+        fit(hierfl.methods.fedsvi(model), with_holes(), rounds=1)
+
+
+def test_missing_labels_are_refused_even_where_the_model_fills_them() -> None:
+    """A prediction would be scored on the number that fills them."""
+
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y.nan_to_num())
+
+    with pytest.raises(ValueError, match="field 'y' has NaN or infinity in 3 rows"):
+        read(model, guides.mean_field, with_holes("y"))
+
+
+def test_a_factor_may_leave_rows_without_a_label_out() -> None:
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            with batch.data():
+                density = dist.Normal(w, 1.0).log_prob(batch.y.nan_to_num())
+                pyro.factor("y", density * batch.y.isfinite())
+
+    data = with_holes("y")
+    whole = [i for i in range(data.num_rows) if i not in ROWS]
+    kept = ClientData.from_arrays(data.row_client[whole], y=data.fields["y"][whole])
+    elbo = [
+        fit(hierfl.methods.fedsvi(model, guides.delta), d, rounds=1).history["elbo"].iloc[0]
+        for d in (data.select([0, 1, 2]), kept)
+    ]
+    assert elbo[0] == pytest.approx(elbo[1])
+
+
+def test_missing_values_in_rows_to_predict_and_of_new_clients() -> None:
+    good, bad = (
+        fit(hierfl.methods.fedsvi(m, guides.mean_field), federation(), rounds=1)
+        for m in (filled, plain)
+    )
+    rows = with_holes()
+    assert bool(good.predict(rows).mean.isfinite().all())
+    assert bool(good.predict(rows.without("y")).mean.isfinite().all())
+    good.personalise(rows, rounds=1)
+    for ask in (bad.predict, lambda r: bad.predict(r.without("y")), bad.personalise):
+        with pytest.raises(ValueError, match="field 'x' has NaN or infinity in 3 rows"):
+            ask(rows)
+
+
+def test_missing_values_of_clients() -> None:
+    height = torch.tensor([0.3, float("nan"), 0.1, -0.2])
+
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(batch.height.nan_to_num(), 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
+
+    data = federation()
+    holed = replace(data, client_fields={"height": height})
+    fit(hierfl.methods.fedsvi(model), holed, rounds=1)
+
+    def careless(batch: ClientBatch) -> None:
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(0.0 * batch.height, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
+
+    with pytest.raises(ValueError, match=r"field 'height' has NaN or infinity in 1 .*'south'"):
+        read(careless, guides.mean_field, holed)
+
+
+def test_another_mistake_is_named_before_the_missing_values() -> None:
+    def wrong(batch: ClientBatch) -> None:
+        with batch.clients():
+            pyro.sample("k", dist.Bernoulli(0.5))
+        plain(batch)
+
+    with pytest.raises(ProgramError, match="'k' is discrete"):
+        read(wrong, guides.mean_field, with_holes())
