@@ -39,7 +39,7 @@ best). Their scripts use lambda 30 for the DNN and 0.05 for lg's gradient step; 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal
@@ -57,8 +57,12 @@ from hierfl.models import bayesian_network
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet, spread
+from hierfl.studies.tuning import RATES, Choice, tuned
 
 STRATEGIES = ("none", "lg", "meg", "mh", "mh24", "mh-code")
+GRIDS = {
+    strategy: {"lr": RATES} for strategy in STRATEGIES
+}  # of the steps of v, w and the gradient step
 SETS = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 NETS = {"mclr": images.mclr, "dnn": images.dnn}
 PUBLISHED = {  # Table 2, %, mean over 5 runs
@@ -80,6 +84,7 @@ class Setting:
         steps: mini-batches in a round.
         lam: lambda, the weight of the divergence.
         prox_start: where the inner steps on a mini-batch start, as in `pfedbred`.
+        tuning_rounds: rounds of a trial of the tuning, in the last of which every client takes part.
     """
 
     clients: int = 100
@@ -88,6 +93,7 @@ class Setting:
     steps: int = 20
     lam: float = 15.0
     prox_start: Literal["own", "moved"] = "moved"
+    tuning_rounds: int = 50
 
 
 def run(
@@ -100,6 +106,7 @@ def run(
     nets: tuple[str, ...] = tuple(NETS),
     strategies: tuple[str, ...] = STRATEGIES,
     prox_start: Literal["own", "moved"] = "moved",
+    rounds: int = Setting.rounds,
 ) -> Found:
     """Measure the accuracy of the clients' own models by strategy, image set and network.
 
@@ -114,6 +121,7 @@ def run(
         nets: networks, of "mclr" (logistic regression) and "dnn" (784-100-10).
         strategies: strategies of `pfedbred`.
         prox_start: where the inner steps on a mini-batch start, as in `pfedbred`.
+        rounds: rounds of training; a quarter as many in a trial of the tuning.
 
     Returns:
         The accuracy of every run and the table of means over seeds.
@@ -121,10 +129,10 @@ def run(
     Raises:
         FileNotFoundError: an image set is missing; the message says how to get it.
     """
-    setting = Setting(prox_start=prox_start)
+    setting = Setting(prox_start=prox_start, rounds=rounds, tuning_rounds=max(2, rounds // 4))
     runs = product(range(seeds), strategies, sets, nets)
     if quick:
-        setting = Setting(rounds=2, steps=4)
+        setting = Setting(rounds=2, steps=4, tuning_rounds=2)
         runs = product(range(1), ("none", "mh"), ("mnist",), ("mclr",))
     records = [_run(out, *each, setting, eager=quick, say=say) for each in runs]
     scores = pd.DataFrame(records).drop(columns="study")
@@ -162,14 +170,17 @@ def _run(
         "strategy": strategy,
         "seed": seed,
     }
+    key, settings = f"{kind}-{net}-{strategy}-{seed}", {**labels, **asdict(setting)}
+    score = partial(trial, kind, net, strategy, seed, setting)
+    options = tuned(out, key, settings, GRIDS[strategy], score, say)
     found = kept(
         out,
-        f"{kind}-{net}-{strategy}-{seed}",
-        {**labels, **asdict(setting)},
-        lambda: accuracy(kind, net, strategy, seed, setting, eager=eager),
+        key,
+        {**settings, "options": options},
+        lambda: accuracy(kind, net, strategy, seed, setting, options, eager=eager),
         say,
     )
-    return {**labels, **found}
+    return {**labels, **options, **found}
 
 
 @cache
@@ -183,28 +194,60 @@ def federation(kind: str, seed: int, clients: int) -> tuple[ClientData, ClientDa
     return dealt[0], dealt[1]
 
 
+def trial(
+    kind: str, net: str, strategy: str, seed: int, setting: Setting, options: Choice
+) -> float:
+    """Return the accuracy in % of the clients' own models on validation rows."""
+    fitting, held_out = federation(kind, seed, setting.clients)[0].split(0.8, seed=seed)
+    short = replace(setting, rounds=setting.tuning_rounds)
+    return right(trained(fitting, net, strategy, seed, short, options, eager=True), held_out)
+
+
 def accuracy(
-    kind: str, net: str, strategy: str, seed: int, setting: Setting, *, eager: bool
+    kind: str,
+    net: str,
+    strategy: str,
+    seed: int,
+    setting: Setting,
+    options: Choice,
+    *,
+    eager: bool,
 ) -> Numbers:
     """Run one strategy; return the accuracy in % of the clients' own models and of the global model."""
     train, test = federation(kind, seed, setting.clients)
+    fitted = trained(train, net, strategy, seed, setting, options, eager=eager)
+    return {
+        "accuracy": right(fitted, test),
+        "global": right(fitted.personalise(train, rounds=0), test),
+    }
+
+
+def trained(
+    train: ClientData,
+    net: str,
+    strategy: str,
+    seed: int,
+    setting: Setting,
+    options: Choice,
+    *,
+    eager: bool,
+) -> Fit:
+    """Train one strategy, with every client in the last round."""
+    lr = options["lr"]
     # 2022 is the authors' seed; all runs start from the same weights.
     model = bayesian_network(images.started(NETS[net], seed=2022), prior_scale=1.0)
     method = pfedbred(
         model,
         strategy,  # type: ignore[arg-type]
         lam=setting.lam,
+        lr=lr,
+        eta=lr,
+        gradient_step=lr,
         steps=setting.steps,
         prox_start=setting.prox_start,
     )
-    options: dict[str, Any] = {"cohort": setting.cohort, "compile": not eager, "progress": False}
-    fitted = with_everyone(
-        hierfl.fit(method, train, rounds=setting.rounds - 1, seed=seed, **options)
-    )
-    return {
-        "accuracy": right(fitted, test),
-        "global": right(fitted.personalise(train, rounds=0), test),
-    }
+    run_of: dict[str, Any] = {"cohort": setting.cohort, "compile": not eager, "progress": False}
+    return with_everyone(hierfl.fit(method, train, rounds=setting.rounds - 1, seed=seed, **run_of))
 
 
 def with_everyone(fitted: Fit) -> Fit:
