@@ -12,6 +12,8 @@ intermediate point: the step size is not stated, and no minimiser of M can have 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,67 +142,84 @@ def pooled(data: ClientData) -> list[float]:
 
 def trial(name: str, options: Choice) -> float:
     """Return minus the mean squared error of one method on new rows, over the draws that options are chosen on."""
-    whole = {"pull": GRID[0], "rate": GRID[0], **options}
-    return -float(np.mean([one(seed, whole)["mse"][name] for seed in TUNED_ON]))
+    errors = []
+    with double_precision():
+        for seed in TUNED_ON:
+            data, test = rows_of(seed)
+            if name == DITTO:
+                own = about(pooled(data), options["pull"], data)
+            else:
+                own = lines(by_gradient(seed, data, options["rate"]))
+            errors.append(np.mean(_errors(test, torch.tensor(own))))
+    return -float(np.mean(errors))
 
 
 def one(seed: int, options: Choice) -> Numbers:
     """Run all methods on one draw of the rows.
 
-    Uses double precision, in which Newton's steps are exact.
-
     Args:
         seed: fixes the rows and the starting point.
         options: "pull", the weight of Ditto's penalty, and "rate", the step size of the gradient server.
     """
+    with double_precision():
+        data, test = rows_of(seed)
+        common, steps = pooled(data), by_gradient(seed, data, options["rate"])
+        prior = LearnedVariance()
+        learning = map_network(started(seed), prior=prior, likelihood=SQUARED)
+        exact = fit(
+            fedmap(learning, newton_steps=1, server=prior.best), data, rounds=30, progress=False
+        )
+        own = {
+            "Alone": about([0.0, 0.0], 1e-6, data),
+            LEAST_SQUARES: [common] * 5,
+            DITTO: about(common, options["pull"], data),
+            "FedMAP, 10 gradient steps": lines(steps),
+            "FedMAP, exact": lines(exact),
+        }
+        return {
+            "rows": {name: _points(rows) for name, rows in (("train", data), ("test", test))},
+            "pooled": common,
+            "gradient": learned(steps),
+            "exact": learned(exact),
+            "lines": own,
+            "mse": {name: _errors(test, torch.tensor(each)) for name, each in own.items()},
+        }
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Use double precision, in which Newton's steps are exact."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        return _one(seed, options)
+        yield
     finally:
         torch.set_default_dtype(dtype)
 
 
-def _one(seed: int, options: Choice) -> Numbers:
-    data, test = clients(seed), clients(seed + 1000, (200,) * 5)
-    begin = torch.randn(
-        2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    ).tolist()
-    prior, common = LearnedVariance(), pooled(data)
-    learning = map_network(line(*begin), prior=prior, likelihood=SQUARED)
+def rows_of(seed: int) -> tuple[ClientData, ClientData]:
+    """Return training rows, and 200 new rows of each client."""
+    return clients(seed), clients(seed + 1000, (200,) * 5)
 
-    def about(at: list[float], pull: float) -> list[list[float]]:
-        """Return every client's exact minimiser about a fixed line: Ditto's personal step."""
-        model = map_network(line(*at), prior=Isotropic(1.0 / pull), likelihood=SQUARED)
-        return lines(
-            fit(
-                fedmap(model, newton_steps=1, server="gradient", server_optimiser=SGD(0.0)),
-                data,
-                rounds=1,
-            )
-        )
 
-    steps = fit(
-        fedmap(learning, newton_steps=1, server="gradient", server_optimiser=SGD(options["rate"])),
-        data,
-        rounds=10,
-    )
-    exact = fit(fedmap(learning, newton_steps=1, server=prior.best), data, rounds=30)
-    own = {
-        "Alone": about([0.0, 0.0], 1e-6),
-        LEAST_SQUARES: [common] * 5,
-        DITTO: about(common, options["pull"]),
-        "FedMAP, 10 gradient steps": lines(steps),
-        "FedMAP, exact": lines(exact),
-    }
-    return {
-        "rows": {name: _points(rows) for name, rows in (("train", data), ("test", test))},
-        "pooled": common,
-        "gradient": learned(steps),
-        "exact": learned(exact),
-        "lines": own,
-        "mse": {name: _errors(test, torch.tensor(each)) for name, each in own.items()},
-    }
+def started(seed: int) -> nn.Module:
+    """Return the line that FedMAP starts at."""
+    generator = torch.Generator().manual_seed(seed)
+    return line(*torch.randn(2, generator=generator, dtype=torch.float64).tolist())
+
+
+def about(at: list[float], pull: float, data: ClientData) -> list[list[float]]:
+    """Return every client's exact minimiser about a fixed line: Ditto's personal step."""
+    model = map_network(line(*at), prior=Isotropic(1.0 / pull), likelihood=SQUARED)
+    still = fedmap(model, newton_steps=1, server="gradient", server_optimiser=SGD(0.0))
+    return lines(fit(still, data, rounds=1, progress=False))
+
+
+def by_gradient(seed: int, data: ClientData, rate: float) -> Fit:
+    """Return FedMAP after ten gradient steps of the server."""
+    model = map_network(started(seed), prior=LearnedVariance(), likelihood=SQUARED)
+    method = fedmap(model, newton_steps=1, server="gradient", server_optimiser=SGD(rate))
+    return fit(method, data, rounds=10, progress=False)
 
 
 def _points(data: ClientData) -> list[list[list[float]]]:
