@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import gaussian_kde, mannwhitneyu
+from scipy.stats import gaussian_kde, mannwhitneyu, norm
 from torch import Tensor, special
 
 from hierfl.posterior.prediction import Prediction
@@ -155,8 +155,11 @@ def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) 
         width: standard deviation of the kernel, nats.
     """
     flat = np.asarray(values, dtype=float).ravel()
-    both = np.concatenate([flat, -flat])
-    found: Floats = 2.0 * gaussian_kde(both, bw_method=width / max(float(both.std(ddof=1)), 1e-9))(
-        np.asarray(grid, dtype=float)
-    )
+    both, at = np.concatenate([flat, -flat]), np.asarray(grid, dtype=float)
+    if (
+        not both.any()
+    ):  # a client without a doubt: the kernel alone, which has no scale to be told by
+        found: Floats = 2.0 * norm.pdf(at, scale=width)
+        return found
+    found = 2.0 * gaussian_kde(both, bw_method=width / max(float(both.std(ddof=1)), 1e-9))(at)
     return found

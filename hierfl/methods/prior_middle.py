@@ -51,7 +51,7 @@ def at_prior_middle(program: Program, theta: Params) -> Params:
 def _middles(program: Program, params: Params) -> Values:
     """Return the middle of the guide's posterior of each global site."""
     with Answer(params, program.prototype), _Middle():
-        nodes = poutine.trace(program.guide).get_trace(program.prototype).nodes
+        nodes: dict[str, Any] = poutine.trace(program.guide).get_trace(program.prototype).nodes
     return {site.name: nodes[site.name]["value"] for site in program.latents.global_block.sites}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -53,6 +53,19 @@ class Found:
             shown.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row))
         return shown
 
+    def as_markdown(self) -> str:
+        """Format title, table and reading for a page of documentation."""
+        frame = self.table.reset_index().map(
+            lambda v: f"{v:.2f}" if isinstance(v, float) else str(v)
+        )
+        head = [str(name) for name in frame.columns]
+        rule = ["---", *("---:" for _ in head[1:])]
+        rows = [head, rule, *frame.to_numpy().tolist()]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return "\n".join(
+            [f"{self.title}:", "", *lines, "", *(f"* {line}" for line in self.reading)]
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON-compatible values."""
         return {
@@ -95,6 +108,26 @@ def kept(
             f"'{path}' is damaged ({error}): remove it, and the run is computed again"
         ) from error
     return numbers
+
+
+def put_into(page: Path, name: str, found: Sequence[Found]) -> None:
+    """Replace a study's numbers on a page of documentation by those of a run.
+
+    Args:
+        page: of Markdown, with the lines `<!-- NAME -->` and `<!-- end of NAME -->`.
+        name: of the block, such as the study's.
+        found: the results that stand there from now on.
+
+    Raises:
+        ValueError: the page has no such block.
+    """
+    text, first, last = page.read_text(), f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, opened, rest = text.partition(first)
+    _, closed, after = rest.partition(last)
+    if not (opened and closed):
+        raise ValueError(f"{page} has no block '{name}': put the lines {first} and {last} into it")
+    blocks = "\n\n".join(part.as_markdown() for part in found)
+    page.write_text(f"{before}{first}\n{blocks}\n{last}{after}")
 
 
 def spread(

@@ -6,6 +6,8 @@ two posteriors under a flat prior, weighted by precision, which is least squares
 point of FedAvg's ten local steps is known in closed form (oracle O4 of the tests), and it is not the target.
 FedABML's fixed point is that of a random-effects model with the prior's spread. The smaller the spread, the
 nearer it is to the target, and the spread is learned. Ditto's global model equals FedAvg's, step for step.
+Both methods take ten local steps in a round, FedABML two times K = 5 with a step of the prior after each K. The
+size of all steps is chosen for each method and seed from FedABML's grid, by the log density of validation rows.
 The paper states no sizes; ours are in `Toy`.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +40,10 @@ from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD
 from hierfl.runs.result import Fit
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet
+from hierfl.studies.tuning import RATES, Choice, tuned
 
 FEDAVG, FEDABML = METHODS = ("FedAvg", "FedABML")
+GRID = {"lr": RATES}  # FedABML's eta is its lr
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,8 @@ class Toy:
         wide: standard deviation of x in the direction that a client sees well.
         narrow: standard deviation of x in the other direction.
         rounds: rounds of both methods.
-        steps: local steps in a round.
-        lr: step size of the local steps.
-        eta: FedABML's step size of the prior.
+        inner: K, FedABML's steps on a mini-batch, here all rows of a client.
+        repeats: FedABML's steps of the prior in a round, one after each K.
         spread: FedABML's initial prior scale.
         draws: FedABML's posterior draws of a gradient.
     """
@@ -61,11 +65,15 @@ class Toy:
     wide: float = 3.0
     narrow: float = 0.5
     rounds: int = 25
-    steps: int = 10
-    lr: float = 0.05
-    eta: float = 0.3
+    inner: int = 5
+    repeats: int = 2
     spread: float = 0.05
     draws: int = 50
+
+    @property
+    def steps(self) -> int:
+        """Local steps in a round, of both methods."""
+        return self.inner * self.repeats
 
 
 def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> Found:
@@ -85,17 +93,19 @@ def run(out: Path, *, quick: bool = False, say: Say = quiet, seeds: int = 5) -> 
     for seed in range(2 if quick else seeds):
         for name in METHODS:
             settings = {"study": "toy-fedabml", "method": name, "seed": seed, **asdict(toy)}
+            key = f"toy-{name}-{seed}"
+            options = tuned(out, key, settings, GRID, partial(trial, name, seed, toy), say)
             found = kept(
                 out,
-                f"toy-{name}-{seed}",
-                settings,
-                lambda n=name, s=seed: trace(n, s, toy),  # type: ignore[misc]
+                key,
+                {**settings, "options": options},
+                partial(trace, name, seed, toy, options),
                 say,
             )
-            records += _by_round(name, seed, found)
+            records += [{**row, **options} for row in _by_round(name, seed, found)]
     scores = pd.DataFrame(records)
     files = {
-        out / "toy_fedabml.csv": "distance and loss by method, seed and round",
+        out / "toy_fedabml.csv": "distance, loss and step size by method, seed and round",
         out / "toy_fedabml.png": "the same numbers as a figure",
     }
     scores.to_csv(out / "toy_fedabml.csv", index=False)
@@ -153,12 +163,16 @@ def pooled(data: ClientData) -> Tensor:
     return torch.linalg.solve(x.T @ x, x.T @ y)
 
 
-def methods(toy: Toy) -> dict[str, Callable[[], Method]]:
-    """Return a builder of FedAvg and FedABML: equally many local steps of the same size, from w = 0."""
+def methods(toy: Toy, options: Choice) -> dict[str, Callable[[], Method]]:
+    """Return a builder of FedAvg and FedABML: equally many local steps of size `options["lr"]`, from w = 0."""
     net = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(net.weight)
     likelihood = normal(1.0)
-    local: dict[str, Any] = {"optimiser": SGD(toy.lr), "steps": toy.steps, "batch_size": None}
+    local: dict[str, Any] = {
+        "optimiser": SGD(options["lr"]),
+        "steps": toy.steps,
+        "batch_size": None,
+    }
     return {
         FEDAVG: lambda: fine_tuned(
             fedavg(network(net, likelihood=likelihood), **local), unit="step", **local
@@ -169,10 +183,9 @@ def methods(toy: Toy) -> dict[str, Callable[[], Method]]:
                     net, likelihood=likelihood, prior_scale="learned", scale_start=toy.spread
                 ),
                 lam=1.0,
-                lr=toy.lr,
-                eta=toy.eta,
-                inner_steps=toy.steps,
-                steps=1,
+                lr=options["lr"],
+                inner_steps=toy.inner,
+                steps=toy.repeats,
                 unit="step",
                 batch_size=None,
                 draws=toy.draws,
@@ -181,7 +194,14 @@ def methods(toy: Toy) -> dict[str, Callable[[], Method]]:
     }
 
 
-def trace(name: str, seed: int, toy: Toy) -> Numbers:
+def trial(name: str, seed: int, toy: Toy, options: Choice) -> float:
+    """Return the clients' mean log p(y | x) of validation rows after ten local steps, in nats per row."""
+    fitting, held_out = clients(seed, toy).split(0.8, seed=seed)
+    *_, fitted = each_round(methods(toy, options)[name](), fitting, seed, toy.rounds)
+    return -after_tuning(fitted, fitting, held_out, seed)
+
+
+def trace(name: str, seed: int, toy: Toy, options: Choice) -> Numbers:
     """Run one method; measure it before the first round and after each.
 
     Returns:
@@ -191,11 +211,11 @@ def trace(name: str, seed: int, toy: Toy) -> Numbers:
     data = clients(seed, toy)
     target = pooled(data)
     found: Numbers = {"distance": [], "loss": [], "mean": []}
-    for fitted in each_round(methods(toy)[name](), data, seed, toy.rounds):
+    for fitted in each_round(methods(toy, options)[name](), data, seed, toy.rounds):
         at = fitted.message["theta.weight"].flatten().double()
         found["distance"].append(float((at - target).norm()))
         found["mean"].append(at.tolist())
-        found["loss"].append(after_tuning(fitted, data, seed))
+        found["loss"].append(after_tuning(fitted, data, data, seed))
     return found
 
 
@@ -208,9 +228,9 @@ def each_round(method: Method, data: ClientData, seed: int, count: int) -> Itera
         yield Fit(method, federation, where, count)
 
 
-def after_tuning(fitted: Fit, data: ClientData, seed: int) -> float:
-    """Return the clients' mean -log p(y | x) on their own rows after ten local steps, in nats per row."""
-    scores = fitted.personalise(data, rounds=1).predict(data, draws=32, seed=seed).scores()
+def after_tuning(fitted: Fit, data: ClientData, scored: ClientData, seed: int) -> float:
+    """Return the clients' mean -log p(y | x) of some rows after ten local steps on others, in nats per row."""
+    scores = fitted.personalise(data, rounds=1).predict(scored, draws=32, seed=seed).scores()
     return -float(scores.log_score.mean())
 
 
@@ -247,6 +267,12 @@ def reading(scores: pd.DataFrame) -> list[str]:
         ),
         f"Distance after the last round: {last[FEDABML]:.3f} against {last[FEDAVG]:.3f}. "
         "Ditto's global model equals FedAvg's.",
+        "Step sizes, chosen on validation rows from one grid, by seed: "
+        + "; ".join(
+            f"{name} {', '.join(f'{v:.3g}' for v in scores[scores.method == name].groupby('seed').lr.first())}"
+            for name in METHODS
+        )
+        + ".",
     ]
 
 

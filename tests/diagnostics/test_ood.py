@@ -124,3 +124,8 @@ def test_the_density_of_entropies_integrates_to_one_and_is_right_at_0() -> None:
     density = entropy_density(np.array([0.0, 0.01, 0.02, 1.0]), grid)
     assert np.trapezoid(density, grid) == pytest.approx(1.0, abs=1e-3)
     assert density[0] > 4.0
+    certain = entropy_density(
+        np.zeros(5), grid
+    )  # of a client without a doubt: the kernel's own half
+    assert np.trapezoid(certain, grid) == pytest.approx(1.0, abs=1e-3)
+    assert certain[0] == pytest.approx(2.0 / (0.05 * (2.0 * np.pi) ** 0.5))

@@ -14,6 +14,8 @@ import hierfl
 from hierfl import models
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.engine.minibatches import row_plan
+from hierfl.method import Phase
 from hierfl.methods import averaging_some, fedavg, fine_tuned, over_relaxed, pfedbred, pfedme
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
@@ -181,6 +183,65 @@ def test_r6_over_relaxation(way: str) -> None:
         ).message["theta"]
     assert torch.equal(runs[0.0], start)
     assert torch.allclose(runs[2.0] - start, 2.0 * (runs[1.0] - start), atol=1e-12)
+
+
+def line(batch: ClientBatch) -> None:
+    theta = pyro.param("theta", START.clone())
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(theta, 1.0).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_mh_code_takes_a_mini_batch_for_each_gradient(way: str) -> None:
+    """Against a loop over clients, of which one has fewer rows than two mini-batches and one fewer than one.
+
+    The first mini-batch is for the gradient ahead; the second for the gradient there, the inner steps and w.
+    """
+    lam, lr, eta, a, m, size, steps = 2.0, 0.05, 0.1, 0.07, 0.3, 2, 3
+    data = federation((9, 3, 1))
+    x, y = data.fields["x"], data.fields["y"]
+
+    def slope(rows: Tensor, w: Tensor) -> Tensor:
+        return x[rows].T @ (x[rows] @ w - y[rows]) / len(rows)
+
+    theta, kept = START, [(START, START)] * 3  # v, last
+    phase = Phase(lambda work, message, batch: work, steps, batch_size=2 * size)
+    for round_ in range(2):
+        copies = []
+        for k in range(3):
+            # a plan for the client alone: what others have must not matter
+            plan = row_plan(data, torch.tensor([0, k]), phase, seed=4, at=(round_, 0))
+            w, (v, last) = theta, kept[k]
+            for index, inside, _ in zip(*plan, strict=True):
+                rows = index[1][inside[1]]
+                second = rows.repeat(2 * size)[size : 2 * size] if len(rows) >= size else rows
+                ahead = w - a * slope(rows[:size], w)
+                near = w - a * slope(second, ahead)
+                mu = near - m * (last - v)
+                for _ in range(2):
+                    v = v - lr * (slope(second, v) + lam * (v - mu))
+                w = near - eta * lam * (mu - v)
+            kept[k] = (v, w)
+            copies.append(w)
+        theta = torch.stack(copies).mean(0)
+    method = pfedbred(
+        line,
+        "mh-code",
+        lam=lam,
+        lr=lr,
+        eta=eta,
+        gradient_step=a,
+        memory_step=m,
+        prox_steps=2,
+        steps=steps,
+        batch_size=size,
+    )
+    found = fit(method, data, rounds=2, seed=4, **WAYS[way])
+    assert torch.allclose(found.message["theta"], theta, atol=1e-10, rtol=0.0)
+    own = torch.stack([v for v, _ in kept])
+    assert torch.allclose(found.draws(1).own["w"][0], own, atol=1e-10, rtol=0.0)
 
 
 @pytest.mark.parametrize("way", WAYS)

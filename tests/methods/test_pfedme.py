@@ -50,8 +50,15 @@ def test_fixed_point(
     )
     after = fit(method, clients(), rounds=1)
     assert torch.allclose(after.message["theta"], fixed, atol=1e-9)
-    # each client's served model is its prox at its last copy of theta
-    assert after.draws(1).own["w"].shape == (1, 3, 2)
+    # a client's copy of theta at each of its steps, and its own prox at the last of them
+    for h, b, served in zip(H, B, after.draws(1).own["w"][0], strict=True):
+        w, v = fixed, fixed
+        for _ in range(steps):
+            for _ in range(k):
+                v = v - alpha * (h @ (v - b) + LAM * (v - w))
+            w = w - eta * LAM * (w - v)
+        assert torch.allclose(served, v, atol=1e-9)
+        assert (served - fixed).norm() > 0.1
 
 
 def test_one_round_by_hand() -> None:

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from matplotlib.image import imread
 
 from hierfl import studies
 from hierfl.datasets import Labelled
+from hierfl.engine.chunks import ClientError
 from hierfl.methods import pfedbred
 from hierfl.models import bayesian_network
 from hierfl.models.likelihood import normal
+from hierfl.studies import (
+    compared,
+    fedmap_synthetic,
+    new_clients_fashion,
+    ood_entropy,
+    prior_ablation,
+    toy_fedabml,
+    writers,
+)
 from hierfl.studies import image_splits as images
-from hierfl.studies import ood_entropy, prior_ablation, toy_fedabml
 from hierfl.studies.new_clients_fashion import Setting as NewSetting
 from hierfl.studies.new_clients_fashion import federation as new_federation
+from hierfl.studies.tuning import RATES, tuned
 from tests.programs import federation, fit
 
 
@@ -85,12 +99,94 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     )
 
 
+# ------------------------------------------------------------------------------------------------ compared as equals
+class Counted(torch.nn.Linear):
+    """A linear map that counts how often it is evaluated."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Counted.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("name", compared.GRIDS)
+def test_every_method_takes_as_many_local_steps(name: str) -> None:
+    """A gradient in the client's own model evaluates it once; so does a step of its copy of the prior."""
+    data = federation((60, 50)).without("y").without("height").without("visits")
+    data = data.with_fields(y=data.fields["ill"].long())
+    options = {option: values[0] for option, values in compared.GRIDS[name].items()}
+    method = compared.method_of(name, Counted(2, 2), options)
+
+    def of_a_round(run: Callable[[int], object]) -> int:
+        calls = []
+        for rounds in (1, 2):
+            Counted.calls = 0
+            run(rounds)
+            calls.append(Counted.calls)
+        return calls[1] - calls[0]
+
+    fitted = fit(method, data, rounds=1)
+    of_copies = 0 if name in compared.POINTS else compared.BATCHES
+    of_training = of_a_round(lambda rounds: fit(method, data, rounds=rounds))
+    assert of_training == compared.LOCAL + of_copies
+    assert of_a_round(lambda rounds: fitted.personalise(data, rounds=rounds)) == compared.LOCAL
+
+
+def test_every_method_of_a_table_is_tuned_over_the_same_grids() -> None:
+    for grids in (compared.GRIDS, fedmap_synthetic.GRIDS, writers.GRIDS, prior_ablation.GRIDS):
+        assert {grid["lr"] for grid in grids.values()} == {RATES}
+    assert set(ood_entropy.METHODS) < set(new_clients_fashion.METHODS) == set(compared.GRIDS)
+    assert set(fedmap_synthetic.METHODS) == set(fedmap_synthetic.GRIDS)
+    assert set(writers.METHODS) == set(writers.GRIDS)
+    assert set(prior_ablation.STRATEGIES) == set(prior_ablation.GRIDS)
+    assert compared.INNER == toy_fedabml.Toy().inner == 5  # FedABML's K
+
+
+def test_a_search_takes_one_option_after_the_other_and_drops_what_diverges(tmp_path: Path) -> None:
+    tried = []
+
+    def score(options: dict[str, float]) -> float:
+        tried.append(options)
+        if options["lr"] > 0.2:
+            raise ClientError("not finite")
+        return (
+            float("nan") if options["lr"] == 0.001 else -abs(options["lr"] * options["lam"] - 1e-3)
+        )
+
+    grid = {"lr": (0.1, 0.001, 0.3), "lam": (1.0, 0.01, 0.02)}
+    found = tuned(tmp_path, "a", {"study": "x"}, grid, score)
+    assert found == {"lr": 0.1, "lam": 0.01} and len(tried) == 5
+    assert tuned(tmp_path, "a", {"study": "x"}, grid, score) == found and len(tried) == 5
+    with pytest.raises(ValueError, match="every trial of 'lr' diverges"):
+        tuned(tmp_path, "b", {}, {"lr": (0.3, 0.4), "lam": (1.0,)}, score)
+
+
+@pytest.mark.parametrize("study", [ood_entropy, new_clients_fashion])
+def test_options_are_chosen_without_test_rows(study: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial works where there are no test rows, and depends on rows that its fit does not see."""
+    pytest.importorskip("sklearn")
+    setting, options = replace(study.QUICK, tuning_rounds=2), {"lr": 0.1}
+    train, *rest = study.federation(setting, 0)
+    monkeypatch.setattr(study, "federation", lambda *_: (train, *(None for _ in rest)))
+    score = study.trial(compared.FEDAVG, 0, setting, options)
+    keep = study.accuracy
+    monkeypatch.setattr(
+        study,
+        "accuracy",
+        lambda name, fitted, rows, *rest: keep(
+            name, fitted, rows.with_fields(y=(rows.fields["y"] + 1) % 8), *rest
+        ),
+    )
+    assert score > 60.0 > 40.0 > study.trial(compared.FEDAVG, 0, setting, options)
+
+
 # ------------------------------------------------------------------------------------------------ the toy
 def test_fedabml_is_nearer_to_the_pooled_mean_than_fedavg_in_every_round_but_the_first() -> None:
     """In the mean over five seeds; FedAvg ends at the closed-form fixed point of oracle O4."""
-    toy = replace(toy_fedabml.Toy(), rounds=10)
+    toy, lr = replace(toy_fedabml.Toy(), rounds=10), 10**-1.5
     away = {
-        m: np.array([distances(m, seed, toy) for seed in range(5)]) for m in toy_fedabml.METHODS
+        m: np.array([distances(m, seed, toy, lr) for seed in range(5)]) for m in toy_fedabml.METHODS
     }
     assert (away["FedABML"].mean(0) < away["FedAvg"].mean(0))[1:].all()
     assert away["FedABML"].mean(0)[-1] < 0.6 * away["FedAvg"].mean(0)[-1]
@@ -101,17 +197,19 @@ def test_fedabml_is_nearer_to_the_pooled_mean_than_fedavg_in_every_round_but_the
             one = data.select([name])
             x, y = one.fields["x"], one.fields["y"]
             h = x.T @ x / len(y)
-            c = torch.linalg.matrix_power(torch.eye(2) - toy.lr * h, toy.steps)
+            c = torch.linalg.matrix_power(torch.eye(2) - lr * h, toy.steps)
             pairs.append((len(y) * (torch.eye(2) - c), torch.linalg.solve(x.T @ x, x.T @ y)))
         fixed = torch.linalg.solve(sum(w for w, _ in pairs), sum(w @ b for w, b in pairs))
         bias = float((fixed - toy_fedabml.pooled(data)).norm())
         assert away["FedAvg"][seed, -1] == pytest.approx(bias, abs=0.02)
 
 
-def distances(method: str, seed: int, toy: toy_fedabml.Toy) -> list[float]:
+def distances(method: str, seed: int, toy: toy_fedabml.Toy, lr: float) -> list[float]:
     data = toy_fedabml.clients(seed, toy)
     target = toy_fedabml.pooled(data)
-    fits = toy_fedabml.each_round(toy_fedabml.methods(toy)[method](), data, seed, toy.rounds)
+    fits = toy_fedabml.each_round(
+        toy_fedabml.methods(toy, {"lr": lr})[method](), data, seed, toy.rounds
+    )
     return [float((f.message["theta.weight"].flatten() - target).norm()) for f in fits]
 
 
@@ -157,7 +255,12 @@ def test_every_study_runs_quickly_and_then_reuses_its_saved_runs(name: str, tmp_
         assert one.as_json() == two.as_json()
         assert len(one.scores) and one.reading
         for path in one.files:
-            assert path.stat().st_size > 100
+            if path.suffix == ".png":
+                assert imread(path)[..., :3].std() > 0.05, "a figure with something in it"
+            else:
+                assert len(pd.read_csv(path)) >= len(one.table)
+        saved = pd.read_csv(next(path for path in one.files if path.suffix == ".csv"))
+        pd.testing.assert_frame_equal(saved, one.scores.reset_index(drop=True), check_dtype=False)
 
 
 def test_every_client_takes_part_in_the_last_round_of_the_ablation() -> None:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hierfl import cli, studies
-from hierfl.studies.results import Found, Say, kept, quiet
+from hierfl.studies.results import Found, Say, kept, put_into, quiet
 
 
 def command(*arguments: str) -> Result:
@@ -93,6 +93,21 @@ def test_a_failed_run_saves_nothing(tmp_path: Path) -> None:
     assert (
         kept(tmp_path, "x", {}, lambda: {"a": 0.1}) == {"a": 0.1} == kept(tmp_path, "x", {}, fails)
     )
+
+
+def test_a_study_writes_its_numbers_into_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- climb -->\nold 1.0\n<!-- end of climb -->\nafter\n")
+    found = a_study([])(tmp_path)
+    put_into(page, "climb", [found])
+    text = page.read_text()
+    put_into(page, "climb", [found])
+    assert page.read_text() == text, "the block is replaced, not added to"
+    assert text.startswith("before\n<!-- climb -->\naccuracy, %:\n\n| method | accuracy |")
+    assert "| sgd | 90.50 |" in text and "* it rose" in text and "old" not in text
+    assert text.endswith("<!-- end of climb -->\nafter\n")
+    with pytest.raises(ValueError, match="no block 'descent'"):
+        put_into(page, "descent", [found])
 
 
 def test_an_unknown_name_lists_the_studies(worked: list[int], tmp_path: Path) -> None:
