@@ -22,6 +22,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.methods import fedsvi
 from hierfl.runs import checkpoint as state
 from hierfl.runs.folder_lock import LOCK_FILE, held
+from hierfl.runs.records import digest
 from hierfl.runs.run_folder import clear
 from tests.programs import federation, fit, regression
 
@@ -291,5 +292,5 @@ def test_records_of_earlier_releases_say_no_engine(tmp_path: Path) -> None:
         record = state.read_record(path)
         for key in ("engine", "device"):
             del record["about"][key]
-        (path / "state.json").write_text(json.dumps({**record, "sha256": state._digest(record)}))
+        (path / "state.json").write_text(json.dumps({**record, "sha256": digest(record)}))
     assert run(tmp_path, resume=True, engine="sequential").progress.round == 4
