@@ -14,35 +14,45 @@ FEW_PLACES = 1 << 16  # clients x largest count: a table of so few is made at on
 
 @dataclass(eq=False)
 class _Table:
-    """Orders of clients with similar numbers of rows; each client's newest one is kept.
+    """Orders of clients with similar numbers of rows; those that were asked for last are kept.
 
     Args:
         members: (M,) int64, the clients' places in the chunk.
         keys: (M, 2) int32, of the clients' orders.
         counts: (M,) int64, their numbers of rows.
-        epoch: (M,) int64, of the orders that are kept; -1: none yet.
-        kept: (M, largest count) int64.
+        asked: (M,) int64 each, the first and the last epoch in `rows`; None: nothing was asked for yet.
+        rows: (epochs, M, largest count) int64.
     """
 
     members: Tensor
     keys: Tensor
     counts: Tensor
-    epoch: Tensor
-    kept: Tensor
+    asked: tuple[Tensor, Tensor] | None
+    rows: Tensor
 
     def of(self, first: Tensor, last: Tensor) -> Tensor:
         """Return the orders of the epochs `first` to `last` of each client (M,): (epochs, M, largest count)."""
-        stale = self.epoch != first
-        if bool(stale.any()):
-            self.kept[stale] = self._shuffled(first, stale)
         later = range(1, int((last - first).max()) + 1)
-        rows = torch.stack([self.kept, *(self._shuffled(first + e) for e in later)])
-        self.epoch, self.kept = last, rows[last - first, torch.arange(len(first))]
+        self.rows = torch.stack(
+            [self._begun(first), *(self._shuffled(first + e, slice(None)) for e in later)]
+        )
+        self.asked = (first, last)
+        return self.rows
+
+    def _begun(self, epoch: Tensor) -> Tensor:
+        """Return the orders of an epoch of each client, most of which the last call had ended with."""
+        if self.asked is None:
+            return self._shuffled(epoch, slice(None))
+        first, last = self.asked
+        rows = self.rows[last - first, torch.arange(len(first))]
+        stale = last != epoch
+        if bool(stale.any()):
+            rows[stale] = self._shuffled(epoch, stale)
         return rows
 
-    def _shuffled(self, epoch: Tensor, some: Tensor | slice = slice(None)) -> Tensor:
+    def _shuffled(self, epoch: Tensor, some: Tensor | slice) -> Tensor:
         keys = noise.fold_now(self.keys[some], epoch[some])
-        return noise.permutations(keys, self.counts[some], self.kept.shape[1])
+        return noise.permutations(keys, self.counts[some], int(self.counts.max()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +102,7 @@ class Orders:
 
 
 def _table(members: Tensor, keys: Tensor, counts: Tensor) -> _Table:
-    own = counts[members]
-    kept = own.new_empty(len(own), int(own.max()))
-    return _Table(members, keys[members], own, torch.full_like(own, -1), kept)
+    return _Table(members, keys[members], counts[members], None, counts.new_empty(0))
 
 
 def _looked_up(table: _Table, epoch: Tensor, place: Tensor) -> Tensor:
