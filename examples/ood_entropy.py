@@ -43,16 +43,16 @@ def main(rounds: int = 12) -> None:
     hierarchy = models.bayesian_network(net, prior_scale="learned", scale_start=0.05)
     fits = {
         "point estimate (FedAvg, fine-tuned)": methods.fine_tuned(
-            methods.fedavg(
-                models.network(net), optimiser=SGD(0.1), steps=2, unit="epoch", batch_size=20
-            ),
+            methods.fedavg(models.network(net), optimiser=SGD(0.1), steps=20, batch_size=20),
             optimiser=SGD(0.1),
+            steps=20,
+            unit="step",
         ),
         "pFedBayes": methods.pfedbayes(
-            hierarchy, zeta=0.05, lr=0.01, eta=0.01, steps=6, batch_size=20
+            hierarchy, zeta=0.05, lr=0.01, eta=0.01, inner_steps=5, steps=4, batch_size=20
         ),
         "FedABML": methods.fedabml(
-            hierarchy, lam=0.01, lr=0.1, eta=0.5, inner_steps=3, draws=1, steps=2, batch_size=20
+            hierarchy, lam=0.01, lr=0.1, inner_steps=5, draws=1, steps=4, unit="step", batch_size=20
         ),
     }
     for name, method in fits.items():

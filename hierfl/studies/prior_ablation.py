@@ -5,7 +5,7 @@ rows are for training. 20 clients take part in each of 200 rounds of 20 mini-bat
 The score is the paper's "P": the accuracy of each client's own model on its own held-out rows, with equal
 weight for every row. In the last round every client takes part, so that each has a model from that round.
 
-All strategies take K = 5 inner steps on a mini-batch. lg, meg's memory apart, and mh take one gradient more,
+All strategies take K = 5 inner steps on a mini-batch. lg and mh take one gradient more,
 mh24 and mh-code two; mh-code draws a second mini-batch for it, and so reads twice the rows. One step size, of
 all these steps, is chosen for each strategy from FedABML's grid on validation rows; the paper has 0.01.
 

@@ -16,6 +16,7 @@ import torch
 from matplotlib.image import imread
 
 from hierfl import studies
+from hierfl.data.clients import ClientData
 from hierfl.datasets import Labelled
 from hierfl.engine.chunks import ClientError
 from hierfl.methods import pfedbred
@@ -101,20 +102,21 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
 
 # ------------------------------------------------------------------------------------------------ compared as equals
 class Counted(torch.nn.Linear):
-    """A linear map that counts how often it is evaluated."""
+    """A linear map that counts the mini-batches that it is evaluated on."""
 
     calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        Counted.calls += 1
+        Counted.calls += x.shape[-2] == compared.ROWS  # not where a prior is looked up
         return super().forward(x)
 
 
 @pytest.mark.parametrize("name", compared.GRIDS)
 def test_every_method_takes_as_many_local_steps(name: str) -> None:
     """A gradient in the client's own model evaluates it once; so does a step of its copy of the prior."""
-    data = federation((60, 50)).without("y").without("height").without("visits")
-    data = data.with_fields(y=data.fields["ill"].long())
+    drawn = federation((60, 50))
+    fields = {"x": drawn.fields["x"], "y": drawn.fields["ill"].long()}
+    data = ClientData(fields, drawn.offsets, drawn.names)
     options = {option: values[0] for option, values in compared.GRIDS[name].items()}
     method = compared.method_of(name, Counted(2, 2), options)
 
@@ -182,15 +184,10 @@ def test_options_are_chosen_without_test_rows(study: Any, monkeypatch: pytest.Mo
 
 
 # ------------------------------------------------------------------------------------------------ the toy
-def test_fedabml_is_nearer_to_the_pooled_mean_than_fedavg_in_every_round_but_the_first() -> None:
-    """In the mean over five seeds; FedAvg ends at the closed-form fixed point of oracle O4."""
-    toy, lr = replace(toy_fedabml.Toy(), rounds=10), 10**-1.5
-    away = {
-        m: np.array([distances(m, seed, toy, lr) for seed in range(5)]) for m in toy_fedabml.METHODS
-    }
-    assert (away["FedABML"].mean(0) < away["FedAvg"].mean(0))[1:].all()
-    assert away["FedABML"].mean(0)[-1] < 0.6 * away["FedAvg"].mean(0)[-1]
-    for seed in range(5):
+def test_fedavg_ends_at_the_fixed_point_of_its_ten_steps() -> None:
+    """In closed form, oracle O4: it is off the target, and what the study calls distance is its bias."""
+    toy, lr = replace(toy_fedabml.Toy(), rounds=10), 0.1
+    for seed in range(2):
         data = toy_fedabml.clients(seed, toy)
         pairs = []
         for name in data.names:
@@ -201,7 +198,8 @@ def test_fedabml_is_nearer_to_the_pooled_mean_than_fedavg_in_every_round_but_the
             pairs.append((len(y) * (torch.eye(2) - c), torch.linalg.solve(x.T @ x, x.T @ y)))
         fixed = torch.linalg.solve(sum(w for w, _ in pairs), sum(w @ b for w, b in pairs))
         bias = float((fixed - toy_fedabml.pooled(data)).norm())
-        assert away["FedAvg"][seed, -1] == pytest.approx(bias, abs=0.02)
+        away = distances(toy_fedabml.FEDAVG, seed, toy, lr)
+        assert away[-1] == pytest.approx(bias, abs=2e-3) and bias > 0.01
 
 
 def distances(method: str, seed: int, toy: toy_fedabml.Toy, lr: float) -> list[float]:
