@@ -27,7 +27,7 @@ class Absent(Tensor):
         {
             *(
                 vars(torch._C.TensorBase)[name].__get__
-                for name in ("shape", "dtype", "device", "ndim", "nbytes", "requires_grad")
+                for name in "shape dtype device ndim nbytes requires_grad is_nested layout is_quantized".split()
             ),
             *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.element_size),
             *(Tensor.is_floating_point, Tensor.is_complex, Tensor.__getitem__),

@@ -64,7 +64,7 @@ def check_dense(values: Tensor, name: str) -> None:
         mend = "is sparse: give .to_dense()"
     elif values.is_quantized:
         mend = "is quantised: give .dequantize()"
-    elif values.device.type == "meta":
+    elif values.device.type == "meta" and type(values) is Tensor:  # not `hierfl.data.absent`
         mend = "is on the device 'meta' and has no data: give a tensor with values"
     if mend:
         raise ValueError(f"field '{name}' {mend}")

@@ -114,6 +114,8 @@ def _check_levels(known: Mapping[str, Tensor], levels: Mapping[str, tuple[str, .
         if column:
             continue
         codes = known[field]
+        if type(codes) is not Tensor:
+            continue  # rows that are not there (`hierfl.data.absent`) have no codes
         if codes.is_floating_point() or int(codes.min()) < 0 or int(codes.max()) >= len(labels):
             raise ValueError(
                 f"field '{field}' has codes other than 0..{len(labels) - 1}, the numbers of its levels: "

@@ -45,13 +45,15 @@ def check_steps(program: Program, batch: ClientBatch) -> Program:
         return program.terms(params, batch).loss(program.share).sum()
 
     with untouched_store(), pyro.validation_enabled(False), torch.no_grad():
+        if program.keyed and _works(_at_once, loss, params, batch):
+            return program
         if not _works(_alone, loss, params, batch):
             raise ProgramError(
                 f"{_at_fault(_alone, program, params, batch)} has no gradient by torch.func.grad, which every "
                 f"method takes: use another distribution, or torch functions in place of NumPy's (hierfl.nuts "
                 f"can sample a model whose gradients torch.autograd alone can take)"
             )
-        if not program.keyed or _works(_at_once, loss, params, batch):
+        if not program.keyed:
             return program
         where = _at_fault(_at_once, program, params, batch)
     warnings.warn(

@@ -31,7 +31,7 @@ from hierfl.engine.client_store import CheckpointError as CheckpointError
 from hierfl.engine.rounds import TABLE_FILE, Progress
 from hierfl.runs.identity import compared, is_of, sealed
 from hierfl.runs.records import check_record, digest, read_json
-from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, sync
+from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, round_of, sync
 from hierfl.runs.run_folder import checkpoints as checkpoints
 
 FORMAT, VERSION = "hierfl-run", 1
@@ -141,7 +141,7 @@ def load(
     for path in reversed(checkpoints(folder)):
         try:
             record = read_record(path)
-            if path.name != f"round-{record['round']:08d}":
+            if round_of(path) != record["round"]:
                 raise CheckpointError(f"it holds round {record['round']}: it was renamed")
             state = Progress(
                 _read(path / "global.safetensors", record["hashes"]["global"], template.server),

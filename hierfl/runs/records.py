@@ -74,9 +74,15 @@ def _is_whole(value: Any) -> bool:
 
 def _is_history(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(row, dict) and all(isinstance(v, int | float | str | None) for v in row.values())
-        for row in value
+        isinstance(row, dict) and all(map(_is_entry, row.values())) for row in value
     )
+
+
+def _is_entry(value: Any) -> bool:
+    """Return whether a value is a number or words, or a list of records of such, as of clients left out."""
+    if isinstance(value, list):
+        return all(isinstance(one, dict) and _is_history([one]) for one in value)
+    return isinstance(value, int | float | str | None)
 
 
 def _are_hashes(value: Any) -> bool:

@@ -316,7 +316,7 @@ def test_models_from_which_no_data_can_be_drawn_are_refused(model: Any, match: s
 
 @pytest.mark.filterwarnings("ignore:site 'w' is drawn from Gamma")
 def test_unsupported_guides_and_arguments_are_refused() -> None:
-    with pytest.raises(ProgramError, match="this guide draws one client at a time"):
+    with pytest.raises(ProgramError, match="this program runs one client at a time"):
         sbc(gamma_model, gamma_guide, rows_of(3, 2), replications=2)
     with pytest.raises(ValueError, match="must be 1 or more"):
         sbc(varying_slopes, guides.delta, rows_of(3, 2), replications=0)

@@ -22,6 +22,11 @@ from hierfl.core.trees import tree_leaves
 from hierfl.engine.bad_updates import far_out
 from hierfl.optimisers import SGD
 
+# rows of the bad client are among those that the checks before the first round are made with
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the program cannot be evaluated on a few rows"),
+    pytest.mark.filterwarnings("ignore:.*standardise"),
+]
 COUNTS = (5, 3, 7, 4, 6, 3)
 NAMES = ("ant", "bee", "cow", "dog", "eel", "fox")
 BAD = (
@@ -211,9 +216,9 @@ def test_new_clients_that_fail_are_named() -> None:
     fitted = run(METHODS["fedsvi"](), rows({}))
     with pytest.warns(UserWarning, match="new client 'cow' was left out of 2 of 2 rounds"):
         joined = fitted.personalise(rows({BAD: -1.0}), rounds=2)
-    own = tree_leaves(fitted.federation.client.own)
-    for leaf, start in zip(tree_leaves(joined.progress.table), own, strict=True):
-        assert torch.equal(leaf[BAD], start)
+    start = tree_leaves(fitted.personalise(rows({}), rounds=0).progress.table)
+    for leaf, first in zip(tree_leaves(joined.progress.table), start, strict=True):
+        assert torch.equal(leaf[BAD], first[BAD])
 
 
 # ------------------------------------------------------------------------------------------------ far out

@@ -51,7 +51,7 @@ def squared(s: torch.Tensor) -> torch.Tensor:
 
 
 def mirror(factor: float) -> BregmanPrior:
-    return BregmanPrior(squared, inverse=lambda mean: factor * mean)
+    return BregmanPrior(squared, inverse=lambda mean: mean * (factor / factor))
 
 
 def strategy(step: float) -> Strategy:
