@@ -42,9 +42,8 @@ def main(rounds: int = 20) -> None:
     fedabml = methods.fedabml(
         hierarchy,
         lr=0.05,
-        eta=0.3,
-        inner_steps=10,
-        steps=1,
+        inner_steps=5,
+        steps=2,
         unit="step",
         draws=50,
         **local,

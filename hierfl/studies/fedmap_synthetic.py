@@ -10,7 +10,7 @@ network has batch normalisation for FedBN only.
 The paper trains Individual for 10 epochs and FedMAP for 1000. Here every method trains for the same number of
 epochs. Each method's step size is chosen from the same grid, and with it FedProx's mu and FedMAP's variances,
 each from four values. The choice is made for each skew on validation rows of other clients than the reported
-ones (seed 100). "FedMAP, by layer" has one option more to choose than "FedMAP", and Individual one fewer. What
+ones (seeds 100 to 102). "FedMAP, by layer" has one option more to choose than "FedMAP", and Individual one fewer. What
 was found stands in docs/studies.md.
 """
 
@@ -62,7 +62,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {  # lr: Adam's step size
     "FedMAP": {"lr": RATES, "variance": VARIANCES},
     "FedMAP, by layer": {"lr": RATES, "first": VARIANCES, "rest": VARIANCES},
 }
-TUNED_ON = 100  # seed of the clients that options are chosen on; they are in no table
+TUNED_ON = (100, 101, 102)  # seeds of the draws that options are chosen on; they are in no table
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,9 @@ def run(
             **asdict(settings),
         }
         label = f"{skew}-{name}".lower().replace(", ", "-").replace(" ", "-")
-        score = partial(trial, name, skew, settings)
-        options = tuned(out, label, described, GRIDS[name], score, say)
+        draws = TUNED_ON[:1] if quick else TUNED_ON
+        score = partial(trial, name, skew, settings, draws)
+        options = tuned(out, label, {**described, "draws": draws}, GRIDS[name], score, say)
         chosen[skew][name] = options
         for seed in range(seeds):
             found = kept(
@@ -150,13 +151,22 @@ def run(
     )
 
 
-def trial(name: str, skew: Skew, settings: Settings, options: Choice) -> float:
-    """Return the clients' mean balanced accuracy in % on validation rows."""
-    train, _ = synthetic_clients(skew, seed=TUNED_ON, rows=settings.rows)
-    fitting, held_out = train.split(0.8, seed=TUNED_ON)
-    method = methods(settings, TUNED_ON, options)[name]()
-    fitted = fit(method, fitting, rounds=settings.rounds, seed=TUNED_ON, progress=False)
-    return float(np.mean(list(balanced_accuracy(fitted, held_out).values())))
+def trial(
+    name: str, skew: Skew, settings: Settings, draws: Sequence[int], options: Choice
+) -> float:
+    """Return the clients' mean balanced accuracy in % on validation rows, over some draws of the clients.
+
+    One draw has so few validation rows that chance chooses: Individual's step size then came out ten times too
+    large, and cost it four points.
+    """
+    found: list[float] = []
+    for seed in draws:
+        train, _ = synthetic_clients(skew, seed=seed, rows=settings.rows)
+        fitting, held_out = train.split(0.8, seed=seed)
+        method = methods(settings, seed, options)[name]()
+        fitted = fit(method, fitting, rounds=settings.rounds, seed=seed, progress=False)
+        found += balanced_accuracy(fitted, held_out).values()
+    return float(np.mean(found))
 
 
 def one(name: str, skew: Skew, seed: int, settings: Settings, options: Choice) -> Numbers:
