@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bad += sum(found.get(count, 0) for count in COUNTS[2:])
         seconds = f"{time.perf_counter() - began:.0f}"
         table.add_row(name, what, str(tries), *(str(found.get(k, 0)) for k in COUNTS), seconds)
-    Console().print(table)
+    Console(width=120).print(table)
     return int(bad > 0)
 
 

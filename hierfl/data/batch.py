@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,9 +19,6 @@ from hierfl.data.clients import ClientData
 from hierfl.data.joint import JointNormal
 
 CLIENTS, DATA = "clients", "data"
-FEW_ROWS = 1 << 16  # of a chunk of clients, padded ones included: too few to be worth cutting
-MUCH_PADDING = 1 << 21  # padded rows of a chunk that predictions at 200 draws would take 16 GB for
-ONE_BATCH = 1 << 34  # bytes of all clients in one batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,68 +232,6 @@ def full_batch(
     return gather(
         data, ids, index, None if bool(inside.all()) else inside, keys_of(data, ids, seed, *at)
     )
-
-
-def cut_ragged(
-    parts: Sequence[Tensor],
-    *counts: Tensor,
-    most: int,
-    few: int = FEW_ROWS,
-    padding: int = MUCH_PADDING,
-) -> tuple[Tensor, ...]:
-    """Cut chunks of clients anew, in the same order, if one of them would be mostly padding, and much of it.
-
-    Clients of similar lengths stay together, so that memory follows the rows there are: not the number of
-    clients times the longest of them.
-
-    Args:
-        parts: the ids of each chunk.
-        *counts: (N,) int64, the clients' numbers of rows; of each kind of rows that a chunk is padded in.
-        most: clients of a chunk.
-        few: rows, padded ones included, that a chunk may have whatever part of them is padding.
-        padding: padded rows of a chunk that are still too few to cut it.
-
-    Returns:
-        The ids of each chunk: `parts` themselves where no chunk has more padding than that.
-    """
-
-    def padded(ids: Tensor) -> int:
-        return max(len(ids) * int(rows[ids].max()) - int(rows[ids].sum()) for rows in counts)
-
-    if all(padded(part) <= padding for part in parts):
-        return tuple(parts)
-    ids = torch.cat(tuple(parts))
-    lengths = _lengths(torch.stack([rows[ids] for rows in counts]).amax(0).tolist(), most, few)
-    return ids.split(lengths)
-
-
-def _lengths(rows: list[int], most: int, few: int) -> list[int]:
-    """Return the lengths of runs of clients whose rows, padded, are `few` or at most a fifth padding."""
-    lengths, largest, there = [0], 0, 0
-    for own in rows:
-        wide = (lengths[-1] + 1) * max(largest, own)
-        if lengths[-1] == most or (lengths[-1] and wide > max(few, 5 * (there + own) // 4)):
-            lengths.append(0)
-            largest, there = 0, 0
-        lengths[-1], largest, there = lengths[-1] + 1, max(largest, own), there + own
-    return lengths
-
-
-def check_padded(data: ClientData) -> None:
-    """Refuse to put all clients into one batch where nearly all of it would be padding.
-
-    Raises:
-        ValueError: the batch would take more than 16 GB, ten times the rows themselves.
-    """
-    longest, rows = int(data.counts.max()), data.num_rows
-    row_bytes = sum(v[:1].nbytes for v in data.fields.values())
-    wide = longest * data.num_clients
-    if wide > 10 * rows and wide * row_bytes > ONE_BATCH:
-        raise ValueError(
-            f"one batch of {data.num_clients} clients is padded to the longest, {longest} rows: "
-            f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows; use engine='vectorised', or leave the "
-            f"longest clients out"
-        )
 
 
 class Keys(NamedTuple):

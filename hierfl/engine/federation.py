@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hierfl.core.device import CPU, device_of
 from hierfl.core.trees import Tree
-from hierfl.data.absent import is_absent
-from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
+from hierfl.data.ragged import cut_ragged
+from hierfl.engine.check_setting import check_setting, check_steps_fit
 from hierfl.engine.compiled import Graphs
 from hierfl.method import Client, Method, Server, step_sizes
-from hierfl.program.check_apart import check_apart
-from hierfl.program.check_padding import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
-from hierfl.program.recipes import describe
 
 Engine = Literal["vectorised", "sequential", "pooled"]
 OnClientError = Literal["raise", "skip"]
@@ -192,26 +188,11 @@ def federate(
             available.
         ProgramError: a model or guide that cannot be run as it is written.
     """
-    if engine not in ("vectorised", "sequential", "pooled"):
-        raise ValueError(f"engine is '{engine}': it must be 'vectorised', 'sequential' or 'pooled'")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is {chunk}: it must be 1 or more")
-    _check_skipping(method, engine, on_client_error)
     size = cohort_size(cohort, data.num_clients)
-    if method.everyone and size < data.num_clients:
-        raise ValueError(
-            f"{method.name} sums the updates of all clients in each round: a cohort of {size} of "
-            f"{data.num_clients} cannot replace them; leave cohort=None, or use a method of many small "
-            f"rounds (fedsvi)"
-        )
+    check_setting(method, engine, chunk, on_client_error, all_clients=size == data.num_clients)
     program = read(method.model, method.guide, data, seed=seed)
     client = method.client(program)
-    _check_factors(program, client, int(data.counts.max()))
-    phases = [p for p in (*client.phases, *(client.adapt or ())) if p.batch_size and p.count]
-    if engine == "pooled":
-        check_apart(program, data)
-    if phases:
-        check_mini_batches(program, data, priors_alone=not any(p.scores_rows for p in phases))
+    check_steps_fit(program, client, data, engine)
     return Federation(
         program=program,
         client=client,
@@ -225,37 +206,6 @@ def federate(
         rates=step_sizes(method),
         on_client_error="skip" if on_client_error == "skip" else "raise",
     )
-
-
-def _check_factors(program: Program, client: Client, most: int) -> None:
-    """Refuse mini-batches under a factor of all of a client's rows, which cannot be scaled up from some."""
-    whole = [name for name, of_rows in program.factors.items() if not of_rows]
-    sizes = [
-        p.batch_size for p in client.phases if p.count and p.batch_size and p.batch_size < most
-    ]
-    if whole and sizes:
-        raise ValueError(
-            f"factor '{whole[0]}' has one value a client, computed from its rows, and a mini-batch of "
-            f"{sizes[0]} rows does not give it: use batch_size=None, or a factor inside batch.data()"
-        )
-
-
-def _check_skipping(method: Method, engine: str, on_client_error: str) -> None:
-    """Refuse to skip clients where none can be left out."""
-    if on_client_error not in ("raise", "skip"):
-        raise ValueError(f"on_client_error is {on_client_error!r}: it must be 'raise' or 'skip'")
-    if on_client_error == "raise":
-        return
-    if engine == "pooled":
-        raise ValueError(
-            "engine='pooled' runs all clients in one step, so none can be left out: use "
-            "engine='vectorised' or 'sequential' with on_client_error='skip'"
-        )
-    if method.everyone:
-        raise ValueError(
-            f"{method.name} sums the updates of all clients in each round, so none can be left out: use "
-            f"on_client_error='raise', or remove the client from the data"
-        )
 
 
 def cohort_size(cohort: int | float | None, population: int) -> int:
@@ -279,46 +229,3 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
     if not 1 <= cohort <= population:
         raise ValueError(f"a cohort of {cohort} cannot be drawn from {population} clients")
     return cohort
-
-
-def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]:
-    """Return what identifies a run, as JSON: a checkpoint of another run is refused.
-
-    The hashes of names and rows are not salted yet: `hierfl.runs.identity.sealed` does that for the disk.
-    """
-    return {
-        "method": describe(method),
-        "rounds": rounds,
-        "seed": federation.seed,
-        "engine": federation.engine,
-        "device": federation.device.type,
-        "cohort": federation.cohort,
-        **about_data(federation.data),
-    }
-
-
-def about_data(data: ClientData) -> dict[str, Any]:
-    """Return what identifies the data of a run; rows that are not there are left out."""
-    found = {
-        "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
-        "fields": {
-            name: [str(v.dtype), *v.shape[1:]]
-            for name, v in {**data.fields, **data.client_fields}.items()
-        },
-    }
-    if is_absent(data):
-        return found
-    rows = [data.counts, *_by_name(data.fields), *_by_name(data.client_fields)]
-    return {**found, "rows": _digest(rows)}
-
-
-def _by_name(fields: Mapping[str, Tensor]) -> list[Tensor]:
-    return [fields[name] for name in sorted(fields)]
-
-
-def _digest(tensors: list[Tensor]) -> str:
-    """Return a hash of the contents of tensors, which tells two splits of the same rows apart."""
-    found = hashlib.sha256()
-    for values in tensors:
-        found.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()

@@ -9,7 +9,8 @@ import pyro
 import torch
 
 from hierfl.core.device import CPU, moved, on
-from hierfl.data.batch import check_padded, full_batch
+from hierfl.data.batch import full_batch
+from hierfl.data.ragged import check_padded
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.data.ragged import cut_ragged
 from hierfl.engine.client_store import taken
 from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.posterior.snapshot import Snapshot

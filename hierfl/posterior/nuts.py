@@ -14,8 +14,9 @@ from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
-from hierfl.data.batch import check_padded, full_batch
+from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
+from hierfl.data.ragged import check_padded
 from hierfl.guides.delta import delta
 from hierfl.program.check_apart import check_apart
 from hierfl.program.check_distributions import kind_of

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
-from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.data.ragged import cut_ragged
 from hierfl.program.check_distributions import support_of
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import ProgramError

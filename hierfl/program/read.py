@@ -99,8 +99,7 @@ def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, lear
         pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
         with untouched_store():
             labels = label_fields(model, pair, two)
-        floats = sites_to_float(pair)
-        if floats:
+        if floats := sites_to_float(pair):
             model = with_float_labels(model, floats)
             pair, single = (_trace(model, batch, "model", seed, _Start()) for batch in (two, one))
         check_sizes(model, single, one)
@@ -116,9 +115,6 @@ def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, lear
         check_boundary(model, one, "model", _Start())
         check_boundary(built, one, "guide", Answer({}, one))
         keyed = is_keyed(guided)  # before the guide runs again: it refuses one that cannot be drawn
-        with untouched_store():
-            of_model = fields_read(model, one, _Start())
-            of_guide = fields_read(built, one, Answer({}, one))
         program = Program(
             model=model,
             guide=built,
@@ -129,17 +125,27 @@ def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, lear
             labels=labels,
             factors=factors,
             supports=supports,
-            reads=Reads(of_model, of_guide),
+            reads=_reads(model, built, one),
             num_clients=data.num_clients,
             prototype=one,
             keyed=keyed,
             reads_all_rows=_reads_all_rows(guide),
             joint=joint,
         )
-        check_start(program, one)
-        check_pure(program, one)  # first: noise of its own would look as if padding mattered
-        check_padding(program, data)
+        _check_whole(program, data)
     return check_steps(program, one) if learn else program
+
+
+def _reads(model: Model, guide: Guide, batch: ClientBatch) -> Reads:
+    with untouched_store():
+        of_guide = fields_read(guide, batch, Answer({}, batch))
+        return Reads(fields_read(model, batch, _Start()), of_guide)
+
+
+def _check_whole(program: Program, data: ClientData) -> None:
+    check_start(program, program.prototype)
+    check_pure(program, program.prototype)  # first: its own noise would look as if padding mattered
+    check_padding(program, data)
 
 
 def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:

@@ -51,7 +51,7 @@ def save(
     Args:
         folder: of the run; made if it does not exist.
         progress: where the run stands.
-        about: what identifies the run (`hierfl.engine.federation.about`), as JSON.
+        about: what identifies the run (`hierfl.runs.identity.about`), as JSON.
         beside: further files of the checkpoint: name -> bytes, or tensors by name.
 
     Returns:
@@ -196,7 +196,7 @@ def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
 
     Args:
         path: of the checkpoint, for the message.
-        found: what identifies the run there (`hierfl.engine.federation.about`).
+        found: what identifies the run there (`hierfl.runs.identity.about`).
         wanted: what must identify it, or a part of that.
 
     Returns:

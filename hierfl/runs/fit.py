@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.compiled import Graphs
-from hierfl.engine.federation import Federation, about, federate
+from hierfl.engine.federation import Federation, federate
 from hierfl.engine.pooled import pooled_rounds
 from hierfl.engine.rounds import Progress, begin, left_out_of
 from hierfl.engine.rounds import rounds as run_rounds
@@ -26,6 +26,8 @@ from hierfl.program.check_scale import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.check_arguments import check_kinds
 from hierfl.runs.folder_lock import held
+from hierfl.runs.identity import about
+from hierfl.runs.least_rows import with_rows
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import clear
 
@@ -52,6 +54,7 @@ def fit(
     patience: int | None = None,
     progress: bool | None = None,
     on_client_error: Literal["raise", "skip"] = "raise",
+    least_rows: int = 1,
 ) -> Fit:
     """Fit a method to the data of a federation.
 
@@ -87,6 +90,9 @@ def fit(
             `history["left_out"]` and the report name it with the reason. A round without any client left
             stops the run. With either, `history["far_out"]` names updates of at least ten times the median
             norm that are far out of the cohort's spread (`hierfl.engine.bad_updates`); these are counted.
+        least_rows: clients with fewer rows take no part, and send nothing; a warning names them. The fit is of
+            the others, and `Fit.personalise` infers the client states of those left out from their own rows. What
+            a client with few rows sends tells much about each (docs/privacy.md).
 
     Raises:
         TypeError: an argument is of another kind, such as a frame for `data`.
@@ -97,14 +103,10 @@ def fit(
         ClientError: a client fails, or its update is not finite; with on_client_error="skip", all clients of a
             round.
     """
-    counts: dict[str, object] = {
-        "rounds": rounds,
-        "every": every,
-        "score_every": score_every,
-        "seed": seed,
-    }
-    counts |= {"cohort": cohort, "chunk": chunk, "patience": patience}
-    check_kinds(method, data, held_out, counts)
+    counts: dict[str, object] = {"rounds": rounds, "every": every, "score_every": score_every}
+    counts |= {"seed": seed, "cohort": cohort, "chunk": chunk, "patience": patience}
+    check_kinds(method, data, held_out, counts | {"least_rows": least_rows})
+    data, held_out = with_rows(data, held_out, least_rows)
     _check(rounds, every, score_every, compile, patience, held_out, data)
     eager = federate(
         method,
@@ -116,8 +118,7 @@ def fit(
         device=device,
         on_client_error=on_client_error,
     )
-    if held_out is not None and not eager.program.sites_of_rows:
-        eager.program.observed_site(None)  # refuses: nothing could be scored
+    _check_scored(eager, held_out)
     warn_of_unscaled(eager.program, data)
     run = about(method, eager, rounds)
     folder = None if checkpoint is None else Path(checkpoint)
@@ -125,9 +126,8 @@ def fit(
         where = _resumed(folder, eager, run, resume) or begin(
             eager, folder, compiled=_compiles(compile, engine, eager, rounds)
         )
-        fitted = Fit(
-            method, replace(eager, graphs=Graphs()) if where.compiled else eager, where, rounds
-        )
+        federation = replace(eager, graphs=Graphs()) if where.compiled else eager
+        fitted = Fit(method, federation, where, rounds)
         left = _each_round(fitted, held_out, score_every, patience)
         with _bar(progress, method.name, where.round, rounds) as tick, closing(left):
             for fitted in left:
@@ -136,6 +136,12 @@ def fit(
                 if folder and (where.round % every == 0 or last):
                     state.save(folder, where, run)
     return fitted
+
+
+def _check_scored(federation: Federation, held_out: ClientData | None) -> None:
+    """Refuse held-out rows where the model has no site whose rows could be scored."""
+    if held_out is not None and not federation.program.sites_of_rows:
+        federation.program.observed_site(None)
 
 
 def _each_round(

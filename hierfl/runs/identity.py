@@ -8,7 +8,15 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from hierfl.data.absent import is_absent
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import Federation
+from hierfl.method import Method
 from hierfl.program.differences import differences
+from hierfl.program.recipes import describe
 
 # hashes of the clients' names and rows: whoever has a guess can confirm it by an unsalted hash
 PRIVATE = ("clients", "rows")
@@ -20,11 +28,54 @@ HOW = ("engine", "device")
 JSON = Any
 
 
+def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]:
+    """Return what identifies a run, as JSON: a checkpoint of another run is refused.
+
+    The hashes of names and rows are not salted yet: `sealed` does that for the disk.
+    """
+    return {
+        "method": describe(method),
+        "rounds": rounds,
+        "seed": federation.seed,
+        "engine": federation.engine,
+        "device": federation.device.type,
+        "cohort": federation.cohort,
+        **about_data(federation.data),
+    }
+
+
+def about_data(data: ClientData) -> dict[str, Any]:
+    """Return what identifies the data of a run; rows that are not there are left out."""
+    found = {
+        "clients": hashlib.sha256("\n".join(data.names).encode()).hexdigest(),
+        "fields": {
+            name: [str(v.dtype), *v.shape[1:]]
+            for name, v in {**data.fields, **data.client_fields}.items()
+        },
+    }
+    if is_absent(data):
+        return found
+    rows = [data.counts, *_by_name(data.fields), *_by_name(data.client_fields)]
+    return {**found, "rows": _digest(rows)}
+
+
+def _by_name(fields: Mapping[str, Tensor]) -> list[Tensor]:
+    return [fields[name] for name in sorted(fields)]
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    """Return a hash of the contents of tensors, which tells two splits of the same rows apart."""
+    found = hashlib.sha256()
+    for values in tensors:
+        found.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
 def sealed(about: Mapping[str, Any]) -> dict[str, JSON]:
     """Return what identifies a run as it is written to disk: private hashes are salted, with the salt beside.
 
     Args:
-        about: what identifies the run (`hierfl.engine.federation.about`).
+        about: what identifies the run (`hierfl.runs.identity.about`).
     """
     return _sealed(about, secrets.token_hex(16))
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
-from hierfl.engine.federation import Federation, about_data, federate
+from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Method
 from hierfl.program.recipes import describe
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.runs import checkpoint as state
 from hierfl.runs import saved
+from hierfl.runs.identity import about_data
 from hierfl.runs.loaded import without_rows
 from hierfl.runs.remade import guarded, remade
 from hierfl.runs.result import Fit

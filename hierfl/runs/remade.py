@@ -33,7 +33,7 @@ def remade(who: Mapping[str, Any], handed: Mapping[str, Any]) -> Method:
     """Make a run's method again.
 
     Args:
-        who: what identifies the run (`hierfl.engine.federation.about`), from a file.
+        who: what identifies the run (`hierfl.runs.identity.about`), from a file.
         handed: "model" or "guide" -> the user's own.
 
     Raises:

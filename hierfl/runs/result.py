@@ -13,7 +13,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
-from hierfl.engine.federation import Federation, about
+from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, left_out_of
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_data import posterior_data, predictive_data, prior_data
@@ -23,6 +23,7 @@ from hierfl.posterior.prediction import Prediction, predict
 from hierfl.posterior.rows import replicate
 from hierfl.program.program import Program
 from hierfl.runs import saved
+from hierfl.runs.identity import about
 from hierfl.runs.personalise import personalised
 
 if TYPE_CHECKING:

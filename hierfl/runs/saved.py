@@ -39,7 +39,7 @@ def write(
     Args:
         folder: made if it does not exist.
         progress: where the run stands.
-        who: what identifies the run (`hierfl.engine.federation.about`).
+        who: what identifies the run (`hierfl.runs.identity.about`).
         federation: with the clients' rows.
         with_data: write the clients' rows.
 

@@ -16,9 +16,9 @@ from hierfl import models
 from hierfl.core.trees import named_leaves
 from hierfl.data.absent import absent
 from hierfl.data.clients import ClientData
-from hierfl.engine.federation import about
 from hierfl.method import Method
 from hierfl.methods import fedlaplace, fedsvi, pfedme
+from hierfl.runs.identity import about
 from hierfl.runs.result import Fit
 from tests.programs import FAMILIES, federation, fit, regression
 

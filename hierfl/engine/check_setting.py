@@ -1,0 +1,84 @@
+"""Checks of a federation before its first round: engine, cohort and mini-batches against method and program."""
+
+from __future__ import annotations
+
+from hierfl.data.clients import ClientData
+from hierfl.method import Client, Method
+from hierfl.program.check_apart import check_apart
+from hierfl.program.check_padding import check_mini_batches
+from hierfl.program.program import Program
+
+
+def check_setting(
+    method: Method, engine: str, chunk: int | None, on_client_error: str, *, all_clients: bool
+) -> None:
+    """Refuse a setting that the method cannot run in.
+
+    Args:
+        method: to run.
+        engine: "vectorised", "sequential" or "pooled".
+        chunk: clients carried at once, or None.
+        on_client_error: "raise" or "skip".
+        all_clients: every client takes part in every round.
+
+    Raises:
+        ValueError: `engine` or `on_client_error` is another word, or "skip" where no client can be left out;
+            `chunk` is below 1; or the method needs all clients in every round.
+    """
+    if engine not in ("vectorised", "sequential", "pooled"):
+        raise ValueError(f"engine is '{engine}': it must be 'vectorised', 'sequential' or 'pooled'")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}: it must be 1 or more")
+    _check_skipping(method, engine, on_client_error)
+    if method.everyone and not all_clients:
+        raise ValueError(
+            f"{method.name} sums the updates of all clients in each round, which a smaller cohort cannot "
+            f"replace: leave cohort=None, or use a method of many small rounds (fedsvi)"
+        )
+
+
+def check_steps_fit(program: Program, client: Client, data: ClientData, engine: str) -> None:
+    """Refuse mini-batches, or one batch of all clients, that the program gives another density for.
+
+    Raises:
+        ValueError: a factor of all of a client's rows, with mini-batches.
+        ProgramError: a site that depends on several rows, with mini-batches; clients that depend on each
+            other, with engine="pooled".
+    """
+    _check_factors(program, client, int(data.counts.max()))
+    if engine == "pooled":
+        check_apart(program, data)
+    phases = [p for p in (*client.phases, *(client.adapt or ())) if p.batch_size and p.count]
+    if phases:
+        check_mini_batches(program, data, priors_alone=not any(p.scores_rows for p in phases))
+
+
+def _check_factors(program: Program, client: Client, most: int) -> None:
+    """Refuse mini-batches under a factor of all of a client's rows, which cannot be scaled up from some."""
+    whole = [name for name, of_rows in program.factors.items() if not of_rows]
+    sizes = [
+        p.batch_size for p in client.phases if p.count and p.batch_size and p.batch_size < most
+    ]
+    if whole and sizes:
+        raise ValueError(
+            f"factor '{whole[0]}' has one value a client, computed from its rows, and a mini-batch of "
+            f"{sizes[0]} rows does not give it: use batch_size=None, or a factor inside batch.data()"
+        )
+
+
+def _check_skipping(method: Method, engine: str, on_client_error: str) -> None:
+    """Refuse to skip clients where none can be left out."""
+    if on_client_error not in ("raise", "skip"):
+        raise ValueError(f"on_client_error is {on_client_error!r}: it must be 'raise' or 'skip'")
+    if on_client_error == "raise":
+        return
+    if engine == "pooled":
+        raise ValueError(
+            "engine='pooled' runs all clients in one step, so none can be left out: use "
+            "engine='vectorised' or 'sequential' with on_client_error='skip'"
+        )
+    if method.everyone:
+        raise ValueError(
+            f"{method.name} sums the updates of all clients in each round, so none can be left out: use "
+            f"on_client_error='raise', or remove the client from the data"
+        )
