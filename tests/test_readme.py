@@ -131,7 +131,10 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
         assert done.returncode == 0, done.stderr
     elif words[0] == "-m" and words[1].startswith("benchmarks."):
         with pytest.raises(SystemExit) as end:
-            importlib.import_module(words[1]).main([*words[2:], "--help"])
+            module = importlib.import_module(words[1])
+            if hasattr(module, "__path__"):
+                module = importlib.import_module(f"{words[1]}.__main__")
+            module.main([*words[2:], "--help"])
         assert end.value.code == 0
     else:
         files = [word for word in words if "/" in word or word.endswith(".txt")]

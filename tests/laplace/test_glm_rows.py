@@ -80,7 +80,7 @@ def contextual(batch: ClientBatch) -> None:
     """The prior of a client's local site depends on its rows."""
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
     with batch.clients():
-        own = pyro.sample("own", dist.Normal(loc + batch.x[..., 0].sum(-1, keepdim=True), 1.0))
+        own = pyro.sample("own", dist.Normal(loc + batch.sum(batch.x[..., 0]), 1.0))
         with batch.data():
             pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
 
