@@ -108,8 +108,9 @@ def why_it_fails(what: str, error: BaseException, batch: ClientBatch) -> str:
 
 def root_of(error: BaseException) -> BaseException:
     """Return the error that was raised first: Pyro raises a copy with the shapes of all sites added."""
-    while error.__cause__ is not None and str(error).startswith(str(error.__cause__)):
-        error = error.__cause__
+    cause = error.__cause__
+    while cause is not None and type(cause) is type(error) and str(error).startswith(str(cause)):
+        error, cause = cause, cause.__cause__
     return error
 
 
