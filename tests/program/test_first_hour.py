@@ -121,7 +121,7 @@ def test_a_condition_on_a_value_runs_one_client_at_a_time() -> None:
     """Python's `if` needs the value of one client; the warning names the site."""
     with pytest.warns(UserWarning, match=r"site 'y' .*: clients run one at a time"):
         fitted = run(model_of(condition))()
-    assert torch.isfinite(torch.as_tensor(fitted.history["elbo"].to_numpy())).all()
+    assert fitted.history["elbo"].abs().lt(1e6).all()
 
 
 def run(
