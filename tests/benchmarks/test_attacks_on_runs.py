@@ -10,20 +10,13 @@ import pytest
 from benchmarks.attacks import kills, together
 from benchmarks.attacks.forked import Outcome, judged
 
-slow = pytest.mark.skipif(
-    not os.environ.get("HIERFL_SLOW"),
-    reason="HIERFL_SLOW is not set: an attack takes half a minute",
-)
 
-
-@slow
 @pytest.mark.slow
 def test_killed_fits_and_saves_end_right() -> None:
     found = kills.attack(8, seed=1)
     assert found == {"right": 8, "refused": 0, "wrong": 0, "raw": 0}
 
 
-@slow
 @pytest.mark.slow
 def test_two_at_once_are_right_or_refused() -> None:
     found = together.attack(4, seed=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from dataclasses import replace
 from functools import cache
@@ -283,9 +282,6 @@ def test_an_outlying_client_raises_a_warning() -> None:
 
 # ------------------------------------------------------------------ radon
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: runs of minutes are left out"
-)
 def test_leaving_a_county_out_agrees_with_a_refit_without_it() -> None:
     """Twenty counties, from the largest to the smallest, are each left out of a fit from scratch."""
     data = RADON.data()

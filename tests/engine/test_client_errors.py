@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,13 +101,7 @@ def assert_same(one: hierfl.Fit, other: hierfl.Fit, tolerance: float = 1e-12) ->
     [
         "fedsvi",
         "fedavg",
-        pytest.param(
-            "pvi",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="set HIERFL_SLOW=1"),
-            ],
-        ),
+        pytest.param("pvi", marks=pytest.mark.slow),
     ],
 )
 def test_a_round_is_that_of_a_cohort_without_the_client(
@@ -162,7 +155,6 @@ def test_several_bad_clients_in_several_chunks() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="compiles: set HIERFL_SLOW=1")
 def test_several_bad_clients_compiled_and_in_processes(two_cores: None) -> None:
     """They fall into chunks of this process and of its copy."""
     data = rows({1: -1.0, 3: 1e200, 4: -1.0})

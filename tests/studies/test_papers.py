@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -234,9 +233,6 @@ def test_new_clients_do_not_affect_the_scaling() -> None:
 
 # ------------------------------------------------------------------------------------------------ whole studies
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not os.environ.get("HIERFL_SLOW"), reason="HIERFL_SLOW is not set: this test takes minutes"
-)
 @pytest.mark.parametrize("name", studies.names())
 def test_every_study_runs_quickly_and_then_reuses_its_saved_runs(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
