@@ -21,6 +21,7 @@ import hierfl
 from hierfl import cli, studies
 from hierfl.core.trees import tree_leaves
 from hierfl.method import Share
+from hierfl.program import marked
 from tests.methods.test_messages import OTHERS
 from tests.methods.test_privacy import METHODS, TEN_ROUNDS, exchange
 from tests.programs import federation
@@ -64,6 +65,7 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     # a busy machine makes compile="auto" compile even these
     monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, compile=False))
+    monkeypatch.setattr(marked, "_MARKED", {})  # other tests mark models of the same names
     names = run(page)
     if page == "README.md":
         assert names["posterior"].posterior["w"].dims == ("chain", "draw", "client", "x")
