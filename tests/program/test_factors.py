@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,11 @@ def test_predictions_of_a_factor_are_refused_by_name(ask: Callable[[hierfl.Fit],
         ask(found)
 
 
-def test_the_report_of_a_factor_model() -> None:
-    pair(None, "vectorised")[1].report(draws=60)
+def test_the_report_of_a_factor_model(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    pair(None, "vectorised")[1].report(page, draws=60)
+    text = page.read_text(encoding="utf-8")
+    assert len(text) > 10_000 and "Written by hierfl" in text
 
 
 def test_what_a_model_masks_has_no_log_likelihood() -> None:
