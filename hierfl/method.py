@@ -56,7 +56,27 @@ class LogShare(NamedTuple):
     log_weight: float | Tensor = 0.0
 
 
-Up = Mapping[str, Share | LogShare]
+class Each(NamedTuple):
+    """A client's value that the server sees by itself, not in a sum with others'.
+
+    Only methods that declare `discloses="summaries"` may send one.
+    """
+
+    value: Tree
+
+
+class Reports(NamedTuple):
+    """What the server gets of `Each`.
+
+    value: C clients' values, C in front of every tensor.
+    ids: (C,) int64, the clients' positions in the data.
+    """
+
+    value: Tree
+    ids: Tensor
+
+
+Up = Mapping[str, Share | LogShare | Each]
 Step = Callable[[Tree, Tree, ClientBatch], Tree]
 Pooled = Callable[[Tree, Tree, ClientBatch, Clock], tuple[Tree, Tree, dict[str, float]]]
 
@@ -149,7 +169,7 @@ class Server:
     Args:
         state: before the first round.
         update: (state, means, clock) -> state; `means` holds, by name, the cohort's weighted mean of each
-            share.
+            share, and the `Reports` of each `Each`.
         down: (state, clock) -> message, sent to every client of the cohort.
         final: (state, clock) -> message for the posterior, for predictions and for new clients; None: `down`.
         finished: state -> whether to stop before the last round.
@@ -185,6 +205,8 @@ class Method:
             states, logged numbers): a round as one step of the pooled program; None: the method has no such
             form.
         everyone: whether every client must take part in every round; a smaller cohort is then refused.
+        discloses: what the server has to see. "sums": only sums over clients, so that secure aggregation will
+            do. "summaries": each client's own estimate and information matrix, as in a meta-analysis.
     """
 
     name: str
@@ -194,6 +216,7 @@ class Method:
     server: Callable[[Program], Server]
     pooled: Callable[[Program], Pooled] | None = None
     everyone: bool = False
+    discloses: Literal["sums", "summaries"] = "sums"
 
 
 # ------------------------------------------------------------------------------------------------ functions

@@ -1,4 +1,7 @@
-"""Weighted sums of the clients' updates, formed by the engine; the server sees only their means."""
+"""Weighted sums of the clients' updates, formed by the engine; the server sees only their means.
+
+What a client sends as `Each` is not summed: the server sees it as the client sent it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, add, lerp, scaled, tree_map
-from hierfl.method import LogShare, Share
+from hierfl.core.trees import Tree, add, lerp, nbytes, scaled, tree_map
+from hierfl.method import LogShare, Reports, Share
 
 
 class LogSum(NamedTuple):
@@ -23,6 +26,9 @@ class LogSum(NamedTuple):
     value: Tree
     log_weight: Tensor
     log_square: Tensor
+
+
+Sums = dict[str, Share | LogSum | Reports]
 
 
 def summed(shares: Share | LogShare) -> Share | LogSum:
@@ -42,12 +48,17 @@ def summed(shares: Share | LogShare) -> Share | LogSum:
     return LogSum(mean, log_weight.logsumexp(0), (2.0 * log_weight).logsumexp(0))
 
 
-def added(one: Share | LogSum, other: Share | LogSum) -> Share | LogSum:
-    """Return the sum of two sums of shares.
+def added(
+    one: Share | LogSum | Reports, other: Share | LogSum | Reports
+) -> Share | LogSum | Reports:
+    """Return the sum of two sums of shares, or the reports of both groups of clients.
 
     Raises:
-        TypeError: one is a sum of `Share`s, the other of `LogShare`s.
+        TypeError: the two are of different kinds.
     """
+    if isinstance(one, Reports) and isinstance(other, Reports):
+        both = tree_map(lambda a, b: torch.cat([a, b]), one.value, other.value)
+        return Reports(both, torch.cat([one.ids, other.ids]))
     if isinstance(one, LogSum) and isinstance(other, LogSum):
         both = torch.logaddexp(one.log_weight, other.log_weight)
         square = torch.logaddexp(one.log_square, other.log_square)
@@ -55,21 +66,32 @@ def added(one: Share | LogSum, other: Share | LogSum) -> Share | LogSum:
     if isinstance(one, Share) and isinstance(other, Share):
         return Share(add(one.value, other.value), one.weight + other.weight)
     raise TypeError(
-        "a Share and a LogShare cannot be summed: a client must send the same kinds in every round"
+        "a Share, a LogShare and an Each cannot be summed: a client must send the same kinds in every round"
     )
 
 
-def means_of(total: Mapping[str, Share | LogSum]) -> dict[str, Tree]:
-    """Return the weighted mean of each sum of shares, by name.
+def means_of(total: Mapping[str, Share | LogSum | Reports]) -> dict[str, Tree]:
+    """Return the weighted mean of each sum of shares, by name; reports stay as they are.
 
     For a sum of `LogShare`s there is also `effective_<name>`, (): the effective number of clients,
     (sum of weights)^2 / sum of squared weights.
     """
     means: dict[str, Tree] = {}
     for name, share in total.items():
+        if isinstance(share, Reports):
+            means[name] = share
+            continue
         if isinstance(share, LogSum):
             means[f"effective_{name}"] = (2.0 * share.log_weight - share.log_square).exp()
         means[name] = (
             share.value if isinstance(share, LogSum) else scaled(share.value, 1.0 / share.weight)
         )
     return means
+
+
+def bytes_of_one(total: Mapping[str, Share | LogSum | Reports]) -> int:
+    """Return how many bytes one client sends; a sum of shares is as large as the share of one client."""
+    return sum(
+        nbytes(up.value) // max(1, len(up.ids)) if isinstance(up, Reports) else nbytes(up)
+        for up in total.values()
+    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, tree_leaves
-from hierfl.method import LogShare, Share, Up
+from hierfl.method import Each, LogShare, Share, Up
 
 FEWEST = 8  # clients: with fewer, the spread of their norms is not known
 FAR = 5.0  # modified z-score; Iglewicz and Hoaglin propose 3.5 for one sample, and a run looks at thousands
@@ -49,7 +49,7 @@ def _places(bad: Tensor) -> list[int]:
     return places
 
 
-def update_norms(share: Share | LogShare) -> Tensor:
+def update_norms(share: Share | LogShare | Each) -> Tensor:
     """Return the Euclidean norm of what each client sends under one name, (C,); single numbers are left out.
 
     Args:
@@ -63,7 +63,7 @@ def update_norms(share: Share | LogShare) -> Tensor:
     if not norms:
         return torch.zeros(0)
     norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm(dim=0)
-    if isinstance(share, LogShare):
+    if not isinstance(share, Share):
         return norm
     weight = torch.as_tensor(share.weight).abs()
     return torch.where(weight > 0, norm / weight.clamp(min=torch.finfo(norm.dtype).tiny), 0.0)

@@ -17,13 +17,13 @@ from torch import Tensor
 from hierfl.core.device import CPU, moved, on
 from hierfl.core.trees import Tree, named_leaves, scaled, tree_leaves, tree_map
 from hierfl.data.batch import full_batch
-from hierfl.engine.aggregate import LogSum, summed
+from hierfl.engine.aggregate import LogSum, Sums, summed
 from hierfl.engine.bad_updates import not_finite, update_norms
 from hierfl.engine.compiled import Loop
 from hierfl.engine.federation import Federation
 from hierfl.engine.minibatches import Active, batch_of, steps
 from hierfl.engine.over_clients import over_batch, over_clients, where_working
-from hierfl.method import LogShare, Phase, Share, Up
+from hierfl.method import Each, LogShare, Phase, Reports, Share, Up
 from hierfl.program.failures import why_it_fails
 
 # such as those of torch's linear algebra, and of a lookup by a client's rows
@@ -68,7 +68,7 @@ class Done(NamedTuple):
     left_out: the other clients.
     """
 
-    sums: dict[str, Share | LogSum]
+    sums: Sums
     own: Tree
     ids: Tensor
     norms: dict[str, Tensor]
@@ -92,7 +92,7 @@ def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Do
                 ups, own = _ups(federation, phases, task)
             except FAILURES as error:
                 raise _blamed(federation, phases, task, error) from error
-        sums = {name: summed(up) for name, up in ups.items()}
+        sums = {name: _summed(up, task.ids, federation) for name, up in ups.items()}
         _check_finite(sums, ups, federation, task)
         norms = {name: update_norms(up) for name, up in ups.items()}
     result: Done = moved(Done(sums, own, task.ids, norms, left_out), CPU)
@@ -254,8 +254,24 @@ def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Activ
     return step
 
 
-def _weighted(share: Share | LogShare) -> Share | LogShare:
+def _summed(
+    share: Share | LogShare | Each, ids: Tensor, federation: Federation
+) -> Share | LogSum | Reports:
+    """Return the sum of the clients' shares; what is not to be summed goes on as it is."""
+    if not isinstance(share, Each):
+        return summed(share)
+    if federation.discloses == "sums":
+        raise TypeError(
+            "a client sends a value of its own, Each, but its method discloses sums alone: send a Share, or "
+            'declare Method(..., discloses="summaries")'
+        )
+    return Reports(share.value, ids)
+
+
+def _weighted(share: Share | LogShare | Each) -> Share | LogShare | Each:
     """Return a share with its value multiplied by its weight; log weights are applied in the sum."""
+    if isinstance(share, Each):
+        return share
     if isinstance(share, LogShare):
         return LogShare(
             share.value, torch.as_tensor(share.log_weight, dtype=torch.get_default_dtype())
@@ -292,9 +308,7 @@ def _blamed(
     )
 
 
-def _check_finite(
-    sums: dict[str, Share | LogSum], ups: Up, federation: Federation, task: Task
-) -> None:
+def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> None:
     """Refuse updates with NaN or infinity, naming the first client at fault."""
     # a sum is finite only if all its terms are
     if all(bool(leaf.sum().isfinite()) for leaf in tree_leaves(sums)):

@@ -47,6 +47,7 @@ class Federation:
         rates: options of the method that set its step sizes, for messages.
         on_client_error: what happens to a client that fails or sends what is not finite: "raise" stops the
             run, "skip" leaves the client out of the round.
+        discloses: what the server sees of the clients' updates, as the method declares.
     """
 
     program: Program
@@ -61,6 +62,7 @@ class Federation:
     device: torch.device = CPU
     rates: tuple[str, ...] = ()
     on_client_error: OnClientError = "raise"
+    discloses: Literal["sums", "summaries"] = "sums"
 
     @cached_property
     def rows(self) -> ClientData:
@@ -205,6 +207,7 @@ def federate(
         device=device_of(device),
         rates=step_sizes(method),
         on_client_error="skip" if on_client_error == "skip" else "raise",
+        discloses=method.discloses,
     )
 
 

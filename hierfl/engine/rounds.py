@@ -19,13 +19,13 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree, nbytes, tree_leaves
-from hierfl.engine.aggregate import LogSum, added, means_of
+from hierfl.engine.aggregate import Sums, added, bytes_of_one, means_of
 from hierfl.engine.bad_updates import far_out
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, work_on
 from hierfl.engine.client_store import Table, new_table, put, taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.processes import RunAll, crew
-from hierfl.method import Clock, Share
+from hierfl.method import Clock
 
 NAMED = 5  # clients in a message
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
@@ -121,7 +121,7 @@ def one_round(
         **server.logged(state),
         **_said(federation, cohort),
         "bytes_down": nbytes(message) * len(ids),
-        "bytes_up": nbytes(list(cohort.total.values())) * len(cohort.ids),
+        "bytes_up": bytes_of_one(cohort.total) * len(cohort.ids),
         "seconds": time.perf_counter() - began,
     }
     history = (*progress.history, record)
@@ -131,13 +131,13 @@ def one_round(
 class Cohort(NamedTuple):
     """What the clients of a round gave.
 
-    total: the sums of their shares, by name.
+    total: the sums of their shares, or their reports, by name.
     ids: the positions of the clients that are counted, in the order of their norms.
     norms: of each share of each of them, by name.
     left_out: the other clients.
     """
 
-    total: dict[str, Share | LogSum]
+    total: Sums
     ids: Tensor
     norms: dict[str, Tensor]
     left_out: list[LeftOut]
@@ -145,7 +145,7 @@ class Cohort(NamedTuple):
 
 def _summed(chunks: Iterable[Done]) -> Cohort:
     """Sum what the chunks of a cohort gave."""
-    total: dict[str, Share | LogSum] = {}
+    total: Sums = {}
     ids: list[Tensor] = []
     norms: dict[str, list[Tensor]] = {}
     left_out: list[LeftOut] = []

@@ -68,6 +68,24 @@ AT_NOUGHT: Mapping[type, Callable[[Any], Any]] = {
     dist.Poisson: lambda fn: dist.Poisson(torch.ones_like(fn.rate)),
 }
 LINKS: Mapping[type, Link] = {
+    dist.NegativeBinomial: Link(
+        lambda fn: fn.logits,
+        lambda fn, y, eta: dist.NegativeBinomial(fn.total_count, logits=eta).log_prob(y),
+    ),
+    dist.GammaPoisson: Link(
+        lambda fn: -fn.rate.log(),
+        lambda fn, y, eta: dist.GammaPoisson(fn.concentration, (-eta).exp()).log_prob(y),
+    ),
+    dist.Gamma: Link(
+        lambda fn: -fn.rate.log(),
+        lambda fn, y, eta: dist.Gamma(fn.concentration, (-eta).exp()).log_prob(y),
+    ),
+    dist.Exponential: Link(
+        lambda fn: fn.rate.log(), lambda fn, y, eta: dist.Exponential(eta.exp()).log_prob(y)
+    ),
+    dist.LogNormal: Link(
+        lambda fn: fn.loc, lambda fn, y, eta: dist.LogNormal(eta, fn.scale).log_prob(y)
+    ),
     dist.Bernoulli: Link(lambda fn: fn.logits, _counted(softplus, lambda fn: 1.0)),
     dist.Binomial: Link(lambda fn: fn.logits, _counted(softplus, lambda fn: fn.total_count)),
     dist.Poisson: Link(lambda fn: fn.rate.log(), _counted(torch.exp, lambda fn: 1.0)),
@@ -177,7 +195,7 @@ def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) 
 
     def rest(w: Tensor) -> Tensor:
         values, jacobians = own.unflatten(w[None, None])
-        nodes = _nodes(program, {**shared, **values}, few)
+        nodes = sites_at(program, {**shared, **values}, few)
         total = sum((per_client(j)[0] for j in jacobians.values()), torch.zeros(()))
         for name, site in nodes.items():
             if in_clients(site) and name not in linear.sites:
@@ -193,19 +211,19 @@ def _rows(program: Program, linear: Linear, shared: Values, batch: ClientBatch) 
 
     def predictors(w: Tensor) -> dict[str, Tensor]:
         values, _ = own.unflatten(w[None, None])
-        nodes = _nodes(program, {**shared, **values}, batch)
-        return {name: _link(nodes[name]).predictor(nodes[name]["fn"]).flatten() for name in names}
+        nodes = sites_at(program, {**shared, **values}, batch)
+        return {name: link_of(nodes[name]).predictor(nodes[name]["fn"]).flatten() for name in names}
 
     values, _ = own.unflatten(torch.zeros(1, 1, own.size))
-    nodes = _nodes(program, {**shared, **values}, batch)
-    base = {name: _link(nodes[name]).predictor(nodes[name]["fn"]).flatten() for name in names}
+    nodes = sites_at(program, {**shared, **values}, batch)
+    base = {name: link_of(nodes[name]).predictor(nodes[name]["fn"]).flatten() for name in names}
     along = torch.vmap(predictors)(torch.eye(own.size)) if own.size else {}
 
     def score(site: Site) -> Callable[[Tensor], Tensor]:
         def of(eta: Tensor) -> Tensor:
             fn = site["fn"]
             return scored(
-                site, _link(site).score(fn, site["value"], eta.view(fn.batch_shape))
+                site, link_of(site).score(fn, site["value"], eta.view(fn.batch_shape))
             ).flatten()
 
         return of
@@ -227,7 +245,7 @@ def seen_linear(program: Program) -> Linear:
     if not own.size:
         return UNKNOWN
     g = torch.Generator().manual_seed(0)
-    batch = _perturbed(program.prototype, names_of_labels=frozenset(program.labels.values()), g=g)
+    batch = perturbed(program.prototype, names_of_labels=frozenset(program.labels.values()), g=g)
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
         found = frozenset(
             name for name in names if _try(partial(_is_linear, program, name, batch, g))
@@ -252,7 +270,7 @@ def _is_linear(program: Program, name: str, batch: ClientBatch, g: torch.Generat
     own = program.latents.local_block
     for shared, w in _points(program, g):
         values, _ = own.unflatten(w[None, None])
-        site = _nodes(program, {**shared, **values}, batch)[name]
+        site = sites_at(program, {**shared, **values}, batch)[name]
         if not in_clients(site) or type(site["fn"]) not in LINKS:
             return False
         known = scored(site, site["fn"].log_prob(site["value"])).flatten()
@@ -297,7 +315,7 @@ def _points(program: Program, g: torch.Generator) -> list[tuple[Values, Tensor]]
     return made
 
 
-def _perturbed(
+def perturbed(
     batch: ClientBatch, *, names_of_labels: frozenset[str], g: torch.Generator
 ) -> ClientBatch:
     """Return a batch with its floating features perturbed and its labels kept."""
@@ -319,12 +337,19 @@ def _first_row(batch: ClientBatch) -> ClientBatch:
     return replace(batch, fields=fields, rows=None if batch.rows is None else batch.rows[:, :1])
 
 
-def _nodes(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
+def sites_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
     """Return the sample sites of the model on a batch, by name, with the values given."""
     with Answer({}, batch):
         trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
     return dict(samples(trace))
 
 
-def _link(site: Site) -> Link:
+def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
+    """Return the terms of the likelihood, by name, with the values given to all latent sites."""
+    sites = sites_at(program, values, batch)
+    return {name: sites[name] for name in (*program.labels, *program.factors)}
+
+
+def link_of(site: Site) -> Link:
+    """Return how the distribution of a site depends on its predictor."""
     return LINKS[type(site["fn"])]

@@ -17,6 +17,7 @@ from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedbred import pfedbred
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
+from hierfl.methods.two_stage import two_stage
 
 __all__ = [
     "averaging_some",
@@ -37,4 +38,5 @@ __all__ = [
     "pfedbred",
     "pfedme",
     "pvi",
+    "two_stage",
 ]

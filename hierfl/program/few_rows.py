@@ -95,8 +95,8 @@ def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
         found = _differing(evaluate, one, other, ROUNDING)
         if found and torch.get_default_dtype() != torch.float64:
-            with _double():
-                again = _differing(evaluate, _in_double(one), _in_double(other), ROUNDING)
+            with double_precision():
+                again = _differing(evaluate, in_double(one), in_double(other), ROUNDING)
             found = again if again != "" else _differing(evaluate, one, other, ROUNDING_SINGLE)
     if found == "":
         warnings.warn(
@@ -139,7 +139,7 @@ def _differ(one: Tensor, other: Tensor | None, rounding: float) -> bool:
 
 
 @contextmanager
-def _double() -> Iterator[None]:
+def double_precision() -> Iterator[None]:
     """Run in double precision."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -149,13 +149,20 @@ def _double() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _in_double(batch: ClientBatch) -> ClientBatch:
-    def wide(v: Tensor) -> Tensor:
-        return v.double() if v.is_floating_point() else v
+def in_double(batch: ClientBatch) -> ClientBatch:
+    """Return a batch with its floating fields in double precision."""
+    return in_dtype(batch, torch.float64)
+
+
+def in_dtype(batch: ClientBatch, dtype: torch.dtype) -> ClientBatch:
+    """Return a batch with its floating fields in a dtype."""
+
+    def cast(v: Tensor) -> Tensor:
+        return v.to(dtype) if v.is_floating_point() else v
 
     return replace(
         batch,
-        fields={name: wide(v) for name, v in batch.fields.items()},
-        client_fields={name: wide(v) for name, v in batch.client_fields.items()},
-        counts=wide(batch.counts),
+        fields={name: cast(v) for name, v in batch.fields.items()},
+        client_fields={name: cast(v) for name, v in batch.client_fields.items()},
+        counts=cast(batch.counts),
     )

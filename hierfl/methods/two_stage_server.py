@@ -1,0 +1,289 @@
+"""The server of two_stage: gather factors, sample, weigh. Its state is a dict of tensors, in double precision."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import pyro
+import torch
+from torch import Tensor
+
+from hierfl.core.importance_sampling import K_HAT, Weights, resampled, smoothed
+from hierfl.core.trees import Tree, tree_map
+from hierfl.method import Clock, Reports
+from hierfl.program.few_rows import double_precision
+from hierfl.program.program import Params
+from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.prior_moments import any_client, prior_draws
+from hierfl.summaries.sampling import sample
+from hierfl.summaries.surrogate import Surrogate
+
+GATHER, WEIGH, DONE = range(3)
+STAGES = ("gathering factors", "weighing", "done")
+# how little means may move, in posterior sds, and sds may change, for the factors to be final
+STILL, STILL_SD = 0.1, 0.05
+FITTING = (
+    0.3  # share of the draws that must be effective under new factors for the draws to be kept
+)
+AGAIN = 2  # more turns, at most, from weighed draws whose k-hat is high
+ROUNDING = 1e-9  # log weights that differ by no more are equal
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """The server's part of a round.
+
+    Args:
+        surrogate: of the program.
+        draws: S, of the global sites.
+        seed: of the draws.
+    """
+
+    surrogate: Surrogate
+    draws: int
+    seed: int
+
+    def begin(self) -> Tree:
+        """Return the state before the first round."""
+        hierarchy = self.surrogate.hierarchy
+        program, reading = hierarchy.program, hierarchy.reading
+        count, size, kept = program.num_clients, reading.size, len(reading.origin)
+        like = program.prototype.client_fields
+        with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
+            fields = {
+                n: torch.zeros((count, *like[n].shape[2:]), dtype=like[n].dtype)
+                for n in hierarchy.fields
+            }
+            prior = prior_draws(hierarchy, self.seed)
+            equal = torch.full((len(prior),), -math.log(len(prior)))
+            none = Factors(
+                torch.zeros(1, size, size), torch.zeros(1, size), {n: like[n][:, 0] for n in fields}
+            )
+            loc, covariance = any_client(self.surrogate, prior, equal, none)
+            spread = self.surrogate.to_signed(prior[:, hierarchy.outside])
+            return {
+                "factors": {
+                    "precision": torch.zeros(count, size, size),
+                    "shift": torch.zeros(count, size),
+                    "fields": fields,
+                },
+                "seen": torch.zeros(count, dtype=torch.bool),
+                "loc": loc,
+                "covariance": covariance,
+                "scouts": {**_none(len(prior), kept), "draws": prior},
+                "final": _none(self.draws, kept),
+                "ratios": torch.zeros(self.draws),
+                "weighed": torch.zeros(count, dtype=torch.bool),
+                "scales": {"loc": spread.mean(0), "tril": torch.diag(spread.std(0) + 1e-9)},
+                "sampled": torch.tensor(False),
+                "stage": torch.tensor(GATHER),
+                "again": torch.tensor(0),
+                **{name: torch.tensor(torch.nan) for name in LOGGED},
+            }
+
+    def down(self, state: Tree, clock: Clock) -> Tree:
+        """Return the message: what any client's v may be, and the draws to weigh once the factors are final."""
+        message = {"loc": state["loc"], "covariance": state["covariance"]}
+        if int(state["stage"]) == WEIGH:
+            message["draws"] = state["final"]["draws"]
+        return tree_map(lambda v: v.to(torch.get_default_dtype()), message)
+
+    def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        """Return the next state."""
+        left = clock.rounds - clock.round - 1
+        with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
+            if int(state["stage"]) == WEIGH:
+                state = self.weighed(state, means["log_marginals"], left)
+            else:
+                state = self.gathered(state, means["factor"], clock)
+        _warn(state, left)
+        return tree_map(lambda v: v.detach().clone(), state)
+
+    def gathered(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
+        """Return the state after clients have sent factors."""
+        old = state["factors"]
+        factors = Factors(
+            **tree_map(
+                lambda kept, new: kept.index_copy(0, reports.ids, new.to(kept.dtype)),
+                old,
+                {name: reports.value[name] for name in old},
+            )
+        )
+        seen = state["seen"].index_fill(0, reports.ids, True)
+        state = {**state, "factors": factors._asdict(), "seen": seen}
+        if bool(state["sampled"]):
+            state = self._reweighted(state, factors)
+        still = bool(state["moved"] < STILL) and bool(state["changed"] < STILL_SD)
+        if not still:
+            state = self._sampled(state, factors, "scouts", clock)
+        elif bool(seen.all()):
+            state = {
+                **self._sampled(state, factors, "final", clock),
+                "stage": torch.tensor(WEIGH),
+                "weighed": torch.zeros_like(seen),
+                "ratios": torch.zeros_like(state["ratios"]),
+            }
+        scouts = state["scouts"]
+        loc, covariance = any_client(
+            self.surrogate, scouts["draws"], scouts["log_weights"], factors
+        )
+        return {**state, "loc": loc, "covariance": covariance}
+
+    def _reweighted(self, state: Tree, factors: Factors) -> Tree:
+        """Return the state with weights that make the scouts draws of the surrogate with new factors."""
+        scouts = state["scouts"]
+        draws, before = scouts["draws"], scouts["log_weights"]
+        weights = _smoothed(self._log_p(draws, factors) - scouts["log_p"])
+        moved, changed = _apart(_moments(draws, before), _moments(draws, weights.log))
+        if weights.effective < FITTING * len(draws):
+            moved = changed = torch.tensor(torch.inf)
+        scouts = {**scouts, "log_weights": weights.log}
+        return {**state, "scouts": scouts, "moved": moved, "changed": changed}
+
+    def _sampled(self, state: Tree, factors: Factors, name: str, clock: Clock) -> Tree:
+        """Return the state with new draws of the surrogate, as scouts or as the final ones."""
+        around, scouts = state["scales"], state["scouts"]
+        known = None
+        if bool(state["sampled"]):
+            known = resampled(scouts["draws"], scouts["log_weights"], len(scouts["draws"]))
+        found = sample(
+            self.surrogate,
+            factors,
+            len(state[name]["draws"]),
+            around=(around["loc"], around["tril"]),
+            known=known,
+            seed=self.seed + 7919 * (clock.round + 1),
+        )
+        drawn = {**_none(*found.draws.shape), "draws": found.draws}
+        return {
+            **state,
+            name: {**drawn, "log_p": self._log_p(found.draws, factors)},
+            "scales": {"loc": found.loc, "tril": found.tril},
+            "sampled": torch.tensor(True),
+            "r_hat": torch.tensor(found.r_hat),
+        }
+
+    def _log_p(self, draws: Tensor, factors: Factors) -> Tensor:
+        """Return the log density of the surrogate at draws of z, (S,)."""
+        log_z, marginals = self.surrogate.log_marginals(draws, factors)
+        return log_z + marginals.sum(1)
+
+    def weighed(self, state: Tree, reports: Reports, left: int) -> Tree:
+        """Return the state after clients have sent their log marginal likelihoods at the final draws."""
+        factors, final = Factors(**state["factors"]), state["final"]
+        ids = reports.ids[~state["weighed"][reports.ids]]
+        new = reports.value[~state["weighed"][reports.ids]].mT.double()
+        some = Factors(
+            factors.precision[ids],
+            factors.shift[ids],
+            {n: v[ids] for n, v in factors.fields.items()},
+        )
+        each = new - self.surrogate.log_marginals(final["draws"], some)[1]  # (S, n)
+        ratios = state["ratios"] + each.sum(1)
+        seen = state["weighed"].index_fill(0, ids, True)
+        worst = max((_smoothed(one).k_hat for one in each.unbind(1)), default=-math.inf)
+        weights = _smoothed(ratios)
+        state = {
+            **state,
+            "ratios": ratios,
+            "weighed": seen,
+            "k_hat_client": state["k_hat_client"].fmax(torch.tensor(worst)),
+            "k_hat": torch.tensor(weights.k_hat),
+            "effective": torch.tensor(weights.effective),
+        }
+        if not bool(seen.all()) and left > 0:
+            return state
+        state = {**state, "final": {**final, "log_weights": weights.log}}
+        if weights.k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
+            return self._from_weighed(state, factors)
+        return {**state, "stage": torch.tensor(DONE)}
+
+    def _from_weighed(self, state: Tree, factors: Factors) -> Tree:
+        """Return the state that gathers factors anew, about the weighed draws."""
+        final = state["final"]
+        chosen = resampled(final["draws"], final["log_weights"], len(state["scouts"]["draws"]))
+        scouts = {**_none(*chosen.shape), "draws": chosen, "log_p": self._log_p(chosen, factors)}
+        loc, covariance = any_client(self.surrogate, chosen, scouts["log_weights"], factors)
+        nan = torch.tensor(torch.nan)
+        return {
+            **state,
+            "scouts": scouts,
+            "loc": loc,
+            "covariance": covariance,
+            "stage": torch.tensor(GATHER),
+            "again": state["again"] + 1,
+            **dict.fromkeys(("moved", "changed", "k_hat_client"), nan),
+        }
+
+    def params(self, state: Tree) -> Params:
+        """Return the guide's params: draws of equal weight."""
+        known = state["final"] if int(state["stage"]) != GATHER else state["scouts"]
+        points = resampled(known["draws"], known["log_weights"], self.draws)
+        return {"_shared.points": points.to(torch.get_default_dtype())}
+
+
+LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client")
+
+
+def finished(state: Tree) -> bool:
+    """Return whether all stages are done."""
+    return int(state["stage"]) == DONE
+
+
+def logged(state: Tree) -> dict[str, float]:
+    """Return the next stage, how far the posterior moved, R-hat, k-hat and the effective draws."""
+    numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _none(count: int, size: int) -> Tree:
+    """Return draws (S, K) of equal weight, with the log density that they were drawn from; all 0."""
+    return {
+        "draws": torch.zeros(count, size),
+        "log_p": torch.zeros(count),
+        "log_weights": torch.full((count,), -math.log(count)),
+    }
+
+
+def _smoothed(log_ratios: Tensor) -> Weights:
+    """Pareto-smooth log weights; weights that differ by rounding alone are made equal."""
+    span = float(log_ratios.max() - log_ratios.min())
+    if span <= ROUNDING * max(1.0, float(log_ratios.abs().max())):
+        count = len(log_ratios)
+        return Weights(torch.full_like(log_ratios, -math.log(count)), 0.0, float(count))
+    return smoothed(log_ratios)
+
+
+def _moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    share = log_weights.exp()
+    mean = share @ draws
+    return mean, (share @ (draws - mean).square()).sqrt()
+
+
+def _apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the largest shift of a mean, in sds, and the largest change of an sd, as a ratio less 1."""
+    (mean, sd), (new_mean, new_sd) = one, other
+    ratio = (new_sd / sd).log().abs().max().expm1()
+    return ((new_mean - mean).abs() / new_sd).max(), ratio
+
+
+def _warn(state: Tree, left: int) -> None:
+    """Warn where the posterior is not to be trusted: k-hat is high, chains stuck, or the rounds ended too early."""
+    stage, k_hat = int(state["stage"]), float(state["k_hat"])
+    if stage == DONE and k_hat >= K_HAT:
+        warnings.warn(
+            f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of the posterior, and "
+            f"weights cannot correct for it ({float(state['effective']):.0f} effective draws; largest k-hat of one "
+            f"client {float(state['k_hat_client']):.2f}). Do not trust tails and spreads: give local sites tighter "
+            f"priors, or take fedsvi with guides.structured",
+            stacklevel=4,
+        )
+    if stage != DONE and left == 0:
+        missing = int((~state["weighed" if stage == WEIGH else "seen"]).sum())
+        warnings.warn(
+            f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): the posterior is "
+            f"not final; allow more rounds",
+            stacklevel=4,
+        )

@@ -1,0 +1,1 @@
+"""A client's summary: a Gaussian factor of its likelihood, and the hierarchy above the factors, kept exact."""

@@ -1,0 +1,223 @@
+"""Hamiltonian Monte Carlo of a density on R^K with many chains side by side.
+
+All chains share a step size, a trajectory length and a matrix that whitens the density; both are adapted
+during a warm-up, and then held. A trajectory's length is drawn anew in each iteration, the same for all
+chains. As the chains are one batch, an iteration takes a few evaluations of a batch of gradients.
+
+Sources: Neal 2011, MCMC using Hamiltonian dynamics, arXiv:1206.1901; dual averaging of the step size, Hoffman
+and Gelman 2014, JMLR 15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS;
+rank-normalised R-hat, Vehtari et al. 2021, Bayesian Analysis 16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pyro.ops.stats import split_gelman_rubin
+from scipy.optimize import minimize
+from torch import Tensor
+
+# (C, K) -> log density (C,) and gradient (C, K)
+Density = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+ACCEPT = 0.8  # fraction of trajectories to be accepted, as Hoffman and Gelman
+LENGTH = math.pi / 2.0  # mean length of a trajectory: a quarter turn of a standard normal
+MOST_STEPS = 32  # of a trajectory
+WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
+STUCK = 1.05  # split R-hat above which chains have not mixed
+SEARCH = {"maxiter": 60}  # of L-BFGS
+FAR = 1e-4  # of a prior sd, for differences of gradients
+SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
+
+
+class Whitening(NamedTuple):
+    """Coordinates x with z = loc + tril x, in which the density is nearly standard normal.
+
+    loc: (K,).
+    tril: (K, K), lower triangular.
+    """
+
+    loc: Tensor
+    tril: Tensor
+
+
+class Sampled(NamedTuple):
+    """Draws of a density.
+
+    draws: (S, K).
+    r_hat: the largest split R-hat of the K numbers.
+    whitening: as adapted.
+    """
+
+    draws: Tensor
+    r_hat: float
+    whitening: Whitening
+
+
+class _State(NamedTuple):
+    """Where the chains are: x (C, K), log density (C,), gradient in x (C, K)."""
+
+    at: Tensor
+    value: Tensor
+    slope: Tensor
+
+
+class _Step:
+    """Dual averaging of the log step size towards a fraction of accepted trajectories."""
+
+    def __init__(self, first: float) -> None:
+        self.centre, self.error, self.count = math.log(first), 0.0, 0
+        self.log, self.mean = math.log(first), math.log(first)
+
+    def update(self, accepted: float) -> None:
+        self.count += 1
+        self.error += (ACCEPT - accepted - self.error) / (self.count + 10.0)
+        self.log = self.centre - self.error * math.sqrt(self.count) / 0.2
+        share = self.count**-0.75
+        self.mean = share * self.log + (1.0 - share) * self.mean
+
+
+def sampled(
+    density: Density,
+    start: Tensor,
+    whitening: Whitening,
+    *,
+    draws: int,
+    warmup: int,
+    least: int,
+    seed: int,
+    even: Tensor,
+) -> Sampled:
+    """Sample a density by Hamiltonian Monte Carlo.
+
+    Args:
+        density: evaluates all chains at once.
+        start: (C, K), where the chains start.
+        whitening: a first guess, such as of Laplace's approximation.
+        draws: S, of all chains together; where more are drawn, they are thinned.
+        warmup: iterations to adapt in.
+        least: iterations after the warm-up, at least.
+        seed: of the noise.
+        even: (K,) bool, numbers of which the density is an even function: only their sizes count for R-hat.
+    """
+    g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+    renew_at = {round(part * warmup) for part in WINDOWS}
+    step, z = _Step(1.0 / max(1.0, start.shape[1]) ** 0.25), start
+    state, seen = _evaluated(density, z, whitening), []
+    for i in range(warmup):
+        state, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
+        step.update(accepted)
+        seen.append(_z(state, whitening))
+        if i + 1 in renew_at:
+            whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening)
+            state = _evaluated(density, seen[-1], whitening)
+            step, seen = _Step(math.exp(step.mean)), []
+    size, kept = math.exp(step.mean), []
+    for _ in range(max(least, -(-draws // len(start)))):
+        state, _ = _iterated(density, state, whitening, size, g)
+        kept.append(_z(state, whitening))
+    chains = torch.stack(kept, 1)  # (C, draws of each, K)
+    together = torch.stack(kept).flatten(0, 1)
+    together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
+    return Sampled(together, _r_hat(torch.where(even, chains.abs(), chains)), whitening)
+
+
+def _r_hat(chains: Tensor) -> float:
+    """Return the largest split R-hat of chains (C, n, K), of normal scores of the ranks (Vehtari et al. 2021)."""
+    flat = chains.flatten(0, 1)
+    ranks = flat.argsort(0).argsort(0).to(flat.dtype)
+    chains = torch.special.ndtri((ranks + 0.625) / (len(flat) + 0.25)).view(chains.shape)
+    worst: float = split_gelman_rubin(chains).nan_to_num(nan=1.0).max().item()
+    return worst
+
+
+def _z(state: _State, whitening: Whitening) -> Tensor:
+    return whitening.loc + state.at @ whitening.tril.mT
+
+
+def _evaluated(density: Density, z: Tensor, whitening: Whitening) -> _State:
+    at = torch.linalg.solve_triangular(whitening.tril, (z - whitening.loc).mT, upper=False).mT
+    return _at(density, at, whitening)
+
+
+def _at(density: Density, at: Tensor, whitening: Whitening) -> _State:
+    value, slope = density(whitening.loc + at @ whitening.tril.mT)
+    bad = ~(value.isfinite() & slope.isfinite().all(1))
+    value = torch.where(bad, -torch.inf, value)
+    return _State(at, value, torch.where(bad[:, None], 0.0, slope) @ whitening.tril)
+
+
+def _iterated(
+    density: Density, state: _State, whitening: Whitening, size: float, g: torch.Generator
+) -> tuple[_State, float]:
+    """Take one trajectory of every chain; return the states and the mean probability of acceptance."""
+    length = LENGTH * (0.4 + 1.2 * float(torch.rand((), generator=g)))
+    steps = min(MOST_STEPS, max(1, round(length / size)))
+    momentum = torch.randn(state.at.shape, generator=g, dtype=state.at.dtype)
+    now, speed = state, momentum
+    for _ in range(steps):
+        speed = speed + 0.5 * size * now.slope
+        now = _at(density, now.at + size * speed, whitening)
+        speed = speed + 0.5 * size * now.slope
+    gain = now.value - state.value
+    gain = gain - 0.5 * (speed.square().sum(1) - momentum.square().sum(1))
+    chance = gain.nan_to_num(nan=-torch.inf).clamp(max=0.0).exp()
+    taken = torch.rand(chance.shape, generator=g, dtype=chance.dtype) < chance
+    kept = (
+        torch.where(taken.view(-1, *[1] * (n.dim() - 1)), n, o)
+        for n, o in zip(now, state, strict=True)
+    )
+    return _State(*kept), float(chance.mean())
+
+
+def _renewed(states: Tensor, before: Whitening) -> Whitening:
+    """Return the whitening by the moments of states (n, K), shrunk towards the one before."""
+    loc = states.mean(0)
+    away = states - loc
+    known = before.tril @ before.tril.mT
+    covariance = (away.mT @ away + SHRINK * known) / (len(states) + SHRINK)
+    tril, info = torch.linalg.cholesky_ex(covariance)
+    return before if bool(info) else Whitening(loc, tril)
+
+
+def laplace(density: Density, start: Tensor, chains: int, spread: Tensor) -> Whitening:
+    """Return Laplace's approximation of a density: its mode by L-BFGS, and its curvature there.
+
+    Args:
+        density: evaluates C chains at once.
+        start: (K,), where the search starts.
+        chains: C.
+        spread: (K,) sds of the prior: no sd becomes larger.
+    """
+
+    def at(z: Tensor) -> tuple[Tensor, Tensor]:
+        parts = [density(_padded(part, chains)) for part in z.split(chains)]
+        value, slope = (torch.cat(v)[: len(z)] for v in zip(*parts, strict=True))
+        return value, slope
+
+    def loss(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        value, slope = at(start + spread * torch.as_tensor(x)[None])
+        if not bool(value.isfinite().all() & slope.isfinite().all()):
+            return 1e10, np.zeros_like(x)
+        return -float(value), -(slope[0] * spread).numpy()
+
+    found = minimize(loss, np.zeros(len(start)), jac=True, method="L-BFGS-B", options=SEARCH)
+    loc = start + spread * torch.as_tensor(found.x)
+    step = FAR * torch.diag(spread)
+    slopes = at(torch.cat([loc + step, loc - step]))[1]
+    plus, minus = slopes.nan_to_num().split(len(start))
+    curvature = (minus - plus) / (2.0 * FAR * spread[:, None])
+    curvature = 0.5 * (curvature + curvature.mT) * spread[:, None] * spread
+    values, vectors = torch.linalg.eigh(curvature)
+    root = vectors * values.clamp(min=1.0).rsqrt()
+    tril = torch.linalg.cholesky(spread[:, None] * (root @ root.mT) * spread)
+    return Whitening(loc, tril)
+
+
+def _padded(points: Tensor, count: int) -> Tensor:
+    return points[torch.arange(count).clamp(max=len(points) - 1)]

@@ -1,0 +1,218 @@
+"""Local sites of a non-centred program, turned into the effects that its likelihood reads.
+
+A non-centred program draws e ~ Normal(0, 1) and lets the likelihood read mu + tau e. No Gaussian factor in
+(e, mu, tau) is a good one. If row i depends on e only through a linear predictor
+
+    base_i(z) + design_i(z) . e = rest_i + design_i(z0) . (t(z) + T(z) e),
+
+where z0 are the starting values and rest_i is the same for all z that differ in some numbers only, then those
+numbers matter to the likelihood through the effect w = t(z) + T(z) e alone. The factor is taken in w, and the
+prior of w given z follows from that of e. The effect is measured in units of z0: w = e where z = z0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pyro
+import torch
+from torch import Tensor
+
+from hierfl.data.batch import ClientBatch
+from hierfl.laplace.glm_rows import LINKS, link_of, perturbed, terms_at
+from hierfl.program.few_rows import double_precision, in_double, in_dtype
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import Program, ProgramError
+from hierfl.program.sites import Values
+from hierfl.program.traces import Site, in_clients, scored
+
+TRIES = 3  # random points
+FAR = 0.7  # how far one number is moved to see what it changes
+EXACT = 1e-8  # relative differences that are rounding
+FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """The map from the local sites to the effects that the likelihood reads.
+
+    Args:
+        program: whose local sites they are.
+        batch: made-up rows whose predictors tell t and T.
+        inside: (A,) int64, positions in z of the numbers that t and T depend on.
+        origin: (K,) z0.
+        base: (n,) predictors at z0 and e = 0.
+        inverse: (D, n), pseudo-inverse of the design at z0.
+    """
+
+    program: Program
+    batch: ClientBatch
+    inside: Tensor
+    origin: Tensor
+    base: Tensor
+    inverse: Tensor
+
+    def at(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return t (D,) and T (D, D) at z (K,)."""
+        place = torch.eye(len(self.origin), dtype=z.dtype)[self.inside]
+        moved = self.origin.to(z.dtype).index_fill(0, self.inside, 0.0) + z[self.inside] @ place
+        base, design = predicted(self.program, moved, self.batch)
+        inverse = self.inverse.to(z.dtype)
+        return inverse @ (base - self.base.to(z.dtype)), inverse @ design
+
+
+def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
+    """Return the predictors at z and e = 0, (n,), and how they change with each number of e, (n, D)."""
+    size = program.latents.local_block.size
+
+    def at(e: Tensor) -> Tensor:
+        return _predictors(_terms(program, z, e, batch))
+
+    base = at(torch.zeros(size, dtype=z.dtype))
+    return base, (torch.vmap(at)(torch.eye(size, dtype=z.dtype)) - base).mT
+
+
+def seen_effects(program: Program, read: list[int]) -> Effects | None:
+    """Return the effects of a non-centred program, None where its likelihood reads the local sites as they are.
+
+    The answer is tested at random points, not proven.
+
+    Args:
+        program: the program.
+        read: positions in z of the numbers that its likelihood reads.
+
+    Raises:
+        ProgramError: a number of z scales the local sites in the likelihood, and no such effect is found; the
+            message shows the centred form.
+    """
+    if not read or not program.latents.local_block.size:
+        return None
+    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False), double_precision():
+        g = torch.Generator().manual_seed(0)
+        try:
+            return _tried(program, read, _made_up(program, g), g)
+        except FAILS as error:
+            if isinstance(error, ProgramError):
+                raise
+            return None
+
+
+def _tried(
+    program: Program, read: list[int], batch: ClientBatch, g: torch.Generator
+) -> Effects | None:
+    block, size = program.latents.global_block, program.latents.local_block.size
+    origin = block.start.double()
+    points = [origin + 0.5 * torch.randn(block.size, generator=g) for _ in range(TRIES)]
+    draws = [torch.randn(size, generator=g) for _ in points]
+    if not all(_is_linear(program, z, e, batch) for z, e in zip(points, draws, strict=True)):
+        return None
+    base, design = predicted(program, origin, batch)
+    inverse = torch.linalg.pinv(design)
+    across = torch.eye(len(base)) - design @ inverse  # 0 along the columns of the design
+    scales = {j for j in read if any(_moves_design(program, z, j, batch) for z in points)}
+    inside = [j for j in read if all(_is_absorbed(program, z, j, batch, across) for z in points)]
+    if not inside and not scales:
+        return None
+    found = Effects(program, batch, torch.tensor(inside), origin, base, inverse)
+    if inside and scales <= set(inside):
+        if all(_is_right(found, z, e) for z, e in zip(points, draws, strict=True)):
+            return found
+        if not scales:
+            return None
+    raise _not_recognised(program, min(scales))
+
+
+def _made_up(program: Program, g: torch.Generator) -> ClientBatch:
+    """Return perturbed copies of the prototype's rows, three times as many as there are local numbers."""
+    batch = in_double(program.prototype)
+    rows = batch.num_rows
+    index = torch.arange(max(rows, 3 * program.latents.local_block.size + 3)) % rows
+    fields = {name: v.index_select(1, index) for name, v in batch.fields.items()}
+    labels = frozenset(program.labels.values())
+    return perturbed(replace(batch, fields=fields, rows=None), names_of_labels=labels, g=g)
+
+
+def _terms(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> dict[str, Site]:
+    latents = program.latents
+    values: Values = {
+        **latents.global_block.unflatten(z)[0],
+        **latents.local_block.unflatten(e[None, None])[0],
+    }
+    return terms_at(program, values, in_dtype(batch, z.dtype))
+
+
+def _predictors(terms: dict[str, Site]) -> Tensor:
+    return torch.cat([link_of(site).predictor(site["fn"]).flatten() for site in terms.values()])
+
+
+def _score(terms: dict[str, Site], eta: Tensor) -> Tensor:
+    """Return the log likelihood of all rows, with other predictors (n,) than those of the terms, ()."""
+    total, done = torch.zeros(()), 0
+    for site in terms.values():
+        fn = site["fn"]
+        count = fn.batch_shape.numel()
+        part = eta[done : done + count].view(fn.batch_shape)
+        total = total + scored(site, link_of(site).score(fn, site["value"], part)).sum()
+        done += count
+    return total
+
+
+def _is_linear(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> bool:
+    """Return whether the likelihood depends on e through linear predictors alone."""
+    terms = _terms(program, z, e, batch)
+    if not all(in_clients(site) and type(site["fn"]) in LINKS for site in terms.values()):
+        return False
+    base, design = predicted(program, z, batch)
+    known = _score(terms, _predictors(terms))
+    return _alike(base + design @ e, _predictors(terms)) and _alike(
+        _score(_terms(program, z, 0.0 * e, batch), base + design @ e), known
+    )
+
+
+def _stepped(z: Tensor, j: int) -> Tensor:
+    other = z.clone()
+    other[j] += FAR
+    return other
+
+
+def _moves_design(program: Program, z: Tensor, j: int, batch: ClientBatch) -> bool:
+    """Return whether number j of z changes the design."""
+    one, other = (predicted(program, at, batch)[1] for at in (z, _stepped(z, j)))
+    return not _alike(one, other)
+
+
+def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across: Tensor) -> bool:
+    """Return whether number j of z moves predictors along the columns of the design, and nothing else."""
+    other = _stepped(z, j)
+    (base, design), (new_base, new_design) = (predicted(program, at, batch) for at in (z, other))
+    moved = torch.cat([(new_base - base)[:, None], new_design - design], 1)
+    if not _alike(across @ moved, torch.zeros_like(moved)):
+        return False
+    e = torch.zeros(design.shape[1])
+    one, two = (_score(_terms(program, at, e, batch), base) for at in (z, other))
+    return _alike(one, two)
+
+
+def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
+    """Return whether the likelihood at (z, e) is that at the effects, with the absorbed numbers at z0."""
+    program, batch = found.program, found.batch
+    shift, scale = found.at(z)
+    there = z.clone()
+    there[found.inside] = found.origin[found.inside]
+    terms = [_terms(program, z, e, batch), _terms(program, there, shift + scale @ e, batch)]
+    return _alike(*(_score(of, _predictors(of)) for of in terms))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.allclose(one, other, rtol=EXACT, atol=EXACT))
+
+
+def _not_recognised(program: Program, position: int) -> ProgramError:
+    block, local = program.latents.global_block, program.latents.local_block.sites[0].name
+    names = [site.name for site in block.sites for _ in range(site.size)]
+    return ProgramError(
+        f"the likelihood reads global site '{names[position]}' as a scale of local site '{local}', in a form "
+        f"that two_stage cannot turn into an effect: write the program centred, with the effect itself as the "
+        f"local site, such as {local} = pyro.sample('{local}', dist.Normal(mu, tau)) in place of mu + tau * "
+        f"{local}"
+    )

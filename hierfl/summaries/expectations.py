@@ -1,0 +1,295 @@
+"""Expectations of a client's log likelihood and of its derivatives under a Normal distribution of v.
+
+The numbers v = (l, s) that a likelihood reads fall into two kinds. Row i depends on l only through a linear
+predictor, eta_i = base_i(s) + x_i . l. Given s, that predictor is Normal, so an expectation is a
+one-dimensional Gauss-Hermite sum a row. The rest, s, is summed over a few points: none where everything is in
+a predictor, Gauss-Hermite nodes for one number, quasi-random points for several. Without a linear predictor s
+is all of v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pyro
+import torch
+from torch import Tensor
+from torch.func import grad, jacrev, vjp
+
+from hierfl.core.importance_sampling import normal_points
+from hierfl.data.batch import ClientBatch
+from hierfl.laplace.glm_rows import LINKS, SIZES, link_of, perturbed
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import untouched_store
+from hierfl.program.traces import Site, in_clients, scored
+from hierfl.summaries.reading import Reading, log_likelihood, start_of
+
+ALONG_ROW, ALONE = 12, 9  # Gauss-Hermite nodes of a predictor, and of s where it is one number
+FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
+EXACT = 1e-8  # relative differences that are rounding, in double precision
+TRIES = 2  # test points of each size
+
+
+class Nodes(NamedTuple):
+    """Standard normal points and their weights.
+
+    rest: (J, S) of s.
+    rest_weights: (J,).
+    row: (G,) of a predictor.
+    row_weights: (G,).
+    """
+
+    rest: Tensor
+    rest_weights: Tensor
+    row: Tensor
+    row_weights: Tensor
+
+
+class Expected(NamedTuple):
+    """Expectations under a Normal distribution of v.
+
+    slope: (V,) E[d log p(y | v)].
+    curvature: (V, V) -E[d^2 log p(y | v)].
+    """
+
+    slope: Tensor
+    curvature: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Which numbers of v enter a likelihood through linear predictors alone.
+
+    Args:
+        reading: what the likelihood reads.
+        inside: (L,) int64, positions in v of those numbers.
+    """
+
+    reading: Reading
+    inside: Tensor
+
+    @cached_property
+    def rest(self) -> Tensor:
+        """Positions in v of all other numbers, (S,) int64."""
+        others = set(range(self.reading.size)) - set(self.inside.tolist())
+        return torch.tensor(sorted(others), dtype=torch.long)
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Where each number of v lies in (l, s), (V,) int64."""
+        return torch.argsort(torch.cat([self.inside, self.rest]))
+
+    def whole(self, line: Tensor, rest: Tensor) -> Tensor:
+        """Return v of l (L,) and s (S,)."""
+        return torch.cat([line, rest])[self.order]
+
+
+def nodes_of(line: Line) -> Nodes:
+    """Return the nodes at which expectations are summed."""
+    size, dtype = len(line.rest), torch.get_default_dtype()
+    if size == 1:
+        rest, rest_weights = _gauss_hermite(ALONE, dtype)
+        rest = rest[:, None]
+    elif size:
+        rest = normal_points(FEW if len(line.inside) else MANY, size)
+        rest_weights = torch.full((len(rest),), 1.0 / len(rest))
+    else:
+        rest, rest_weights = torch.zeros(1, 0), torch.ones(1)
+    return Nodes(rest, rest_weights, *_gauss_hermite(ALONG_ROW, dtype))
+
+
+def node_at_mean(line: Line) -> Nodes:
+    """Return the one node at the mean of v."""
+    return Nodes(torch.zeros(1, len(line.rest)), torch.ones(1), torch.zeros(1), torch.ones(1))
+
+
+def _gauss_hermite(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights (count,) of the expectation of a function of a standard normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    return torch.as_tensor(nodes, dtype=dtype), torch.as_tensor(
+        weights / weights.sum(), dtype=dtype
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of one client, with their linear predictors.
+
+    Args:
+        line: the numbers in linear predictors.
+        batch: the client's rows.
+        design: (n, L), the predictors' coefficients of l, all observed sites one after another.
+    """
+
+    line: Line
+    batch: ClientBatch
+    design: Tensor
+
+    def log_likelihood(self, v: Tensor) -> Tensor:
+        """Return log p(y | v), ()."""
+        return self.line.reading.log_likelihood(v, self.batch)
+
+    def log_likelihood_by_line(self, v: Tensor) -> Tensor:
+        """Return the same by the linear predictors: mapped over l, the program is evaluated once."""
+        line = self.line
+        if not len(line.inside):
+            return self.log_likelihood(v)
+        return self._shifted(self.design @ v[line.inside], v[line.rest])
+
+    def _shifted(self, shift: Tensor, rest: Tensor) -> Tensor:
+        """Return the log likelihood with the predictors moved by `shift` (n,) from l = 0, at s (S,)."""
+        v = self.line.whole(torch.zeros(len(self.line.inside)), rest)
+        terms = self.line.reading.terms(v, self.batch)
+        if not len(self.line.inside):
+            return log_likelihood(terms)
+        total, done = torch.zeros(()), 0
+        for site in terms.values():
+            eta = link_of(site).predictor(site["fn"]).flatten()
+            total = total + _score(site, eta + shift[done : done + len(eta)]).sum()
+            done += len(eta)
+        return total
+
+    def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
+        """Return expectations under v ~ Normal(mean (V,), precision (V, V)^-1), summed at nodes."""
+        inside, rest = self.line.inside, self.line.rest
+        centre, points = mean[rest], mean[rest].expand(len(nodes.rest), -1)
+        if len(rest):
+            covariance = torch.linalg.inv_ex(precision).inverse[rest][:, rest]
+            points = points + nodes.rest @ torch.linalg.cholesky_ex(covariance).L.mT
+        shift = torch.zeros(len(points), len(self.design))
+        spread = torch.zeros(len(self.design))
+        if len(inside):
+            tril = torch.linalg.cholesky_ex(precision[inside][:, inside]).L
+            moved = (points - centre) @ precision[rest][:, inside]
+            shift = (mean[inside] - torch.cholesky_solve(moved.mT, tril).mT) @ self.design.mT
+            away = torch.linalg.solve_triangular(tril, self.design.mT, upper=False)
+            spread = away.square().sum(0).sqrt()
+        row = nodes.row if len(inside) else nodes.row[:1] * 0.0
+        row_weights = nodes.row_weights if len(inside) else torch.ones(1)
+
+        def at_point(point: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+            found = torch.vmap(lambda g: self._derivatives(shift + g * spread, point))(row)
+            return tuple(torch.tensordot(row_weights, v, 1) for v in found)
+
+        each = torch.vmap(at_point)(points, shift)
+        slope, rest_slope, second, cross, rest_second = (
+            torch.tensordot(nodes.rest_weights, v, 1) for v in each
+        )
+        of_line, order = slope @ self.design, self.line.order
+        corner = cross @ self.design  # (S, L)
+        top = torch.cat([(self.design.mT * second) @ self.design, corner.mT], 1)
+        whole = torch.cat([top, torch.cat([corner, rest_second], 1)])
+        return Expected(torch.cat([of_line, rest_slope])[order], -whole[order][:, order])
+
+    def _derivatives(self, shift: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
+        """Return the first and second derivatives of the log likelihood in the predictors and in s.
+
+        Returns:
+            (n,), (S,), (n,) the diagonal, as a row depends on its own predictor alone, (S, n), (S, S).
+        """
+        (slope, rest_slope), pull = vjp(grad(self._shifted, (0, 1)), shift, rest)[:2]
+        second = pull((torch.ones_like(shift), torch.zeros_like(rest)))[0]
+        if not len(self.line.rest):
+            none = torch.zeros(0, len(shift)), torch.zeros(0, 0)
+            return slope, rest_slope, second, *none
+        axes = torch.eye(len(rest), dtype=rest.dtype)
+        cross, rest_second = torch.vmap(lambda a: pull((torch.zeros_like(shift), a)))(axes)
+        return slope, rest_slope, second, cross, rest_second
+
+
+def rows_of(line: Line, batch: ClientBatch) -> Rows:
+    """Return the rows of one client with the coefficients of their linear predictors."""
+    if not len(line.inside):
+        return Rows(line, batch, torch.zeros(0, 0))
+    rest = start_of(line.reading)[line.rest]
+
+    def predictors(along: Tensor) -> Tensor:
+        return _predictors(line.reading.terms(line.whole(along, rest), batch))
+
+    size = len(line.inside)
+    base = predictors(torch.zeros(size))
+    return Rows(line, batch, (torch.vmap(predictors)(torch.eye(size)) - base).mT)
+
+
+def seen_line(reading: Reading) -> Line:
+    """Find which numbers of v enter a likelihood through linear predictors alone.
+
+    The answer is tested at random points near 0 and far from it, not proven.
+    """
+    none = Line(reading, torch.zeros(0, dtype=torch.long))
+    with (
+        untouched_store(),
+        torch.no_grad(),
+        pyro.validation_enabled(False),
+        double_precision(),
+    ):
+        g = torch.Generator().manual_seed(0)
+        labels = frozenset(reading.program.labels.values())
+        batch = perturbed(in_double(reading.program.prototype), names_of_labels=labels, g=g)
+        try:
+            found = _tried(reading, batch, g)
+        except (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError):
+            return none  # quasi-random points need no structure, and report what is wrong with the program
+    return found or none
+
+
+def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | None:
+    start = start_of(reading).double()
+    points = [
+        start + torch.cat([far * w, 0.5 * u])
+        for far in SIZES * TRIES
+        for w, u in [
+            torch.randn(reading.size, generator=g).split(
+                [reading.own_size, reading.size - reading.own_size]
+            )
+        ]
+    ]
+    if not all(_has_predictor(site) for site in reading.terms(points[0], batch).values()):
+        return None
+    slopes = torch.stack(
+        [jacrev(lambda v: _predictors(reading.terms(v, batch)))(v) for v in points]
+    )
+    constant = ((slopes - slopes[0]).abs() <= EXACT * (1.0 + slopes[0].abs())).all(0).all(0)
+    for v in points[: len(SIZES)]:
+        eta = _predictors(reading.terms(v, batch))
+        for j in constant.nonzero()[:, 0].tolist():
+            other = v.clone()
+            other[j] += 0.7
+            constant[j] &= _alike(*(_scores(reading.terms(at, batch), eta) for at in (v, other)))
+    line = Line(reading, constant.nonzero()[:, 0])
+    rows = rows_of(line, batch)
+    for v in points:
+        known = reading.log_likelihood(v, batch)
+        made = rows._shifted(rows.design @ v[line.inside], v[line.rest])
+        if not _alike(made, known):
+            return None
+    return line
+
+
+def _has_predictor(site: Site) -> bool:
+    return in_clients(site) and type(site["fn"]) in LINKS
+
+
+def _predictors(terms: dict[str, Site]) -> Tensor:
+    """Return the predictors of all rows, site after site, (n,)."""
+    return torch.cat([link_of(site).predictor(site["fn"]).flatten() for site in terms.values()])
+
+
+def _score(site: Site, eta: Tensor) -> Tensor:
+    """Return the log likelihood of each row of a site at other predictors (n,)."""
+    fn = site["fn"]
+    return scored(site, link_of(site).score(fn, site["value"], eta.view(fn.batch_shape))).flatten()
+
+
+def _scores(terms: dict[str, Site], eta: Tensor) -> Tensor:
+    sizes = [site["fn"].batch_shape.numel() for site in terms.values()]
+    return torch.cat(
+        [_score(site, part) for site, part in zip(terms.values(), eta.split(sizes), strict=True)]
+    )
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.allclose(one, other, rtol=EXACT, atol=EXACT))

@@ -1,0 +1,89 @@
+"""A client's likelihood as a Gaussian factor, found by variational steps on the client's own rows.
+
+The server tells what it believes of any client's v, Normal(m, C). With it, q is the Normal distribution
+closest to Normal(v; m, C) p(y | v) (in KL(q || .)), and the factor is what the likelihood contributes to q:
+
+    exp(eta . v - v' Lambda v / 2),    Lambda = -E_q[d^2 log p(y | v)],    eta = E_q[d log p(y | v)] + Lambda E_q[v]
+
+It is exact where the likelihood is Gaussian. Natural parameters make a singular Lambda (a client with one
+row, a column that never varies) no trouble.
+
+Source: conjugate-computation variational inference, Khan and Lin 2017, arXiv:1703.04265.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from hierfl.laplace.mode import CAP, newton_step
+from hierfl.summaries.expectations import Nodes, Rows, node_at_mean
+
+CLIMB, SETTLE = 12, 30  # Newton steps to the mode, and variational steps from there
+RATE = 0.3  # of a variational step: whole steps run away where labels are rare
+
+
+class Factor(NamedTuple):
+    """The Gaussian factor of a client's likelihood.
+
+    precision: (V, V) Lambda, without negative eigenvalues.
+    shift: (V,) eta.
+    raised: () how many eigenvalues of Lambda were negative, and are 0 instead.
+    """
+
+    precision: Tensor
+    shift: Tensor
+    raised: Tensor
+
+    def log(self, v: Tensor) -> Tensor:
+        """Return the log of the factor at v (V,), ()."""
+        return self.shift @ v - 0.5 * v @ self.precision @ v
+
+
+def factor_of(rows: Rows, loc: Tensor, covariance: Tensor, nodes: Nodes) -> Factor:
+    """Return the factor of a client's likelihood.
+
+    Args:
+        rows: of the client.
+        loc: (V,) m, the mean of v that the server believes in.
+        covariance: (V, V) C.
+        nodes: at which expectations are summed.
+    """
+    prior = torch.linalg.inv_ex(covariance).inverse
+    prior = 0.5 * (prior + prior.mT)
+    mean = _mode(rows, loc, prior)
+    precision = prior + _positive(rows.expected(mean, prior, node_at_mean(rows.line)).curvature)[0]
+    for _ in range(SETTLE):
+        slope, curvature = rows.expected(mean, precision, nodes)
+        precision = (1.0 - RATE) * precision + RATE * (prior + _positive(curvature)[0])
+        step = newton_step(slope - prior @ (mean - loc), precision, cap=CAP)
+        mean = mean + RATE * step
+    slope, curvature = rows.expected(mean, precision, nodes)
+    curvature, raised = _positive(curvature)
+    return Factor(curvature, slope + curvature @ mean, raised)
+
+
+def _mode(rows: Rows, loc: Tensor, prior: Tensor) -> Tensor:
+    """Climb to the mode of Normal(v; loc, prior^-1) p(y | v) by Newton steps, each halved if that is better."""
+    shares = torch.tensor([1.0, 0.5, 0.25, 0.0625], dtype=loc.dtype)
+
+    def density(v: Tensor) -> Tensor:
+        return rows.log_likelihood(v) - 0.5 * (v - loc) @ prior @ (v - loc)
+
+    mean = loc
+    for _ in range(CLIMB):
+        curvature = _positive(rows.expected(mean, prior, node_at_mean(rows.line)).curvature)[0]
+        step = newton_step(grad(density)(mean), curvature + prior, cap=CAP)
+        tried = torch.vmap(lambda by, mean=mean, step=step: density(mean + by * step))(shares)
+        mean = mean + shares[tried.nan_to_num(nan=-torch.inf).argmax(0)] * step
+    return mean
+
+
+def _positive(curvature: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a curvature with its negative eigenvalues set to 0, and how many there were."""
+    values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
+    floor = 1e-6 * values.abs().amax()
+    return (vectors * values.clamp(min=0.0)) @ vectors.mT, (values < -floor).sum().to(values.dtype)

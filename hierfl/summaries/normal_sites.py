@@ -1,0 +1,100 @@
+"""Sites that are Normal in unconstrained numbers: their means and precisions, read off their distributions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import ExpTransform, TransformedDistribution
+
+from hierfl.program.check_distributions import kind_of
+from hierfl.program.sites import LatentSite
+from hierfl.program.traces import Site
+
+WRAPPERS = (torch.distributions.Independent, dist.ExpandedDistribution)
+
+
+class NotNormal(Exception):
+    """A site whose distribution is not Normal in unconstrained numbers."""
+
+
+def means_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> Tensor:
+    """Return the means of sites, unconstrained: (C, D) of local sites, (1, K) of global ones."""
+    return torch.cat([_flat(site, normal_of(found[site.name]["fn"]).loc) for site in sites], -1)
+
+
+def precision_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> tuple[Tensor, Tensor]:
+    """Return the precision of sites given those that their means depend on, and its log determinant.
+
+    Returns:
+        (C, D, D) and (C,) of local sites, (1, K, K) and (1,) of global ones.
+    """
+    sizes = [site.size for site in sites]
+    before = [sum(sizes[:i]) for i in range(len(sizes))]
+    total, log_det = torch.zeros(()), torch.zeros(())
+    for site, start in zip(sites, before, strict=True):
+        fn = normal_of(found[site.name]["fn"])
+        if isinstance(fn, torch.distributions.MultivariateNormal):
+            dense = _block_diagonal(_blocks(site, fn.precision_matrix))
+            tril = _blocks(site, fn.scale_tril)
+            log_det = log_det - 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
+        else:
+            scale = _flat(site, fn.scale)
+            dense = torch.diag_embed(scale**-2.0)
+            log_det = log_det - 2.0 * scale.log().sum(-1)
+        after = sum(sizes) - start - site.size
+        total = total + torch.nn.functional.pad(dense, (start, after, start, after))
+    return total, log_det
+
+
+def normal_of(fn: Any) -> Any:
+    """Return the Normal distribution of a site's unconstrained value, expanded to the site's whole shape.
+
+    Raises:
+        NotNormal: it has none.
+    """
+    shape = fn.batch_shape
+    fn = _unwrapped(fn)
+    if isinstance(fn, TransformedDistribution) and [type(t) for t in fn.transforms] == [
+        ExpTransform
+    ]:
+        fn = _unwrapped(fn.base_dist)
+    if isinstance(fn, torch.distributions.MultivariateNormal):
+        return fn.expand(shape)
+    if isinstance(fn, torch.distributions.Normal):
+        return fn.expand((*shape, *fn.batch_shape[len(shape) :]))
+    raise NotNormal(kind_of(fn))
+
+
+def _unwrapped(fn: Any) -> Any:
+    while isinstance(fn, WRAPPERS):
+        fn = fn.base_dist
+    return fn
+
+
+def _flat(site: LatentSite, value: Tensor) -> Tensor:
+    """Return a parameter with one number an entry of the site, (C, size), or (1, size) of a global site."""
+    clients_first = _clients_first(site, value)
+    return clients_first.reshape(len(clients_first), -1)
+
+
+def _blocks(site: LatentSite, value: Tensor) -> Tensor:
+    """Return a parameter with a matrix an event: (C, blocks, d, d), or (1, blocks, d, d)."""
+    clients_first = _clients_first(site, value)
+    return clients_first.reshape(len(clients_first), -1, *value.shape[-2:])
+
+
+def _clients_first(site: LatentSite, value: Tensor) -> Tensor:
+    if not site.is_local:
+        return value[None]
+    inner = len(site.batch_shape) - 2
+    return value.movedim((inner, inner + 1), (0, 1))[:, 0]
+
+
+def _block_diagonal(blocks: Tensor) -> Tensor:
+    """Return (C, blocks, d, d) as one matrix a client, (C, blocks d, blocks d)."""
+    eye = torch.eye(blocks.shape[-3], dtype=blocks.dtype)
+    apart = eye[:, None, :, None] * blocks[..., :, :, None, :]  # (C, b, d, b, d)
+    return apart.flatten(-2).flatten(-3, -2)

@@ -1,0 +1,74 @@
+"""What the server believes of any client's v: moments of p(v | z) over draws of z."""
+
+from __future__ import annotations
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.program.few_rows import in_double
+from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.keyed_draws import NoKeyedDraw
+from hierfl.program.traces import Site
+from hierfl.summaries.hierarchy import Factors, Hierarchy
+from hierfl.summaries.surrogate import Surrogate
+
+DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
+CENTRAL = (
+    0.9  # share of the draws whose variances are averaged: those of a Cauchy prior have no mean
+)
+WIDE = 2.5  # sd of an unconstrained number whose prior cannot be drawn from
+
+
+def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
+    """Return draws of the global sites from their prior, (S, K), unconstrained.
+
+    Where a prior cannot be drawn from (an improper one) they are Normal about the starting values instead.
+    """
+    program, block = hierarchy.program, hierarchy.program.latents.global_block
+    batch = in_double(hierarchy.row)
+
+    def one(d: int) -> Tensor:
+        drawn = batch.redrawn(noise.word("prior")).redrawn(d)
+        with Answer({}, drawn, reparameterised=False):
+            nodes: dict[str, Site] = poutine.trace(program.model).get_trace(drawn).nodes
+        return block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})
+
+    with untouched_store():
+        try:
+            found = torch.stack([one(d) for d in range(DRAWS)])
+        except (NoKeyedDraw, NotImplementedError):
+            g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
+            away = torch.randn(DRAWS, block.size, generator=g, dtype=torch.float64)
+            return block.start.double() + WIDE * away
+    low, high = (found.quantile(q, 0) for q in (0.01, 0.99))
+    return found.nan_to_num().clamp(low, high)
+
+
+def any_client(
+    surrogate: Surrogate, draws: Tensor, log_weights: Tensor, factors: Factors
+) -> tuple[Tensor, Tensor]:
+    """Return the mean (V,) and covariance (V, V) of p(v | z) over draws of z, and over clients.
+
+    Args:
+        surrogate: of the program.
+        draws: (S, K) of z.
+        log_weights: (S,) of the draws.
+        factors: for the clients' fields.
+    """
+    means, covariances = surrogate.moments(draws, factors)  # (S, C, V), (S, C, D, D)
+    count, size = means.shape[1], covariances.shape[-1]
+    share = log_weights.exp()
+    if size:
+        wide = covariances.diagonal(dim1=-2, dim2=-1).sum((-2, -1))
+        share = torch.where(wide <= wide.quantile(CENTRAL), share, 0.0)
+        share = share / share.sum()
+    mean = torch.tensordot(share, means.mean(1), 1)
+    away = (means - mean).flatten(0, 1)
+    each = share.repeat_interleave(count) / count
+    covariance = away.mT @ (away * each[:, None])
+    within = torch.tensordot(share, covariances.mean(1), 1)
+    covariance[:size, :size] += within
+    eye = torch.eye(len(mean), dtype=mean.dtype)
+    return mean, covariance + 1e-9 * covariance.diagonal().mean() * eye

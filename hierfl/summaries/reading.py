@@ -1,0 +1,134 @@
+"""What a client's likelihood reads: its own local sites, and some of the global ones.
+
+    v = (w, u),    w (D,) the client's local sites, u (U,) the global numbers that the likelihood reads itself
+
+All are unconstrained. In a non-centred program w are the effects instead (`hierfl.summaries.effects`). Which
+global sites the likelihood reads is found by evaluating the program at random points: a site is read if the
+likelihood of a few perturbed rows changes with any of its numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyro
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from hierfl.data.batch import ClientBatch
+from hierfl.laplace.glm_rows import perturbed, terms_at
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import untouched_store
+from hierfl.program.program import Program
+from hierfl.program.sites import Values
+from hierfl.program.traces import Site, per_client, scored
+from hierfl.summaries.effects import Effects, seen_effects
+
+TRIES = 4  # random points
+AWAY = 0.5  # how far they lie from the starting values, in unconstrained numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What the likelihood of a program reads.
+
+    Args:
+        program: whose likelihood it is.
+        shared: (U,) int64, positions of u in the unconstrained global vector z.
+        origin: (K,) z at which the global numbers stay that are not in u.
+        effects: of a non-centred program: w are then the effects that its likelihood reads; None: w are the
+            local sites themselves.
+    """
+
+    program: Program
+    shared: Tensor
+    origin: Tensor
+    effects: Effects | None = None
+
+    @property
+    def own_size(self) -> int:
+        """D, the number of unconstrained local numbers of a client."""
+        return self.program.latents.local_block.size
+
+    @property
+    def size(self) -> int:
+        """D + U, the length of v."""
+        return self.own_size + len(self.shared)
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """Rows of the identity that put u into z, (U, K)."""
+        return torch.eye(len(self.origin))[self.shared]
+
+    @cached_property
+    def _rest(self) -> Tensor:
+        """`origin` with zeros at the positions of u, (K,)."""
+        return self.origin.index_fill(0, self.shared, 0.0)
+
+    def values(self, v: Tensor) -> Values:
+        """Return the values of all sites at v (D + U,), in the shapes of one client."""
+        latents, size = self.program.latents, self.own_size
+        z = self._rest.to(v.dtype) + v[size:] @ self._place.to(v.dtype)
+        values, _ = latents.global_block.unflatten(z)
+        if size:
+            values = {**values, **latents.local_block.unflatten(v[None, None, :size])[0]}
+        return values
+
+    def terms(self, v: Tensor, batch: ClientBatch) -> dict[str, Site]:
+        """Return the likelihood's sites of one client at v, by name."""
+        return terms_at(self.program, self.values(v), batch)
+
+    def log_likelihood(self, v: Tensor, batch: ClientBatch) -> Tensor:
+        """Return log p(y | v) of the rows of one client, ()."""
+        return log_likelihood(self.terms(v, batch))
+
+
+def log_likelihood(terms: dict[str, Site]) -> Tensor:
+    """Return the sum of the log densities of the likelihood's sites of one client, ()."""
+    each = (scored(site, site["fn"].log_prob(site["value"])) for site in terms.values())
+    return sum((per_client(term)[0] for term in each), torch.zeros(()))
+
+
+def read_likelihood(program: Program) -> Reading:
+    """Find which global sites the likelihood of a program reads.
+
+    The answer is tested at random points, not proven.
+
+    Raises:
+        ProgramError: the program is non-centred in a form that is not recognised.
+    """
+    block = program.latents.global_block
+    everything = Reading(program, torch.arange(block.size), block.start)
+    with untouched_store(), pyro.validation_enabled(False), double_precision():
+        g = torch.Generator().manual_seed(0)
+        labels = frozenset(program.labels.values())
+        batch = perturbed(in_double(program.prototype), names_of_labels=labels, g=g)
+        felt = torch.zeros(block.size)
+        for _ in range(TRIES):
+            v = start_of(everything).double()
+            v = v + AWAY * torch.randn(len(v), generator=g)
+            slope = grad(lambda v: everything.log_likelihood(v, batch))(v)
+            felt = felt + slope[everything.own_size :].nan_to_num(nan=1.0).abs()
+    read = [
+        position
+        for site, piece in zip(
+            block.sites,
+            torch.arange(block.size).split([site.size for site in block.sites]),
+            strict=True,
+        )
+        if bool((felt[piece] > 0.0).any())
+        for position in piece.tolist()
+    ]
+    effects = seen_effects(program, read)
+    absorbed = set() if effects is None else set(effects.inside.tolist())
+    left = torch.tensor([j for j in read if j not in absorbed], dtype=torch.long)
+    return Reading(program, left, block.start, effects)
+
+
+def start_of(reading: Reading) -> Tensor:
+    """Return v at the starting values of its sites, (D + U,)."""
+    own = reading.program.latents.local_block
+    at = own.start.flatten() if own.size else torch.zeros(0)
+    return torch.cat([at, reading.origin[reading.shared]])

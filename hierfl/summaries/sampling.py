@@ -1,0 +1,113 @@
+"""Draws of the surrogate posterior: chains over s, then m given s."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.summaries.chains import STUCK, Sampled, Whitening, laplace, sampled
+from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.surrogate import Surrogate
+
+# chains by what a gradient costs, N (D + 1)^3: an iteration of a cheap one takes as long for many as for one
+CHAINS = ((2e4, 128), (1e6, 32), (float("inf"), 8))
+COLD, WARM = 60, 20  # iterations of the warm-up, from the prior and from earlier draws
+LEAST, MOST = (
+    50,
+    400,
+)  # iterations after it, at first, and at most where R-hat asks for longer chains
+
+
+class Draws(NamedTuple):
+    """Draws of the surrogate.
+
+    draws: (S, K).
+    r_hat: the largest split R-hat of the chains over s.
+    loc: (Ks,), tril: (Ks, Ks): whitening of the coordinates that are sampled, for the next time.
+    """
+
+    draws: Tensor
+    r_hat: float
+    loc: Tensor
+    tril: Tensor
+
+
+def sample(
+    surrogate: Surrogate,
+    factors: Factors,
+    count: int,
+    *,
+    around: tuple[Tensor, Tensor],
+    known: Tensor | None,
+    seed: int,
+) -> Draws:
+    """Sample the surrogate posterior.
+
+    Args:
+        surrogate: of the program.
+        factors: of the clients.
+        count: S.
+        around: mean and lower triangular scale of the coordinates that are sampled, a first guess.
+        known: (S, K) draws to start from, of a posterior nearby; None: start from the guess.
+        seed: of the noise.
+    """
+    hierarchy = surrogate.hierarchy
+    g = torch.Generator().manual_seed(noise.word(f"two_stage {seed}") & 0x7FFFFFFF)
+    normal = torch.randn(count, len(hierarchy.inside), generator=g)
+    if not len(hierarchy.outside):
+        scales, r_hat = torch.zeros(count, 0), 1.0
+        loc, tril = around
+    else:
+        found = _chains(surrogate, factors, count, around, known, seed, g)
+        scales, r_hat = surrogate.from_signed(found.draws), found.r_hat
+        loc, tril = found.whitening
+    return Draws(surrogate.with_means(scales, normal, factors), r_hat, loc, tril)
+
+
+def _chains(
+    surrogate: Surrogate,
+    factors: Factors,
+    count: int,
+    around: tuple[Tensor, Tensor],
+    known: Tensor | None,
+    seed: int,
+    g: torch.Generator,
+) -> Sampled:
+    cost = len(factors.shift) * (surrogate.hierarchy.reading.own_size + 1) ** 3
+    chains = next(many for most, many in CHAINS if cost <= most)
+    density = surrogate.density(factors, chains)
+    whitening, outside = Whitening(*around), surrogate.hierarchy.outside
+    if known is None:
+        spread = whitening.tril.diagonal().clone()
+        whitening = laplace(density, whitening.loc, chains, spread)
+        away = torch.randn(chains, len(outside), generator=g)
+        start, warmup = whitening.loc + away @ whitening.tril.mT, COLD
+    else:
+        at = torch.randperm(len(known), generator=g)[:chains]
+        start, warmup = surrogate.to_signed(known[at][:, outside]), WARM
+    least = LEAST
+    while True:
+        found = sampled(
+            density,
+            start,
+            whitening,
+            draws=count,
+            warmup=warmup,
+            least=least,
+            seed=seed,
+            even=surrogate.even,
+        )
+        if not found.r_hat > STUCK:
+            return found
+        if least >= MOST:
+            warnings.warn(
+                f"the server's chains have not mixed (split R-hat {found.r_hat:.2f}): do not trust spreads; a prior "
+                f"that keeps scales away from infinity helps",
+                stacklevel=2,
+            )
+            return found
+        start, whitening, warmup, least = found.draws[-chains:], found.whitening, WARM, 2 * least

@@ -1,0 +1,96 @@
+"""A client's exact log marginal likelihood at given global sites, by importance sampling about its factor.
+
+    log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
+
+The expectation is over w ~ p(w | z) factor_k(v), normalised, which is Normal. Its points come from the same
+standard normal points at every z, so that their errors largely cancel between two z.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierfl.core.importance_sampling import normal_points
+from hierfl.summaries.expectations import Rows
+from hierfl.summaries.factor import Factor
+from hierfl.summaries.hierarchy import Hierarchy
+
+NODES = {1: 16, 2: 8}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
+POINTS = 64  # quasi-random points where there are more
+NUMBERS_AT_ONCE = 1 << 20  # draws x points x rows that a client carries at once
+
+
+class Marginals(NamedTuple):
+    """A client's log marginal likelihoods at S draws.
+
+    log: (S,) log p(y_k | z).
+    effective: (S,) effective share of the points, 1 where the factor is exact.
+    """
+
+    log: Tensor
+    effective: Tensor
+
+
+def standard_points(size: int) -> tuple[Tensor, Tensor]:
+    """Return standard normal points (M, D) and their log weights (M,), for D = `size` local unknowns."""
+    dtype = torch.get_default_dtype()
+    if size in NODES:
+        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES[size])
+        grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), -1).reshape(-1, size)
+        product = np.stack(np.meshgrid(*[weights] * size, indexing="ij"), -1)
+        logs = np.log(product.reshape(-1, size)).sum(1)
+        logs = logs - np.logaddexp.reduce(logs)
+        return torch.as_tensor(grid, dtype=dtype), torch.as_tensor(logs, dtype=dtype)
+    count = POINTS if size else 1
+    points = normal_points(count, size) if size else torch.zeros(1, 0)
+    return points, torch.full((count,), -math.log(count))
+
+
+@dataclass(frozen=True, eq=False)
+class Weigher:
+    """Evaluates a client's log marginal likelihood.
+
+    Args:
+        hierarchy: the program's prior.
+        points: (M, D), standard normal.
+        log_weights: (M,), of the points.
+    """
+
+    hierarchy: Hierarchy
+    points: Tensor
+    log_weights: Tensor
+
+    def marginals(self, rows: Rows, factor: Factor, draws: Tensor) -> Marginals:
+        """Return the log marginal likelihoods of one client at draws of z, (S, K)."""
+        hierarchy, batch = self.hierarchy, rows.batch
+        first = {name: v[:, :1] for name, v in batch.fields.items()}
+        own = replace(batch, fields=first, rows=None)
+        points, log_weights = self.points, self.log_weights
+
+        def one(z: Tensor) -> Marginals:
+            normal = hierarchy.local(z, own)
+            given = hierarchy.given(normal, z, factor.precision[None], factor.shift[None])
+            integral, covariance = given.log_integral()
+            u = z[hierarchy.reading.shared]
+            w = points
+            if points.shape[1]:
+                tril = torch.linalg.cholesky_ex(covariance[0]).L
+                w = covariance[0] @ given.shift[0] + points @ tril.mT
+
+            def ratio(w: Tensor) -> Tensor:
+                v = torch.cat([w, u])
+                return rows.log_likelihood_by_line(v) - factor.log(v)
+
+            each = torch.vmap(ratio)(w) + log_weights
+            effective = 1.0 / (2.0 * each.log_softmax(0) - log_weights).exp().sum()
+            return Marginals(integral[0] + each.logsumexp(0), effective)
+
+        at_once = max(1, NUMBERS_AT_ONCE // (len(points) * max(1, batch.num_rows)))
+        found: Marginals = torch.vmap(one, chunk_size=at_once)(draws)
+        return found
