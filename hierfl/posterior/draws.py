@@ -27,6 +27,7 @@ from hierfl.posterior.without_rows import (
     lacks_rows,
     the_same_for_any_rows,
 )
+from hierfl.program.failures import root_of
 from hierfl.program.handlers import Answer
 from hierfl.program.keyed_draws import NoKeyedDraw, NoSampler
 from hierfl.program.program import Params, Program, ProgramError
@@ -140,9 +141,8 @@ def mapped_or_in_turn(fit: Snapshot, run: Callable[[Snapshot], Iterator[Chunk]])
         try:
             first = next(chunks)
         except NoSampler as lacking:
-            site = str(lacking).split("\nTrace Shapes:")[0]  # which Pyro adds
             raise ProgramError(
-                f"{site} cannot be drawn from its prior: use a prior that has a sampler"
+                f"{root_of(lacking)} cannot be drawn from its prior: use a prior that has a sampler"
             ) from error
     yield first
     yield from chunks
