@@ -166,6 +166,11 @@ class Server:
     logged: Callable[[Tree], dict[str, float]] = _nothing
     relaxed: Callable[[float], Server] | None = None
 
+    @property
+    def stops_itself(self) -> bool:
+        """Whether the method can end a run before its last round."""
+        return self.finished is not _never
+
     def last(self, state: Tree, clock: Clock) -> Tree:
         """Return the message for the posterior, for predictions and for new clients."""
         return (self.final or self.down)(state, clock)

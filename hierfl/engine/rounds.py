@@ -57,6 +57,17 @@ def left_out_of(history: Iterable[Mapping[str, Any]]) -> int:
     return sum(len(record.get("left_out", ())) for record in history)
 
 
+def records_of(
+    history: Iterable[Mapping[str, Any]], column: str
+) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+    """Return what a column of the history holds of clients ("left_out", "far_out"), by client, each with its round."""
+    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for record in history:
+        for one in record.get(column) or ():
+            found.setdefault(one["client"], []).append((record["round"], one))
+    return found
+
+
 def begin(
     federation: Federation, folder: Path | None = None, *, compiled: bool = False
 ) -> Progress:

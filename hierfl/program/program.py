@@ -160,20 +160,24 @@ class Program:
         # 0.0 * x is not dropped by a compiler: leave the term out
         return (nll + weight * terms.local_kl if weight else nll).sum()
 
-    def priors(self, params: Params, given: Values | None = None) -> dict[str, Any]:
+    def priors(
+        self, params: Params, given: Values | None = None, *, batch: ClientBatch | None = None
+    ) -> dict[str, Any]:
         """Return the prior of each local site, at given params and values of the global sites.
 
         Args:
             params: unconstrained, of the model.
             given: values of global sites; any other is at the centre of its prior.
+            batch: rows of the clients, where a prior depends on their fields; None: a few rows of one client.
 
         Returns:
             Site -> distribution.
         """
+        batch = self.prototype if batch is None else batch
         by_mean = Centre({site.name: site.has_mean for site in self.latents.sites})
         model = poutine.condition(self.model, data=given) if given else self.model
-        with Answer(params, self.prototype), by_mean:
-            trace = poutine.trace(model).get_trace(self.prototype)
+        with Answer(params, batch), by_mean:
+            trace = poutine.trace(model).get_trace(batch)
         return {site.name: trace.nodes[site.name]["fn"] for site in self.latents.local_block.sites}
 
     def draw(self, params: Params, batch: ClientBatch) -> Values:

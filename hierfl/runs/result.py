@@ -13,6 +13,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
+from hierfl.diagnostics.summary import Summary, summary
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, left_out_of
 from hierfl.method import Clock, Method
@@ -211,6 +212,18 @@ class Fit:
         """
         federation, progress = personalised(self, data, rounds)
         return replace(self, federation=federation, progress=progress)
+
+    def summary(self, *, draws: int = 1000, seed: int = 0) -> Summary:
+        """Summarise every site as a table, by client for local ones, and say under it whether to trust the fit.
+
+        Args:
+            draws: S, of the posterior.
+            seed: of the draws.
+
+        Raises:
+            ValueError: `draws` is below 20.
+        """
+        return summary(self, draws=draws, seed=seed)
 
     def check(self, against: Literal["nuts"] = "nuts", **options: Any) -> AgainstNuts:
         """Compare the posterior with NUTS on all rows together: `hierfl.diagnostics.against_nuts`.
