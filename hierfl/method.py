@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree, sizes, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recipe_of
@@ -133,6 +133,10 @@ class Client:
     seen: Callable[[Tree], Tensor] | None = None
     new: Callable[[Tree], Tree] | None = None
 
+    def __repr__(self) -> str:
+        """The size of the client state, and the number of phases."""
+        return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"
+
 
 def _whole(state: Tree, clock: Clock) -> Tree:
     return state
@@ -165,6 +169,10 @@ class Server:
     finished: Callable[[Tree], bool] = _never
     logged: Callable[[Tree], dict[str, float]] = _nothing
     relaxed: Callable[[float], Server] | None = None
+
+    def __repr__(self) -> str:
+        """The size of the state."""
+        return f"Server(state {sizes(self.state)})"
 
     @property
     def stops_itself(self) -> bool:
@@ -199,6 +207,11 @@ class Method:
     server: Callable[[Program], Server]
     pooled: Callable[[Program], Pooled] | None = None
     everyone: bool = False
+
+    def __repr__(self) -> str:
+        """The names of the method, of its model and of its guide."""
+        model, guide = (getattr(f, "__name__", type(f).__name__) for f in (self.model, self.guide))
+        return f"Method({self.name}, model {model}, guide {guide})"
 
 
 # ------------------------------------------------------------------------------------------------ functions

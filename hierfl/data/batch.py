@@ -15,6 +15,7 @@ from pyro.poutine.mask_messenger import MaskMessenger
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.tables import shapes
 from hierfl.data.clients import ClientData
 from hierfl.data.joint import JointNormal
 
@@ -125,6 +126,11 @@ class ClientBatch:
     def shared_key(self) -> Tensor:
         """Key of all noise outside the clients plate, (2,) int32."""
         return noise.fold(self.root, *self.words)
+
+    def __repr__(self) -> str:
+        """The numbers of clients and of padded rows, and the shapes of the fields."""
+        fields = shapes({**self.fields, **self.client_fields}.items())
+        return f"ClientBatch({self.num_clients} clients of {self.num_rows} padded rows, {fields})"
 
     def redrawn(self, word: int | Tensor) -> ClientBatch:
         """Return the same rows with other noise, such as that of another step or draw.

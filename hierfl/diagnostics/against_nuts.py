@@ -13,6 +13,7 @@ import torch
 from pyro import poutine
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
@@ -26,6 +27,11 @@ R_HAT = 1.05  # above it NUTS itself has not converged
 LEAST_DRAWS = 50  # for a standard deviation
 
 
+def _shown(found: AgainstNuts) -> Shown:
+    return Shown("Against pooled NUTS, by site", found.table, found.verdict)
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class AgainstNuts:
     """Standardised differences between a fit and pooled NUTS.

@@ -29,10 +29,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.fixed_prior import check_prior
 from hierfl.posterior.client_loop import each_draw
@@ -44,6 +46,24 @@ from hierfl.program.program import Params
 MARGIN = 3.0  # Monte Carlo standard errors that are added to the bound
 
 
+def _shown(found: PacBayes) -> Shown:
+    terms = {
+        "empirical risk": (found.empirical_risk, found.se_risk),
+        "KL from the prior, nats": (found.kl, found.se_kl),
+        "rows": (found.rows, math.nan),
+        "width of the loss": (found.width, math.nan),
+    }
+    frame = pd.DataFrame.from_dict(terms, orient="index", columns=["value", "se"])
+    bound = found.bound()
+    return Shown(
+        "PAC-Bayes bound",
+        frame,
+        f"With probability 0.95 the risk on new rows of the same clients is below {bound:.3g}"
+        + ("." if bound < found.width else ", which says nothing: the loss itself is no larger."),
+    )
+
+
+@shown_as(_shown)
 @dataclass(frozen=True)
 class PacBayes:
     """The terms of the bound.

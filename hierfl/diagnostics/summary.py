@@ -8,7 +8,9 @@ import pandas as pd
 
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
-from hierfl.diagnostics.verdict import verdict
+from hierfl.core.trees import nbytes
+from hierfl.diagnostics.verdict import of_history, verdict
+from hierfl.engine.rounds import left_out_of
 from hierfl.posterior.site_table import SiteTable, site_table
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.without_rows import lacks_rows
@@ -63,6 +65,21 @@ def summary(fit: Snapshot, *, draws: int = 1000, seed: int = 0) -> Summary:
     data = fit.federation.data
     title = f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, {fit.progress.round} rounds"
     return Summary(title, table.frame, judged.words, judged.trustworthy, _remarks(fit, table))
+
+
+def brief(fit: Snapshot) -> Shown:
+    """Return what a fit prints: what was run, sizes, and what its history alone says of trust."""
+    times = left_out_of(fit.progress.history)
+    skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
+    kept = nbytes(fit.federation.client.own)
+    title = (
+        f"Fit({fit.method.name}, {len(fit.clients)} clients, {fit.progress.round} rounds, {skipped}"
+        f"{fit.federation.data.num_rows} rows, {nbytes(fit.message)} bytes sent to a client, {kept} bytes kept "
+        f"by one)"
+    )
+    known = of_history(fit)
+    hint = "fit.summary() shows every site by client, and whether to trust it."
+    return Shown(title, note=hint if known is None else f"{known.words}\n{hint}")
 
 
 def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:

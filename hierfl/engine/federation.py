@@ -62,6 +62,12 @@ class Federation:
     rates: tuple[str, ...] = ()
     on_client_error: OnClientError = "raise"
 
+    def __repr__(self) -> str:
+        """The clients, the cohort and the engine."""
+        return (
+            f"Federation({self.data!r}, cohort of {self.cohort}, {self.engine}, seed {self.seed})"
+        )
+
     @cached_property
     def rows(self) -> ClientData:
         """The clients' rows, on the device."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree, nbytes, tree_leaves
+from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves
 from hierfl.engine.aggregate import LogSum, added, means_of
 from hierfl.engine.bad_updates import far_out
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, work_on
@@ -50,6 +50,10 @@ class Progress:
     history: tuple[dict[str, Any], ...] = ()
     round: int = 0
     compiled: bool = False
+
+    def __repr__(self) -> str:
+        """The rounds done, and the size of the server's state."""
+        return f"Progress(round {self.round}, server {sizes(self.server)})"
 
 
 def left_out_of(history: Iterable[Mapping[str, Any]]) -> int:

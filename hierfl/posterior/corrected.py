@@ -31,8 +31,10 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
+from hierfl.posterior import printed
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.proposals import log_density, points_of, refitted
@@ -55,6 +57,7 @@ POINTS, AT_POINT = 10, 400  # draws of z, and of local sites at each, that judge
 EQUAL = 1e-6  # log weights this close are equal up to rounding, and have no tail
 
 
+@shown_as(printed.corrected)
 @dataclass(frozen=True, eq=False)
 class Corrected:
     """Importance-resampled draws of the posterior, and how far to trust them.

@@ -10,9 +10,11 @@ import torch
 from pyro import poutine
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.posterior import printed
 from hierfl.posterior.client_loop import (
     CLIENTS_AT_ONCE,
     Chunk,
@@ -35,6 +37,7 @@ from hierfl.program.sites import Values
 from hierfl.program.traces import Site
 
 
+@shown_as(printed.draws)
 @dataclass(frozen=True, eq=False)
 class Draws:
     """S draws of the latent and deterministic sites.

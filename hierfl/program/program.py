@@ -16,6 +16,7 @@ from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
 from hierfl.program.prior_centre import Centre
@@ -28,6 +29,34 @@ Params = dict[str, Tensor]
 
 class ProgramError(ValueError):
     """A model or guide that cannot be run federatedly as written; the message names the site and the mend."""
+
+
+def _shown(program: Program) -> Shown:
+    """Every site and param of a program, a row each."""
+    import pandas as pd  # slow to import
+
+    sites: list[tuple[Any, ...]] = [
+        (s.name, "latent", _level(s.is_local), tuple(s.start.shape), s.size)
+        for s in program.latents.sites
+    ]
+    sites += [
+        (name, "deterministic", _level(plates is not None), "", "")
+        for name, plates in program.derived.items()
+    ]
+    sites += [
+        (p.name, "param", _level(p.is_local), tuple(p.start.shape), p.start.numel())
+        for p in program.params
+    ]
+    sites += [(name, "observed", "", "", "") for name in program.labels]
+    columns = ["name", "kind", "level", "shape", "numbers"]
+    model = getattr(program.model, "__name__", type(program.model).__name__)
+    return Shown(
+        f"Program of '{model}', {program.num_clients} clients", pd.DataFrame(sites, columns=columns)
+    )
+
+
+def _level(is_local: bool) -> str:
+    return "local" if is_local else "global"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +85,7 @@ class Reads(NamedTuple):
     guide: frozenset[str]
 
 
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Program:
     """A model and its guide, read and checked (`hierfl.program.read.read`).

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 from torch import Tensor
 
-from hierfl.core.trees import Tree, nbytes
+from hierfl.core.tables import shown_as
+from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
-from hierfl.diagnostics.summary import Summary, summary
+from hierfl.diagnostics.summary import Summary, brief, summary
 from hierfl.engine.federation import Federation
-from hierfl.engine.rounds import Progress, left_out_of
+from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_data import posterior_data, predictive_data, prior_data
 from hierfl.posterior.arviz_groups import EXPAND
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from hierfl.report import Report
 
 
+@shown_as(brief)
 @dataclass(frozen=True, eq=False)
 class Fit:
     """A method, fitted to a federation.
@@ -306,15 +308,4 @@ class Fit:
             title=title,
             draws=draws,
             seed=seed,
-        )
-
-    def __repr__(self) -> str:
-        """Method, clients, rounds, clients that were left out, and sizes."""
-        kept = nbytes(self.federation.client.own)
-        times = left_out_of(self.progress.history)
-        skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
-        return (
-            f"Fit({self.method.name}, {len(self.clients)} clients, {self.progress.round} rounds, "
-            f"{skipped}"
-            f"{nbytes(self.message)} bytes sent to a client, {kept} bytes kept by one)"
         )
