@@ -68,9 +68,9 @@ def text_of(shown: Shown) -> str:
     >>> frame = pd.DataFrame({"site": ["mu", "tau"], "mean": [0.12345, 1.0], "sd": [0.5, float("nan")]})
     >>> print(text_of(Shown("Two sites", frame, "All is well.")))
     Two sites
-    site   mean   sd
-      mu  0.123  0.5
-     tau      1
+    site  mean  sd
+      mu 0.123 0.5
+     tau     1
     All is well.
     """
     parts = [shown.title]

@@ -17,6 +17,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.tables import shapes
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import expect_client_data
 from hierfl.data.joint import JointNormal
 
 CLIENTS, DATA = "clients", "data"
@@ -230,6 +231,7 @@ def full_batch(
         seed: of the run.
         at: the time in the run. The noise keys depend on it, on the seed and on the client's name.
     """
+    expect_client_data(data, "data")
     ids = torch.arange(data.num_clients) if ids is None else ids
     counts = data.counts[ids]
     place = torch.arange(int(counts.max()))[None]

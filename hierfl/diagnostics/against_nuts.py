@@ -18,7 +18,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.nuts import Reference, nuts
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite, Model
@@ -90,6 +90,7 @@ def against_nuts(
         ValueError: `draws` is below 50, or `reference` has other sites than the fit.
         ProgramError: the model has params inside the clients plate, which NUTS cannot hold fixed.
     """
+    expect_fit(fit)
     if draws < LEAST_DRAWS or chains < 1:
         raise ValueError(
             f"draws is {draws} and chains {chains}: standard deviations need at least "

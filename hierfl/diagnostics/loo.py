@@ -34,7 +34,7 @@ from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.learned import learned_params
 from hierfl.posterior.rows import observed
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.weights import INNER, check_labelled
 
 By = Literal["row", "client"]
@@ -111,6 +111,7 @@ def loo(
             model learns params without a prior.
         KeyError: the model observes no such site.
     """
+    expect_fit(fit)
     _check_arguments(fit, by, draws, correct)
     if by == "client":
         scored = scored_clients(fit, draws, inner, correct, seed)

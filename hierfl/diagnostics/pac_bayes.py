@@ -39,7 +39,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.fixed_prior import check_prior
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.prediction import kind_of
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.weights import check_labelled
 from hierfl.program.program import Params
 
@@ -144,6 +144,7 @@ def pac_bayes(
             `clip` is None; `clip` or `draws` is out of range.
         KeyError: the model observes no such site.
     """
+    expect_fit(fit)
     if draws < 2:
         raise ValueError(f"draws is {draws}: it must be 2 or more")
     if clip is not None and not -math.inf < clip[0] < clip[1] < math.inf:

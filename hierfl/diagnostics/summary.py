@@ -12,7 +12,7 @@ from hierfl.core.trees import nbytes
 from hierfl.diagnostics.verdict import of_history, verdict
 from hierfl.engine.rounds import left_out_of
 from hierfl.posterior.site_table import SiteTable, site_table
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.without_rows import lacks_rows
 
 LEAST_DRAWS = 20  # for a 90 % interval
@@ -58,8 +58,11 @@ def summary(fit: Snapshot, *, draws: int = 1000, seed: int = 0) -> Summary:
     Raises:
         ValueError: `draws` is below 20.
     """
-    if draws < LEAST_DRAWS:
-        raise ValueError(f"draws is {draws}: a 90 % interval needs {LEAST_DRAWS} or more")
+    expect_fit(fit)
+    if not isinstance(draws, int) or draws < LEAST_DRAWS:
+        raise ValueError(
+            f"draws is {draws!r}: a 90 % interval needs an integer of {LEAST_DRAWS} or more"
+        )
     table = site_table(fit, draws=draws, seed=seed)
     judged = verdict(fit, table, seed=seed)
     data = fit.federation.data

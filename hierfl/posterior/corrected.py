@@ -38,7 +38,7 @@ from hierfl.posterior import printed
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.proposals import log_density, points_of, refitted
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.weights import (
     INNER,
     Weighed,
@@ -111,6 +111,7 @@ def corrected(
         ValueError: the guide has no density, clients have no labels, `proposals` is below 100, or `draws`,
             `inner` or `rounds` is below 1.
     """
+    expect_fit(fit)
     count = max(2 * draws, 4000) if proposals is None else proposals
     if min(draws, inner, rounds) < 1 or count < LEAST_PROPOSALS:
         raise ValueError(
