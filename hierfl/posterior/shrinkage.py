@@ -15,10 +15,11 @@ from hierfl.posterior.client_loop import at_each_draw, each_draw
 from hierfl.posterior.draws import joined_local, mapped_or_in_turn
 from hierfl.posterior.prediction import mean_and_variance
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.program.program import Params
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
-POINTS, AT_POINT = 250, 4  # draws of the global sites, and of the local sites at each
+# draws of the global sites, and of the local sites at each: a relative error of about sqrt(2 / 750)
+POINTS, AT_POINT = 50, 16
 
 
 def shrinkage(
@@ -64,14 +65,20 @@ def shrinkage(
 
     if not known:
         return {}
+    width = draws * width_of(program)
     chunks = mapped_or_in_turn(
-        fit, lambda s: each_draw(s, one, draws=points, seed=seed, width=draws, salt="shrinkage")
+        fit, lambda s: each_draw(s, one, draws=points, seed=seed, width=width, salt="shrinkage")
     )
     parts = [chunk.found for chunk in chunks]
     # (N, S, ...), with the same plates as a draw
     found = joined_local(program, parts)
     # a guide may be wider than the prior
     return {site: value.mean(0).clamp(max=1.0) for site, value in found.items()}
+
+
+def width_of(program: Program) -> int:
+    """Return how many times wider than a row's work that of a draw is, for `each_draw`; 2 or more."""
+    return 2 + (program.latents.global_block.size + program.latents.local_block.size) // 16
 
 
 def _moments(site: str, fn: object, value: Tensor) -> Tree:

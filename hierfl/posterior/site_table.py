@@ -22,7 +22,7 @@ from hierfl.posterior.client_loop import each_client, each_draw
 from hierfl.posterior.draws import Draws, joined_draws, mapped_or_in_turn, posterior_draws
 from hierfl.posterior.layer_summaries import STATISTICS, Network, split
 from hierfl.posterior.learned import learned_params
-from hierfl.posterior.shrinkage import shrinkage
+from hierfl.posterior.shrinkage import shrinkage, width_of
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.without_rows import by_state_alone, global_sites, lacks_rows
 from hierfl.program.program import Params
@@ -117,6 +117,7 @@ def _drawn(
         {*program.derived} if derived else set()
     )
     large = split(posterior_draws(fit, draws=1, seed=seed, keep=names), None, expand)[1]
+    width = width_of(program)
     inside = {site for net in large.values() for part in net.parts.values() for site in part}
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
@@ -129,7 +130,9 @@ def _drawn(
         }
 
     def each() -> Iterator[Draws]:
-        run = mapped_or_in_turn(fit, lambda s: each_draw(s, one, draws=draws, seed=seed))
+        run = mapped_or_in_turn(
+            fit, lambda s: each_draw(s, one, draws=draws, seed=seed, width=width)
+        )
         for chunk in run if names else ():
             found = joined_draws(program, [chunk.found["sites"]])
             shared, own = dict(found.shared), dict(found.own)
