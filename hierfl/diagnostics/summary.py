@@ -16,6 +16,9 @@ from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.without_rows import lacks_rows
 
 LEAST_DRAWS = 20  # for a 90 % interval
+MOST, FEWEST = 1000, 100  # draws where none are asked for
+# numbers drawn in all; and rows times local sites, for a guide that goes through all rows of a client at each draw
+DRAWN, READ = 100_000_000, 4_000_000
 
 
 def _shown(found: Summary) -> Shown:
@@ -47,18 +50,19 @@ class Summary:
 
 
 @one_at_a_time
-def summary(fit: Snapshot, *, draws: int = 1000, seed: int = 0) -> Summary:
+def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summary:
     """Summarise the posterior of every site, and judge it.
 
     Args:
         fit: a run at some round.
-        draws: S, of the posterior.
+        draws: S, of the posterior; None: 1000, and down to 100 where they would take minutes.
         seed: of the draws.
 
     Raises:
         ValueError: `draws` is below 20.
     """
     expect_fit(fit)
+    draws = _affordable(fit) if draws is None else draws
     if not isinstance(draws, int) or draws < LEAST_DRAWS:
         raise ValueError(
             f"draws is {draws!r}: a 90 % interval needs an integer of {LEAST_DRAWS} or more"
@@ -66,8 +70,22 @@ def summary(fit: Snapshot, *, draws: int = 1000, seed: int = 0) -> Summary:
     table = site_table(fit, draws=draws, seed=seed)
     judged = verdict(fit, table, seed=seed)
     data = fit.federation.data
-    title = f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, {fit.progress.round} rounds"
+    title = (
+        f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, {fit.progress.round} rounds, "
+        f"{draws} draws"
+    )
     return Summary(title, table.frame, judged.words, judged.trustworthy, _remarks(fit, table))
+
+
+def _affordable(fit: Snapshot) -> int:
+    """Return how many draws take seconds: by the numbers that one draws, or the rows that a guide goes through."""
+    latents, data = fit.program.latents, fit.federation.data
+    own = latents.local_block.size
+    numbers = latents.global_block.size + own * len(fit.clients)
+    most = DRAWN // max(1, numbers)
+    if fit.program.reads_all_rows:
+        most = min(most, READ // max(1, data.num_rows * own))
+    return max(FEWEST, min(MOST, most))
 
 
 def brief(fit: Snapshot) -> Shown:

@@ -244,7 +244,7 @@ def _frame(
         "entry": [entry for entry, _ in both],
         "client": [client for _, client in both],
         **dict(zip(COLUMNS[3:7], flat, strict=True)),
-        "shrinkage": np.nan,
+        "shrinkage": np.full(len(both), np.nan),
     }
     if pulled is not None:
         columns["shrinkage"] = pulled.double().numpy().reshape(len(clients), -1).T.reshape(-1)

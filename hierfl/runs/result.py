@@ -215,11 +215,11 @@ class Fit:
         federation, progress = personalised(self, data, rounds)
         return replace(self, federation=federation, progress=progress)
 
-    def summary(self, *, draws: int = 1000, seed: int = 0) -> Summary:
+    def summary(self, *, draws: int | None = None, seed: int = 0) -> Summary:
         """Summarise every site as a table, by client for local ones, and say under it whether to trust the fit.
 
         Args:
-            draws: S, of the posterior.
+            draws: S, of the posterior; None: 1000, and down to 100 where they would take minutes.
             seed: of the draws.
 
         Raises:
