@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree, sizes, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recipe_of
@@ -153,6 +153,10 @@ class Client:
     seen: Callable[[Tree], Tensor] | None = None
     new: Callable[[Tree], Tree] | None = None
 
+    def __repr__(self) -> str:
+        """The size of the client state, and the number of phases."""
+        return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"
+
 
 def _whole(state: Tree, clock: Clock) -> Tree:
     return state
@@ -186,6 +190,15 @@ class Server:
     logged: Callable[[Tree], dict[str, float]] = _nothing
     relaxed: Callable[[float], Server] | None = None
 
+    def __repr__(self) -> str:
+        """The size of the state."""
+        return f"Server(state {sizes(self.state)})"
+
+    @property
+    def stops_itself(self) -> bool:
+        """Whether the method can end a run before its last round."""
+        return self.finished is not _never
+
     def last(self, state: Tree, clock: Clock) -> Tree:
         """Return the message for the posterior, for predictions and for new clients."""
         return (self.final or self.down)(state, clock)
@@ -217,6 +230,11 @@ class Method:
     pooled: Callable[[Program], Pooled] | None = None
     everyone: bool = False
     discloses: Literal["sums", "summaries"] = "sums"
+
+    def __repr__(self) -> str:
+        """The names of the method, of its model and of its guide."""
+        model, guide = (getattr(f, "__name__", type(f).__name__) for f in (self.model, self.guide))
+        return f"Method({self.name}, model {model}, guide {guide})"
 
 
 # ------------------------------------------------------------------------------------------------ functions

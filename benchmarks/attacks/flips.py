@@ -1,6 +1,6 @@
 """Bytes that flip in the files of runs and saved fits: what is read is what was written, or is refused.
 
-python -m benchmarks.attacks.flips 500
+python -m benchmarks.attacks flips
 """
 
 from __future__ import annotations
@@ -124,19 +124,16 @@ def readings(where: Path) -> dict[str, tuple[Reader, list[Outcome]]]:
     return found
 
 
-def attack(
-    n: int = 500, seed: int = 0, *, say: Callable[[str], None] | None = None
-) -> dict[str, int]:
+def attack(n: int = 500, seed: int = 0) -> dict[str, int]:
     """Damage files of runs and saved fits, and load or resume them.
 
     Args:
         n: how many times.
         seed: of the damage.
-        say: called with each outcome that must not be.
 
     Returns:
         Counts of "tried"; "right": what was written, or the checkpoint before it; "refused": CheckpointError,
-        or FileNotFoundError for rows that are gone; "wrong"; "raw"; and "code run", which is always 0 here.
+        or RowsNotSaved for rows that are gone; "wrong"; "raw"; and "code run", which is always 0 here.
     """
     how = random.Random(seed)
     counts = dict.fromkeys(("tried", "right", "refused", "wrong", "raw", "code run"), 0)
@@ -155,19 +152,15 @@ def attack(
                 told = damage(folder, how)
                 try:
                     result = "right" if outcome(read(folder)) in right else "wrong"
-                except (hierfl.CheckpointError, FileNotFoundError):
+                except (hierfl.CheckpointError, hierfl.RowsNotSaved):
                     result = "refused"
                 except Exception as error:
                     result = f"raw: {type(error).__name__}: {error}"
                 counts["tried"] += 1
                 counts[result.partition(":")[0]] += 1
-                if say and result not in ("right", "refused"):
-                    say(f"{number}, {kind}, {told}: {result}")
+                if result not in ("right", "refused"):
+                    print(f"flip {number}, {kind}, {told}: {result}", file=sys.stderr)
                 shutil.rmtree(folder)
         finally:
             client_store.IN_MEMORY = memory
     return counts
-
-
-if __name__ == "__main__":
-    print(attack(int(sys.argv[1]) if len(sys.argv) > 1 else 500, say=print))

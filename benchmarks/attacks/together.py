@@ -6,10 +6,10 @@ import random
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.attacks.forked import (
@@ -95,17 +95,8 @@ def _run_and_save(folder: Path, chance: random.Random, wanted: dict[str, str]) -
 
 def _in_threads(calls: list[Callable[[], str]]) -> list[Outcome]:
     """Call functions at once, each in a thread."""
-    found = [Outcome("raw", "not run")] * len(calls)
-
-    def go(k: int) -> None:
-        found[k] = answered(calls[k])
-
-    threads = [threading.Thread(target=go, args=(k,)) for k in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(answered, calls))
 
 
 def _two_threads(folder: Path, chance: random.Random, wanted: dict[str, str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Foundations that import no other room: trees, keyed noise, devices, memory, importance sampling."""
+"""Foundations that import no other room: trees, keyed noise, devices, memory, importance sampling, tables."""

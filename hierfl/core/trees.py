@@ -73,6 +73,12 @@ def leaves_of(tree: Tree) -> Iterator[Tensor]:
             yield from leaves_of(part)
 
 
+def sizes(tree: Tree) -> str:
+    """Return how many tensors and numbers a tree holds, in words."""
+    leaves = tree_leaves(tree)
+    return f"{len(leaves)} tensors, {sum(v.numel() for v in leaves):,} numbers"
+
+
 def nbytes(tree: Tree) -> int:
     """Return the number of bytes in all tensor leaves together."""
     return sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))

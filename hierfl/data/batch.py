@@ -15,7 +15,9 @@ from pyro.poutine.mask_messenger import MaskMessenger
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.tables import shapes
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import expect_client_data
 from hierfl.data.joint import JointNormal
 
 CLIENTS, DATA = "clients", "data"
@@ -126,6 +128,11 @@ class ClientBatch:
         """Key of all noise outside the clients plate, (2,) int32."""
         return noise.fold(self.root, *self.words)
 
+    def __repr__(self) -> str:
+        """The numbers of clients and of padded rows, and the shapes of the fields."""
+        fields = shapes({**self.fields, **self.client_fields}.items())
+        return f"ClientBatch({self.num_clients} clients of {self.num_rows} padded rows, {fields})"
+
     def redrawn(self, word: int | Tensor) -> ClientBatch:
         """Return the same rows with other noise, such as that of another step or draw.
 
@@ -224,6 +231,7 @@ def full_batch(
         seed: of the run.
         at: the time in the run. The noise keys depend on it, on the seed and on the client's name.
     """
+    expect_client_data(data, "data")
     ids = torch.arange(data.num_clients) if ids is None else ids
     counts = data.counts[ids]
     place = torch.arange(int(counts.max()))[None]

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 from hierfl.data.clients import ClientData
 
-_MENDS = {
-    "DataFrame": "ClientData.from_frame(frame, 'client', x=[...], y=...)",
-    "dict": "ClientData.from_clients(...), or from_arrays(client_id, x=..., y=...)",
+_ARRAYS = "ClientData.from_arrays(client_id, x=..., y=...)"
+FRAME = "ClientData.from_frame(frame, 'client', x=[...], y=...)"
+# a frame for each client: name -> frame
+_FRAMES = (
+    "ClientData.from_frame(pandas.concat({}, names=['client']).reset_index('client'), 'client', x=[...], "
+    "y=...)"
+)
+# what holds rows already -> where
+_HELD = {
+    "Fit": "take the rows that were fitted, fit.federation.data",
+    "Prediction": "take the rows that were predicted, prediction.data",
+    "ClientBatch": "take the ClientData that the batch is of",
 }
 
 
@@ -24,6 +35,40 @@ def expect_client_data(value: Any, what: str) -> ClientData:
     """
     if isinstance(value, ClientData):
         return value
+    kind, mend = _kind_and_mend(value)
+    raise TypeError(f"{what} is a {kind}, not ClientData: {mend}")
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a pandas frame; pandas is slow to import."""
+    return any(kind.__name__ == "DataFrame" for kind in type(value).__mro__)
+
+
+def _kind_and_mend(value: Any) -> tuple[str, str]:
     kind = type(value).__name__
-    mend = _MENDS.get(kind, "ClientData.from_arrays(client_id, x=..., y=...)")
-    raise TypeError(f"{what} is a {kind}, not ClientData: make it with {mend}")
+    if is_frame(value):
+        return kind, f"make it with {FRAME}"
+    if kind in _HELD:
+        return kind, _HELD[kind]
+    if isinstance(value, str | PathLike):
+        read = FRAME.replace("frame,", "pandas.read_csv(path),")
+        return f"{kind}, '{value}'", f"read the file and make it with {read}"
+    if isinstance(value, Mapping):
+        if value and all(is_frame(each) for each in value.values()):
+            return f"{kind} of DataFrames", f"make it with {_FRAMES.format('frames')}"
+        return (
+            kind,
+            "make it with ClientData.from_clients(...), or from_arrays(client_id, x=..., y=...)",
+        )
+    if isinstance(value, Sequence) and value:
+        if all(is_frame(each) for each in value):
+            return (
+                f"{kind} of DataFrames",
+                f"make it with {_FRAMES.format('dict(zip(names, frames))')}",
+            )
+        if all(isinstance(each, ClientData) for each in value):
+            return (
+                f"{kind} of {len(value)} ClientData",
+                "take one of them, as in train, test = data.split(0.8, seed=0)",
+            )
+    return kind, f"make it with {_ARRAYS}"

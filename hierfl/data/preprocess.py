@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 
@@ -32,6 +33,14 @@ class Moments:
     square: Tensor
 
 
+def _shown(scaling: Scaling) -> Shown:
+    import pandas as pd  # slow to import
+
+    mean, sd = (v.reshape(-1).tolist() for v in (scaling.mean, scaling.sd))
+    return Shown(f"Scaling of '{scaling.field}'", pd.DataFrame({"mean": mean, "sd": sd}))
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Scaling:
     """The affine map `(x - mean) / sd` of each feature of a field.

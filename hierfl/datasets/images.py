@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
 from hierfl.datasets.files import Arrays, Source, load, read_from
 
@@ -30,6 +31,15 @@ _CLOTHES = (
 )
 
 
+def _shown(rows: Labelled) -> Shown:
+    import pandas as pd  # slow to import
+
+    each = torch.bincount(rows.y.long(), minlength=len(rows.classes)).tolist()
+    frame = pd.DataFrame({"class": rows.classes, "rows": each})
+    return Shown(f"{len(rows)} labelled rows, x of shape {tuple(rows.x.shape[1:])}", frame)
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Labelled:
     """Labelled rows without clients, to be partitioned with `hierfl.data.partition`.

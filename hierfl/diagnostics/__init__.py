@@ -25,6 +25,7 @@ from hierfl.diagnostics.ood import (
 )
 from hierfl.diagnostics.sbc import Sbc, ecdf_band, sbc
 from hierfl.diagnostics.scores import across_clients, client_scores, crps
+from hierfl.diagnostics.summary import Summary, summary
 from hierfl.posterior.corrected import Corrected, corrected
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Loo",
     "OutOfDistribution",
     "Sbc",
+    "Summary",
     "across_clients",
     "against_nuts",
     "auroc",
@@ -64,4 +66,5 @@ __all__ = [
     "out_of_distribution",
     "predictive_entropy",
     "sbc",
+    "summary",
 ]

@@ -13,11 +13,12 @@ import torch
 from pyro import poutine
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.nuts import Reference, nuts
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite, Model
@@ -26,6 +27,11 @@ R_HAT = 1.05  # above it NUTS itself has not converged
 LEAST_DRAWS = 50  # for a standard deviation
 
 
+def _shown(found: AgainstNuts) -> Shown:
+    return Shown("Against pooled NUTS, by site", found.table, found.verdict)
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class AgainstNuts:
     """Standardised differences between a fit and pooled NUTS.
@@ -84,6 +90,7 @@ def against_nuts(
         ValueError: `draws` is below 50, or `reference` has other sites than the fit.
         ProgramError: the model has params inside the clients plate, which NUTS cannot hold fixed.
     """
+    expect_fit(fit)
     if draws < LEAST_DRAWS or chains < 1:
         raise ValueError(
             f"draws is {draws} and chains {chains}: standard deviations need at least "

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.pac_bayes import PacBayes
 from hierfl.diagnostics.scores import HIGHER_IS_BETTER, across_clients
 from hierfl.engine.aggregate import means_of, summed
@@ -17,6 +18,12 @@ from hierfl.method import LogShare
 from hierfl.posterior.prediction import Prediction
 
 
+def _shown(found: Gap) -> Shown:
+    words = f"{len(found.clients)} clients; each one's gaps are in .clients, a row a client."
+    return Shown("Generalisation gaps: positive is worse", found.scores, words)
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Gap:
     """How much worse held-out rows and new clients are predicted; positive means worse.

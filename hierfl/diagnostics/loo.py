@@ -28,17 +28,30 @@ import pandas as pd
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of, replaced
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.learned import learned_params
 from hierfl.posterior.rows import observed
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.weights import INNER, check_labelled
 
 By = Literal["row", "client"]
+WORST = 5  # rows or clients that are printed
 
 
+def _shown(found: Loo) -> Shown:
+    """The estimate, and the rows or clients of the highest k-hats."""
+    k_hat = found.table["k_hat"]
+    bad = f"{int((k_hat >= K_HAT).sum())} of {len(k_hat)} with k-hat above {K_HAT}"
+    title = f"Loo(by {found.by}: elpd {found.elpd:.1f} ± {found.se:.1f}, p {found.p:.1f}, {bad})"
+    worst = found.table.sort_values("k_hat", ascending=False, kind="stable").head(WORST)
+    words = f"The {len(worst)} {found.by}s of the highest k-hat; .table holds all."
+    return Shown(title, worst, words)
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Loo:
     """A leave-one-out estimate.
@@ -61,11 +74,6 @@ class Loo:
     table: pd.DataFrame
     arviz: Elpd
     data: str
-
-    def __repr__(self) -> str:
-        """The estimate, and how many k-hats are too high."""
-        bad = f"{int((self.table['k_hat'] >= K_HAT).sum())} of {len(self.table)} with k-hat above {K_HAT}"
-        return f"Loo(by {self.by}: elpd {self.elpd:.1f} ± {self.se:.1f}, p {self.p:.1f}, {bad})"
 
 
 @one_at_a_time
@@ -103,6 +111,7 @@ def loo(
             model learns params without a prior.
         KeyError: the model observes no such site.
     """
+    expect_fit(fit)
     _check_arguments(fit, by, draws, correct)
     if by == "client":
         scored = scored_clients(fit, draws, inner, correct, seed)

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde, mannwhitneyu, norm
 from torch import Tensor, special
 
+from hierfl.core.tables import Shown, cell, shown_as
 from hierfl.posterior.prediction import Prediction
 
 Floats = NDArray[np.float64]
@@ -73,6 +74,14 @@ def fpr95(foreign: ArrayLike, own: ArrayLike) -> float:
     return float((np.asarray(foreign, dtype=float) <= threshold).mean())
 
 
+def _shown(found: OutOfDistribution) -> Shown:
+    overall = ", ".join(f"{name} {cell(value)}" for name, value in found.overall.items())
+    return Shown(
+        "Own rows against foreign ones, by client", found.clients, f"All rows together: {overall}."
+    )
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class OutOfDistribution:
     """How well own rows are separated from foreign rows.

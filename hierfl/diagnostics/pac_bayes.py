@@ -29,21 +29,41 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.fixed_prior import check_prior
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.prediction import kind_of
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.weights import check_labelled
 from hierfl.program.program import Params
 
 MARGIN = 3.0  # Monte Carlo standard errors that are added to the bound
 
 
+def _shown(found: PacBayes) -> Shown:
+    terms = {
+        "empirical risk": (found.empirical_risk, found.se_risk),
+        "KL from the prior, nats": (found.kl, found.se_kl),
+        "rows": (found.rows, math.nan),
+        "width of the loss": (found.width, math.nan),
+    }
+    frame = pd.DataFrame.from_dict(terms, orient="index", columns=["value", "se"])
+    bound = found.bound()
+    return Shown(
+        "PAC-Bayes bound",
+        frame,
+        f"With probability 0.95 the risk on new rows of the same clients is below {bound:.3g}"
+        + ("." if bound < found.width else ", which says nothing: the loss itself is no larger."),
+    )
+
+
+@shown_as(_shown)
 @dataclass(frozen=True)
 class PacBayes:
     """The terms of the bound.
@@ -124,6 +144,7 @@ def pac_bayes(
             `clip` is None; `clip` or `draws` is out of range.
         KeyError: the model observes no such site.
     """
+    expect_fit(fit)
     if draws < 2:
         raise ValueError(f"draws is {draws}: it must be 2 or more")
     if clip is not None and not -math.inf < clip[0] < clip[1] < math.inf:

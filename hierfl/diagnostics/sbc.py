@@ -24,6 +24,7 @@ from scipy import stats
 from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
@@ -42,6 +43,13 @@ INTERVALS = (0.5, 0.9)
 Ranks = NDArray[np.int64]
 
 
+def _shown(found: Sbc) -> Shown:
+    title = f"Ranks of {found.replications} replications among {found.draws} draws each"
+    words = "Coverage of intervals by site; .table() tests the ranks of each number."
+    return Shown(title, found.coverage(), words)
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Sbc:
     """Ranks of the true values among the draws.

@@ -64,6 +64,12 @@ class Federation:
     on_client_error: OnClientError = "raise"
     discloses: Literal["sums", "summaries"] = "sums"
 
+    def __repr__(self) -> str:
+        """The clients, the cohort and the engine."""
+        return (
+            f"Federation({self.data!r}, cohort of {self.cohort}, {self.engine}, seed {self.seed})"
+        )
+
     @cached_property
     def rows(self) -> ClientData:
         """The clients' rows, on the device."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree, nbytes, tree_leaves
+from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves
 from hierfl.engine.aggregate import Sums, added, bytes_of_one, means_of
 from hierfl.engine.bad_updates import far_out
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, work_on
@@ -51,10 +51,25 @@ class Progress:
     round: int = 0
     compiled: bool = False
 
+    def __repr__(self) -> str:
+        """The rounds done, and the size of the server's state."""
+        return f"Progress(round {self.round}, server {sizes(self.server)})"
+
 
 def left_out_of(history: Iterable[Mapping[str, Any]]) -> int:
     """Return how many times a client was left out of a round."""
     return sum(len(record.get("left_out", ())) for record in history)
+
+
+def records_of(
+    history: Iterable[Mapping[str, Any]], column: str
+) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+    """Return what a column of the history holds of clients ("left_out", "far_out"), by client, each with its round."""
+    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for record in history:
+        for one in record.get(column) or ():
+            found.setdefault(one["client"], []).append((record["round"], one))
+    return found
 
 
 def begin(

@@ -47,7 +47,7 @@ class Groups:
             lead = [CLIENT] if name in draws.own else []
             dims: list[str] = []
             for i, size in enumerate(value.shape[1 + len(lead) :]):
-                label = _feature_dim(features, size)
+                label = feature_dim(features, size)
                 unnamed = label is None or label in dims  # a dimension may not appear twice
                 dims.append(f"{name}_dim_{i}" if unnamed else str(label))
                 self.coords.setdefault(dims[-1], list(features.get(dims[-1]) or range(size)))
@@ -97,7 +97,7 @@ class Groups:
         self.dims[f"{group}/{name}"] = dims
 
 
-def _feature_dim(features: Any, size: int) -> str | None:
+def feature_dim(features: Any, size: int) -> str | None:
     """Return the one field with this many named columns; None where none or several have."""
     of_size = [name for name, labels in features.items() if len(labels) == size]
     return of_size[0] if len(of_size) == 1 else None

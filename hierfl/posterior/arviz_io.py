@@ -126,6 +126,10 @@ class Elpd:
     k_hat: Any
     arviz: Any
 
+    def __repr__(self) -> str:
+        """The estimate."""
+        return f"Elpd({self.elpd:.1f} ± {self.se:.1f}, p {self.p:.1f}, of {len(self.each)})"
+
 
 def elpd_of(log_likelihood: Any) -> Elpd:
     """Leave-one-out by Pareto-smoothed weights (Vehtari, Gelman and Gabry 2017, arXiv:1507.04544).

@@ -31,12 +31,14 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
+from hierfl.posterior import printed
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.proposals import log_density, points_of, refitted
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.weights import (
     INNER,
     Weighed,
@@ -55,6 +57,7 @@ POINTS, AT_POINT = 10, 400  # draws of z, and of local sites at each, that judge
 EQUAL = 1e-6  # log weights this close are equal up to rounding, and have no tail
 
 
+@shown_as(printed.corrected)
 @dataclass(frozen=True, eq=False)
 class Corrected:
     """Importance-resampled draws of the posterior, and how far to trust them.
@@ -108,6 +111,7 @@ def corrected(
         ValueError: the guide has no density, clients have no labels, `proposals` is below 100, or `draws`,
             `inner` or `rounds` is below 1.
     """
+    expect_fit(fit)
     count = max(2 * draws, 4000) if proposals is None else proposals
     if min(draws, inner, rounds) < 1 or count < LEAST_PROPOSALS:
         raise ValueError(

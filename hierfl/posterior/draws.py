@@ -10,9 +10,11 @@ import torch
 from pyro import poutine
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.posterior import printed
 from hierfl.posterior.client_loop import (
     CLIENTS_AT_ONCE,
     Chunk,
@@ -27,6 +29,7 @@ from hierfl.posterior.without_rows import (
     lacks_rows,
     the_same_for_any_rows,
 )
+from hierfl.program.failures import root_of
 from hierfl.program.handlers import Answer
 from hierfl.program.keyed_draws import NoKeyedDraw, NoSampler
 from hierfl.program.program import Params, Program, ProgramError
@@ -34,6 +37,7 @@ from hierfl.program.sites import Values
 from hierfl.program.traces import Site
 
 
+@shown_as(printed.draws)
 @dataclass(frozen=True, eq=False)
 class Draws:
     """S draws of the latent and deterministic sites.
@@ -140,9 +144,8 @@ def mapped_or_in_turn(fit: Snapshot, run: Callable[[Snapshot], Iterator[Chunk]])
         try:
             first = next(chunks)
         except NoSampler as lacking:
-            site = str(lacking).split("\nTrace Shapes:")[0]  # which Pyro adds
             raise ProgramError(
-                f"{site} cannot be drawn from its prior: use a prior that has a sampler"
+                f"{root_of(lacking)} cannot be drawn from its prior: use a prior that has a sampler"
             ) from error
     yield first
     yield from chunks

@@ -16,7 +16,7 @@ from hierfl.engine.client_store import taken
 from hierfl.posterior.client_loop import Chunk, each_draw
 from hierfl.posterior.draws import joined_local, local_plates, mapped_or_in_turn, posterior_draws
 from hierfl.posterior.prediction import Prediction, predicted
-from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows
+from hierfl.posterior.snapshot import Restricted, Snapshot, check_rows, expect_fit
 from hierfl.posterior.without_rows import global_sites, lacks_rows
 from hierfl.program.check_padding import check_labels_given
 from hierfl.program.handlers import Answer
@@ -49,6 +49,7 @@ def predict_from_prior(
         ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
         KeyError: the model observes no such site.
     """
+    expect_fit(fit)
     check_rows(fit, rows, fit.program.reads.model)
     check_labels_given(fit.program, rows)
     site = fit.program.observed_site(site)

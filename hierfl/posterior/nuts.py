@@ -14,10 +14,12 @@ from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import shown_as
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import check_padded
 from hierfl.guides.delta import delta
+from hierfl.posterior import printed
 from hierfl.program.check_apart import check_apart
 from hierfl.program.check_distributions import kind_of
 from hierfl.program.handlers import untouched_store
@@ -28,6 +30,7 @@ from hierfl.program.sites import Model, Values
 from hierfl.program.traces import Site
 
 
+@shown_as(printed.reference)
 @dataclass(frozen=True, eq=False)
 class Reference:
     """Draws of a model's posterior by NUTS on all clients' rows together.

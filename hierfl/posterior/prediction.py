@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.posterior import printed
 from hierfl.posterior.client_loop import MOST_NUMBERS, Chunk, each_draw
 from hierfl.posterior.draws import Draws, at_draws, mapped_or_in_turn
 from hierfl.posterior.snapshot import Snapshot, restricted
@@ -26,6 +28,7 @@ from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
 
+@shown_as(printed.prediction)
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """The posterior predictive distribution of every row of some clients, flat, client after client as in `data`.

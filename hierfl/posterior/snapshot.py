@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import pandas as pd
 
@@ -83,6 +83,18 @@ class Restricted:
     def history(self) -> pd.DataFrame:
         """One row a round, as `Fit.history`."""
         return pd.DataFrame(list(self.progress.history))
+
+
+def expect_fit(value: Any) -> None:
+    """Refuse what is no fit, where one is expected.
+
+    Raises:
+        TypeError: it has no federation.
+    """
+    if not isinstance(getattr(value, "federation", None), Federation):
+        raise TypeError(
+            f"fit is a {type(value).__name__}: hand over what hierfl.fit(method, data, ...) returned"
+        )
 
 
 def restricted(fit: Snapshot, rows: ClientData) -> Restricted:

@@ -16,6 +16,7 @@ from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
 from hierfl.program.prior_centre import Centre
@@ -28,6 +29,34 @@ Params = dict[str, Tensor]
 
 class ProgramError(ValueError):
     """A model or guide that cannot be run federatedly as written; the message names the site and the mend."""
+
+
+def _shown(program: Program) -> Shown:
+    """Every site and param of a program, a row each."""
+    import pandas as pd  # slow to import
+
+    sites: list[tuple[Any, ...]] = [
+        (s.name, "latent", _level(s.is_local), tuple(s.start.shape), s.size)
+        for s in program.latents.sites
+    ]
+    sites += [
+        (name, "deterministic", _level(plates is not None), "", "")
+        for name, plates in program.derived.items()
+    ]
+    sites += [
+        (p.name, "param", _level(p.is_local), tuple(p.start.shape), p.start.numel())
+        for p in program.params
+    ]
+    sites += [(name, "observed", "", "", "") for name in program.labels]
+    columns = ["name", "kind", "level", "shape", "numbers"]
+    model = getattr(program.model, "__name__", type(program.model).__name__)
+    return Shown(
+        f"Program of '{model}', {program.num_clients} clients", pd.DataFrame(sites, columns=columns)
+    )
+
+
+def _level(is_local: bool) -> str:
+    return "local" if is_local else "global"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +85,7 @@ class Reads(NamedTuple):
     guide: frozenset[str]
 
 
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Program:
     """A model and its guide, read and checked (`hierfl.program.read.read`).
@@ -160,20 +190,24 @@ class Program:
         # 0.0 * x is not dropped by a compiler: leave the term out
         return (nll + weight * terms.local_kl if weight else nll).sum()
 
-    def priors(self, params: Params, given: Values | None = None) -> dict[str, Any]:
+    def priors(
+        self, params: Params, given: Values | None = None, *, batch: ClientBatch | None = None
+    ) -> dict[str, Any]:
         """Return the prior of each local site, at given params and values of the global sites.
 
         Args:
             params: unconstrained, of the model.
             given: values of global sites; any other is at the centre of its prior.
+            batch: rows of the clients, where a prior depends on their fields; None: a few rows of one client.
 
         Returns:
             Site -> distribution.
         """
+        batch = self.prototype if batch is None else batch
         by_mean = Centre({site.name: site.has_mean for site in self.latents.sites})
         model = poutine.condition(self.model, data=given) if given else self.model
-        with Answer(params, self.prototype), by_mean:
-            trace = poutine.trace(model).get_trace(self.prototype)
+        with Answer(params, batch), by_mean:
+            trace = poutine.trace(model).get_trace(batch)
         return {site.name: trace.nodes[site.name]["fn"] for site in self.latents.local_block.sites}
 
     def draw(self, params: Params, batch: ClientBatch) -> Values:

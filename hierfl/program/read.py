@@ -200,7 +200,7 @@ def _trace(
     except Exception as error:
         cause = root_of(error)
         if isinstance(cause, ProgramError):
-            raise ProgramError(str(cause).split("\nTrace Shapes:")[0].rstrip()) from None
+            raise cause from None
         refuse_in_sample(error)
         raise ProgramError(why_it_fails(what, error, batch)) from error
     for name, site in samples(trace):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from hierfl.engine.rounds import records_of
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.report.blocks import Check, answered, listed, number
 
@@ -17,7 +17,7 @@ def clients_of_rounds(fit: Snapshot) -> Iterator[Check]:
 
 def _left_out(fit: Snapshot) -> Iterator[Check]:
     """Warn of clients that failed and were skipped; asked only of runs that skip them."""
-    found = _by_client(fit, "left_out")
+    found = records_of(fit.progress.history, "left_out")
     if not any("left_out" in record for record in fit.progress.history):
         return
     rounds = len(fit.progress.history)
@@ -38,7 +38,7 @@ def _left_out(fit: Snapshot) -> Iterator[Check]:
 
 def _far_out(fit: Snapshot) -> Iterator[Check]:
     """Warn of updates that are far larger than the others of their round; asked only if there are any."""
-    found = _by_client(fit, "far_out")
+    found = records_of(fit.progress.history, "far_out")
     if not found:
         return
     each = []
@@ -52,12 +52,3 @@ def _far_out(fit: Snapshot) -> Iterator[Check]:
         f"The updates of {len(found)} of {len(fit.clients)} clients were far larger than the others of their "
         f"round: {listed(each)}. They were counted. See whether the rows of these clients are right.",
     )
-
-
-def _by_client(fit: Snapshot, column: str) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
-    """Return the entries of a column of the history by client, each with its round."""
-    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
-    for record in fit.progress.history:
-        for one in record.get(column) or ():
-            found.setdefault(one["client"], []).append((record["round"], one))
-    return found

@@ -8,10 +8,12 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
+import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.outputs import replace_text
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.report.blocks import Check, Section
@@ -22,6 +24,14 @@ from hierfl.report.sections import sections
 MARK = b'<meta name="generator" content="hierfl'  # near the top of every report
 
 
+def _shown(report: Report) -> Shown:
+    frame = pd.DataFrame(
+        [(c.question, c.verdict) for c in report.checks], columns=["question", "verdict"]
+    )
+    return Shown(f"Report in {report.path}", frame, "\n".join(report.warnings))
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Report:
     """A report that was written.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from hierfl import methods, models
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import expect_client_data
+from hierfl.data.expected import FRAME, expect_client_data, is_frame
 from hierfl.method import Method
+from hierfl.program.program import Program
 from hierfl.program.recipes import recipe_of
+from hierfl.program.sites import Family
+from hierfl.runs.result import Fit
 
 
 def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, Any]) -> None:
@@ -27,13 +32,11 @@ def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, An
     Raises:
         TypeError: an argument is of another kind; the message names it and the mend.
     """
-    if isinstance(method, ClientData) and isinstance(data, Method):
-        raise TypeError("method and data are swapped: call fit(method, data, ...)")
+    if isinstance(method, ClientData) or is_frame(method):
+        mend = f", with data = {FRAME}" if is_frame(method) else ""
+        raise TypeError(f"method and data are swapped: call fit(method, data, ...){mend}")
     if not isinstance(method, Method):
-        name = getattr(method, "__name__", type(method).__name__)
-        made = str(getattr(method, "__module__", "")).startswith("hierfl.methods")
-        mend = f"hierfl.methods.{name}(model)" if made else "hierfl.methods.fedsvi(model)"
-        raise TypeError(f"method is '{name}', not a Method: make one of a model, {mend}")
+        raise TypeError(_no_method(method))
     _check_optimisers(method)
     expect_client_data(data, "data")
     if held_out is not None:
@@ -42,9 +45,43 @@ def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, An
         if value is None and name in ("cohort", "chunk", "patience"):
             continue
         wanted = numbers.Real if name == "cohort" else numbers.Integral
-        if not isinstance(value, wanted):
+        if not isinstance(value, wanted) or isinstance(value, bool):
             kind = "a count, a share or None" if name == "cohort" else "an integer"
-            raise TypeError(f"{name} is {value!r}: it must be {kind}")
+            raise TypeError(f"{name} is {value!r}: it must be {kind}{_whole(name, value)}")
+
+
+def _whole(name: str, value: object) -> str:
+    """Return the integer that a float or a string stands for, as it is to be written."""
+    text = str(value).removesuffix(".0")
+    return f", {name}={text}" if text.isdecimal() and not isinstance(value, bool) else ""
+
+
+def _no_method(method: Any) -> str:
+    """Return what is wrong with a value that is no method, and the mend."""
+    kind = "None" if method is None else type(method).__name__
+    name: str = getattr(method, "__name__", kind)
+    if name in methods.__all__ and getattr(methods, name) is method:
+        wraps = "method" in inspect.signature(getattr(methods, name)).parameters
+        of = "hierfl.methods.fedavg(model)" if wraps else "model"
+        return f"method is '{name}', which is not called yet: hand over hierfl.methods.{name}({of})"
+    if name in models.__all__ and getattr(models, name) is method:
+        return (
+            f"method is '{name}', which makes a model and is not called yet: hand over "
+            f"hierfl.methods.fedsvi(hierfl.models.{name}(...))"
+        )
+    if isinstance(method, Family):
+        return (
+            f"method is the guide family '{name}': hand it to a method, hierfl.methods.fedsvi(model, "
+            f"guide=hierfl.guides.{name})"
+        )
+    if isinstance(method, str):
+        made = method if method in methods.__all__ else "fedsvi"
+        return f"method is the string '{method}': hand over hierfl.methods.{made}(model)"
+    if isinstance(method, Program):
+        return "method is a Program, which is read already: hand over hierfl.methods.fedsvi(model), of its model"
+    if isinstance(method, Fit):
+        return "method is a Fit: hand over the method that it was fitted by, fit.method"
+    return f"method is '{name}', not a Method: make one of a model, hierfl.methods.fedsvi(model)"
 
 
 def _check_optimisers(method: Method) -> None:

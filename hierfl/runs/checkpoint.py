@@ -205,13 +205,13 @@ def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
     Raises:
         CheckpointError: the run is another one; the message names what differs.
     """
-    differs, unknown = compared(found, wanted)
-    if differs:
+    both = compared(found, wanted)
+    if both.differs:
         raise CheckpointError(
-            f"'{path}' is of another run: it differs in {'; '.join([*differs.values()][:3])}; resume with the "
-            f"same call, or name another folder"
+            f"'{path}' is of another run: it differs in {both.difference}; resume with the same call, or name "
+            f"another folder"
         )
-    return unknown
+    return both.unknown
 
 
 def _write(path: Path, tree: Tree) -> str:

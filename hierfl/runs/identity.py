@@ -96,6 +96,11 @@ class Compared(NamedTuple):
     differs: dict[str, str]
     unknown: list[str]
 
+    @property
+    def difference(self) -> str:
+        """The first three things in which they differ, in words; "" where they are the same run."""
+        return "; ".join([*self.differs.values()][:3])
+
 
 def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Compared:
     """Compare a run on disk with another; of private things, only say that they differ.

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 from torch import Tensor
 
-from hierfl.core.trees import Tree, nbytes
+from hierfl.core.tables import shown_as
+from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
+from hierfl.diagnostics.summary import Summary, brief, summary
 from hierfl.engine.federation import Federation
-from hierfl.engine.rounds import Progress, left_out_of
+from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_data import posterior_data, predictive_data, prior_data
 from hierfl.posterior.arviz_groups import EXPAND
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from hierfl.report import Report
 
 
+@shown_as(brief)
 @dataclass(frozen=True, eq=False)
 class Fit:
     """A method, fitted to a federation.
@@ -212,6 +215,18 @@ class Fit:
         federation, progress = personalised(self, data, rounds)
         return replace(self, federation=federation, progress=progress)
 
+    def summary(self, *, draws: int | None = None, seed: int = 0) -> Summary:
+        """Summarise every site as a table, by client for local ones, and say under it whether to trust the fit.
+
+        Args:
+            draws: S, of the posterior; None: 1000, and down to 100 where they would take minutes.
+            seed: of the draws.
+
+        Raises:
+            ValueError: `draws` is below 20.
+        """
+        return summary(self, draws=draws, seed=seed)
+
     def check(self, against: Literal["nuts"] = "nuts", **options: Any) -> AgainstNuts:
         """Compare the posterior with NUTS on all rows together: `hierfl.diagnostics.against_nuts`.
 
@@ -293,15 +308,4 @@ class Fit:
             title=title,
             draws=draws,
             seed=seed,
-        )
-
-    def __repr__(self) -> str:
-        """Method, clients, rounds, clients that were left out, and sizes."""
-        kept = nbytes(self.federation.client.own)
-        times = left_out_of(self.progress.history)
-        skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
-        return (
-            f"Fit({self.method.name}, {len(self.clients)} clients, {self.progress.round} rounds, "
-            f"{skipped}"
-            f"{nbytes(self.message)} bytes sent to a client, {kept} bytes kept by one)"
         )

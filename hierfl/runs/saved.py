@@ -82,10 +82,9 @@ def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -
         except state.CheckpointError:
             continue  # it is left as it is
         if not is_of(record["about"], about):
-            differs = compared(record["about"], about).differs
             raise state.CheckpointError(
                 f"'{folder}' holds another run ({path.name}): it differs in "
-                f"{'; '.join([*differs.values()][:3])}; name another folder, or remove that run first"
+                f"{compared(record['about'], about).difference}; name another folder, or remove that run first"
             )
         if record["round"] > round:
             raise state.CheckpointError(

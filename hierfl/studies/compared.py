@@ -12,9 +12,13 @@ searches one grid for lr and eta, and so does this: they are equal. pFedBayes' s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from torch import nn
 
+import hierfl
+from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
@@ -22,6 +26,8 @@ from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.models import bayesian_network, network
 from hierfl.optimisers import SGD
+from hierfl.runs.result import Fit
+from hierfl.studies import image_splits as images
 from hierfl.studies.tuning import RATES, WEIGHTS, Choice
 
 FEDAVG, FEDPROX, PFEDBAYES, FEDABML = ("FedAvg+FT", "FedProx+FT", "pFedBayes", "FedABML")
@@ -70,3 +76,31 @@ def method_of(name: str, net: nn.Module, options: Choice) -> Method:
         batch_size=ROWS,
         draws=1,
     )
+
+
+class Setting(Protocol):
+    """What a study's settings say of a run."""
+
+    @property
+    def cohort(self) -> int:
+        """Clients in a round."""
+
+    @property
+    def draws(self) -> int:
+        """Posterior draws of a prediction."""
+
+
+def trained(
+    name: str, seed: int, setting: Setting, options: Choice, train: ClientData, rounds: int
+) -> Fit:
+    """Train one method on some clients."""
+    net = images.started(partial(images.mclr, train.fields["x"].shape[-1]), seed)
+    method = method_of(name, net, options)
+    run_of: dict[str, Any] = {"cohort": setting.cohort, "seed": seed, "progress": False}
+    return hierfl.fit(method, train, rounds=rounds, compile=False, **run_of)
+
+
+def accuracy(name: str, fitted: Fit, rows: ClientData, seed: int, setting: Setting) -> float:
+    """Return the clients' mean accuracy in %."""
+    draws = 1 if name in POINTS else setting.draws
+    return 100.0 * float(fitted.predict(rows, draws=draws, seed=seed).scores().accuracy.mean())

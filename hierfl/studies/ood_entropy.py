@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -36,14 +36,21 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-import hierfl
 from hierfl import datasets, plots
 from hierfl.data.clients import ClientData
 from hierfl.datasets import Labelled
 from hierfl.diagnostics import out_of_distribution
-from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
-from hierfl.studies.compared import FEDABML, FEDAVG, GRIDS, LOCAL, PFEDBAYES, POINTS, method_of
+from hierfl.studies.compared import (
+    FEDABML,
+    FEDAVG,
+    GRIDS,
+    LOCAL,
+    PFEDBAYES,
+    POINTS,
+    accuracy,
+    trained,
+)
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet, spread
 from hierfl.studies.tuning import Choice, told, tuned
 
@@ -229,22 +236,6 @@ def trial(name: str, seed: int, setting: Setting, options: Choice) -> float:
     fitting, held_out = train.select(train.names[: setting.tuning_clients]).split(0.8, seed=seed)
     fitted = trained(name, seed, setting, options, fitting, setting.tuning_rounds)
     return accuracy(name, fitted.personalise(fitting, rounds=1), held_out, seed, setting)
-
-
-def trained(
-    name: str, seed: int, setting: Setting, options: Choice, train: ClientData, rounds: int
-) -> Fit:
-    """Train one method on some clients."""
-    net = images.started(partial(images.mclr, train.fields["x"].shape[-1]), seed)
-    method = method_of(name, net, options)
-    run_of: dict[str, Any] = {"cohort": setting.cohort, "seed": seed, "progress": False}
-    return hierfl.fit(method, train, rounds=rounds, compile=False, **run_of)
-
-
-def accuracy(name: str, fitted: Fit, rows: ClientData, seed: int, setting: Setting) -> float:
-    """Return the clients' mean accuracy in %."""
-    draws = 1 if name in POINTS else setting.draws
-    return 100.0 * float(fitted.predict(rows, draws=draws, seed=seed).scores().accuracy.mean())
 
 
 def measure(name: str, seed: int, setting: Setting, options: Choice) -> Numbers:

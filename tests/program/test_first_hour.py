@@ -16,7 +16,7 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 import hierfl
-from hierfl import ClientBatch, ClientData, methods, models, optimisers
+from hierfl import ClientBatch, ClientData, guides, methods, models, optimisers
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.engine.rounds import rounds as run_rounds
@@ -257,6 +257,77 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a method not built": (
         lambda: FIT(methods.pvi, federation(), rounds=1),
         r"method is 'pvi', .*: .*hierfl\.methods\.pvi\(model\)",
+    ),
+    "a wrapper not built": (
+        lambda: FIT(methods.fine_tuned, federation(), rounds=1),
+        r"method is 'fine_tuned', .*: .*fine_tuned\(hierfl\.methods\.fedavg\(model\)\)",
+    ),
+    "no method": (
+        lambda: FIT(None, federation(), rounds=1),
+        "method is 'None', not a Method: make one",
+    ),
+    "swapped with a model": (
+        lambda: FIT(federation(), right, rounds=1),
+        "method and data are swapped: call",
+    ),
+    "swapped with a frame": (
+        lambda: FIT(FRAME, methods.fedsvi(right), rounds=1),
+        r"method and data are swapped: .*from_frame",
+    ),
+    "a model not built": (
+        lambda: FIT(models.linear, federation(), rounds=1),
+        r"method is 'linear', which makes a model .*: hand over .*models\.linear\(\.\.\.\)\)",
+    ),
+    "a guide for a method": (
+        lambda: FIT(guides.structured, federation(), rounds=1),
+        r"method is the guide family 'structured': hand it to a method, .*guide=hierfl\.guides\.structured",
+    ),
+    "a method's name": (
+        lambda: FIT("fedavg", federation(), rounds=1),
+        r"method is the string 'fedavg': hand over hierfl\.methods\.fedavg\(model\)",
+    ),
+    "a program for a method": (
+        lambda: FIT(run()().program, federation(), rounds=1),
+        r"method is a Program, .*: hand over hierfl\.methods\.fedsvi\(model\)",
+    ),
+    "a fit for a method": (
+        lambda: FIT(run()(), federation(), rounds=1),
+        r"method is a Fit: hand over .* fit\.method",
+    ),
+    "a fit for data": (
+        lambda: FIT(methods.fedsvi(right), run()(), rounds=1),
+        r"data is a Fit, not ClientData: take .*fit\.federation\.data",
+    ),
+    "a path": (
+        run(data=lambda d: "rows.csv"),
+        r"data is a str, 'rows\.csv', not ClientData: read .*read_csv\(path\)",
+    ),
+    "frames by name": (
+        run(data=lambda d: {"a": FRAME, "b": FRAME}),
+        r"data is a dict of DataFrames, not ClientData: make it with .*pandas\.concat\(frames",
+    ),
+    "both parts of a split": (
+        run(data=lambda d: d.split(0.5, seed=0)),
+        r"data is a tuple of 2 ClientData, .*: take one",
+    ),
+    "a frame for a batch": (
+        lambda: hierfl.full_batch(FRAME),
+        "data is a DataFrame, not ClientData: make it",
+    ),
+    "rounds in words": (run(rounds="5"), r"rounds is '5': it must be an integer, rounds=5"),
+    "rounds as a float": (run(rounds=5.0), r"rounds is 5\.0: it must be an integer, rounds=5"),
+    "rounds as a truth": (run(rounds=True), r"rounds is True: it must be an integer$"),
+    "rows for a fit": (
+        lambda: hierfl.pac_bayes(federation()),  # type: ignore[arg-type]
+        r"fit is a ClientData: hand over what hierfl\.fit",
+    ),
+    "a method for a fit": (
+        lambda: hierfl.diagnostics.summary(methods.fedsvi(right)),  # type: ignore[arg-type]
+        r"fit is a Method: hand over what hierfl\.fit",
+    ),
+    "draws in words": (
+        lambda: run()().summary(draws="many"),
+        r"draws is 'many': .*needs an integer",
     ),
     "a frame": (
         run(data=lambda d: FRAME),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyro
@@ -18,22 +19,17 @@ from tests.programs import federation, fit, regression
 
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
     """Run all calls at once, each in a thread; an error is returned as its text."""
-    found: list[Any] = [None] * len(calls)
     start = threading.Barrier(len(calls))
 
-    def go(k: int) -> None:
+    def answer(call: Callable[[], Any]) -> Any:
         start.wait()
         try:
-            found[k] = calls[k]()
+            return call()
         except Exception as error:
-            found[k] = repr(error)
+            return repr(error)
 
-    threads = [threading.Thread(target=go, args=(k,)) for k in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(answer, calls))
 
 
 def test_four_threads_get_the_answers_of_one() -> None:

@@ -1,0 +1,160 @@
+"""Results as tables: how they print, in a terminal and in a notebook. Tensors are never written out."""
+
+from __future__ import annotations
+
+import html
+import math
+import numbers
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIRST, LAST = 30, 8  # rows that are printed of a longer table
+WIDTH = 110  # of a line of words
+LONGEST_CELL = 60
+GAP = "..."
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """What is printed of a result.
+
+    Args:
+        title: its first line.
+        frame: the table; None: there is none. The first and the last rows are printed of a long one.
+        note: what stands under it, one paragraph a line.
+    """
+
+    title: str
+    frame: pd.DataFrame | None = None
+    note: str = ""
+
+
+def shown_as(of: Callable[[Any], Shown]) -> Callable[[Class], Class]:
+    """Let the objects of a class print as a table: as text, and as HTML in a notebook.
+
+    Args:
+        of: object -> what is printed of it.
+    """
+
+    def decorated(made: Class) -> Class:
+        for name, form in (("__repr__", text_of), ("_repr_html_", html_of)):
+            setattr(made, name, _printing(of, form, made, name))
+        return made
+
+    return decorated
+
+
+def _printing(
+    of: Callable[[Any], Shown], form: Callable[[Shown], str], made: type, name: str
+) -> Callable[[Any], str]:
+    def printed(found: Any) -> str:
+        return form(of(found))
+
+    printed.__name__, printed.__qualname__ = name, f"{made.__qualname__}.{name}"
+    return printed
+
+
+def text_of(shown: Shown) -> str:
+    """Return a result as text.
+
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"site": ["mu", "tau"], "mean": [0.12345, 1.0], "sd": [0.5, float("nan")]})
+    >>> print(text_of(Shown("Two sites", frame, "All is well.")))
+    Two sites
+    site  mean  sd
+      mu 0.123 0.5
+     tau     1
+    All is well.
+    """
+    parts = [shown.title]
+    if shown.frame is not None and len(shown.frame):
+        table = cells(shown.frame).to_string(index=_has_names(shown.frame))
+        parts += [line.rstrip() for line in table.splitlines()]
+        parts += _left_over(shown.frame)
+    for line in shown.note.splitlines():
+        parts += textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(parts)
+
+
+def html_of(shown: Shown) -> str:
+    """Return a result as HTML; names and words are escaped."""
+    parts = [f"<p><b>{html.escape(shown.title)}</b></p>"]
+    if shown.frame is not None and len(shown.frame):
+        named = _has_names(shown.frame)
+        parts.append(cells(shown.frame).to_html(index=named, border=0, escape=True))
+        parts += [f"<p>{html.escape(line)}</p>" for line in _left_over(shown.frame)]
+    parts += [f"<p>{html.escape(line)}</p>" for line in shown.note.splitlines()]
+    return "\n".join(parts)
+
+
+def cells(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return what is printed of a frame, as strings: three significant digits, and nothing for NaN."""
+    import pandas as pd  # slow to import
+
+    some = frame
+    if _is_long(frame):
+        some = pd.concat([frame.iloc[:FIRST], frame.iloc[-LAST:]])
+    table = pd.DataFrame(
+        {
+            str(name): [cell(value) for value in some.iloc[:, i]]
+            for i, name in enumerate(some.columns)
+        }
+    )
+    table.index = pd.Index([cell(value) for value in some.index], name=frame.index.name)
+    if _is_long(frame):
+        gap = pd.DataFrame([[GAP] * table.shape[1]], columns=table.columns, index=[GAP])
+        table = pd.concat([table.iloc[:FIRST], gap, table.iloc[FIRST:]])
+        table.index.name = frame.index.name
+    return table
+
+
+def cell(value: Any) -> str:
+    """Return one entry of a table.
+
+    >>> cell(12345.678), cell(0.00012345), cell(3), cell(float("nan")), cell(True), cell("north")
+    ('12346', '0.000123', '3', '', 'yes', 'north')
+    """
+    if isinstance(value, bool) or type(value).__name__ == "bool":
+        return "yes" if value else "no"
+    if isinstance(value, numbers.Integral):
+        return f"{int(value)}"
+    if isinstance(value, numbers.Real):
+        return _number(float(value))
+    text = str(value).replace("\n", " ")
+    return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - len(GAP)] + GAP
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{value:.0f}" if 1000.0 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def _is_long(frame: pd.DataFrame) -> bool:
+    return len(frame) > FIRST + LAST + 1
+
+
+def _left_over(frame: pd.DataFrame) -> list[str]:
+    return [f"{len(frame):,} rows in all, of which these are the ends."] if _is_long(frame) else []
+
+
+def _has_names(frame: pd.DataFrame) -> bool:
+    """Return whether the index of a frame says something that its position does not."""
+    return type(frame.index).__name__ != "RangeIndex" or frame.index.name is not None
+
+
+def shapes(fields: Iterable[tuple[str, Any]]) -> str:
+    """Return the shapes of named tensors in one line.
+
+    >>> import torch
+    >>> shapes([("x", torch.zeros(3, 2)), ("y", torch.zeros(3))])
+    'x: (3, 2), y: (3,)'
+    """
+    return ", ".join(f"{name}: {tuple(value.shape)}" for name, value in fields)

@@ -1,0 +1,125 @@
+"""The summary of a fit: its posterior as a table, and under it whether to trust it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
+from hierfl.core.trees import nbytes
+from hierfl.diagnostics.verdict import of_history, verdict
+from hierfl.engine.rounds import left_out_of
+from hierfl.posterior.site_table import SiteTable, site_table
+from hierfl.posterior.snapshot import Snapshot, expect_fit
+from hierfl.posterior.without_rows import lacks_rows
+
+LEAST_DRAWS = 20  # for a 90 % interval
+MOST, FEWEST = 1000, 100  # draws where none are asked for
+# numbers drawn in all; and rows times local sites, for a guide that goes through all rows of a client at each draw
+DRAWN, READ = 100_000_000, 4_000_000
+
+
+def _shown(found: Summary) -> Shown:
+    return Shown(found.title, found.frame, "\n".join((found.verdict, *found.remarks)))
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """The posterior of every site as a table, and whether to trust it. It prints as both; long tables by their ends.
+
+    Args:
+        title: what was run.
+        frame: one row a number: `site`; `entry`, its place in the site, by feature names where it has them;
+            `client`, "" for a global site; `mean`, `sd`, and `low` and `high`, the ends of the 90 % interval (5 %
+            and 95 % quantiles), NaN at point estimates; `shrinkage` of local sites, 0 where the client's own
+            rows decide alone, 1 where they say nothing (`hierfl.posterior.shrinkage`). Networks of many numbers
+            have one row for each statistic of each layer.
+        verdict: trustworthy, or why not, with the mend.
+        trustworthy: the same as a bool; None where it cannot be told.
+        remarks: what the table leaves out.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    verdict: str
+    trustworthy: bool | None
+    remarks: tuple[str, ...] = ()
+
+
+@one_at_a_time
+def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summary:
+    """Summarise the posterior of every site, and judge it.
+
+    Args:
+        fit: a run at some round.
+        draws: S, of the posterior; None: 1000, and down to 100 where they would take minutes.
+        seed: of the draws.
+
+    Raises:
+        ValueError: `draws` is below 20.
+    """
+    expect_fit(fit)
+    draws = _affordable(fit) if draws is None else draws
+    if not isinstance(draws, int) or draws < LEAST_DRAWS:
+        raise ValueError(
+            f"draws is {draws!r}: a 90 % interval needs an integer of {LEAST_DRAWS} or more"
+        )
+    table = site_table(fit, draws=draws, seed=seed)
+    judged = verdict(fit, table, seed=seed)
+    data = fit.federation.data
+    title = (
+        f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, {fit.progress.round} rounds, "
+        f"{draws} draws"
+    )
+    return Summary(title, table.frame, judged.words, judged.trustworthy, _remarks(fit, table))
+
+
+def _affordable(fit: Snapshot) -> int:
+    """Return how many draws take seconds: by the numbers that one draws, or the rows that a guide goes through."""
+    latents, data = fit.program.latents, fit.federation.data
+    own = latents.local_block.size
+    numbers = latents.global_block.size + own * len(fit.clients)
+    most = DRAWN // max(1, numbers)
+    if fit.program.reads_all_rows:
+        most = min(most, READ // max(1, data.num_rows * own))
+    return max(FEWEST, min(MOST, most))
+
+
+def brief(fit: Snapshot) -> Shown:
+    """Return what a fit prints: what was run, sizes, and what its history alone says of trust."""
+    times = left_out_of(fit.progress.history)
+    skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
+    kept = nbytes(fit.federation.client.own)
+    title = (
+        f"Fit({fit.method.name}, {len(fit.clients)} clients, {fit.progress.round} rounds, {skipped}"
+        f"{fit.federation.data.num_rows} rows, {nbytes(fit.message)} bytes sent to a client, {kept} bytes kept "
+        f"by one)"
+    )
+    known = of_history(fit)
+    hint = "fit.summary() shows every site by client, and whether to trust it."
+    return Shown(title, note=hint if known is None else f"{known.words}\n{hint}")
+
+
+def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
+    """Say what the table leaves out."""
+    remarks = []
+    if table.by_layer:
+        names = ", ".join(f"'{name}'" for name in table.by_layer)
+        remarks.append(
+            f"Summarised by layer, as mean, sd, root mean square and largest of its numbers: {names}."
+        )
+    if table.points:
+        names = ", ".join(f"'{name}'" for name in table.points[:5])
+        more = f" and {len(table.points) - 5} more" if len(table.points) > 5 else ""
+        remarks.append(f"Point estimates, without sd and interval: {names}{more}.")
+    if table.without_local:
+        remarks.append(
+            "Local sites are left out, since they depend on rows that were not saved with the fit: hand them in, "
+            "hierfl.load(folder, data=...)."
+        )
+    elif lacks_rows(fit):
+        remarks.append("Shrinkage is left out, since the rows were not saved with the fit.")
+    return tuple(remarks)

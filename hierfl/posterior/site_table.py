@@ -1,0 +1,262 @@
+"""The posterior as a table: a row for each number of each site, of each client for local sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributions import transform_to
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.posterior.arviz_groups import EXPAND, feature_dim
+from hierfl.posterior.client_loop import each_client, each_draw
+from hierfl.posterior.draws import Draws, joined_draws, mapped_or_in_turn, posterior_draws
+from hierfl.posterior.layer_summaries import STATISTICS, Network, split
+from hierfl.posterior.learned import learned_params
+from hierfl.posterior.shrinkage import shrinkage, width_of
+from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.without_rows import by_state_alone, global_sites, lacks_rows
+from hierfl.program.program import Params
+from hierfl.program.sites import Values
+
+COLUMNS = ("site", "entry", "client", "mean", "sd", "low", "high", "shrinkage")
+LOW, HIGH = 0.05, 0.95  # of the draws: the 90 % interval
+LEAST_EXPAND, MOST_ROWS = (
+    50,
+    1_000_000,
+)  # local networks are summarised sooner where clients are many
+Numbers = NDArray[np.float64]
+Networks = Mapping[str, Network]
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTable:
+    """The table, and what is to be said of it.
+
+    Args:
+        frame: the columns `COLUMNS`.
+        spread: sites with a standard deviation.
+        points: latent sites and learned params without one.
+        not_finite: sites with draws that are not finite.
+        by_layer: networks that are summarised by layer.
+        without_local: whether local sites are left out, since they depend on rows that are not there.
+    """
+
+    frame: pd.DataFrame
+    spread: tuple[str, ...]
+    points: tuple[str, ...]
+    not_finite: tuple[str, ...]
+    by_layer: tuple[str, ...]
+    without_local: bool
+
+
+@one_at_a_time
+def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
+    """Draw every site, and return mean, sd, 90 % interval and shrinkage of every number.
+
+    Draws are summarised chunk by chunk, so that those of many clients are never held together.
+
+    Args:
+        fit: a run at some round.
+        draws: S, 2 or more; the same as those of `posterior_draws`.
+        seed: of the draws.
+    """
+    expand = min(EXPAND, max(LEAST_EXPAND, MOST_ROWS // len(fit.clients)))
+    no_rows = lacks_rows(fit)
+    without_local = no_rows and bool(fit.program.reads.guide)
+    learned = _learned(fit)
+    if without_local:
+        drawn = posterior_draws(fit, draws=draws, seed=seed, keep=global_sites(fit.program))
+        chunks: Iterable[Draws] = [drawn]
+        large: Networks = {}
+    else:
+        large, chunks = _drawn(by_state_alone(fit), draws, seed, expand, derived=not no_rows)
+    of_learned = split(learned, None, expand)[1]
+    found = _summarised(chunks) | _summarised([_by_layer(learned, of_learned)])
+    networks = {**large, **of_learned}
+    local = [name for name, site in found.items() if site.is_local and name not in networks]
+    pulled = {} if no_rows else shrinkage(fit, local, seed=seed)
+    frames = [
+        _frame(fit, name, site, networks.get(name), pulled.get(name))
+        for name, site in found.items()
+    ]
+    return SiteTable(
+        frame=pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=COLUMNS),
+        spread=tuple(name for name, site in found.items() if site.is_spread),
+        points=tuple(name for name, site in found.items() if site.is_finite and not site.is_spread),
+        not_finite=tuple(name for name, site in found.items() if not site.is_finite),
+        by_layer=tuple(networks),
+        without_local=without_local,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ draws
+def _drawn(
+    fit: Snapshot, draws: int, seed: int, expand: int, *, derived: bool
+) -> tuple[Networks, Iterator[Draws]]:
+    """Return the networks that are summarised by layer, and the draws of each chunk of clients.
+
+    Args:
+        fit: whose guide can be run.
+        draws: S.
+        seed: of the draws.
+        expand: the largest network that is written out.
+        derived: whether deterministic sites are drawn too.
+    """
+    program = fit.program
+    names = {site.name for site in program.latents.sites} | (
+        {*program.derived} if derived else set()
+    )
+    large = split(posterior_draws(fit, draws=1, seed=seed, keep=names), None, expand)[1]
+    width = width_of(program)
+    inside = {site for net in large.values() for part in net.parts.values() for site in part}
+
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+        values = program.draw(params, own)
+        values |= program.derive(values, params, asked) if derived else {}
+        layers = {name: net.summary(values, 0) for name, net in large.items()}
+        return {
+            "sites": {n: v for n, v in values.items() if n in names - inside},
+            "layers": layers,
+        }
+
+    def each() -> Iterator[Draws]:
+        run = mapped_or_in_turn(
+            fit, lambda s: each_draw(s, one, draws=draws, seed=seed, width=width)
+        )
+        for chunk in run if names else ():
+            found = joined_draws(program, [chunk.found["sites"]])
+            shared, own = dict(found.shared), dict(found.own)
+            for name, value in chunk.found["layers"].items():  # (C, S, L, 4)
+                if large[name].is_local:
+                    own[name] = value.movedim(0, 1)
+                else:
+                    shared[name] = value[0]
+            yield Draws(shared, own)
+
+    return large, each()
+
+
+def _by_layer(draws: Draws, large: Networks) -> Draws:
+    """Replace networks by the summaries of their layers."""
+    inside = {site for net in large.values() for part in net.parts.values() for site in part}
+    both = {**draws.shared, **draws.own}
+    shared, own = (
+        {name: value for name, value in of.items() if name not in inside}
+        for of in (draws.shared, draws.own)
+    )
+    for name, net in large.items():
+        (own if net.is_local else shared)[name] = net.summary(both, 1 + net.is_local)
+    return Draws(shared, own)
+
+
+def _learned(fit: Snapshot) -> Draws:
+    """Return the params that the model learns without a prior, as a single draw: they are point estimates."""
+    specs = {spec.name: spec for spec in learned_params(fit)}
+
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+        return {name: transform_to(spec.constraint)(params[name]) for name, spec in specs.items()}
+
+    shared: Values = {}
+    parts: dict[str, list[Tensor]] = {}
+    for chunk in each_client(fit, one) if specs else ():
+        for name, value in chunk.found.items():  # (C, *shape), local ones with a client of size 1
+            if specs[name].is_local:
+                parts.setdefault(name, []).append(value.squeeze(-specs[name].axis))
+            else:
+                shared[name] = value[:1]
+    return Draws(shared, {name: torch.cat(part)[None] for name, part in parts.items()})
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """Mean, sd and the ends of the interval of each number of a site.
+
+    Args:
+        at: (4, C, *shape); C is 1 for a global site. The sd and the ends are NaN at a point estimate.
+        is_local: it has a value for each client.
+    """
+
+    at: Numbers
+    is_local: bool
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all draws are finite."""
+        return bool(np.isfinite(self.at[0]).all())
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether some number has a standard deviation."""
+        return not bool(np.isnan(self.at[1]).all())
+
+
+def _summarised(chunks: Iterable[Draws]) -> dict[str, _Site]:
+    """Summarise the draws of chunks of clients, site by site."""
+    shared: dict[str, _Site] = {}
+    own: dict[str, list[Numbers]] = {}
+    for chunk in chunks:
+        for name, value in chunk.shared.items():
+            if name not in shared:  # the same in every chunk
+                shared[name] = _Site(_statistics(value[:, None]), False)
+        for name, value in chunk.own.items():
+            own.setdefault(name, []).append(_statistics(value))
+    return shared | {name: _Site(np.concatenate(each, 1), True) for name, each in own.items()}
+
+
+def _statistics(value: Tensor) -> Numbers:
+    """Return mean, sd, low and high of draws (S, C, *shape), (4, C, *shape)."""
+    values = value.detach().double().numpy()
+    finite = np.isfinite(values).all(0)
+    safe = np.where(finite, values, 0.0)
+    ends = np.quantile(safe, [LOW, HIGH], axis=0)
+    found = np.stack([safe.mean(0), safe.std(0, ddof=min(1, len(safe) - 1)), *ends])
+    is_point = (safe == safe[:1]).all(0)
+    found[0] = np.where(is_point, safe[0], found[0])
+    found[1:, is_point] = np.nan
+    found[:, ~finite] = np.nan
+    return found
+
+
+def _frame(
+    fit: Snapshot, name: str, site: _Site, network: Network | None, pulled: Tensor | None
+) -> pd.DataFrame:
+    """Return the rows of a site, those of one entry together."""
+    clients = fit.clients if site.is_local else ("",)
+    if network is not None:
+        entries = [f"{layer} {what}".strip() for layer in network.layers for what in STATISTICS]
+    else:
+        entries = _entries(fit, site.at.shape[2:])
+    both = list(product(entries, clients))
+    flat = site.at.reshape(4, len(clients), -1).transpose(0, 2, 1).reshape(4, -1)
+    columns: dict[str, Any] = {
+        "site": name,
+        "entry": [entry for entry, _ in both],
+        "client": [client for _, client in both],
+        **dict(zip(COLUMNS[3:7], flat, strict=True)),
+        "shrinkage": np.full(len(both), np.nan),
+    }
+    if pulled is not None:
+        columns["shrinkage"] = pulled.double().numpy().reshape(len(clients), -1).T.reshape(-1)
+    return pd.DataFrame(columns, columns=list(COLUMNS), index=range(len(both)))
+
+
+def _entries(fit: Snapshot, shape: Sequence[int]) -> list[str]:
+    """Return the labels of a site's numbers: names of features where one field alone has as many, else positions."""
+    features = fit.federation.data.features
+    labels: list[Sequence[str]] = []
+    for size in shape:
+        field = feature_dim(features, size)
+        named = field is not None and list(features[field]) not in labels
+        labels.append(list(features[str(field)]) if named else [str(i) for i in range(size)])
+    return [", ".join(entry) for entry in product(*labels)]

@@ -1,0 +1,120 @@
+"""Everything public prints as a short table, in a terminal and in a notebook, and no tensor is written out."""
+
+from __future__ import annotations
+
+import warnings
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import hierfl
+from hierfl import ClientData, diagnostics, guides, methods
+from hierfl.core.tables import FIRST, LAST, Shown, cell, html_of, text_of
+from hierfl.datasets import Labelled
+from hierfl.posterior.nuts import Reference
+from tests.programs import fit, regression
+
+MOST_LINES = 60
+N = 70  # more clients than lines are printed
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """Return results of every public kind."""
+    data = ClientData.from_clients(
+        {f"client-{k}": {"x": [[0.1 * k, 1.0], [1.0, 0.2]], "y": [0.1, 0.7]} for k in range(N)},
+        client_fields={"height": [0.0] * N},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = fit(methods.fedsvi(regression, guide=guides.structured), data, rounds=2)
+        prediction, draws = found.predict(data, draws=5), found.draws(100)
+        r_hat = dict.fromkeys([*draws.shared, *draws.own], 1.0)
+        reference = Reference(draws.shared, draws.own, r_hat, 1.0)
+        ranks = np.zeros((9, N, 3), dtype=np.int64)
+        sizes = tuple([2] * N)
+        return {
+            "data": data,
+            "fit": found,
+            "summary": found.summary(draws=20),
+            "draws": draws,
+            "reference": reference,
+            "against": diagnostics.against_nuts(found, draws=50, reference=reference),
+            "prediction": prediction,
+            "unlabelled": found.predict(data.without("y"), draws=5),
+            "corrected": diagnostics.corrected(found, 100, proposals=100, rounds=1),
+            "loo": diagnostics.loo(found, draws=100),
+            "gap": diagnostics.generalisation_gap(prediction, prediction),
+            "ood": diagnostics.out_of_distribution(prediction, prediction),
+            "sbc": diagnostics.Sbc({}, {"w": ranks}, 9, data.names, sizes, np.zeros(9)),
+            "pac_bayes": hierfl.pac_bayes(found, clip=(0.0, 5.0), draws=5),
+            "program": found.program,
+            "federation": found.federation,
+            "progress": found.progress,
+            "method": found.method,
+            "client": found.federation.client,
+            "server": found.federation.server,
+            "batch": hierfl.full_batch(data),
+            "scaling": hierfl.Scaling("x", torch.zeros(500), torch.ones(500)),
+            "labelled": Labelled(torch.zeros(9, 1, 2, 2), torch.zeros(9).long(), ("a", "b")),
+        }
+
+
+def test_no_result_is_long_or_a_dump_of_tensors(results: dict[str, Any]) -> None:
+    for name, result in results.items():
+        for text in (repr(result), str(result)):
+            assert len(text.splitlines()) <= MOST_LINES, name
+            assert "tensor(" not in text and "array(" not in text, name
+            assert len(text) < 8000, name
+
+
+TABLES = (
+    "fit summary draws reference against prediction unlabelled corrected loo gap ood sbc pac_bayes program scaling "
+    "labelled"
+).split()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_notebook_shows_the_same_cells(name: str, results: dict[str, Any]) -> None:
+    class Cells(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words: list[str] = []
+
+        def handle_data(self, data: str) -> None:
+            self.words += data.split()
+
+    parser = Cells()
+    parser.feed(results[name]._repr_html_())
+    assert sorted(parser.words) == sorted(repr(results[name]).split())
+
+
+def test_a_fit_says_where_its_table_is(results: dict[str, Any]) -> None:
+    assert "fit.summary()" in repr(results["fit"]) and f"{2 * N} rows" in repr(results["fit"])
+    assert "Trustworthy" not in repr(results["fit"])  # its history alone does not tell
+
+
+def test_numbers_are_those_of_the_frame(results: dict[str, Any]) -> None:
+    scores = results["prediction"].scores()
+    line = next(row for row in repr(results["prediction"]).splitlines() if "client-3 " in row)
+    assert line.split() == ["client-3", *(cell(value) for value in scores.loc["client-3"])]
+
+
+def test_a_long_table_is_printed_by_its_ends() -> None:
+    frame = pd.DataFrame({"number": range(1000)})
+    lines = text_of(Shown("Many", frame)).splitlines()
+    assert lines[-1].startswith("1,000 rows in all")
+    numbers = [int(line) for line in lines[2:-1] if line.strip().isdigit()]
+    assert numbers == [*range(FIRST), *range(1000 - LAST, 1000)]
+    whole = pd.DataFrame({"number": range(FIRST + LAST + 1)})
+    assert "..." not in text_of(Shown("Few", whole))
+
+
+def test_names_are_escaped_in_html() -> None:
+    frame = pd.DataFrame({"client": ["<b>x</b>"], "mean": [1.0]})
+    text = html_of(Shown("<i>t</i>", frame, "<script>"))
+    assert "<b>x" not in text and "<i>t" not in text and "<script>" not in text

@@ -1,0 +1,238 @@
+"""The summary of a fit: its numbers are those of the draws, shrinkage that of a closed form, and one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl import ClientBatch, ClientData, Method, diagnostics, guides, methods, models
+from hierfl.core.trees import tree_map
+from hierfl.posterior.shrinkage import shrinkage
+from hierfl.posterior.site_table import site_table
+from tests.programs import exact, federation, fit, means, regression, slopes, three
+from tests.same_numbers import CASES
+
+
+@cache
+def spread_fit() -> hierfl.Fit:
+    return fit(methods.fedsvi(regression, guide=guides.structured), federation(), rounds=3)
+
+
+def test_numbers_are_those_of_the_draws() -> None:
+    """Also where clients are carried in several chunks."""
+    fitted = spread_fit()
+    chunked = replace(fitted, federation=replace(fitted.federation, chunk=2))
+    drawn = fitted.draws(200, seed=3)
+    for one in (fitted, chunked):
+        frame = site_table(one, draws=200, seed=3).frame.set_index(["site", "entry", "client"])
+        assert len(frame) == 2 + 1 + 1 + 2 * 4
+        values = {
+            ("loc", "1", ""): drawn.shared["loc"][:, 1],
+            ("spread", "", ""): drawn.shared["spread"],
+            ("slope", "0", "east"): drawn.own["slope"][:, 2, 0],
+            ("slope", "1", "west"): drawn.own["slope"][:, 3, 1],
+        }
+        for place, value in values.items():
+            v = value.double().numpy()
+            wanted = [v.mean(), v.std(ddof=1), *np.quantile(v, [0.05, 0.95])]
+            found = frame.loc[place, ["mean", "sd", "low", "high"]]
+            np.testing.assert_allclose(found.to_numpy(float), wanted, rtol=1e-5)
+    assert frame["shrinkage"].isna().to_numpy().tolist() == [True] * 4 + [False] * 8
+
+
+def conjugate(data: ClientData, name: str) -> hierfl.Fit:
+    model = {"means": means, "slopes": slopes}[name]
+    return fit(methods.fedlaplace(model, corrections=0), data, rounds=10)
+
+
+def test_shrinkage_of_means_is_the_closed_form() -> None:
+    """B = (1 / n_k) / (1 / n_k + 1): 1/3, 1/2 and 1/4."""
+    fitted = conjugate(three(), "means")
+    frame = fitted.summary(draws=50).frame.query("site == 'b'")
+    wanted = exact(three(), "means").given_cov.flatten().numpy()
+    np.testing.assert_allclose(wanted, [1 / 3, 1 / 2, 1 / 4])
+    np.testing.assert_allclose(frame["shrinkage"], wanted, rtol=0.2)
+    found = shrinkage(fitted, ["b"], points=400, draws=32)["b"]
+    np.testing.assert_allclose(found, wanted, rtol=0.04)
+    # the posterior mean lies so far between the client's own mean and that of all
+    loc = exact(three(), "means").loc.item()
+    own = np.array([1.5, 0.0, 4.0])
+    np.testing.assert_allclose(
+        exact(three(), "means").own_loc.flatten(), wanted * loc + (1.0 - wanted) * own, rtol=1e-5
+    )
+
+
+def test_shrinkage_is_one_without_information_and_absent_where_undefined() -> None:
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(0.0, batch.scale))
+            b = pyro.sample("b", dist.Normal(a, 1.0))  # its prior depends on a local site
+            c = pyro.sample("c", dist.Cauchy(0.0, 1.0))  # no variance
+            with batch.data():
+                pyro.sample("y", dist.Normal(b + c, 1.0), obs=batch.y)
+
+    data = ClientData.from_clients(
+        {"u": {"y": [0.0, 0.1]}, "v": {"y": [0.2]}}, client_fields={"scale": [1.0, 10.0]}
+    )
+    optimiser = hierfl.optimisers.Adam(0.0)
+    fitted = fit(
+        methods.fedsvi(model, guide=guides.mean_field, optimiser=optimiser), data, rounds=1
+    )
+    frame = fitted.summary().frame.set_index(["site", "client"])
+    assert frame.loc[["b", "c"], "shrinkage"].isna().all()
+    # the prior of each client is at its own client field; the guide of both is the same
+    pulled = frame.loc["a", "shrinkage"]
+    assert pulled["u"] / pulled["v"] == pytest.approx(100.0, rel=0.5)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_every_method_is_summarised(name: str) -> None:
+    data = federation((3, 2, 4))
+    fitted = hierfl.fit(CASES[name](), data, rounds=2, compile=False, progress=False)
+    found = fitted.summary(draws=50)
+    assert all(kind.kind == "f" for kind in found.frame.dtypes[3:])
+    assert list(found.frame) == "site entry client mean sd low high shrinkage".split()
+    assert found.frame["mean"].notna().all() and len(found.frame)
+    known = found.frame.dropna(subset=["sd"])
+    assert (known["low"] <= known["high"]).all() and (known["sd"] > 0).all()
+    assert found.frame["sd"].isna().equals(found.frame["low"].isna())
+    assert found.frame["shrinkage"].dropna().between(0.0, 1.0).all()
+    assert found.verdict.endswith(".") and found.trustworthy in (True, False, None)
+    text = repr(found)
+    assert "tensor(" not in text and len(text.splitlines()) <= 60
+
+
+def test_point_estimates_have_no_sd_and_the_verdict_says_so() -> None:
+    found = fit(methods.fedsvi(regression, guide=guides.delta), federation(), rounds=2).summary()
+    assert found.frame[["sd", "low", "high", "shrinkage"]].isna().all(axis=None)
+    assert found.trustworthy is False and "point estimates" in found.verdict
+    assert any("'slope'" in remark for remark in found.remarks)
+
+
+def test_a_large_network_is_summarised_by_layer() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 600), torch.nn.Tanh(), torch.nn.Linear(600, 1))
+    model = models.bayesian_network(net, likelihood=models.likelihood.normal(1.0))
+    fitted = fit(methods.fedsvi(model, guide=guides.mean_field), federation(), rounds=1)
+    found = fitted.summary(draws=20)
+    assert len(found.frame) < 60 and any("by layer" in remark for remark in found.remarks)
+    rms = fitted.draws(20).own["w.0.weight"][:, 1].flatten(1), fitted.draws(20).own["w.0.bias"]
+    wanted = torch.cat([rms[0], rms[1][:, 1]], 1).square().mean(1).sqrt().mean()
+    row = found.frame.query("site == 'w' and entry == '0 rms' and client == 'south'")
+    assert float(row["mean"].item()) == pytest.approx(float(wanted), rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ verdict
+def with_history(fitted: hierfl.Fit, **last: Any) -> hierfl.Fit:
+    """Change the last row of the history."""
+    history = (*fitted.progress.history[:-1], {**fitted.progress.history[-1], **last})
+    return replace(fitted, progress=replace(fitted.progress, history=history))
+
+
+def weighed() -> hierfl.Fit:
+    return fit(methods.fedlaplace(means, weighed=512, enough=200), three(), rounds=15)
+
+
+VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
+    "weights that are right": (weighed, True, r"Trustworthy: .*k-hat is .*draws are effective"),
+    "a high k-hat": (
+        lambda: with_history(weighed(), k_hat=0.9),
+        False,
+        r"k-hat is 0\.90.*Allow more",
+    ),
+    "few effective": (
+        lambda: with_history(weighed(), effective=7.0),
+        False,
+        "7 draws are effective",
+    ),
+    "too few rounds": (
+        lambda: fit(methods.fedlaplace(means), three(), rounds=1),
+        False,
+        "ended after 1 rounds, before fedlaplace was done. Allow more",
+    ),
+    "a client left out": (
+        lambda: with_history(
+            spread_fit(), left_out=({"client": "east", "reason": "it fails"},), round=2
+        ),
+        False,
+        r"client 'east' was left out of 1 of 3 rounds \(it fails\)\. Mend its rows",
+    ),
+    "a client that was never there": (
+        lambda: fit(
+            methods.fedsvi(regression, guide=guides.structured), federation(), rounds=1, cohort=3
+        ),
+        False,
+        r"1 of 4 clients \('\w+'\) have never taken part",
+    ),
+    "a learned scale": (
+        lambda: fit(CASES["pfedbayes"](), federation(), rounds=1),
+        False,
+        "are point estimates, and the intervals of the others leave out",
+    ),
+    "not judged": (spread_fit, None, "is not known: .* Fit for more rounds"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_verdict_names_the_reason_and_the_mend(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_trend(fit: Any, **options: Any) -> Any:
+        raise ValueError("a trend needs more rounds")
+
+    monkeypatch.setattr("hierfl.diagnostics.verdict.convergence", no_trend)
+    make, trustworthy, words = VERDICTS[case]
+    found = make().summary(draws=20)
+    assert found.trustworthy is trustworthy
+    assert pd.Series([found.verdict]).str.contains(words).all(), found.verdict
+    assert found.verdict in found._repr_html_().replace("&#x27;", "'")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("converged", [True, False])
+def test_the_verdict_is_that_of_convergence(
+    converged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = diagnostics.Convergence(converged, "So it is.", 0.0, 0.0, 0.0, pd.DataFrame())
+    monkeypatch.setattr("hierfl.diagnostics.verdict.convergence", lambda *_, **__: answer)
+    found = spread_fit().summary(draws=20)
+    assert found.trustworthy is converged and found.verdict.endswith("So it is.")
+    assert found.verdict.startswith("Trustworthy" if converged else "Not trustworthy")
+
+
+def test_draws_that_are_not_finite_are_not_trusted() -> None:
+    fitted = spread_fit()
+    server = tree_map(
+        lambda v: v * torch.nan if v.is_floating_point() else v, fitted.progress.server
+    )
+    found = replace(fitted, progress=replace(fitted.progress, server=server)).summary(draws=20)
+    assert found.trustworthy is False and "not finite" in found.verdict
+
+
+def test_without_rows_the_global_sites_are_left(tmp_path: Any) -> None:
+    for guide, rows in ((guides.conditional, 4), (guides.mean_field, 12)):
+        method: Method = methods.fedsvi(regression, guide=guide)
+        fitted = fit(method, federation(), rounds=1)
+        fitted.save(tmp_path / guide.__name__)  # type: ignore[attr-defined]
+        loaded = hierfl.load(tmp_path / guide.__name__, method=method)  # type: ignore[attr-defined]
+        found = loaded.summary(draws=20)
+        assert len(found.frame) == rows and found.trustworthy is not True
+        assert any("rows" in remark for remark in found.remarks)
+        np.testing.assert_allclose(
+            found.frame["mean"], fitted.summary(draws=20).frame["mean"][:rows]
+        )
+
+
+def test_few_draws_are_refused() -> None:
+    with pytest.raises(ValueError, match="draws is 5: a 90 % interval needs an integer of 20"):
+        spread_fit().summary(draws=5)
