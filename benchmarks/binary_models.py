@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import hierfl
 from benchmarks.reference_models import EXACT, SCHOOLS, Draws, Problem, Way
-from benchmarks.simulated_models import NEWTON, conditional, generator, simulated, unchanged
+from benchmarks.simulated_models import conditional, generator, simulated, unchanged
 from hierfl import ClientBatch, ClientData
 
 # ------------------------------------------------------------------------------------------------ the demo's

@@ -68,7 +68,10 @@ def has_numpyro() -> bool:
         "-c",
         "import importlib.util as u, sys; sys.exit(u.find_spec('numpyro') is None)",
     ]
-    return subprocess.run(looked, capture_output=True).returncode == 0
+    try:
+        return subprocess.run(looked, capture_output=True).returncode == 0
+    except OSError:  # there is no such Python
+        return False
 
 
 def rows_of(data: ClientData) -> dict[str, Any]:

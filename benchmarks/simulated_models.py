@@ -45,7 +45,9 @@ def unchanged(draws: Draws) -> Draws:
 
 
 # ------------------------------------------------------------------------------------- Poisson with offsets
-def poisson_data(clients: int = 30, *, fewest: int = 5, most: int = 30, seed: int = 1) -> ClientData:
+def poisson_data(
+    clients: int = 30, *, fewest: int = 5, most: int = 30, seed: int = 1
+) -> ClientData:
     """Return counts with exposures of 0.5 to 20, and two columns.
 
     Args:
