@@ -45,7 +45,7 @@ def far_values(problem: Problem, number: int) -> dict[str, Tensor]:
     program = hierfl.read(model, hierfl.guides.mean_field, data, seed=0)
     shared = {site.name for site in program.latents.sites if not site.is_local}
     pyro.set_rng_seed(number)
-    nodes = poutine.trace(model).get_trace(batch).nodes
+    nodes: Any = poutine.trace(model).get_trace(batch).nodes
     out = {}
     for site in shared:
         to = biject_to(nodes[site]["fn"].support)

@@ -187,7 +187,7 @@ def apart(one: Mapping[str, Summary], other: Mapping[str, Summary]) -> tuple[flo
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pooled_nuts", description=__doc__)
-    parser.add_argument("name", nargs="*", choices=[*ALL, []], help="problems; default: all")
+    parser.add_argument("name", nargs="*", help=f"problems, of {', '.join(ALL)}; default: all")
     parser.add_argument("--again", action="store_true", help="sample again, whatever is saved")
     parser.add_argument(
         "--pyro",
@@ -195,6 +195,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="compare the long run with NUTS by Pyro (slow), not the short one with the reference",
     )
     args = parser.parse_args(argv)
+    if unknown := {*args.name} - {*ALL}:
+        parser.error(f"there is no problem {', '.join(sorted(unknown))}: they are {', '.join(ALL)}")
     torch.set_default_dtype(torch.float64)
     headings = ("problem", "seconds", "R-hat", "effective", "diverging", "against")
     table = Table(*headings, "means, sd", "sd ratios", "worst z", title="pooled NUTS by NumPyro")

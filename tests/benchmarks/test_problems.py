@@ -55,7 +55,7 @@ def batch_of(problem: Problem) -> ClientBatch:
 def values(model: Model, batch: ClientBatch, seed: int) -> dict[str, torch.Tensor]:
     """Values of every site, near the middle of its prior."""
     pyro.set_rng_seed(seed)
-    nodes = poutine.trace(model).get_trace(batch).nodes
+    nodes: Any = poutine.trace(model).get_trace(batch).nodes
     out = {}
     for name, node in nodes.items():
         if node["type"] == "sample" and not node["is_observed"] and "plate" not in name:
