@@ -1,10 +1,10 @@
 """Rounds and bytes until a posterior is accurate: `python -m benchmarks.rounds [NAME] [--write]`.
 
-NAME is one of radon, radon_uniform, hospitals, eight_schools, ilea and election88; without it, all of them
-are measured. A posterior is accurate once the mean of every entry of every global site is within 0.1
-reference standard deviations of the reference mean, and stays so. For each method the benchmark counts the
-rounds until then and the bytes sent to and from all clients, and then measures the errors of the last round's
-posterior, local sites included.
+NAME is one of the problems of `benchmarks.rounds_models`; without it, all of them are measured. A posterior
+is accurate once the mean of every entry of every global site is within 0.1 reference standard deviations of
+the reference mean, and stays so. For each method the benchmark counts the rounds until then and the bytes
+sent to and from all clients, and then measures the errors of the last round's posterior, local sites
+included. Beside them stand the seconds of NUTS on all rows together (`benchmarks.pooled_nuts`).
 
 Prints a table, and if NAME is given, as the last line a JSON object of fedlaplace's numbers. Results are
 saved in the user's cache folder, and `--write` makes benchmarks/ROUNDS.md from the saved results.
@@ -14,33 +14,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 import hierfl
-from benchmarks.reference import Errors, cache, compare, truth_of
-from benchmarks.reference_models import Problem, all_sites
-from benchmarks.rounds_models import ALL
-from hierfl.core.trees import tree_map
-from hierfl.datasets import Summary
-from hierfl.engine.federation import federate
-from hierfl.engine.rounds import begin
-from hierfl.engine.rounds import rounds as run_rounds
+from benchmarks.course import Way, accuracy, course, errors_of_summary
+from benchmarks.pooled_nuts import NoNumpyro, timed, truth_of
+from benchmarks.reference import cache
+from benchmarks.reference_models import PROBLEMS, Problem
+from benchmarks.rounds_models import ALL, LARGE
+from benchmarks.rounds_table import POOLED, Record, machine, table, write
 from hierfl.method import Method
-from hierfl.runs.result import Fit
+from hierfl.program.sites import Model
 
-WITHIN = 0.1  # allowed error of a global mean, in reference standard deviations
-LOOKS = 2000  # posterior draws by which the global means are checked during a fit
 BEST = {
     "eight_schools": "conditional_flow"
 }  # the best of fedsvi's ways; "conditional" if not listed
@@ -48,29 +39,32 @@ BEST = {
 # a product of factors that is not a distribution.
 DAMPING = {"radon": 0.1, "ilea": 0.5, "election88": 0.5}
 NAMES = ("fedlaplace", "pvi", "bfi", "fedsvi")
-Record = dict[str, Any]
+SELF_STOPPING = {"two_stage": 20, "fedlaplace": 12}  # methods that end by themselves -> most rounds
+REAL = (*PROBLEMS, *LARGE, "demo")  # every method is measured on these, SELF_STOPPING on the others
 
 
-@dataclass(frozen=True)
-class Way:
-    """A method, and how its course is measured.
-
-    Args:
-        method: the method.
-        rounds: most rounds that it may take.
-        every: rounds between two checks of the global means.
-        draws: posterior draws after the last round.
-    """
-
-    method: Method
-    rounds: int
-    every: int = 1
-    draws: int = 2000
+def method_of(name: str, model: Model, **options: Any) -> Method:
+    """Return the method of that name in `hierfl.methods`."""
+    return getattr(hierfl.methods, name)(model, **options)
 
 
-def ways(problem: Problem) -> dict[str, Way]:
-    """Return name -> how each method fits the problem."""
-    best = problem.ways[BEST.get(problem.name, "conditional")]
+def best_of(problem: Problem) -> Any:
+    """Return the way in which fedsvi fits the problem best; its program is every method's."""
+    return problem.ways[BEST.get(problem.name, "conditional")]
+
+
+def way_of(problem: Problem, name: str) -> Way:
+    """Return how the named method fits the problem."""
+    best = best_of(problem)
+    if name in SELF_STOPPING:
+        method = method_of(name, best.model)
+        draws = 1000 if problem.name in LARGE else 4000 if name == "fedlaplace" else 8000
+        return Way(method, SELF_STOPPING[name], draws=draws, cut=name == "fedlaplace")
+    if name == "pvi":
+        pvi = hierfl.methods.pvi(best.model, damping=DAMPING.get(problem.name))
+        return Way(pvi, 30, every=2)
+    if name == "bfi":
+        return Way(hierfl.methods.bfi(best.model), 1)
     adam = hierfl.optimisers.Adam(best.lr)
     svi = hierfl.methods.fedsvi(
         best.model,
@@ -80,146 +74,7 @@ def ways(problem: Problem) -> dict[str, Way]:
         num_particles=best.num_particles,
         average=best.average,
     )
-    return {
-        "fedlaplace": Way(
-            hierfl.methods.fedlaplace(best.model), 12, draws=4000 if problem.source else 1000
-        ),
-        "pvi": Way(hierfl.methods.pvi(best.model, damping=DAMPING.get(problem.name)), 30, every=2),
-        "bfi": Way(hierfl.methods.bfi(best.model), 1),
-        "fedsvi": Way(svi, best.rounds, every=50),
-    }
-
-
-@dataclass(frozen=True)
-class Course:
-    """Measured course of a fit.
-
-    Args:
-        reached: rounds until every global mean was within `WITHIN` and stayed so; None: never.
-        sent: bytes to and from all clients until then, or until the last round.
-        errors: errors of the posterior after the last round.
-        rounds: rounds in all.
-        seconds: wall-clock time of the rounds, in seconds.
-    """
-
-    reached: int | None
-    sent: int
-    errors: Errors
-    rounds: int
-    seconds: float
-
-    def record(self) -> dict[str, Any]:
-        """Return the course as JSON-compatible values."""
-        mean, (_, spread) = self.errors.of("mean"), self.errors.worst_sd()
-        return {
-            "rounds": self.reached,
-            "bytes": self.sent,
-            "rounds_in_all": self.rounds,
-            "max_mean_error_sd": round(float(mean.max()), 4),
-            "median_mean_error_sd": round(float(torch.as_tensor(mean).median()), 4),
-            "worst_sd_ratio": round(spread, 4),
-            "seconds": round(self.seconds, 1),
-        }
-
-
-def course(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: int) -> Course:
-    """Fit a problem, checking the posterior of the global sites every `way.every` rounds."""
-    reached, spent = None, 0.0
-    for fit in fits(way, problem, seed):
-        spent = float(fit.history["seconds"].sum())
-        near = global_error(fit, problem, truth) < WITHIN
-        reached = (reached or fit.progress.round) if near else None
-    history = fit.history.head(reached or len(fit.history))
-    drawn = fit.draws(way.draws, seed=seed)
-    errors = compare(problem.effects(all_sites(drawn.shared, drawn.own)), truth)
-    sent = int(history["bytes_up"].sum() + history["bytes_down"].sum())
-    return Course(reached, sent, errors, len(fit.history), spent)
-
-
-def fits(way: Way, problem: Problem, seed: int) -> Iterator[Fit]:
-    """Yield the fit after every `way.every` rounds, and after the last."""
-    federation = federate(way.method, problem.data(), seed=seed)
-    fit = None
-    for where in run_rounds(federation, begin(federation), way.rounds):
-        fit = Fit(way.method, federation, where, way.rounds)
-        if (
-            where.round % way.every == 0
-            and where.round < way.rounds
-            and not federation.server.finished(where.server)
-        ):
-            yield fit
-    if fit is not None:
-        yield fit
-
-
-def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary]) -> float:
-    """Return the largest error of a global site's mean, in reference standard deviations.
-
-    Draws of the global sites do not depend on the rows, so the fit is cut to one row of one client to save
-    time.
-    """
-    data = fit.federation.data.select([0])
-    row = replace(
-        data,
-        offsets=torch.tensor([0, 1]),
-        fields={name: values[:1] for name, values in data.fields.items()},
-    )
-    one = replace(fit, federation=replace(fit.federation, data=row))
-    one = replace(
-        one,
-        progress=replace(fit.progress, table=tree_map(lambda v: v[:1], fit.progress.table)),
-    )
-    shared = one.draws(LOOKS).shared
-    return float(
-        compare(shared, {site: truth[site] for site in shared if site in truth}).of("mean").max()
-    )
-
-
-HEADINGS = (
-    "method",
-    "rounds to target",
-    "bytes to target",
-    "rounds run",
-    "error of means, sd: max",
-    "median",
-    "worst sd ratio",
-    "seconds",
-)
-
-
-def row(name: str, record: Record) -> tuple[str, ...]:
-    """Return the cells of one method's row."""
-    if "stops" in record:
-        return (name, "failed", *[""] * (len(HEADINGS) - 2))
-    within = record["rounds"] or "never"
-    values = (
-        within,
-        f"{record['bytes']:,}",
-        record["rounds_in_all"],
-        *(record[k] for k in ERRORS),
-        record["seconds"],
-    )
-    return (name, *map(str, values))
-
-
-ERRORS = ("max_mean_error_sd", "median_mean_error_sd", "worst_sd_ratio")
-
-
-def table(problem: Problem, records: Mapping[str, Record]) -> Table:
-    """Return the table to print, one row for each method."""
-    out = Table(
-        title=f"{problem.name}: target is every global mean within {WITHIN} sd ({machine()})"
-    )
-    for heading in HEADINGS:
-        out.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, record in records.items():
-        out.add_row(*row(name, record))
-    return out
-
-
-def machine() -> str:
-    """Describe the machine that the seconds were measured on."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return Way(svi, best.rounds, every=50)
 
 
 def measured(problem: Problem, name: str, way: Way, *, seed: int) -> Record:
@@ -240,6 +95,17 @@ def measured(problem: Problem, name: str, way: Way, *, seed: int) -> Record:
     return {**record, "machine": machine()}
 
 
+def pooled(problem: Problem) -> dict[str, Record]:
+    """Return the row of pooled NUTS; none where it was not run and NumPyro is missing."""
+    try:
+        found = timed(problem)
+    except NoNumpyro:
+        return {}
+    errors = accuracy(errors_of_summary(found.sites, truth_of(problem)))
+    own = {"effective": round(found.effective), "seconds": round(found.seconds, 1)}
+    return {POOLED: {**errors, **own}}
+
+
 def kept(problem: Problem) -> dict[str, Record]:
     """Return the saved results of a problem, by method."""
     file = cache() / f"rounds_{problem.name}.json"
@@ -247,74 +113,22 @@ def kept(problem: Problem) -> dict[str, Record]:
     return {name: records[name] for name in NAMES if name in records}
 
 
+def names_of(problem: Problem) -> tuple[str, ...]:
+    """Return the methods that are measured on a problem."""
+    return tuple(name for name in NAMES if problem.name in REAL or name in SELF_STOPPING)
+
+
 def run(problem: Problem, names: Sequence[str], *, seed: int) -> dict[str, Record]:
     """Measure the named methods on a problem, save the results and print the table."""
-    found = {}
-    for name, way in ways(problem).items():
-        if name in names:
-            found[name] = measured(problem, name, way, seed=seed)
-            cache().mkdir(parents=True, exist_ok=True)
-            (cache() / f"rounds_{problem.name}.json").write_text(
-                json.dumps({**kept(problem), **found}, indent=1)
-            )
-    Console(width=140).print(table(problem, found))
+    found: dict[str, Record] = {}
+    for name in names:
+        found[name] = measured(problem, name, way_of(problem, name), seed=seed)
+        cache().mkdir(parents=True, exist_ok=True)
+        (cache() / f"rounds_{problem.name}.json").write_text(
+            json.dumps({**kept(problem), **found}, indent=1)
+        )
+    Console(width=160).print(table(problem.name, {**found, **pooled(problem)}))
     return found
-
-
-INTRODUCTION = [
-    "# Rounds and bytes until a posterior is accurate",
-    "",
-    "The target is that the mean of every entry of every global site is within",
-    f"{WITHIN} reference standard deviations (sd) of the reference mean, and stays so.",
-    "",
-    "* **rounds to target**, **bytes to target**: rounds until the target is reached, and bytes to",
-    "  and from all clients until then. If it is never reached, the bytes are those of all rounds.",
-    "* **rounds run**: rounds in all.",
-    "* **error of means**, **worst sd ratio**: errors of the posterior after the last round, local",
-    "  sites included, from 1,000 to 4,000 draws (0.03 to 0.016 sd of noise).",
-    "* **seconds**: wall-clock time of the rounds, whatever else the machine was doing.",
-    "",
-    "The references of radon, hospitals and eight schools are long runs of Stan or NUTS; those of",
-    "ilea and election88 are pooled NUTS of the same program. Written by",
-    "`python -m benchmarks.rounds --write`.",
-]
-
-
-def section(problem: str, records: Mapping[str, Record]) -> list[str]:
-    """Return one problem's section of benchmarks/ROUNDS.md, line by line."""
-    return [
-        "",
-        f"## {problem}",
-        "",
-        "| " + " | ".join(HEADINGS) + " |",
-        "|---" + "|---:" * (len(HEADINGS) - 1) + "|",
-        *("| " + " | ".join(row(name, record)) + " |" for name, record in records.items()),
-        *(
-            f"| {name} | not measured |" + " |" * (len(HEADINGS) - 2)
-            for name in NAMES
-            if name not in records
-        ),
-        "",
-        *(
-            f"{name} failed: {record['stops']}\n"
-            for name, record in records.items()
-            if "stops" in record
-        ),
-        *(
-            f"Measured on {where}."
-            for where in sorted({record["machine"] for record in records.values()})
-        ),
-    ]
-
-
-def write(found: Mapping[str, Mapping[str, Record]]) -> Path:
-    """Write the tables of all problems to benchmarks/ROUNDS.md; return its path."""
-    lines = [*INTRODUCTION]
-    for problem, records in found.items():
-        lines += section(problem, records)
-    file = Path(__file__).with_name("ROUNDS.md")
-    file.write_text("\n".join(lines) + "\n")
-    return file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -336,16 +150,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     torch.set_default_dtype(torch.float64)
     if args.write:
-        print(write({name: kept(problem) for name, problem in ALL.items()}))
+        saved = {name: kept(problem) for name, problem in ALL.items()}
+        print(write({n: {**found, **pooled(ALL[n])} for n, found in saved.items() if found}))
         return
     found = {
-        n: run(p, args.method or NAMES, seed=args.seed)
+        n: run(p, args.method or names_of(p), seed=args.seed)
         for n, p in ALL.items()
         if args.name in (None, n)
     }
-    if args.name and "fedlaplace" in found[args.name]:
-        others = {name: record for name, record in found[args.name].items() if name != "fedlaplace"}
-        print(json.dumps({**found[args.name]["fedlaplace"], "others": others}))
+    first = next((n for n in SELF_STOPPING if args.name and n in found[args.name]), None)
+    if first:
+        others = {name: record for name, record in found[args.name].items() if name != first}
+        print(json.dumps({**found[args.name][first], "others": others}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Problems on which rounds are counted: those with a reference posterior, London's schools, and a poll.
+"""Problems on which rounds are counted: those with a reference posterior, London's schools, a poll, and more.
 
-The last two are larger and have no published reference. Theirs is pooled NUTS, run once and saved in the
-user's cache folder.
+London's schools and the poll are larger and have no published reference. Theirs is pooled NUTS, run once and
+saved in the user's cache folder; so it is for the simulated problems of `benchmarks.simulated_models` and
+`benchmarks.binary_models`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 import hierfl
+from benchmarks.binary_models import BINARY
 from benchmarks.reference_models import EXACT, PROBLEMS, Problem, Way
+from benchmarks.simulated_models import SIMULATED
 from hierfl import ClientBatch, ClientData, guides
 
 # ---------------------------------------------------------------------------------- ILEA schools
@@ -125,4 +128,5 @@ ELECTION = Problem(
     },
     dense=("mu", "vote", "area", "slope"),
 )
-ALL = {**PROBLEMS, **{problem.name: problem for problem in (ILEA, ELECTION)}}
+LARGE = {problem.name: problem for problem in (ILEA, ELECTION)}
+ALL = {**PROBLEMS, **LARGE, **BINARY, **SIMULATED}

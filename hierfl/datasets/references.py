@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,23 @@ _HOSPITALS = Source(
 )
 
 
+_DEMO_SHAPES = {
+    "alpha": (),
+    "beta": (27,),
+    "s": (),
+    "t": (27,),
+    "intercept": (4,),
+    "slope": (4, 27),
+}
+
+
+_DEMO = Source(
+    "reference/demo_hierarchy_nuts.npz",
+    "the means and sds of pooled NUTS on the demo's hierarchy",
+    {f"{site}_{what}": f"{what} of {site}" for site in _DEMO_SHAPES for what in ("mean", "sd")},
+)
+
+
 _HALF_CAUCHY = Source(
     "draws_eight_schools-eight_schools_noncentered.npz",
     "posteriordb's reference draws of eight_schools-eight_schools_noncentered (BSD-3)",
@@ -78,6 +96,10 @@ def reference(name: str) -> dict[str, Summary]:
       Normal(mu, exp(log_tau))`, `mu ~ Normal(0, 1)`, `log_tau ~ Normal(-1, 0.7)`, on an intercept and the
       columns 0-4 and 7-9 of `heart_disease("raw")`, standardised over all patients, with missing values set
       to 0 after that.
+    * "demo_hierarchy" (from HIERFL_DATA): alpha, beta (27,), s, t (27,), intercept (4,), slope (4, 27) of a
+      logistic regression with `intercept_k ~ Normal(alpha, s)`, `slope_k ~ Normal(beta, t)`, `alpha, beta ~
+      Normal(0, 2.5)`, `s ~ HalfNormal(1)`, `t ~ HalfNormal(0.5)`, on the demo's training rows,
+      `heart_disease().split(0.7, seed=0)[0]`.
 
     Args:
         name: one of the names above.
@@ -97,16 +119,18 @@ def reference(name: str) -> dict[str, Summary]:
         return {site: _gym_summary(arrays, f"IDENTITY_{theirs}") for site, theirs in sites.items()}
     if name == "hospitals":
         with reading(located(_HOSPITALS)):
-            return _of_hospitals(load(_HOSPITALS))
+            return _of_moments(load(_HOSPITALS), {"mu": (9,), "log_tau": (9,), "w": (4, 9)})
+    if name == "demo_hierarchy":
+        with reading(located(_DEMO)):
+            return _of_moments(load(_DEMO), _DEMO_SHAPES)
     if name == "eight_schools_half_cauchy":
         with reading(located(_HALF_CAUCHY)):
             return _of_schools(load(_HALF_CAUCHY))
-    known = ", ".join([*_GYM, "eight_schools_half_cauchy", "hospitals"])
+    known = ", ".join([*_GYM, "eight_schools_half_cauchy", "hospitals", "demo_hierarchy"])
     raise KeyError(f"there is no reference posterior '{name}': the names are {known}")
 
 
-def _of_hospitals(arrays: Arrays) -> dict[str, Summary]:
-    shapes = {"mu": (9,), "log_tau": (9,), "w": (4, 9)}
+def _of_moments(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Summary]:
     return {
         s: Summary(arrays[f"{s}_mean"].reshape(n), arrays[f"{s}_sd"].reshape(n), None)
         for s, n in shapes.items()

@@ -320,6 +320,16 @@ def test_references_from_files() -> None:
         "log_tau": (9,),
         "w": (4, 9),
     }
+    demo = datasets.reference("demo_hierarchy")
+    assert {site: summary.sd.shape for site, summary in demo.items()} == {
+        "alpha": (),
+        "beta": (27,),
+        "s": (),
+        "t": (27,),
+        "intercept": (4,),
+        "slope": (4, 27),
+    }
+    assert all((summary.sd > 0.0).all() for summary in demo.values())
     schools = datasets.reference("eight_schools_half_cauchy")
     # Published: mu 4.4 (3.3), tau 3.6 (3.2).
     assert float(schools["mu"].mean) == pytest.approx(4.4, abs=0.1)
