@@ -185,6 +185,11 @@ class Method:
             states, logged numbers): a round as one step of the pooled program; None: the method has no such
             form.
         everyone: whether every client must take part in every round; a smaller cohort is then refused.
+        most_rounds: the most rounds it takes before it has stopped by itself (`Server.finished`), 1 or more:
+            `fit(..., rounds=None)` allows so many. None: it does not stop by itself.
+
+    Raises:
+        ValueError: `most_rounds` is below 1.
     """
 
     name: str
@@ -194,6 +199,15 @@ class Method:
     server: Callable[[Program], Server]
     pooled: Callable[[Program], Pooled] | None = None
     everyone: bool = False
+    most_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a number of rounds that is out of range."""
+        if self.most_rounds is not None and self.most_rounds < 1:
+            raise ValueError(
+                f"most_rounds is {self.most_rounds}: it must be 1 or more, or None for a method that "
+                f"does not stop by itself"
+            )
 
 
 # ------------------------------------------------------------------------------------------------ functions

@@ -49,6 +49,9 @@ from hierfl.program.sites import Guide, Latents, Model, family
 
 # Newton steps to the mode of the local sites: in the first round, from the mode of the last round, for draws
 COLD, WARM, FOR_DRAWS = 25, 4, 6
+# Rounds by which `fit(..., rounds=None)` ends where q does not settle before. It takes 5 to 15 in benchmarks/ROUNDS.md
+# and in the tests; what is left then weighs the points as they are, and k-hat says whether they may be trusted.
+MOST_ROUNDS = 100
 EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and without
 
 
@@ -67,7 +70,8 @@ def fedlaplace(
 ) -> Method:
     """Return FedLaplace of a program with few global sites.
 
-    Every client takes part in every round. `fit` stops by itself. Its history has the next stage (0 climb, 1
+    Every client takes part in every round. `fit(method, data)` needs no `rounds=`: it stops by itself, after 100
+    rounds at the latest. Its history has the next stage (0 climb, 1
     settle, 2 weigh, 3 done), how far q moved (`moved`), the number of eigenvalues of its precision that were
     raised to the prior's (`raised`), the fraction of points at which clients found no mode (`lost`), k-hat
     and the number of effective points.
@@ -120,7 +124,13 @@ def fedlaplace(
 
     shared = partial(empirical, size=weighed) if corrections else full_normal
     return Method(
-        "fedlaplace", model, family(_integrated, shared=shared), client, server, everyone=True
+        "fedlaplace",
+        model,
+        family(_integrated, shared=shared),
+        client,
+        server,
+        everyone=True,
+        most_rounds=MOST_ROUNDS,
     )
 
 
