@@ -16,7 +16,8 @@ round is one evaluation:
     weigh    clients return l_k at each of many points of a Student t about q. The t has two widths on each axis,
              one for either side, as the posterior had while q settled (l_k at 2 K + 1 more points).
              Pareto-smoothed weights p(z) exp(sum_k l_k(z)) / t(z) turn the points into draws of p(z | y).
-             While too few points are effective, the stage is repeated with a t refitted to those draws.
+             While too few points are effective, the stage is repeated with a t refitted to those draws, and
+             with twice as many points. It begins with 512.
 
 The posterior of the local sites is Gaussian given each of those draws: `guides.conditional`. All is exact
 where the model is Gaussian.
@@ -60,9 +61,9 @@ def fedlaplace(
     model: Model,
     *,
     points: int = 32,
-    corrections: int = 3,
+    corrections: int = 5,
     weighed: int = 4096,
-    enough: int = 1000,
+    enough: int = 400,
     start: Mapping[str, Tensor | float] | None = None,
     radius: float = 1.0,
     limit: int = 300,
@@ -81,9 +82,16 @@ def fedlaplace(
             hierarchies, ...
         points: points at which clients evaluate gradients and Hessians in a settling round, even.
         corrections: largest number of weighing rounds; 0: the posterior of the global sites is q itself, a
-            Gaussian.
-        weighed: points of a weighing round, even. Each client sends one number per point.
+            Gaussian. The default, 5, allows 11,776 points, about as many as the 3 rounds of 4,096 of earlier
+            releases.
+        weighed: most points of a weighing round, even, and draws that the posterior is made of. Each client
+            sends one number per point. The first round has 512, and each later one twice as many as the one
+            before; all points count, as draws of a mixture. Where too few rounds are left to reach `weighed`
+            so, the first has more.
         enough: number of effective points at which the weighing stage ends, provided that k-hat is below 0.7.
+            The default, 400, is what Vehtari et al. 2021 (arXiv:1903.08008) ask of Markov chains: the error of
+            a mean is then 0.05 sd, and less as the points are quasi-random. On radon 315 of 512 points left
+            0.03 sd in a mean and 5 % in an sd, 1,266 of 1,536 points 0.014 sd and 2 %.
         start: where the climb starts, site -> value; other sites start at the centre of their prior.
         radius: largest length of the first step, in standard deviations of the prior.
         limit: largest K, the number of global unknowns. A client's time and its update grow with K^2.
@@ -112,7 +120,9 @@ def fedlaplace(
         return _client(Marginal(program, seen_linear(program)), points)
 
     def server(program: Program) -> Server:
-        rounds = Rounds(Marginal(program), shared_points(program), enough, start or {}, radius)
+        rounds = Rounds(
+            Marginal(program), shared_points(program), enough, weighed, start or {}, radius
+        )
         return Server(
             state=rounds.begin(),
             update=rounds.update,
@@ -192,7 +202,7 @@ def _client(marginal: Marginal, points: Points) -> Client:
                 "lost": inner.lost.to(value.dtype).mean(),
             }
             own = kept
-            if "tril" in message and len(points.weighing):
+            if "tril" in message and points.sizes:
                 up["along"], _ = values(points.along(message))
         return {"own": kept, "up": up}
 
@@ -203,7 +213,7 @@ def _client(marginal: Marginal, points: Points) -> Client:
     return Client(
         own={"mode": torch.zeros(own), "slope": torch.zeros(own, size), "loc": torch.zeros(size)},
         start=lambda message, own: {"own": own},
-        phases=(Phase(step),),
+        phases=(Phase(step, nested=True),),
         finish=finish,
         params=lambda message, own: message["params"],
         adapt=(),
