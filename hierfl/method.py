@@ -73,6 +73,8 @@ class Phase:
         batch_size: rows of a mini-batch; None: all rows at each step.
         scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so that any
             row will do.
+        nested: the step takes derivatives of derivatives, in graphs that differ from round to round: compiling
+            them takes minutes, so `fit(..., compile="auto")` leaves the method eager.
 
     Raises:
         ValueError: `count` is negative, or `batch_size` is below 1.
@@ -83,6 +85,7 @@ class Phase:
     unit: Literal["step", "epoch"] = "step"
     batch_size: int | None = None
     scores_rows: bool = True
+    nested: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a count or a batch size that is out of range."""

@@ -72,8 +72,9 @@ def fit(
             form. All give the same numbers.
         chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
         compile: whether each kind of local step becomes one compiled graph, whose numbers agree with eager
-            ones to rounding. "auto" compiles where the run is long enough to repay it, judged by one eager
-            step that is measured. A resumed run does as the run before it did. From the second round on,
+            ones to rounding. "auto" compiles where the run is long enough to repay it, judged by the seconds
+            of one eager step and the number of its operations; of a method that stops by itself the rounds count
+            that it is likely to take. A resumed run does as the run before it did. From the second round on,
             chunks of a compiled run are shared among as many processes as `torch.get_num_threads()`, this one
             and copies of it (on Linux; elsewhere this process does everything).
         device: where clients work, such as "cuda"; the server, the client states and the returned fit stay on
@@ -127,7 +128,7 @@ def fit(
     folder = None if checkpoint is None else Path(checkpoint)
     with nullcontext() if folder is None else held(folder):
         where = _resumed(folder, eager, run, resume) or begin(
-            eager, folder, compiled=_compiles(compile, engine, eager, planned)
+            eager, folder, compiled=_compiles(compile, method, eager, planned)
         )
         federation = replace(eager, graphs=Graphs()) if where.compiled else eager
         fitted = Fit(method, federation, where, planned)
@@ -209,11 +210,13 @@ def _check(
         data.index(held_out.names)  # refuses unknown clients now, not at the first score
 
 
-def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: int) -> bool:
+def _compiles(compile: str | bool, method: Method, federation: Federation, rounds: int) -> bool:
     """Return whether a new run compiles its local steps."""
-    if engine != "vectorised":
+    if federation.engine != "vectorised":
         return False
-    return worth_compiling(federation, rounds) if compile == "auto" else bool(compile)
+    if compile != "auto":
+        return bool(compile)
+    return worth_compiling(federation, rounds, method.most_rounds)
 
 
 def _resumed(
