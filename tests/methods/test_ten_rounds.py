@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,21 @@ def lonely(batch: ClientBatch) -> None:
 def test_unsupported_programs_are_refused(model: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         fit(fedlaplace(model, **options), federation() if model is not means else three(), rounds=2)
+
+
+def test_many_numbers_are_said_to_be_slow_before_the_first_round() -> None:
+    """Of the demo's hierarchy, 56 x 28, and not of one with few local numbers, 4 x 2."""
+    x, ill = torch.zeros(6, 27), torch.tensor([0.0, 1.0] * 3)
+    data = ClientData.from_arrays(torch.tensor([0, 0, 0, 1, 1, 1]), x=x, y=ill)
+    model = hierfl.models.logistic(prior_scale=dist.HalfNormal(0.5), centred=True)
+    program = hierfl.read(model, guides.conditional, data)
+    with pytest.warns(
+        UserWarning, match=r"28 local numbers twice in 56 .* Take two_stage\(model\)"
+    ):
+        fedlaplace(model).server(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedlaplace(regression).server(hierfl.read(regression, guides.conditional, federation()))
 
 
 def test_an_odd_number_of_points_is_refused() -> None:
