@@ -28,7 +28,8 @@ from hierfl.runs.checkpoint import CheckpointError, checkpoints
 from tests.methods.test_wrappers import common
 from tests.programs import federation, fit, means, regression, three
 
-SMALL: dict[str, Any] = {"points": 4, "weighed": 128, "enough": 30, "corrections": 2}
+# two weighing rounds, of 512 and of 1,024 points
+SMALL: dict[str, Any] = {"points": 4, "weighed": 1024, "enough": 10**9, "corrections": 2}
 
 
 def same(one: hierfl.Fit, other: hierfl.Fit) -> None:
@@ -110,7 +111,7 @@ def test_a_finished_run_stays_as_it_is_and_loads(tmp_path: Path) -> None:
 def test_interrupted_and_resumed_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last round is interrupted: the points are not weighed yet."""
+    """The second weighing round is interrupted, whose points count beside those of the first."""
     whole = whole_run()
     last, plain = whole.progress.round - 1, Rounds.update
 
