@@ -54,10 +54,12 @@ COLD, WARM, FOR_DRAWS = 25, 4, 6
 # Rounds by which `fit(..., rounds=None)` ends where q does not settle before. It takes 5 to 15 in benchmarks/ROUNDS.md
 # and in the tests; what is left then weighs the points as they are, and k-hat says whether they may be trusted.
 MOST_ROUNDS = 100
-# K x D above which fedlaplace says that it is slow: at 56 x 28, four clients and 644 rows, it did not end in 15
-# minutes; at 18 x 9 and 920 rows it takes 11 s
+# K x D above which fedlaplace says that it is slow: at 56 x 28, with four clients and 644 rows, a settling round
+# takes 21 s of one core; at 18 x 9 and 920 rows, 0.6 s
 SLOW = 1000
 EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and without
+# the same above SLOW: there 32 points took 11 GB and 37 s, 2 points 1 GB and 21 s
+FEW_EXPANDED, FEW_VALUED = 2, 64
 
 
 @recorded
@@ -82,7 +84,7 @@ def fedlaplace(
     and the number of effective points.
 
     It is for few global numbers, or few local ones: where K times D, the number of local unknowns, is above 1,000,
-    it warns at once that it will take many minutes, and names `two_stage`.
+    it warns at once that it takes minutes, and names `two_stage`.
 
     Args:
         model: any program whose local sites have one mode given the global ones: linear, logistic, Poisson
@@ -157,7 +159,7 @@ def _warn_of_many(program: Program, points: int) -> None:
     size, inside = program.latents.global_block.size, program.latents.local_block.size
     if size * inside > SLOW:
         warnings.warn(
-            f"fedlaplace will take many minutes: clients differentiate {inside} local numbers twice in {size} "
+            f"fedlaplace takes minutes here: clients differentiate {inside} local numbers twice in {size} "
             f"global ones, at {points} points a round. Take two_stage(model), which sends no Hessian of the global "
             f"numbers",
             stacklevel=6,
@@ -189,6 +191,9 @@ _integrated.reads_all_rows = True  # type: ignore[attr-defined]
 
 
 def _client(marginal: Marginal, points: Points) -> Client:
+    slow = marginal.shared.size * marginal.own.size > SLOW
+    expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
+
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         own, steps, at = work["own"], COLD if "first" in message else WARM, points.at(message)
 
@@ -196,7 +201,7 @@ def _client(marginal: Marginal, points: Points) -> Client:
             return own["mode"] + own["slope"] @ (z - own["loc"])
 
         def values(at: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.vmap(lambda z: marginal.value(z, guess(z), batch), chunk_size=VALUED)(at)
+            return torch.vmap(lambda z: marginal.value(z, guess(z), batch), chunk_size=valued)(at)
 
         with torch.no_grad():
             if "right" in message:
@@ -206,7 +211,7 @@ def _client(marginal: Marginal, points: Points) -> Client:
                     "up": {"log_marginals": found, "lost": lost.to(found.dtype).mean()},
                 }
             expansion, inner = torch.vmap(
-                lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=EXPANDED
+                lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=expanded
             )(at)
             value, gradient, hessian = (v.mean(0) for v in expansion)
             # the mode of the local sites as a linear function of z near q
