@@ -93,6 +93,8 @@ class Phase:
         batch_size: rows of a mini-batch; None: all rows at each step.
         scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so that any
             row will do.
+        nested: the step takes derivatives of derivatives, in graphs that differ from round to round: compiling
+            them takes minutes, so `fit(..., compile="auto")` leaves the method eager.
 
     Raises:
         ValueError: `count` is negative, or `batch_size` is below 1.
@@ -103,6 +105,7 @@ class Phase:
     unit: Literal["step", "epoch"] = "step"
     batch_size: int | None = None
     scores_rows: bool = True
+    nested: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a count or a batch size that is out of range."""
@@ -220,6 +223,11 @@ class Method:
         everyone: whether every client must take part in every round; a smaller cohort is then refused.
         discloses: what the server has to see. "sums": only sums over clients, so that secure aggregation will
             do. "summaries": each client's own estimate and information matrix, as in a meta-analysis.
+        most_rounds: the most rounds it takes before it has stopped by itself (`Server.finished`), 1 or more:
+            `fit(..., rounds=None)` allows so many. None: it does not stop by itself.
+
+    Raises:
+        ValueError: `most_rounds` is below 1.
     """
 
     name: str
@@ -230,6 +238,15 @@ class Method:
     pooled: Callable[[Program], Pooled] | None = None
     everyone: bool = False
     discloses: Literal["sums", "summaries"] = "sums"
+    most_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a number of rounds that is out of range."""
+        if self.most_rounds is not None and self.most_rounds < 1:
+            raise ValueError(
+                f"most_rounds is {self.most_rounds}: it must be 1 or more, or None for a method that "
+                f"does not stop by itself"
+            )
 
     def __repr__(self) -> str:
         """The names of the method, of its model and of its guide."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pyro
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hierfl.core.device import moved, on
 from hierfl.core.trees import Tree, tree_map
@@ -19,18 +21,29 @@ from hierfl.engine.over_clients import over_clients
 from hierfl.method import Clock, Phase
 
 COMPILING_SECONDS = 20.0  # to compile a method's steps on a slow machine
+# To trace and lower one operation of an eager step; 5 to 9 ms were measured. A step of nested derivatives has
+# thousands (bfi: 15,000), that of fedavg on a small network 139.
+OPERATION_SECONDS = 0.005
+# Rounds of a method that stops by itself: FedLaplace took 5 to 9 of those allowed in benchmarks/ROUNDS.md.
+LIKELY_ROUNDS = 12
 
 
-def worth_compiling(federation: Federation, rounds: int) -> bool:
+def worth_compiling(federation: Federation, rounds: int, most: int | None = None) -> bool:
     """Return whether a run would spend more time in eager local steps than compiling them takes.
 
-    One eager step of each phase is measured, and its result thrown away. A step that fails is not compiled.
+    One eager step of each phase is measured, and its result thrown away. How long compiling takes is judged by
+    the number of operations in those steps, before anything is traced. A step that fails is not compiled.
 
     Args:
         federation: not compiled.
-        rounds: of the run.
+        rounds: that the run may take.
+        most: the most rounds after which the method has stopped by itself (`Method.most_rounds`); then the
+            rounds that it is likely to take count.
     """
-    if not federation.at_once:
+    if most is not None:
+        rounds = min(rounds, most, LIKELY_ROUNDS)
+    nested = any(phase.nested and phase.count for phase in federation.client.phases)
+    if nested or not federation.at_once:
         return False
     server, device = federation.server, federation.device
     ids = federation.cut([torch.arange(min(federation.slots, federation.cohort))])[0]
@@ -42,13 +55,40 @@ def worth_compiling(federation: Federation, rounds: int) -> bool:
         start = over_clients(lambda own: federation.client.start(message, own), at_once=True)
         try:
             work = start(moved(own, device), count=count)
-            seconds = sum(
-                _seconds(federation, phase, work, message, ids.to(device))
-                for phase in federation.client.phases
-            )
+            of_phases = [
+                (phase, work, message, ids.to(device)) for phase in federation.client.phases
+            ]
+            eager = chunks * sum(_seconds(federation, *of_phase) for of_phase in of_phases)
+            if eager <= COMPILING_SECONDS:
+                return False
+            operations = sum(_operations(federation, *of_phase) for of_phase in of_phases)
         except FAILURES:  # of a client's rows: the first round names the client
             return False
-    return seconds * chunks > COMPILING_SECONDS
+    return eager > operations * OPERATION_SECONDS
+
+
+class _Counter(TorchDispatchMode):
+    """Counts the operations that a trace would record."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _operations(
+    federation: Federation, phase: Phase, work: Tree, message: Tree, ids: Tensor
+) -> int:
+    """Return the number of operations in one local step of a phase."""
+    step, one = local_step(phase, at_once=True), replace(phase, count=min(phase.count, 1))
+    with _Counter() as counter:  # type: ignore[no-untyped-call]
+        for tensors, _ in islice(steps(federation.rows, ids, one, seed=0, at=(0, 0)), 1):
+            counter.count = 0  # what fetched the rows is no part of the step
+            step(work, message, tensors, ())
+    return counter.count
 
 
 def _seconds(federation: Federation, phase: Phase, work: Tree, message: Tree, ids: Tensor) -> float:

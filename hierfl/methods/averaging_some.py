@@ -55,7 +55,8 @@ def averaging_some(method: Method, *, share: float) -> Method:
         return plain
 
     name = f"{method.name} averaging {share:g}"
-    return replace(method, name=name, client=client, server=server, pooled=None)
+    # means over clients drawn anew may never settle: the method's `most_rounds` says nothing of them
+    return replace(method, name=name, client=client, server=server, pooled=None, most_rounds=None)
 
 
 def _drawn(plain: Client, share: float) -> Client:

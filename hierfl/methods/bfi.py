@@ -40,7 +40,7 @@ FRACTIONS = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step, tried in a line se
 
 @recorded
 def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
-    """Return BFI of a program. It takes one round, however many are allowed.
+    """Return BFI of a program. It takes one round, however many are allowed: `fit(method, data)`.
 
     Args:
         model: a program with global sites; its local sites are integrated out.
@@ -67,6 +67,7 @@ def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
         client,
         server,
         everyone=True,
+        most_rounds=1,
     )
 
 

@@ -32,6 +32,7 @@ STAGES = ("climbing to the mode", "settling", "weighing", "done")
 # standard deviations that q may move when it has settled: as the answer, and as a proposal to weigh
 STILL, STILL_ENOUGH = 0.05, 0.2
 LOST = 0.01  # fraction of points without a mode above which the server warns
+RESERVED = 3  # rounds that are kept for weighing where the number of rounds is small, at most
 FEW = 10  # effective points per global unknown, too few for a covariance: the proposal is not refitted
 
 
@@ -43,6 +44,7 @@ class Rounds:
         marginal: of the program; the server uses only its prior of the global sites.
         points: shared with the clients.
         enough: number of effective points at which the weighing stage ends.
+        count: S, number of draws of the posterior; no weighing round has more points.
         start: where to climb from, site -> value.
         radius: largest length of the first step, in standard deviations of the prior.
     """
@@ -50,6 +52,7 @@ class Rounds:
     marginal: Marginal
     points: Points
     enough: int
+    count: int
     start: Mapping[str, Tensor | float]
     radius: float
 
@@ -62,8 +65,8 @@ class Rounds:
 
     def begin(self) -> Tree:
         """Return the state before the first round."""
-        kept, count, size = self.points.weighing.shape
-        block = self.marginal.shared
+        block, kept, count = self.marginal.shared, len(self.points.sizes), self.count
+        size = block.size
         values = {site.name: self.start.get(site.name, site.start) for site in block.sites}
         spread = {
             site.name: torch.as_tensor(values[site.name], dtype=site.start.dtype)
@@ -95,11 +98,11 @@ class Rounds:
                 **({"first": torch.zeros(())} if _nothing_known(state) else {}),
             }
         message = {"loc": state["loc"], "tril": tril_of(state["precision"]), "part": state["part"]}
-        return (
-            {**message, "right": state["right"], "left": state["left"]}
-            if stage == WEIGH
-            else message
-        )
+        if stage != WEIGH:
+            return message
+        # only the shape of "points" counts, which is known where a step is traced: it has no entries
+        points = torch.zeros(self.points.sizes[int(state["part"])], 0)
+        return {**message, "right": state["right"], "left": state["left"], "points": points}
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""
@@ -125,7 +128,7 @@ class Rounds:
 
     def moved(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
         """Return the state after a round of climbing or settling."""
-        corrections, found = len(self.points.weighing), self.found(state, means)
+        corrections, found = len(self.points.sizes), self.found(state, means)
         if int(state["stage"]) == CLIMB:
             if bool(means["lost"] > 0.0):
                 if _nothing_known(state):
@@ -145,14 +148,19 @@ class Rounds:
             part, seen = (int(state["part"]) + 1) % PARTS, self.sides(state, means)
             state = {**settled(state, found, self.unit), **_at(SETTLE, part), **seen}
             if bool(state["moved"] < (STILL_ENOUGH if corrections else STILL)):
-                state = {**state, **_at(WEIGH if corrections else DONE, 0)}
-        if corrections and left <= corrections:
-            state = {**state, **_at(WEIGH, 0)}
+                state = {**state, **(self.weighing(left) if corrections else _at(DONE, 0))}
+        if corrections and left <= min(corrections, RESERVED):
+            state = {**state, **self.weighing(left)}
         return state
+
+    def weighing(self, left: int) -> Tree:
+        """Return the stage and part of the first weighing round, from which a round of the most points is reached."""
+        largest = self.points.sizes.index(max(self.points.sizes))
+        return _at(WEIGH, min(max(0, largest + 1 - left), largest))
 
     def sides(self, state: Tree, means: dict[str, Tree]) -> Tree:
         """Return the widths of q on both sides of its centre, from the log posterior far out on its axes."""
-        if not len(self.points.weighing):
+        if not self.points.sizes:
             return {}
         at = self.points.along(self.down(state, Clock(0, 1)))
         log_p = (
@@ -168,24 +176,29 @@ class Rounds:
         All points so far are weighted by the posterior over the mixture of the proposals that they were drawn
         from.
         """
-        part, count = int(state["part"]), self.points.weighing.shape[1]
+        part, sizes = int(state["part"]), self.points.sizes
         now = split_of(self.down(state, Clock(0, 1)))
         proposals, log_p = tree_map(torch.clone, state["proposals"]), state["log_p"].clone()
         for name, value in now._asdict().items():
             proposals[name][part] = value
-        so_far = [split_of({name: v[a] for name, v in proposals.items()}) for a in range(part + 1)]
-        at = torch.cat(
-            [
-                q.points(self.points.weighing[a], self.points.stretch[a])
-                for a, q in enumerate(so_far)
-            ]
+        # the first parts are left out where few rounds were left
+        used = [a for a in range(part + 1) if bool(proposals["tril"][a].any())]
+        so_far = [split_of({name: v[a] for name, v in proposals.items()}) for a in used]
+        points = [q.points(*self.points.weighed(a)) for a, q in zip(used, so_far, strict=True)]
+        prior = torch.vmap(self.marginal.log_prior)(points[-1])
+        log_p[part, : sizes[part]] = (
+            prior + means["log_marginals"] * self.marginal.program.num_clients
         )
-        prior = torch.vmap(self.marginal.log_prior)(at[-count:])
-        log_p[part] = prior + means["log_marginals"] * self.marginal.program.num_clients
-        density = torch.stack([q.log_prob(at, FREEDOM) for q in so_far]).logsumexp(0)
-        weights = smoothed(log_p[: part + 1].flatten() - density)
+        at = torch.cat(points)
+        density = torch.stack(
+            [
+                q.log_prob(at, FREEDOM) + math.log(sizes[a] / sizes[part])
+                for a, q in zip(used, so_far, strict=True)
+            ]
+        ).logsumexp(0)
+        weights = smoothed(torch.cat([log_p[a, : sizes[a]] for a in used]) - density)
         again = (
-            part + 1 < len(log_p)
+            part + 1 < len(sizes)
             and left > 0
             and (weights.effective < self.enough or weights.k_hat >= K_HAT)
         )
@@ -199,7 +212,7 @@ class Rounds:
             **_at(WEIGH if again else DONE, part + 1),
             "proposals": proposals,
             "log_p": log_p,
-            "draws": resampled(at, weights.log, count),
+            "draws": resampled(at, weights.log, self.count),
             "loc": now.loc,
             "precision": torch.linalg.inv(now.tril @ now.tril.T),
             "right": now.right,
@@ -210,11 +223,11 @@ class Rounds:
 
     def params(self, state: Tree) -> Params:
         """Return the guide's params: the draws, or q if there is no weighing stage."""
-        corrections, count, size = self.points.weighing.shape
-        if not corrections:
+        if not self.points.sizes:
             return normal_params(state["loc"], state["precision"])
         if bool(state["effective"].isnan()):
-            spread = normal_points(count, size, seed=self.points.seed)
+            size = self.marginal.shared.size
+            spread = normal_points(self.count, size, seed=self.points.seed)
             return {"_shared.points": state["loc"] + spread @ tril_of(state["precision"]).T}
         return {"_shared.points": state["draws"]}
 

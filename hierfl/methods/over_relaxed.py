@@ -41,7 +41,8 @@ def over_relaxed(method: Method, beta: float = 2.0) -> Method:
         check_averages("over_relaxed", method, program, plain, mend)
         return _relaxed(plain, beta)
 
-    return replace(method, name=f"{method.name}+AM", server=server, pooled=None)
+    # a server that moves further stops elsewhere, if at all: the method's `most_rounds` says nothing of it
+    return replace(method, name=f"{method.name}+AM", server=server, pooled=None, most_rounds=None)
 
 
 def _relaxed(server: Server, beta: float) -> Server:

@@ -26,8 +26,8 @@ def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, An
         method: a `Method`.
         data: `ClientData`.
         held_out: `ClientData` or None.
-        numbers_: argument -> value, which must be an integer, or None for chunk and patience; `cohort` may
-            be a share as well.
+        numbers_: argument -> value, which must be an integer, or None for rounds, chunk and patience; `cohort`
+            may be a share as well.
 
     Raises:
         TypeError: an argument is of another kind; the message names it and the mend.
@@ -42,7 +42,7 @@ def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, An
     if held_out is not None:
         expect_client_data(held_out, "held_out")
     for name, value in numbers_.items():
-        if value is None and name in ("cohort", "chunk", "patience"):
+        if value is None and name in ("rounds", "cohort", "chunk", "patience"):
             continue
         wanted = numbers.Real if name == "cohort" else numbers.Integral
         if not isinstance(value, wanted) or isinstance(value, bool):

@@ -39,7 +39,7 @@ def fit(
     method: Method,
     data: ClientData,
     *,
-    rounds: int,
+    rounds: int | None = None,
     seed: int = 0,
     cohort: int | float | None = None,
     engine: Literal["vectorised", "sequential", "pooled"] = "vectorised",
@@ -61,7 +61,9 @@ def fit(
     Args:
         method: from `hierfl.methods`, or one's own `Method`.
         data: the clients' training rows.
-        rounds: exchanges between server and clients.
+        rounds: exchanges between server and clients, at most: a method that stops by itself may take fewer.
+            None: until the method stops by itself, after `method.most_rounds` at the latest, which is the same
+            run as with that number; other methods need a number.
         seed: of everything random. Noise is a function of (seed, client, step, site), so no result depends on
             the engine or on the order of clients.
         cohort: clients a round: None for all, a count, or a share in (0, 1].
@@ -70,8 +72,9 @@ def fit(
             form. All give the same numbers.
         chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
         compile: whether each kind of local step becomes one compiled graph, whose numbers agree with eager
-            ones to rounding. "auto" compiles where the run is long enough to repay it, judged by one eager
-            step that is measured. A resumed run does as the run before it did. From the second round on,
+            ones to rounding. "auto" compiles where the run is long enough to repay it, judged by the seconds
+            of one eager step and the number of its operations; of a method that stops by itself the rounds count
+            that it is likely to take. A resumed run does as the run before it did. From the second round on,
             chunks of a compiled run are shared among as many processes as `torch.get_num_threads()`, this one
             and copies of it (on Linux; elsewhere this process does everything).
         device: where clients work, such as "cuda"; the server, the client states and the returned fit stay on
@@ -96,8 +99,8 @@ def fit(
 
     Raises:
         TypeError: an argument is of another kind, such as a frame for `data`.
-        ValueError: bad data, a cohort larger than the federation, a device that is not available, or a
-            checkpoint of another run.
+        ValueError: bad data, a cohort larger than the federation, a device that is not available, a
+            checkpoint of another run, or `rounds` is None and the method does not stop by itself.
         ProgramError: a model or guide that cannot be run as it is written.
         KeyError: `held_out` has a client that `data` does not have.
         ClientError: a client fails, or its update is not finite; with on_client_error="skip", all clients of a
@@ -107,7 +110,8 @@ def fit(
     counts |= {"seed": seed, "cohort": cohort, "chunk": chunk, "patience": patience}
     check_kinds(method, data, held_out, counts | {"least_rows": least_rows})
     data, held_out = with_rows(data, held_out, least_rows)
-    _check(rounds, every, score_every, compile, patience, held_out, data)
+    planned = _planned(method, rounds)
+    _check(planned, every, score_every, compile, patience, held_out, data)
     eager = federate(
         method,
         data,
@@ -120,22 +124,33 @@ def fit(
     )
     _check_scored(eager, held_out)
     warn_of_unscaled(eager.program, data)
-    run = about(method, eager, rounds)
+    run = about(method, eager, planned)
     folder = None if checkpoint is None else Path(checkpoint)
     with nullcontext() if folder is None else held(folder):
         where = _resumed(folder, eager, run, resume) or begin(
-            eager, folder, compiled=_compiles(compile, engine, eager, rounds)
+            eager, folder, compiled=_compiles(compile, method, eager, planned)
         )
         federation = replace(eager, graphs=Graphs()) if where.compiled else eager
-        fitted = Fit(method, federation, where, rounds)
+        fitted = Fit(method, federation, where, planned)
         left = _each_round(fitted, held_out, score_every, patience)
         with _bar(progress, method.name, where.round, rounds) as tick, closing(left):
             for fitted in left:
                 tick(where := fitted.progress)
-                last = where.round == rounds or _is_over(fitted, patience)
+                last = where.round == planned or _is_over(fitted, patience)
                 if folder and (where.round % every == 0 or last):
                     state.save(folder, where, run)
     return fitted
+
+
+def _planned(method: Method, rounds: int | None) -> int:
+    """Return how many rounds a run may take."""
+    if rounds is not None:
+        return rounds
+    if method.most_rounds is None:
+        raise ValueError(
+            f"rounds is None, and method '{method.name}' does not stop by itself: say how many, rounds=100"
+        )
+    return method.most_rounds
 
 
 def _check_scored(federation: Federation, held_out: ClientData | None) -> None:
@@ -195,11 +210,13 @@ def _check(
         data.index(held_out.names)  # refuses unknown clients now, not at the first score
 
 
-def _compiles(compile: str | bool, engine: str, federation: Federation, rounds: int) -> bool:
+def _compiles(compile: str | bool, method: Method, federation: Federation, rounds: int) -> bool:
     """Return whether a new run compiles its local steps."""
-    if engine != "vectorised":
+    if federation.engine != "vectorised":
         return False
-    return worth_compiling(federation, rounds) if compile == "auto" else bool(compile)
+    if compile != "auto":
+        return bool(compile)
+    return worth_compiling(federation, rounds, method.most_rounds)
 
 
 def _resumed(
@@ -239,8 +256,15 @@ def _scores_without_gain(history: Iterable[Mapping[str, Any]]) -> int:
 
 
 @contextmanager
-def _bar(show: bool | None, name: str, done: int, total: int) -> Iterator[Any]:
-    """Show a progress bar, and yield a function that moves it to where a run stands."""
+def _bar(show: bool | None, name: str, done: int, total: int | None) -> Iterator[Any]:
+    """Show a progress bar, and yield a function that moves it to where a run stands.
+
+    Args:
+        show: whether to; None: where standard error is a terminal.
+        name: of the method.
+        done: rounds done.
+        total: rounds of the run; None: it stops by itself, and nobody knows when.
+    """
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda where: None
         return

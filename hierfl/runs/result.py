@@ -43,7 +43,7 @@ class Fit:
         method: what was fitted.
         federation: the clients, their rows and the checked program.
         progress: the server's state, the client states, the history and the rounds done.
-        rounds: how many rounds were planned.
+        rounds: how many rounds were planned; a method that stops by itself may have taken fewer.
     """
 
     method: Method

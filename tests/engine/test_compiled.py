@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -17,6 +18,8 @@ from hierfl import guides
 from hierfl.core.trees import tree_leaves
 from hierfl.engine import compiled as graph
 from hierfl.engine import graph_rewrites as passes
+from hierfl.engine import worth_compiling as worth
+from hierfl.engine.federation import federate
 
 
 def rows(seed: int = 0) -> hierfl.ClientData:
@@ -55,6 +58,35 @@ def test_compiled_and_eager_agree_for_stochastic_guides() -> None:
     assert compiled.progress.compiled
     assert apart(eager.progress.server, compiled.progress.server) < 1e-10
     assert apart(eager.progress.table, compiled.progress.table) < 1e-10
+
+
+def compiles(method: Any, seconds: float, monkeypatch: pytest.MonkeyPatch, **how: Any) -> bool:
+    """Return whether "auto" would compile a method whose every eager step took so many seconds."""
+    monkeypatch.setattr(worth, "_seconds", lambda *of_phase: seconds)
+    federation = federate(method, rows(), seed=0)
+    return worth.worth_compiling(federation, how.get("rounds", 60), method.most_rounds)
+
+
+def test_auto_counts_the_rounds_that_a_method_is_likely_to_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At 4 s a step 60 rounds repay compiling, and the dozen that a self-stopping method takes do not."""
+    method = hierfl.methods.fedsvi(hierarchy, guides.mean_field)
+    assert compiles(method, 2.0, monkeypatch)
+    assert not compiles(replace(method, most_rounds=100), 0.7, monkeypatch)
+    assert compiles(replace(method, most_rounds=100), 2.0, monkeypatch)
+    assert not compiles(replace(method, most_rounds=1), 2.0, monkeypatch)
+
+
+def test_auto_begins_no_trace_of_nested_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fedlaplace says that its steps nest derivatives; those of others are counted, operation by operation."""
+    assert not compiles(hierfl.methods.fedlaplace(hierarchy), 1000.0, monkeypatch)
+    method = hierfl.methods.fedsvi(hierarchy, guides.mean_field)
+    assert compiles(method, 2.0, monkeypatch)
+    monkeypatch.setattr(worth, "OPERATION_SECONDS", 1.0)  # hundreds of operations
+    assert not compiles(method, 2.0, monkeypatch)
+    monkeypatch.undo()
+    assert worth.OPERATION_SECONDS * 3000 < worth.COMPILING_SECONDS  # most methods: as before
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_everything_that_is_sent() -> None:
     assert up(message) == expanded
     about_q = {"loc": torch.zeros(size), "tril": torch.eye(size), "part": torch.tensor(0)}
     assert up(about_q) == {**expanded, "along": (2 * size + 1,)}
-    sides = {"right": torch.ones(size), "left": torch.ones(size)}
+    sides = {"right": torch.ones(size), "left": torch.ones(size), "points": torch.zeros(128, 0)}
     assert up({**about_q, **sides}) == {"log_marginals": (128,), "lost": ()}
 
 
@@ -168,6 +169,54 @@ def test_an_empirical_posterior_draws_its_points() -> None:
     assert torch.equal(fitted.draws(128).shared["g"].sort().values, points[:, 0].sort().values)
     close(points.mean(0), [1.8461538], 0.05)
     close(points.std(0), [0.46153846**0.5], 0.05)
+
+
+def weighing_rounds(fitted: hierfl.Fit) -> list[int]:
+    """Return the number of points of each weighing round, by the bytes of its update."""
+    rows, clients = fitted.progress.history, len(fitted.clients)
+    stages = [0.0, *(row["stage"] for row in rows)]
+    return [
+        row["bytes_up"] // clients // 8 - 3  # `lost`, and the weights of two shares
+        for stage, row in zip(stages, rows, strict=False)
+        if stage == 2.0
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, [512]),
+        ({"enough": 10**9, "weighed": 1024, "corrections": 3}, [512, 1024, 1024]),
+        ({"enough": 10**9, "corrections": 1}, [512]),
+        ({"weighed": 128, "corrections": 2}, [128, 128]),
+    ],
+)
+def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) -> None:
+    """All points of all rounds count, and there are always `weighed` draws."""
+    fitted = fit(fedlaplace(means, points=4, **options), three())
+    assert weighing_rounds(fitted) == sizes
+    state = fitted.progress.server
+    assert 0.75 * sum(sizes) < float(state["effective"]) <= sum(sizes)
+    assert fitted.message["params"]["_shared.points"].shape == (options.get("weighed", 4096), 1)
+    close(state["draws"].mean(0), [1.8461538], 0.05)
+    close(state["draws"].std(0), [0.46153846**0.5], 0.05)
+
+
+def test_a_high_k_hat_asks_for_more_points() -> None:
+    server = fit(fedlaplace(means, points=4, enough=1), three()).federation.server
+    about_q = {**server.state, "stage": torch.tensor(2), "precision": torch.eye(1)}
+    ups = {"log_marginals": torch.linspace(0.0, 400.0, 512), "lost": torch.zeros(())}
+    state = server.update(about_q, ups, Clock(5, 100, 3))
+    assert int(state["stage"]) == 2 and int(state["part"]) == 1 and float(state["k_hat"]) > 0.7
+    assert len(server.down(state, Clock(6, 100, 3))["points"]) == 1024
+
+
+def test_few_rounds_weigh_more_points_at_once() -> None:
+    """The first weighing round is the one from which a round of 4,096 points is still reached."""
+    program = hierfl.read(means, guides.conditional, three())
+    update: Any = fedlaplace(means).server(program).update
+    begins = [int(update.__self__.weighing(left)["part"]) for left in (99, 4, 3, 2, 1, 0)]
+    assert begins == [0, 0, 1, 2, 3, 3]
 
 
 # ------------------------------------------------------------ refusals
@@ -221,6 +270,21 @@ def lonely(batch: ClientBatch) -> None:
 def test_unsupported_programs_are_refused(model: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         fit(fedlaplace(model, **options), federation() if model is not means else three(), rounds=2)
+
+
+def test_many_numbers_are_said_to_be_slow_before_the_first_round() -> None:
+    """Of the demo's hierarchy, 56 x 28, and not of one with few local numbers, 4 x 2."""
+    x, ill = torch.zeros(6, 27), torch.tensor([0.0, 1.0] * 3)
+    data = ClientData.from_arrays(torch.tensor([0, 0, 0, 1, 1, 1]), x=x, y=ill)
+    model = hierfl.models.logistic(prior_scale=dist.HalfNormal(0.5), centred=True)
+    program = hierfl.read(model, guides.conditional, data)
+    with pytest.warns(
+        UserWarning, match=r"28 local numbers twice in 56 .* Take two_stage\(model\)"
+    ):
+        fedlaplace(model).server(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedlaplace(regression).server(hierfl.read(regression, guides.conditional, federation()))
 
 
 def test_an_odd_number_of_points_is_refused() -> None:

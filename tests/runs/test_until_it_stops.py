@@ -1,0 +1,135 @@
+"""`fit(method, data)` without `rounds=`: runs until the method stops by itself, and refuses one that does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hierfl
+from hierfl.core.trees import named_leaves
+from hierfl.method import Clock, Method, Server
+from hierfl.methods import (
+    averaging_some,
+    bfi,
+    by_rows,
+    fedavg,
+    fedlaplace,
+    fedsvi,
+    fine_tuned,
+    over_relaxed,
+)
+from hierfl.methods.fedlaplace import MOST_ROUNDS
+from hierfl.methods.fedlaplace_server import Rounds
+from hierfl.runs.checkpoint import CheckpointError, checkpoints
+from tests.methods.test_wrappers import common
+from tests.programs import federation, fit, means, regression, three
+
+# two weighing rounds, of 512 and of 1,024 points
+SMALL: dict[str, Any] = {"points": 4, "weighed": 1024, "enough": 10**9, "corrections": 2}
+
+
+def same(one: hierfl.Fit, other: hierfl.Fit) -> None:
+    """Check that two fits stand at the same round with the same bytes."""
+    found, known = (named_leaves([f.progress.server, f.progress.table]) for f in (one, other))
+    assert one.progress.round == other.progress.round and one.rounds == other.rounds
+    assert found.keys() == known.keys()
+    assert all(v.numpy().tobytes() == known[name].numpy().tobytes() for name, v in found.items())
+
+
+def never_still() -> Method:
+    """FedAvg with a server that never finishes, though it says that it stops after four rounds."""
+    return replace(fedavg(common(), steps=1), most_rounds=4)
+
+
+@cache
+def whole_run() -> hierfl.Fit:
+    return fit(fedlaplace(means, **SMALL), three())
+
+
+def test_it_is_the_run_of_the_most_rounds() -> None:
+    whole = whole_run()
+    assert whole.federation.server.finished(whole.progress.server)
+    assert len(whole.history) < 20 and whole.rounds == MOST_ROUNDS
+    same(whole, fit(fedlaplace(means, **SMALL), three(), rounds=MOST_ROUNDS))
+    assert len(fit(bfi(means), three()).history) == 1
+
+
+def test_a_method_that_does_not_finish_ends_with_its_most_rounds() -> None:
+    fitted = fit(never_still(), federation())
+    assert fitted.progress.round == fitted.rounds == 4
+
+
+def test_the_server_decides_before_the_most_rounds() -> None:
+    def server(program: Any) -> Server:
+        plain = never_still().server(program)
+        return replace(plain, state={**plain.state}, finished=lambda state: next(calls) >= 2)
+
+    calls = iter(range(100))
+    fitted = fit(replace(never_still(), server=server, most_rounds=50), federation())
+    assert fitted.progress.round < 4
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fedsvi(regression),
+        fedavg(common(), steps=1),
+        over_relaxed(never_still()),
+        averaging_some(never_still(), share=0.5),
+    ],
+)
+def test_others_need_a_number(method: Method) -> None:
+    with pytest.raises(ValueError, match=r"does not stop by itself: say how many, rounds=100"):
+        fit(method, federation())
+
+
+@pytest.mark.parametrize("wrap", [by_rows, fine_tuned])
+def test_wrappers_that_leave_the_end_as_it_is(wrap: Any) -> None:
+    assert fit(wrap(never_still()), federation()).progress.round == 4
+
+
+def test_most_rounds_is_at_least_one() -> None:
+    with pytest.raises(ValueError, match="most_rounds is 0: it must be 1 or more"):
+        replace(never_still(), most_rounds=0)
+
+
+# ------------------------------------------------------------ on disk
+def test_a_finished_run_stays_as_it_is_and_loads(tmp_path: Path) -> None:
+    method, data = fedlaplace(means, **SMALL), three()
+    fitted = fit(method, data, checkpoint=tmp_path, every=3)
+    same(fitted, fit(method, data, checkpoint=tmp_path, resume=True))
+    same(fitted, fit(method, data, rounds=MOST_ROUNDS, checkpoint=tmp_path, resume=True))
+    same(fitted, hierfl.load(tmp_path, method=method, data=data))
+    with pytest.raises(CheckpointError, match="rounds: 100 there, 9 here"):
+        fit(method, data, rounds=9, checkpoint=tmp_path, resume=True)
+
+
+def test_interrupted_and_resumed_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second weighing round is interrupted, whose points count beside those of the first."""
+    whole = whole_run()
+    last, plain = whole.progress.round - 1, Rounds.update
+
+    def update(self: Rounds, state: Any, means: Any, clock: Clock) -> Any:
+        if clock.round == last:
+            raise KeyboardInterrupt
+        return plain(self, state, means, clock)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Rounds, "update", update)
+        with pytest.raises(KeyboardInterrupt):
+            fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, every=1)
+    assert checkpoints(tmp_path)[-1].name == f"round-{last:08d}"
+    same(whole, fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, resume=True))
+
+
+def test_the_bar_counts_rounds_without_a_total(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(fedlaplace(means, **SMALL), three(), progress=True)
+    shown = capsys.readouterr()
+    assert f"/{MOST_ROUNDS}" not in shown.out + shown.err
+    assert "/?" in shown.out + shown.err
