@@ -153,6 +153,7 @@ def in_rounds(
     enough: int,
     seed: int,
     tail: float = math.inf,
+    stretch: bool = False,
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
     """Weight draws in one or more rounds.
 
@@ -167,12 +168,13 @@ def in_rounds(
         enough: effective draws, at most 1000, that make another round needless.
         seed: of the draws.
         tail: k-hat above which another round is run whatever the number of effective draws.
+        stretch: as in `weigh`.
 
     Returns:
         The draws; their smoothed weights; their log weights before smoothing, (S,); the weights of single
         draws of the guide.
     """
-    found = weigh(fit, count, inner=inner, seed=seed)
+    found = weigh(fit, count, inner=inner, seed=seed, stretch=stretch)
     proposals: list[Split] = []
     log_ratio = found.total
     weights = posterior_weights(log_ratio)
@@ -187,7 +189,9 @@ def in_rounds(
         points = points_of(proposals[-1], count, seed=seed + len(proposals))
         salt = f"psis {len(proposals)}"
         try:
-            more = weigh(fit, count, inner=4 * inner, seed=seed, points=points, salt=salt)
+            more = weigh(
+                fit, count, inner=4 * inner, seed=seed, points=points, salt=salt, stretch=stretch
+            )
         except (RuntimeError, ValueError) as error:
             warnings.warn(
                 f"only {weights.effective:.0f} draws are effective, and there is no further round: "

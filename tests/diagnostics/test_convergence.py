@@ -10,7 +10,7 @@ import pytest
 import hierfl
 from hierfl import guides
 from hierfl.diagnostics import convergence
-from hierfl.diagnostics.convergence import trend
+from hierfl.diagnostics.trend import trend
 from hierfl.methods import fedsvi
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, means, slopes, three
