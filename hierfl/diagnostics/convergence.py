@@ -63,6 +63,8 @@ class Convergence:
             the largest difference of means, in weighted standard deviations; `ratio_min` and `ratio_max`, the
             range of the guide's standard deviation over the weighted one; `error`, the largest Monte Carlo
             standard error of these. Empty where nothing was weighted.
+        numbers: one row a number of a site: site, client, index, shift (signed), shift_error, ratio and
+            ratio_error (relative). Empty where nothing was weighted.
         k_hat: Pareto shape of the weights, of the method's own where it has weighted its draws; NaN without
             weights.
         effective: effective number of weighted draws; NaN without weights.
@@ -76,6 +78,7 @@ class Convergence:
     gradient: pd.DataFrame
     answer: Answer
     sites: pd.DataFrame
+    numbers: pd.DataFrame
     k_hat: float
     effective: float
 
@@ -137,7 +140,7 @@ def convergence(
         course,
         k_hat=moments.k_hat,
         effective=moments.effective,
-        sites=by_site(moments.numbers),
+        numbers=moments.numbers,
     )
 
 
@@ -148,7 +151,7 @@ def _found(
     *,
     k_hat: float = math.nan,
     effective: float = math.nan,
-    sites: pd.DataFrame | None = None,
+    numbers: pd.DataFrame | None = None,
 ) -> Convergence:
     nothing = pd.DataFrame(columns=COLUMNS)
     return Convergence(
@@ -159,7 +162,8 @@ def _found(
         math.nan if course is None else course.noise,
         nothing if course is None else course.gradient,
         answer,
-        pd.DataFrame() if sites is None else sites,
+        pd.DataFrame() if numbers is None else by_site(numbers),
+        pd.DataFrame() if numbers is None else numbers,
         k_hat,
         effective,
     )
@@ -171,7 +175,9 @@ def _own_weights(fit: Snapshot) -> tuple[float, float] | None:
     if "k_hat" not in history or "effective" not in history:
         return None
     rows = history[["k_hat", "effective"]].dropna()
-    return None if rows.empty else (float(rows["k_hat"].iloc[-1]), float(rows["effective"].iloc[-1]))
+    return (
+        None if rows.empty else (float(rows["k_hat"].iloc[-1]), float(rows["effective"].iloc[-1]))
+    )
 
 
 def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
@@ -211,8 +217,7 @@ def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, 
     """Judge a point estimate by the trend of its ELBO or loss."""
     names = ", ".join(f"'{name}'" for name in fixed)
     point = (
-        f"The guide places {names} at points: there is no spread, and no "
-        f"posterior to judge."
+        f"The guide places {names} at points: there is no spread, and no posterior to judge."
         if fixed
         else "The model has no latent site: there is no posterior to judge."
     )
@@ -229,7 +234,9 @@ def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, 
 
 def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
     """Judge a guide by its weighted draws."""
-    facts = f"k-hat {moments.k_hat:.2f}, {moments.effective:.0f} of {moments.proposals} draws effective"
+    facts = (
+        f"k-hat {moments.k_hat:.2f}, {moments.effective:.0f} of {moments.proposals} draws effective"
+    )
     if moments.k_hat >= K_HAT:
         why = f"Not good: the guide misses a part of the posterior ({facts})"
         return "not good", f"{why}{_mend(course)}."
