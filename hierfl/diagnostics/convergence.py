@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import pandas as pd
 
@@ -23,6 +22,7 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
 from hierfl.diagnostics.weighted_moments import (
     LEAST_EFFECTIVE,
+    Answer,
     Moments,
     by_site,
     moments_of,
@@ -35,7 +35,6 @@ from hierfl.posterior.learned import learned_params
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.weights import spread_levels
 
-Answer = Literal["good", "not good", "cannot be judged"]
 LOOKS = 4  # draws that show which sites the guide places at points
 CLOSER = (
     "Take a closer guide (guides.conditional, or structured with a non-centred model) or "
@@ -234,21 +233,21 @@ def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, 
 
 def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
     """Judge a guide by its weighted draws."""
+    answer, worst = moments.answer(), moments.worst()
     facts = (
         f"k-hat {moments.k_hat:.2f}, {moments.effective:.0f} of {moments.proposals} draws effective"
     )
-    if moments.k_hat >= K_HAT:
-        why = f"Not good: the guide misses a part of the posterior ({facts})"
-        return "not good", f"{why}{_mend(course)}."
-    if moments.effective < LEAST_EFFECTIVE:
-        return "cannot be judged", (
+    if answer == "good":
+        return answer, f"Good: {moments.agreement()} ({facts}).{_more(course)}"
+    if answer == "cannot be judged":
+        return answer, (
             f"Cannot be judged: too few weighted draws are effective ({facts}): the guide is far from the "
             f"posterior, or there are too many unknowns for weights{_mend(course)}."
         )
-    worst = moments.worst()
-    if worst is not None:
-        return "not good", f"Not good: {worst} ({facts}){_mend(course, weights=True)}."
-    return "good", f"Good: {moments.agreement()} ({facts}).{_more(course)}"
+    if moments.k_hat >= K_HAT or worst is None:
+        why = f"Not good: the guide misses a part of the posterior ({facts})"
+        return answer, f"{why}{_mend(course)}."
+    return answer, f"Not good: {worst} ({facts}){_mend(course, weights=True)}."
 
 
 def _of_learned(learned: list[str], verdict: str, course: Course) -> tuple[Answer, str]:

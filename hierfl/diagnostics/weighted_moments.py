@@ -6,18 +6,20 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import Weights
+from hierfl.core.importance_sampling import K_HAT, Weights
 from hierfl.posterior.corrected import LEAST_PROPOSALS, in_rounds, posterior_weights
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.weights import check_density, check_labelled
 
+Answer = Literal["good", "not good", "cannot be judged"]
 INNER = 4  # draws of the local sites for each draw of the global ones; four times as many in the second round
 ROUNDS = 2  # the guide's own draws, and points of a t fitted to them
 MOST_NUMBERS = 5 * 10**7  # of all draws together
@@ -42,6 +44,14 @@ class Moments:
     k_hat: float
     effective: float
     proposals: int
+
+    def answer(self) -> Answer:
+        """Judge the guide: by k-hat, then by the effective draws, then by what is off."""
+        if self.k_hat >= K_HAT:
+            return "not good"
+        if self.effective < LEAST_EFFECTIVE:
+            return "cannot be judged"
+        return "good" if self.worst() is None else "not good"
 
     def worst(self) -> str | None:
         """Return what is off by more than `OFF`, in words; None where nothing is."""
