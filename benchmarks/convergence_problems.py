@@ -30,7 +30,7 @@ class Problem:
     Args:
         name: one of `NAMES`.
         model: the program.
-        data: of 2 to 8 clients of 1 to 12 rows.
+        data: of 2 to 5 clients of 1 to 12 rows.
         moments: site -> means and standard deviations, flat: a local site's by client.
     """
 
@@ -43,7 +43,7 @@ class Problem:
 def problem(name: str, seed: int) -> Problem:
     """Draw the data of a problem and find its posterior."""
     g = np.random.default_rng([seed, NAMES.index(name)])
-    clients = int(g.integers(2, 9))
+    clients = int(g.integers(2, 6))
     counts = g.integers(1, 13, clients)
     owner = np.repeat(np.arange(clients), counts)
     mu, tau = g.normal(), abs(g.normal())

@@ -1,10 +1,10 @@
 """Has a run arrived at the posterior? The importance weights of one more round decide; the ELBO's slope advises.
 
 Draws of the guide are weighted by the posterior (`hierfl.posterior.corrected`), and then points of a Student
-t fitted to the weighted draws, which has longer tails than the guide. Clients draw every second of their
-local sites from the guide stretched about its mean. Where k-hat is low and enough draws are effective, the
-weighted means and standard deviations are those of the posterior up to a Monte Carlo error. The guide is good
-where its own agree with them.
+t fitted to the weighted draws, which has longer tails than the guide. Where k-hat is low and enough draws are
+effective, the weighted means and standard deviations are those of the posterior up to a Monte Carlo error.
+Local sites are judged given the global ones as well, by draws of the guide stretched about its mean. The guide
+is good where its own means and standard deviations agree with all of these.
 
 The limits were tuned on random fits of known posteriors and tested on others: `python -m
 benchmarks.convergence`, benchmarks/CONVERGENCE.md.
@@ -37,8 +37,8 @@ from hierfl.posterior.weights import spread_levels
 
 LOOKS = 4  # draws that show which sites the guide places at points
 CLOSER = (
-    "Take a closer guide (guides.conditional, or structured with a non-centred model) or "
-    "methods.fedlaplace"
+    "A closer guide (guides.conditional, or structured with a non-centred model) or "
+    "methods.fedlaplace may do better"
 )
 
 
@@ -94,8 +94,8 @@ def convergence(
         fit: a run of any method and length.
         draws: of the guide, each one an estimate of the gradient at the end; 0: leave the gradient out.
         seed: of the draws.
-        proposals: draws weighted in each of two rounds, 100 or more; fewer where they would hold more than 50
-            million numbers.
+        proposals: draws weighted in each of two rounds, 100 or more; there are fewer where clients are more
+            than 40.
 
     Raises:
         ValueError: `draws` is 1 or negative, or `proposals` is below 100.
@@ -269,7 +269,7 @@ def _mend(course: Course, *, weights: bool = False) -> str:
         return f"; {course.words}. {course.mend.removesuffix('.')}{correct}"
     if course.state == "level":
         return f"; {course.words}, so that more rounds will not help. {CLOSER}{correct}"
-    return f". Take more rounds, or {CLOSER[0].lower()}{CLOSER[1:]}{correct}"
+    return f". {f'{course.mend} ' if course.mend else ''}{CLOSER}{correct}"
 
 
 def _advice(course: Course) -> str:

@@ -17,16 +17,24 @@ from hierfl.core.importance_sampling import K_HAT, Weights
 from hierfl.posterior.corrected import LEAST_PROPOSALS, in_rounds, posterior_weights
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.posterior.weights import check_density, check_labelled
+from hierfl.posterior.weights import check_density, check_labelled, weigh
 
 Answer = Literal["good", "not good", "cannot be judged"]
-INNER = 4  # draws of the local sites for each draw of the global ones; four times as many in the second round
+INNER, MORE = (
+    4,
+    2,
+)  # draws of the local sites at each of the global ones; how many times that in the second round
+STRETCHED = (
+    8  # draws of the local sites, of which one is kept, where they are judged given the global ones
+)
+CLIENT_DRAWS = 40_000  # clients x draws of a round, above which draws are fewer
 ROUNDS = 2  # the guide's own draws, and points of a t fitted to them
+FEWER = 250  # draws of a round, however many the clients
 MOST_NUMBERS = 5 * 10**7  # of all draws together
-SMALL = 1e-9  # an sd below this share of the largest value is rounding: the number does not vary
+SMALL = 1e-9  # an sd below this share of the largest value, or of another sd, is rounding
 LEAST_EFFECTIVE = 100  # weighted draws: a standard deviation is then known to 7 %
 OFF = 0.2  # of a standard deviation: a guide that is farther off is not good
-ERRORS = 0.0  # standard errors by which a number must be off
+ERRORS = 1.0  # standard errors that count as well where a ratio is judged: what may be off is not called good
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +64,22 @@ class Moments:
     def worst(self) -> str | None:
         """Return what is off by more than `OFF`, in words; None where nothing is."""
         n = self.numbers
-        shift = n["shift"].abs() - ERRORS * n["shift_error"]
-        ratio = np.log(n["ratio"]).abs() - ERRORS * n["ratio_error"]
-        if float(shift.max()) <= OFF and float(ratio.max()) <= math.log1p(OFF):
+        shift = n["shift"].abs()
+        ratio = (n["ratio"] - 1.0).abs() + ERRORS * n["ratio"] * n["ratio_error"]
+        if float(shift.max()) <= OFF and float(ratio.max()) <= OFF:
             return None
-        if float(ratio.max()) / math.log1p(OFF) >= float(shift.max()) / OFF:
+        if float(ratio.max()) >= float(shift.max()):
             row = n.loc[ratio.idxmax()]
-            return f"the sd of {_named(row)} is {row['ratio']:.2f} times that of the weighted draws"
+            error = row["ratio"] * row["ratio_error"]
+            return (
+                f"the sd of {_named(row)} is {row['ratio']:.2f} ± {error:.2f} times that of the "
+                f"weighted draws"
+            )
         row = n.loc[shift.idxmax()]
-        return f"the mean of {_named(row)} is {row['shift']:+.2f} sd off that of the weighted draws"
+        return (
+            f"the mean of {_named(row)} is {row['shift']:+.2f} ± {row['shift_error']:.2f} sd off that of the "
+            f"weighted draws"
+        )
 
     def agreement(self) -> str:
         """Return the range of the differences in words."""
@@ -119,7 +134,8 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
     """
     latents = fit.program.latents
     size = latents.global_block.size + latents.local_block.size * len(fit.clients)
-    count = max(min(proposals, MOST_NUMBERS // (2 * ROUNDS * size)), LEAST_PROPOSALS)
+    most = min(MOST_NUMBERS // (3 * ROUNDS * size), max(CLIENT_DRAWS // len(fit.clients), FEWER))
+    count = max(min(proposals, most), LEAST_PROPOSALS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the verdict says what they would
         try:
@@ -131,36 +147,36 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
                 enough=count,
                 seed=seed,
                 tail=-math.inf,
-                stretch=True,
+                more=MORE,
             )
+            plain = posterior_draws(fit, draws=ROUNDS * count, seed=seed)
+            given = _given_global(fit, plain, count, seed) if latents.local_block.size else []
         except (RuntimeError, ValueError) as error:
             return f"the draws cannot be weighted ({error})."
-    plain = posterior_draws(fit, draws=ROUNDS * count, seed=seed)
     total = len(found.log_shared)
     if latents.global_block.size:
         numbers = compared(fit, plain, found.draws, weights)
+        numbers = pd.concat([numbers, *given], ignore_index=True)
         return Moments(numbers, weights.k_hat, weights.effective, total)
     each = [posterior_weights(column) for column in found.log_own.T]
-    tables = [
-        compared(fit, _only(plain, k), _only(found.draws, k), w, first=k)
-        for k, w in enumerate(each)
-    ]
-    return Moments(
-        pd.concat(tables, ignore_index=True),
-        max(w.k_hat for w in each),
-        min(w.effective for w in each),
-        total,
+    k_hat, effective = max(w.k_hat for w in each), min(w.effective for w in each)
+    return Moments(pd.concat(given, ignore_index=True), k_hat, effective, total)
+
+
+def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd.DataFrame]:
+    """Compare the local sites with draws of their posterior given the guide's global sites.
+
+    Weights of other clients do not enter, and the proposals are wider than the guide, so that a guide too narrow for
+    a client shows, however many clients there are.
+    """
+    found = weigh(
+        fit, count, inner=STRETCHED, seed=seed, shared=False, stretch=True, salt="stretched"
     )
+    equal = Weights(torch.full((count,), -math.log(count)), 0.0, float(count))
+    return [compared(fit, Draws({}, plain.own), Draws({}, found.draws.own), equal)]
 
 
-def _only(draws: Draws, client: int) -> Draws:
-    """Return the draws of one client's sites."""
-    return Draws({}, {name: value[:, client : client + 1] for name, value in draws.own.items()})
-
-
-def compared(
-    fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights, *, first: int = 0
-) -> pd.DataFrame:
+def compared(fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights) -> pd.DataFrame:
     """Compare moments of the guide with weighted ones.
 
     Args:
@@ -168,7 +184,6 @@ def compared(
         plain: draws of the guide, each with the same weight.
         drawn: the draws that were weighted.
         weights: of these.
-        first: the number of the first client in the draws.
 
     Returns:
         One row a number that varies: site, client ('' for a global site) and index; `shift`, mean of the guide
@@ -178,7 +193,7 @@ def compared(
     share = weights.log.double().exp()
     tables = []
     for name, mine, theirs in _pairs(plain, drawn):
-        names = fit.clients[first:] if name in drawn.own else None
+        names = fit.clients if name in drawn.own else None
         tables.append(_compared(name, mine, theirs, share, names))
     return pd.concat(tables, ignore_index=True)
 
@@ -198,8 +213,10 @@ def _compared(
     mean, square = share @ target, share.square()
     off = target - mean
     sd = (share @ off.square()).sqrt()
-    varies = sd > SMALL * target.abs().amax(0)
-    unit = torch.where(varies, sd, 1.0)
+    varies = target.std(0) > SMALL * target.abs().amax(0)
+    unit = torch.maximum(sd, SMALL * target.std(0)).clamp(
+        min=1e-300
+    )  # 0 if one draw has all weight
     z = off / unit
     shift_error = (square @ z.square() + _mean_error(guide, unit)).sqrt()
     ratio_error = ((square @ (z.square() - 1.0).square()) / 4.0 + _sd_error(guide)).sqrt()

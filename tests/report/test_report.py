@@ -72,7 +72,13 @@ def fitted(kind: str) -> tuple[Fit, ClientData]:
     if kind == "binary":
         train, test = labelled((120, 100, 80, 60)).split(0.5, seed=0)
         return fit(
-            fedsvi(logistic, guides.structured, optimiser=Adam(0.05), local_optimiser=Adam(0.05)),
+            fedsvi(
+                logistic,
+                guides.structured,
+                optimiser=Adam(0.05),
+                local_optimiser=Adam(0.05),
+                num_particles=8,  # with one, means are 0.3 sd off
+            ),
             train,
             rounds=120,
         ), test
