@@ -16,6 +16,7 @@ import json
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ DRAWS = 2000  # of the fit, for its own moments
 OFF = 0.2  # of a standard deviation, or of its ratio to the posterior's
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Fit, judge and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fits", type=int, default=200)
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "convergence")
     parser.add_argument("--part", default="0/1", help="i/n: fit only the numbers i, i + n, ...")
     parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     torch.set_default_dtype(torch.float64)
     kept = asked.out / f"seed_{asked.seed}.jsonl"
     kept.parent.mkdir(parents=True, exist_ok=True)
