@@ -119,9 +119,10 @@ def one(number: int, seed: int) -> dict[str, Any]:
 def _method(way: str, of: Problem, rate: float, particles: int) -> Method:
     if way == "pvi":
         return methods.pvi(of.model)
-    if way in ("fedlaplace", "bfi"):
-        made: Method = {"fedlaplace": methods.fedlaplace, "bfi": methods.bfi}[way](of.model)
-        return made
+    if way == "fedlaplace":
+        return methods.fedlaplace(of.model)
+    if way == "bfi":
+        return methods.bfi(of.model)
     adam = hierfl.optimisers.Adam(rate)
     return methods.fedsvi(
         of.model, GUIDES[way], optimiser=adam, local_optimiser=adam, num_particles=particles
@@ -158,7 +159,7 @@ def _answered(record: dict[str, Any]) -> dict[str, Any]:
     """Take the answer anew from the stored moments, so that limits can be tuned without fitting again."""
     if not record.get("numbers"):
         return record
-    numbers = pd.DataFrame(record["numbers"])
+    numbers = pd.DataFrame(record["numbers"]).assign(client="", index="")
     moments = Moments(numbers, record["k_hat"], record["effective"], 0)
     return {**record, "answer": moments.answer()}
 

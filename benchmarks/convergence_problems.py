@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyro
@@ -18,6 +19,7 @@ from hierfl.data.clients import ClientData
 from hierfl.program.sites import Model
 
 Array = NDArray[np.float64]
+Whole = NDArray[np.int64]
 U = np.linspace(-7.0, 7.0, 211)  # an effect about its mean, in standard deviations of its prior
 LOCS, SPREADS = 41, 61  # points of the grids of mu and of log tau
 NAMES = ("gaussian", "spread", "poisson", "logistic", "global")
@@ -45,7 +47,7 @@ def problem(name: str, seed: int) -> Problem:
     g = np.random.default_rng([seed, NAMES.index(name)])
     clients = int(g.integers(2, 6))
     counts = g.integers(1, 13, clients)
-    owner = np.repeat(np.arange(clients), counts)
+    owner = np.repeat(np.arange(clients), counts).astype(np.int64)
     mu, tau = g.normal(), abs(g.normal())
     b = mu + tau * g.normal(size=clients)
     if name == "global":
@@ -64,8 +66,8 @@ def problem(name: str, seed: int) -> Problem:
     return Problem(name, model, _data(owner, y), _by_quadrature(name, y, owner, clients))
 
 
-def _data(owner: Array, y: Array, **fields: Array) -> ClientData:
-    given = {name: torch.as_tensor(v) for name, v in {"y": y, **fields}.items()}
+def _data(owner: Whole, y: Array, **fields: Array) -> ClientData:
+    given: dict[str, Any] = {n: torch.as_tensor(v) for n, v in {"y": y, **fields}.items()}
     return ClientData.from_arrays(torch.as_tensor(owner), **given)
 
 
@@ -105,7 +107,7 @@ def _two_coefficients(batch: ClientBatch) -> None:
 
 # ------------------------------------------------------------------------------------------------ posteriors
 def _closed_form(
-    y: Array, owner: Array, clients: int, tau: float
+    y: Array, owner: Whole, clients: int, tau: float
 ) -> dict[str, tuple[Array, Array]]:
     """Return the moments of the Gaussian hierarchy, by its joint precision of (mu, b_1, ..., b_N)."""
     counts = np.bincount(owner, minlength=clients)
@@ -118,7 +120,7 @@ def _closed_form(
 
 
 def _by_quadrature(
-    name: str, y: Array, owner: Array, clients: int
+    name: str, y: Array, owner: Whole, clients: int
 ) -> dict[str, tuple[Array, Array]]:
     """Return the moments of a hierarchy with unknown tau, on a grid of (mu, log tau) that is refined twice."""
     locs, logs = np.linspace(-8.0, 8.0, LOCS), np.linspace(np.log(1e-3), np.log(6.0), SPREADS)
@@ -158,7 +160,7 @@ def _log_likelihood(name: str, y: Array, b: Array) -> Array:
     return np.asarray(found)
 
 
-def _global(g: np.random.Generator, owner: Array) -> Problem:
+def _global(g: np.random.Generator, owner: Whole) -> Problem:
     """Logistic regression with two global coefficients and no local site, on a grid that is refined twice."""
     x = g.normal(size=len(owner))
     y = (g.random(len(owner)) < 1.0 / (1.0 + np.exp(-g.normal() - g.normal() * x))).astype(float)
