@@ -124,8 +124,9 @@ def errors_of(
 
 def last_of(history: pd.DataFrame, name: str) -> float | None:
     """Return the last number that a method logged under a name; None if it logged none."""
-    logged = history[name].dropna() if name in history else ()
-    return float(logged.iloc[-1]) if len(logged) else None
+    if name not in history or history[name].isna().all():
+        return None
+    return float(history[name].dropna().iloc[-1])
 
 
 def fits(way: Way, problem: Problem, seed: int) -> Iterator[tuple[Fit, float]]:

@@ -1,45 +1,72 @@
-"""Has a run converged? The trend of its ELBO against the noise of the estimates, and the gradient that is left."""
+"""Has a run arrived at the posterior? The importance weights of one more round decide; the ELBO's slope advises.
+
+Draws of the guide are weighted by the posterior (`hierfl.posterior.corrected`), and then points of a Student
+t fitted to the weighted draws, which has longer tails than the guide. Where k-hat is low and enough draws are
+effective, the weighted means and standard deviations are those of the posterior up to a Monte Carlo error.
+Local sites are judged given the global ones as well, by draws of the guide stretched about its mean. The guide
+is good where its own means and standard deviations agree with all of these.
+
+The limits were tuned on random fits of known posteriors and tested on others: `python -m
+benchmarks.convergence`, benchmarks/CONVERGENCE.md.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.func import grad
 
+from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.one_at_a_time import one_at_a_time
-from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch
-from hierfl.method import step_sizes
-from hierfl.posterior.client_loop import at_each_draw, each_client
+from hierfl.diagnostics.trend import COLUMNS, Course, course_of
+from hierfl.diagnostics.weighted_moments import (
+    LEAST_EFFECTIVE,
+    Answer,
+    Moments,
+    by_site,
+    moments_of,
+    without_weights,
+)
+from hierfl.method import stops_by_itself
+from hierfl.posterior.corrected import LEAST_PROPOSALS
+from hierfl.posterior.draws import posterior_draws
+from hierfl.posterior.learned import learned_params
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.program.program import Params
+from hierfl.posterior.weights import spread_levels
 
-LEAST_ROUNDS = 40  # to estimate a trend; the second half of them is used
-SHARE = 0.01  # the relative change that matters in a loss of unknown units, or that noise may hide
-NATS = 1.0  # the rise of an ELBO that matters: a factor e in the evidence
-FAR = 3.0  # standard errors that count as significant
+LOOKS = 4  # draws that show which sites the guide places at points
+CLOSER = (
+    "A closer guide (guides.conditional, or structured with a non-centred model) or "
+    "methods.fedlaplace may do better"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Convergence:
-    """Whether a run has converged.
+    """Whether a run has arrived at the posterior.
 
     Args:
-        converged: no further gain is detectable.
-        verdict: why, in a sentence or two.
+        converged: `answer` is "good".
+        verdict: why, and what to do where it is not, in a sentence or two.
         rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last, in its own
-            units.
+            units; NaN where the history shows no trend.
         error: standard error of the rise, allowing for correlation between rounds.
         noise: standard deviation of one round's estimate about the trend.
         gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO at the
             end; `error`, the standard error of that mean; `ratio` of the two, about 1 where only noise is
             left, NaN for point estimates, which have no noise; `still`, whether the ratio is below 3. Empty
-            where the history has no ELBO.
+            where the history shows no trend of an ELBO.
+        answer: "good", "not good" or "cannot be judged".
+        sites: one row a site, with the guide beside its weighted draws: how many `numbers` it has; `shift`,
+            the largest difference of means, in weighted standard deviations; `ratio_min` and `ratio_max`, the
+            range of the guide's standard deviation over the weighted one; `error`, the largest Monte Carlo
+            standard error of these. Empty where nothing was weighted.
+        numbers: one row a number of a site: site, client, index, shift (signed), shift_error, ratio and
+            ratio_error (relative). Empty where nothing was weighted.
+        k_hat: Pareto shape of the weights, of the method's own where it has weighted its draws; NaN without
+            weights.
+        effective: effective number of weighted draws; NaN without weights.
     """
 
     converged: bool
@@ -48,153 +75,212 @@ class Convergence:
     error: float
     noise: float
     gradient: pd.DataFrame
+    answer: Answer
+    sites: pd.DataFrame
+    numbers: pd.DataFrame
+    k_hat: float
+    effective: float
 
 
 @one_at_a_time
-def convergence(fit: Snapshot, *, draws: int = 64, seed: int = 0) -> Convergence:
-    """Judge a run by its history and, for an ELBO, by independent estimates of the gradient at its end.
+def convergence(
+    fit: Snapshot, *, draws: int = 64, seed: int = 0, proposals: int = 1000
+) -> Convergence:
+    """Judge a run by the weights of one more round; of a method that weights its draws, by its own weights.
+
+    A guide of points has no posterior to judge: then the trend of the ELBO or loss decides.
 
     Args:
-        fit: after at least 40 rounds.
-        draws: of the guide, each one an estimate of the gradient; 0: judge by the history alone.
+        fit: a run of any method and length.
+        draws: of the guide, each one an estimate of the gradient at the end; 0: leave the gradient out.
         seed: of the draws.
+        proposals: draws weighted in each of two rounds, 100 or more; there are fewer where clients are more
+            than 40.
 
     Raises:
-        ValueError: the run has fewer than 40 rounds, its history has neither an ELBO nor a loss, or `draws`
-            is 1 or negative.
+        ValueError: `draws` is 1 or negative, or `proposals` is below 100.
+        RowsNotSaved: the rows that would be weighted were not saved with the fit.
     """
     if draws < 0 or draws == 1:
         raise ValueError(
             f"draws is {draws}: it must be 2 or more to estimate the noise of a gradient, "
             f"or 0 to leave the gradient out"
         )
-    history = fit.history
-    if len(history) < LEAST_ROUNDS:
-        raise ValueError(
-            f"the run has {len(history)} rounds: a trend needs at least {LEAST_ROUNDS}"
+    if proposals < LEAST_PROPOSALS:
+        raise ValueError(f"proposals is {proposals}: it must be {LEAST_PROPOSALS} or more")
+    if stops_by_itself(fit.federation.server) and not fit.federation.server.finished(
+        fit.progress.server
+    ):
+        verdict = (
+            f"Not good: the {fit.progress.round} rounds ended before '{fit.method.name}' had "
+            f"finished. Allow more rounds; it stops by itself."
         )
-    name = next((column for column in ("elbo", "loss") if column in history), None)
-    if name is None:
-        raise ValueError(
-            f"the history of '{fit.method.name}' has neither an ELBO nor a loss to judge by; "
-            f"it has {', '.join(history.columns)}"
-        )
-    series = history[name].to_numpy(dtype=np.float64)
-    series = series if name == "elbo" else -series
-    rise, error, noise_ = trend(series)
-    gradient = (
-        _gradient(fit, draws, seed)
-        if name == "elbo" and draws
-        else pd.DataFrame(columns=["size", "error", "ratio", "still"])
+        return _found("not good", verdict)
+    own = _own_weights(fit)
+    if own is not None:
+        return _found(*_of_own(fit, *own), k_hat=own[0], effective=own[1])
+    course = course_of(fit, draws=draws, seed=seed)
+    fixed, resampled = _at_points(fit)
+    if fixed or not fit.program.latents.sites:
+        return _found(*_of_point(fit, fixed, course), course)
+    reason = without_weights(fit, resampled)
+    if reason is not None:
+        return _found("cannot be judged", f"Cannot be judged: {reason}{_advice(course)}", course)
+    moments = moments_of(fit, proposals, seed=seed)
+    if isinstance(moments, str):
+        return _found("cannot be judged", f"Cannot be judged: {moments}{_advice(course)}", course)
+    answer, verdict = _of_weights(moments, course)
+    learned = [spec.name for spec in learned_params(fit)]
+    if learned and answer == "good":
+        answer, verdict = _of_learned(learned, verdict, course)
+    return _found(
+        answer,
+        verdict,
+        course,
+        k_hat=moments.k_hat,
+        effective=moments.effective,
+        numbers=moments.numbers,
     )
-    rates = bool(step_sizes(fit.method))
-    good, verdict = _verdict(name, series, (rise, error, noise_), gradient, draws, rates=rates)
-    return Convergence(good, verdict, rise, error, noise_, gradient)
 
 
-def _verdict(
-    name: str,
-    series: NDArray[np.float64],
-    of_trend: tuple[float, float, float],
-    gradient: pd.DataFrame,
-    draws: int,
+def _found(
+    answer: Answer,
+    verdict: str,
+    course: Course | None = None,
     *,
-    rates: bool,
-) -> tuple[bool, str]:
-    """Return whether a run has converged, and why; `rates`: the method has step sizes."""
-    lower = "Lower the step size." if rates else "Scale the rows, or tighten the priors."
-    larger = "Take a larger step size, or more rounds." if rates else "Take more rounds."
-    rise, error, noise_ = of_trend
-    half = series[len(series) // 2 :]
-    what, unit = ("ELBO", "nats") if name == "elbo" else ("loss", "in its own units")
-    matters = NATS if name == "elbo" else SHARE * abs(float(half.mean()))
-    facts = (
-        f"{rise:+.3g} ± {error:.2g} {unit} from the third quarter of the rounds to the last, "
-        f"noise of one round {noise_:.2g}"
+    k_hat: float = math.nan,
+    effective: float = math.nan,
+    numbers: pd.DataFrame | None = None,
+) -> Convergence:
+    nothing = pd.DataFrame(columns=COLUMNS)
+    return Convergence(
+        answer == "good",
+        verdict,
+        math.nan if course is None else course.rise,
+        math.nan if course is None else course.error,
+        math.nan if course is None else course.noise,
+        nothing if course is None else course.gradient,
+        answer,
+        pd.DataFrame() if numbers is None else by_site(numbers),
+        pd.DataFrame() if numbers is None else numbers,
+        k_hat,
+        effective,
     )
-    if not np.isfinite(half).all():
-        return False, f"Not converged: the {what} is not finite. {lower}"
-    if rise > max(FAR * error, matters):
-        return False, f"Not converged: the {what} still improves ({facts}). Take more rounds."
-    if -rise > max(FAR * error, matters):
-        return False, f"Not converged: the {what} gets worse ({facts}). {lower}"
-    if FAR * error > max(matters, SHARE * abs(float(half.mean()))):
-        return (
-            False,
-            f"Undecided: noise hides the trend of the {what} ({facts}). "
-            f"Take more draws (num_particles) or more rounds.",
-        )
-    moving = gradient[~gradient["still"].astype(bool)]["ratio"].astype(float)
-    if len(moving) and moving.max() > math.sqrt(draws):
-        return False, (
-            f"Not converged: the {what} hardly moves ({facts}), but the gradient of "
-            f"'{moving.idxmax()}' is {moving.max():.0f} times its noise: even a single draw points "
-            f"downhill. {larger}"
-        )
-    if len(moving):
-        return True, (
-            f"Nearly converged: the {what} has levelled off ({facts}), but the gradient of "
-            f"'{moving.idxmax()}' is still {moving.max():.1f} times its noise. "
-            f"More rounds will move it further."
-        )
-    return True, f"Converged: the {what} has levelled off ({facts})."
 
 
-def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return the rise from the third quarter to the last, its standard error, and the noise about a straight line.
-
-    Neighbouring rounds may be correlated, so the standard error comes from means of batches whose size is
-    about the square root of a quarter's length (Flegal and Jones 2010, Annals of Statistics 38).
-    """
-    half = series[len(series) // 2 :]
-    quarters = np.array_split(half, 2)
-    at = np.arange(len(half)) - (len(half) - 1) / 2.0
-    line = half.mean() + at * (at @ (half - half.mean())) / (at @ at)
-    rest = np.array_split(half - line, 2)
-    square = 0.0
-    for values in rest:
-        size = max(1, math.isqrt(len(values)))
-        means = values[: len(values) // size * size].reshape(-1, size).mean(1)
-        square += float(means.var(ddof=1)) / len(means)
+def _own_weights(fit: Snapshot) -> tuple[float, float] | None:
+    """Return k-hat and the effective draws that a method has logged last; None: it has not weighted its draws."""
+    history = fit.history
+    if "k_hat" not in history or "effective" not in history:
+        return None
+    rows = history[["k_hat", "effective"]].dropna()
     return (
-        float(quarters[1].mean() - quarters[0].mean()),
-        math.sqrt(square),
-        float((half - line).std(ddof=2)),
+        None if rows.empty else (float(rows["k_hat"].iloc[-1]), float(rows["effective"].iloc[-1]))
     )
 
 
-def _gradient(fit: Snapshot, draws: int, seed: int) -> pd.DataFrame:
-    """Return, by global param, the norm of the gradient summed over clients beside its standard error over draws."""
-    program = fit.program
-    names = [spec.name for spec in program.params if not spec.is_local]
+def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
+    """Return the sites that the guide places at one point each, and those at one of several points."""
+    if not fit.program.latents.sites:
+        return [], []
+    drawn, spread = posterior_draws(fit, draws=LOOKS), spread_levels(fit)
+    fixed, several = [], []
+    for site in fit.program.latents.sites:
+        values = (drawn.own if site.is_local else drawn.shared)[site.name]
+        if bool((values == values[:1]).all()):
+            fixed.append(site.name)
+        elif site.is_local not in spread:
+            several.append(site.name)
+    return fixed, several
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        rest = {name: value for name, value in params.items() if name not in names}
 
-        def slope(d: Tensor) -> Params:
-            def loss(shared: Params) -> Tensor:
-                terms = program.terms({**rest, **shared}, own.redrawn(d))
-                return terms.loss(program.share).sum()
+# ---------------------------------------------------------------------------------------------- the verdicts
+def _of_own(fit: Snapshot, k_hat: float, effective: float) -> tuple[Answer, str]:
+    """Judge a method by the weights that it took itself."""
+    facts = f"k-hat is {k_hat:.2f}, and {effective:.0f} draws are effective"
+    if k_hat >= K_HAT:
+        return "not good", (
+            f"Not good: by the weights of '{fit.method.name}' itself {facts}: its approximation misses a part "
+            f"of the posterior. Allow more rounds, or take fedsvi with guides.conditional(shared=guides."
+            f"spline_flow)."
+        )
+    if effective < LEAST_EFFECTIVE:
+        return "not good", (
+            f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a standard "
+            f"deviation. Allow more points or more rounds."
+        )
+    return "good", f"Good: by the weights of '{fit.method.name}' itself {facts}."
 
-            found: Params = grad(loss)({name: params[name] for name in names})
-            return found
 
-        return at_each_draw(slope, draws, program)
+def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, str]:
+    """Judge a point estimate by the trend of its ELBO or loss."""
+    names = ", ".join(f"'{name}'" for name in fixed)
+    point = (
+        f"The guide places {names} at points: there is no spread, and no posterior to judge."
+        if fixed
+        else "The model has no latent site: there is no posterior to judge."
+    )
+    words = f"{course.words}. {course.mend}".rstrip()
+    if course.state in ("level", "moving"):
+        start = "Converged" if course.state == "level" else "Nearly converged"
+        return "good", f"{start}: {words} {point}"
+    if course.state == "unknown":
+        return "cannot be judged", f"Cannot be judged: {words} {point}"
+    if course.state == "hidden":
+        return "cannot be judged", f"Undecided: {words} {point}"
+    return "not good", f"Not converged: {words} {point}"
 
-    total: Params = {}
-    for chunk in each_client(fit, one, seed=seed, salt="convergence"):
-        part = {name: value.detach().sum(0) for name, value in chunk.found.items()}
-        total = {name: total[name] + v for name, v in part.items()} if total else part
-    rows_of = {}
-    for name, value in total.items():
-        flat = value.reshape(draws, -1).double()
-        size = float(flat.mean(0).norm())
-        error = float((flat.var(0).sum() / draws).sqrt())
-        rows_of[name] = {
-            "size": size,
-            "error": error,
-            "ratio": size / error if error > 1e-12 * size else math.nan,
-        }
-    frame = pd.DataFrame.from_dict(rows_of, orient="index", columns=["size", "error", "ratio"])
-    frame["still"] = ~(frame["ratio"] >= FAR)
-    return frame
+
+def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
+    """Judge a guide by its weighted draws."""
+    answer, worst = moments.answer(), moments.worst()
+    facts = (
+        f"k-hat {moments.k_hat:.2f}, {moments.effective:.0f} of {moments.proposals} draws effective"
+    )
+    if answer == "good":
+        return answer, f"Good: {moments.agreement()} ({facts}).{_more(course)}"
+    if answer == "cannot be judged":
+        return answer, (
+            f"Cannot be judged: too few weighted draws are effective ({facts}): the guide is far from the "
+            f"posterior, or there are too many unknowns for weights{_mend(course)}."
+        )
+    if moments.k_hat >= K_HAT or worst is None:
+        why = f"Not good: the guide misses a part of the posterior ({facts})"
+        return answer, f"{why}{_mend(course)}."
+    return answer, f"Not good: {worst} ({facts}){_mend(course, weights=True)}."
+
+
+def _of_learned(learned: list[str], verdict: str, course: Course) -> tuple[Answer, str]:
+    """Judge a model that has params without a prior as well: these are points, judged by the trend."""
+    names = ", ".join(f"'{name}'" for name in learned)
+    if course.state in ("level", "moving"):
+        return "good", f"{verdict} This is the posterior given the learned {names}."
+    answer: Answer = "cannot be judged" if course.state in ("unknown", "hidden") else "not good"
+    return answer, (
+        f"{answer.capitalize()}: the guide agrees with the posterior given the learned {names}, but "
+        f"{course.words}. {course.mend}".rstrip()
+    )
+
+
+def _mend(course: Course, *, weights: bool = False) -> str:
+    """Return what to do about a guide that is not the posterior, after a semicolon; `weights`: they correct it."""
+    correct = "; fit.posterior(correct='psis') corrects the draws" if weights else ""
+    if course.state in ("rising", "falling", "not finite", "hidden", "steep", "moving"):
+        return f"; {course.words}. {course.mend.removesuffix('.')}{correct}"
+    if course.state == "level":
+        return f"; {course.words}, so that more rounds will not help. {CLOSER}{correct}"
+    return f". {f'{course.mend} ' if course.mend else ''}{CLOSER}{correct}"
+
+
+def _advice(course: Course) -> str:
+    """Return the trend where weights are not to be had, in a sentence."""
+    if course.state == "unknown":
+        return ""
+    return f" {course.words[0].upper()}{course.words[1:]}. {course.mend}".rstrip()
+
+
+def _more(course: Course) -> str:
+    """Return a remark on a good guide whose ELBO still moves; empty where it does not."""
+    if course.state not in ("rising", "falling", "steep"):
+        return ""
+    return f" But {course.words}. {course.mend}"

@@ -45,6 +45,7 @@ from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weighing import Weigher, standard_points
 
+MOST_ROUNDS = 60  # it stops by itself; cohorts of some clients take longest
 CANDIDATES = 32  # draws of a client's Laplace approximation, of which one is kept
 
 
@@ -105,6 +106,7 @@ def two_stage(model: Model, *, draws: int = 4000, seed: int = 0) -> Method:
         lambda program: _client(seen(program)),
         server,
         discloses="summaries",
+        most_rounds=MOST_ROUNDS,
     )
 
 
@@ -137,7 +139,7 @@ def _client(seen: Seen) -> Client:
     return Client(
         own={},
         start=lambda message, own: {},
-        phases=(Phase(step),),
+        phases=(Phase(step, nested=True),),
         finish=finish,
         params=lambda message, own: message["params"],
         adapt=(),

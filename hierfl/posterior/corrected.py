@@ -157,6 +157,7 @@ def in_rounds(
     enough: int,
     seed: int,
     tail: float = math.inf,
+    more: int = 4,
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
     """Weight draws in one or more rounds.
 
@@ -166,11 +167,12 @@ def in_rounds(
     Args:
         fit: a run whose guide has a density.
         count: draws of each round.
-        inner: draws of each client's local sites; four times as many after the first round.
+        inner: draws of each client's local sites in the first round.
         rounds: the most rounds.
         enough: effective draws, at most 1000, that make another round needless.
         seed: of the draws.
         tail: k-hat above which another round is run whatever the number of effective draws.
+        more: how many times `inner` draws there are after the first round.
 
     Returns:
         The draws; their smoothed weights; their log weights before smoothing, (S,); the weights of single
@@ -191,7 +193,7 @@ def in_rounds(
         points = points_of(proposals[-1], count, seed=seed + len(proposals))
         salt = f"psis {len(proposals)}"
         try:
-            more = weigh(fit, count, inner=4 * inner, seed=seed, points=points, salt=salt)
+            further = weigh(fit, count, inner=more * inner, seed=seed, points=points, salt=salt)
         except (RuntimeError, ValueError) as error:
             warnings.warn(
                 f"only {weights.effective:.0f} draws are effective, and there is no further round: "
@@ -200,7 +202,7 @@ def in_rounds(
             )
             proposals.pop()
             break
-        found = joined(found, more)
+        found = joined(found, further)
         densities = torch.stack([found.log_q, *(log_density(p, found.at) for p in proposals)])
         log_ratio = found.total + found.log_q - (densities.logsumexp(0) - math.log(len(densities)))
         weights = posterior_weights(log_ratio)

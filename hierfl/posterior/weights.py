@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pyro
@@ -15,7 +16,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import at_each_draw, each_draw
 from hierfl.posterior.draws import Draws, joined_draws
-from hierfl.posterior.proposals import Coordinates
+from hierfl.posterior.proposals import Coordinates, Stretched
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import Answer
 from hierfl.program.program import Params, Program
@@ -89,6 +90,7 @@ def weigh(
     shared: bool = True,
     points: Tensor | None = None,
     salt: str = "posterior",
+    stretch: bool = False,
 ) -> Weighed:
     """Draw from the guide and weight the draws.
 
@@ -100,6 +102,8 @@ def weigh(
         shared: weight the global sites too; their guide then needs a density.
         points: (S, K) coordinates for the guide's Gaussian global sites; None: the guide draws them.
         salt: decorrelates these draws from those for other purposes.
+        stretch: draw every second of a client's draws from the guide's Gaussian stretched about its mean
+            (`hierfl.posterior.proposals.Stretched`).
 
     Raises:
         ValueError: the guide has no density, clients have no labels, or a client's likelihood is NaN at a
@@ -113,7 +117,9 @@ def weigh(
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
         d = torch.as_tensor(own.words[-1]).long()[None]  # the draw's number
         point = None if points is None else points.index_select(0, d)[0]
-        values, log_shared, log_own, at, log_q = over_own(program, params, own, times, point)
+        values, log_shared, log_own, at, log_q = over_own(
+            program, params, own, times, point, stretch=stretch
+        )
         parts = log_own.softmax(0).cumsum(0)
         uniform = noise.uniforms(noise.fold(own.key[0], noise.word("psis")), ())
         kept = (parts < uniform).sum().clamp(max=times - 1)[None]
@@ -161,9 +167,17 @@ def _variance(log_weights: Tensor) -> Tensor:
 
 
 def over_own(
-    program: Program, params: Params, batch: ClientBatch, times: int, point: Tensor | None = None
+    program: Program,
+    params: Params,
+    batch: ClientBatch,
+    times: int,
+    point: Tensor | None = None,
+    *,
+    stretch: bool = False,
 ) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
     """Draw a client's local sites several times at one z.
+
+    With `stretch`, every second draw is from the stretched guide, and each weight is p over the mixture.
 
     Returns:
         Values by site, log p(z) / q(z), log W_k, coordinates of z and their log density; each (times, ...).
@@ -172,13 +186,16 @@ def over_own(
     def again(m: Tensor) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
         keys = noise.fold(batch.own_keys, noise.word("own"), m)  # the root key stays, and so does z
         z = Coordinates(point)
+        wide = Stretched(m % 2 == 1, program.latents.local_block.size) if stretch else None
 
         def guide(b: ClientBatch) -> None:
-            with z:
+            with z, wide or nullcontext():
                 program.guide(b)
 
         values, terms = replace(program, guide=guide).weighed(params, replace(batch, own_keys=keys))
-        return values, -terms.global_kl, -(terms.nll + terms.local_kl)[0], z.vector(), z.log_q()
+        log_own = -(terms.nll + terms.local_kl)[0]
+        log_own = log_own if wide is None else log_own + wide.correction()
+        return values, -terms.global_kl, log_own, z.vector(), z.log_q()
 
     found: tuple[Values, Tensor, Tensor, Tensor, Tensor] = at_each_draw(again, times, program)
     return found
@@ -213,7 +230,7 @@ def check_density(fit: Snapshot, *, shared: bool) -> None:
                 f"'{site.name}'), and the limit is {LIMIT}: with so many, one draw outweighs all "
                 f"others; judge such a fit by its predictions"
             )
-    spread = _spread(fit)
+    spread = spread_levels(fit)
     for site in program.latents.sites:
         if site.is_local not in spread and (site.is_local or shared):
             raise ValueError(_no_density(fit, site.name))
@@ -221,10 +238,10 @@ def check_density(fit: Snapshot, *, shared: bool) -> None:
 
 def already_weighted(fit: Snapshot) -> bool:
     """Return whether the method has weighted the global sites itself, and resampled them to points."""
-    return fit.method.name == "fedlaplace" and False not in _spread(fit)
+    return fit.method.name == "fedlaplace" and False not in spread_levels(fit)
 
 
-def _spread(fit: Snapshot) -> set[bool]:
+def spread_levels(fit: Snapshot) -> set[bool]:
     """Return whether sites are spread in the guide: True in the set for local sites, False for global ones."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)

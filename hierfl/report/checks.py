@@ -64,6 +64,8 @@ def _converged(found: Measured) -> Check:
     question = "Has the run converged?"
     if isinstance(found.run, str):
         return Check(question, "not asked", _sentence(found.run))
+    if found.run.answer == "cannot be judged":
+        return Check(question, "not asked", found.run.verdict)
     return answered(question, not found.run.converged, found.run.verdict)
 
 

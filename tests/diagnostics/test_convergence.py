@@ -1,21 +1,31 @@
-"""Verdicts on convergence: for made-up histories, and for runs that have converged or have not."""
+"""Verdicts on convergence: for made-up histories, for planted guides, and for methods of every kind."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
+import torch
 
 import hierfl
-from hierfl import guides
+from hierfl import guides, methods
+from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics import convergence
-from hierfl.diagnostics.convergence import trend
-from hierfl.methods import fedsvi
+from hierfl.diagnostics.trend import trend
+from hierfl.methods import fedlaplace, fedsvi
+from hierfl.models import network
+from hierfl.models.likelihood import normal
 from hierfl.runs.result import Fit
-from tests.programs import federation, fit, means, slopes, three
+from tests.posterior.test_corrected import planted
+from tests.programs import federation, fit, logistic, means, slopes, three
 
 FAST = hierfl.optimisers.Adam(0.1)
+LEVEL = np.where(np.arange(200) % 2, -50.0, -50.1)
 
 
 def test_the_rise_and_its_error_are_right_for_known_series() -> None:
@@ -42,41 +52,80 @@ def with_history(fitted: Fit, name: str, values: np.ndarray) -> Fit:
     return replace(fitted, progress=replace(fitted.progress, history=history))
 
 
+# ------------------------------------------------------------------------------------------------ points
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         (np.linspace(-100.0, -50.0, 200), "Not converged: the ELBO still improves"),
         (-50.0 - np.linspace(0.0, 30.0, 200), "Not converged: the ELBO gets worse"),
-        (np.where(np.arange(200) % 2, -50.0, -50.1), "Converged: the ELBO has levelled off"),
+        (LEVEL, "Converged: the ELBO has levelled off"),
         (np.r_[np.linspace(-500.0, -50.0, 60), np.full(140, -50.0)], "Converged"),
         (
             -50.0 + 40.0 * np.random.default_rng(1).normal(size=200),
             "Undecided: noise hides the trend",
         ),
         (np.r_[np.full(199, -50.0), np.nan], "Not converged: the ELBO is not finite"),
+        (np.full(5, -50.0), "Cannot be judged: the run has 5 rounds"),
     ],
 )
-def test_verdicts_on_a_history(values: np.ndarray, words: str) -> None:
-    fitted = with_history(fit(fedsvi(means), three(), rounds=1), "elbo", values)
-    found = convergence(fitted, draws=0)
+def test_the_trend_judges_points_which_have_no_posterior(values: np.ndarray, words: str) -> None:
+    found = convergence(
+        with_history(fit(fedsvi(means, guides.delta), three(), rounds=1), "elbo", values), draws=0
+    )
     assert found.verdict.startswith(words)
-    assert found.converged == words.startswith("Converged")
+    assert found.converged == words.startswith("Converged") == (found.answer == "good")
+    assert "places 'g', 'b' at points: there is no spread, and no posterior" in found.verdict
+    assert found.sites.empty and np.isnan(found.k_hat)
 
 
 def test_a_loss_gets_a_verdict_too() -> None:
-    fitted = with_history(fit(fedsvi(means), three(), rounds=1), "loss", np.linspace(3.0, 1.0, 100))
-    assert convergence(fitted).verdict.startswith("Not converged: the loss still improves")
+    short = fit(fedsvi(means, guides.delta), three(), rounds=1)
+    found = convergence(with_history(short, "loss", np.linspace(3.0, 1.0, 100)))
+    assert found.verdict.startswith("Not converged: the loss still improves")
+
+
+# ------------------------------------------------------------------------------------------------ guides
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        ({}, "Good: means are within"),
+        ({"wide": 1.08, "shift": 0.05}, "Good: means are within"),
+        ({"wide": 2.7}, "Not good: the sd of 'g["),
+        ({"wide": 0.6}, "Not good: the sd of 'g["),
+        ({"shift": 0.5}, "Not good: the mean of 'g["),
+        ({"own": {"east": 2.0}}, "of client 'east' is"),
+        ({"own": {"east": 0.5}}, "of client 'east' is"),
+    ],
+    ids=str,
+)
+def test_weights_find_what_is_planted(errors: dict[str, Any], words: str) -> None:
+    found = convergence(with_history(planted(**errors), "elbo", LEVEL), draws=0)
+    assert words in found.verdict
+    assert found.converged == words.startswith("Good")
+    wide, narrow = found.sites.loc["g", "ratio_max"], found.sites.loc["g", "ratio_min"]
+    assert wide == pytest.approx(errors.get("wide", 1.0), rel=0.15)
+    assert narrow == pytest.approx(errors.get("wide", 1.0), rel=0.15)
+    assert found.sites.loc["g", "shift"] == pytest.approx(errors.get("shift", 0.0), abs=0.15)
+
+
+def test_a_history_only_advises() -> None:
+    """An exact guide is good however the history looks, and a bad one is bad."""
+    falling, rising = -50.0 - np.linspace(0.0, 30.0, 200), np.linspace(-100.0, -50.0, 200)
+    good = convergence(with_history(planted(), "elbo", falling), draws=0)
+    assert good.converged and "But the ELBO gets worse" in good.verdict
+    bad = convergence(with_history(planted(wide=2.7), "elbo", rising), draws=0)
+    assert not bad.converged and "the ELBO still improves" in bad.verdict
+    assert "Take more rounds" in bad.verdict and "correct='psis'" in bad.verdict
+    level = convergence(with_history(planted(wide=2.7), "elbo", LEVEL), draws=0)
+    assert not level.converged and "A closer guide" in level.verdict
 
 
 def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
     """From the same start, the short run's gradient is far above its noise, the long run's is not."""
     method = fedsvi(slopes, guides.conditional(newton_steps=0), optimiser=FAST, num_particles=8)
     long = convergence(fit(method, federation(), rounds=400))
-    assert (
-        long.converged
-        and long.verdict.startswith("Converged")
-        and long.gradient["ratio"].max() < 3.0
-    )
+    assert long.converged and long.verdict.startswith("Good: means are within")
+    assert long.gradient["ratio"].max() < 3.0 and long.k_hat < 0.5 and long.effective > 1000
     slow = fedsvi(
         slopes,
         guides.conditional(newton_steps=0),
@@ -84,8 +133,121 @@ def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
         num_particles=8,
     )
     short = convergence(fit(slow, federation(), rounds=40))
-    assert not short.converged
+    assert not short.converged and short.verdict.startswith("Not good")
     assert short.gradient["ratio"].max() > 10.0 and not short.gradient["still"].all()
+
+
+def test_a_level_elbo_does_not_pass_a_guide_that_is_too_narrow() -> None:
+    """After 100 rounds the ELBO of this Poisson hierarchy is level, and the sds are half of the posterior's."""
+    g = torch.Generator().manual_seed(0)
+    effect = 0.5 + 0.5 * torch.randn(8, generator=g)
+    counts = torch.poisson(effect.exp().repeat_interleave(6), generator=g)
+    data = hierfl.ClientData.from_arrays(torch.arange(8).repeat_interleave(6), y=counts)
+
+    def visits(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        with batch.clients():
+            b = pyro.sample("b", dist.Normal(mu, tau))
+            with batch.data():
+                pyro.sample("y", dist.Poisson(b.exp()), obs=batch.y)
+
+    fitted = fit(fedsvi(visits, guides.conditional), data, rounds=100, engine="pooled")
+    found = convergence(fitted, proposals=400)
+    assert abs(found.rise) < 1.0, "by the trend alone it has levelled off"
+    assert not found.converged and found.sites.loc["tau", "ratio_max"] < 0.7
+
+
+def test_without_global_sites_every_client_is_weighted_by_itself() -> None:
+    def alone(batch: ClientBatch) -> None:
+        with batch.clients():
+            b = pyro.sample("b", dist.Normal(0.0, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+    exact = convergence(fit(fedsvi(alone, guides.conditional), three(), rounds=1))
+    assert exact.converged and exact.effective > 500.0
+    start = convergence(fit(fedsvi(alone, guides.mean_field), three(), rounds=1))
+    assert not start.converged and start.sites.loc["b", "shift"] > 1.0
+
+
+def test_params_without_a_prior_are_judged_by_the_trend() -> None:
+    def learned(batch: ClientBatch) -> None:
+        g = pyro.param("g", torch.tensor(0.0))
+        with batch.clients():
+            b = pyro.sample("b", dist.Normal(g, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+    fitted = fit(fedsvi(learned, guides.conditional), three(), rounds=1)
+    rising = with_history(fitted, "elbo", np.linspace(-100.0, -50.0, 200))
+    found = convergence(rising, draws=0)
+    assert found.answer == "not good" and "given the learned 'g', but the ELBO" in found.verdict
+    level = convergence(with_history(fitted, "elbo", LEVEL), draws=0)
+    assert level.converged and "the posterior given the learned 'g'" in level.verdict
+
+
+# ------------------------------------------------------------------------------------------------ methods
+def test_a_method_that_weights_its_draws_is_judged_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = fit(fedlaplace(logistic, weighed=512, enough=100), federation(), rounds=40)
+    module = import_module("hierfl.diagnostics.convergence")
+    monkeypatch.setattr(module, "moments_of", None)  # there is no further round
+    found = convergence(done)
+    assert found.converged and found.verdict.startswith(
+        "Good: by the weights of 'fedlaplace' itself"
+    )
+    assert found.k_hat == done.history["k_hat"].iloc[-1] and found.effective > 100.0
+    last = {**done.progress.history[-1], "k_hat": 0.9}
+    high = replace(done, progress=replace(done.progress, history=(last,)))
+    assert convergence(high).answer == "not good" and "k-hat is 0.90" in convergence(high).verdict
+    few = replace(
+        done, progress=replace(done.progress, history=({**last, "k_hat": 0.1, "effective": 30.0},))
+    )
+    assert (
+        convergence(few).answer == "not good"
+        and "30 draws are effective" in convergence(few).verdict
+    )
+
+
+def test_a_method_that_was_cut_short_is_not_good() -> None:
+    with pytest.warns(UserWarning, match="the rounds ended while"):
+        cut = fit(fedlaplace(logistic, corrections=0), federation(), rounds=1)
+    found = convergence(cut)
+    assert found.answer == "not good" and "ended before 'fedlaplace' had finished" in found.verdict
+
+
+KINDS: dict[str, Any] = {
+    "fedsvi": lambda d: fit(fedsvi(means), d, rounds=5),
+    "bfi": lambda d: fit(methods.bfi(means), d, rounds=3),
+    "pvi": lambda d: fit(methods.pvi(means), d, rounds=3),
+    "fedlaplace": lambda d: fit(fedlaplace(means, corrections=0), d, rounds=20),
+    "delta": lambda d: fit(fedsvi(means, guides.delta), d, rounds=5),
+    "no latent site": lambda d: fit(
+        methods.ditto(network(torch.nn.Linear(2, 1), likelihood=normal(1.0))), d, rounds=1
+    ),
+    "clients that joined": lambda d: fit(fedsvi(means), d.select([0, 1]), rounds=5).personalise(
+        d, rounds=5
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_method_is_refused_for_its_few_rounds(kind: str) -> None:
+    found = convergence(KINDS[kind](federation((5, 3, 7))))
+    answer = {"bfi": "good", "pvi": "good", "fedlaplace": "good", "fedsvi": "not good"}
+    assert found.answer == answer.get(kind, "cannot be judged")
+    assert found.verdict.startswith(found.answer.capitalize()) and found.converged == (
+        found.answer == "good"
+    )
+
+
+def test_a_guide_with_too_many_unknowns_cannot_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hierfl.posterior.weights.LIMIT", 1)
+    fitted = with_history(fit(fedsvi(slopes), federation(), rounds=1), "elbo", LEVEL)
+    found = convergence(fitted, draws=0)
+    assert found.answer == "cannot be judged" and not found.converged
+    assert "judge such a fit by its predictions" in found.verdict
+    assert "The ELBO has levelled off" in found.verdict
 
 
 def test_engines_agree_on_the_gradient_over_all_clients() -> None:
@@ -93,19 +255,17 @@ def test_engines_agree_on_the_gradient_over_all_clients() -> None:
         fit(fedsvi(slopes), federation(), rounds=40, engine=engine)
         for engine in ("vectorised", "sequential")
     ]
-    one, other = (convergence(run, draws=4).gradient for run in runs)
-    assert np.allclose(one["size"], other["size"], atol=1e-8)
-    assert list(one.index) == [spec.name for spec in runs[0].program.params if not spec.is_local]
+    one, other = (convergence(run, draws=4, proposals=100) for run in runs)
+    assert np.allclose(one.gradient["size"], other.gradient["size"], atol=1e-8)
+    names = [spec.name for spec in runs[0].program.params if not spec.is_local]
+    assert list(one.gradient.index) == names
+    assert np.allclose(one.numbers["ratio"], other.numbers["ratio"], atol=1e-6)
+    assert one.verdict == other.verdict
 
 
 def test_invalid_arguments_are_refused() -> None:
     short = fit(fedsvi(means), three(), rounds=5)
-    with pytest.raises(ValueError, match="the run has 5 rounds: a trend needs at least 40"):
-        convergence(short)
     with pytest.raises(ValueError, match="draws is 1"):
         convergence(short, draws=1)
-    with pytest.raises(
-        ValueError,
-        match="the history of 'fedsvi' has neither an ELBO nor a loss to judge by; it has round, moved",
-    ):
-        convergence(with_history(short, "moved", np.ones(50)))
+    with pytest.raises(ValueError, match="proposals is 99: it must be 100 or more"):
+        convergence(short, proposals=99)

@@ -203,7 +203,10 @@ def test_the_verdict_names_the_reason_and_the_mend(
 def test_the_verdict_is_that_of_convergence(
     converged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = diagnostics.Convergence(converged, "So it is.", 0.0, 0.0, 0.0, pd.DataFrame())
+    none, good = pd.DataFrame(), "good" if converged else "not good"
+    answer = diagnostics.Convergence(
+        converged, "So it is.", 0.0, 0.0, 0.0, none, good, none, none, 0.0, 0.0
+    )
     monkeypatch.setattr("hierfl.diagnostics.verdict.convergence", lambda *_, **__: answer)
     found = spread_fit().summary(draws=20)
     assert found.trustworthy is converged and found.verdict.endswith("So it is.")

@@ -359,3 +359,24 @@ def test_invalid_arguments_are_refused() -> None:
     unlabelled = replace(fitted, federation=replace(fitted.federation, data=data.without("ill")))
     with pytest.raises(ValueError, match="have no field 'ill': without labels"):
         corrected(unlabelled, 100)
+
+
+# ------------------------------------------------------------------ stretched proposals
+@pytest.mark.parametrize("own", [{}, {"east": 0.5, "south": 1.4}], ids=["exact", "planted"])
+def test_stretched_draws_estimate_the_same_density_of_the_rows(own: dict[str, float]) -> None:
+    """W_k estimates p(y_k | z) whatever the proposal: here without error by unstretched draws of the exact guide."""
+    fitted = planted(own=own)
+    right = weigh(planted(), 400, inner=1).log_own
+    found = weigh(fitted, 400, inner=64, stretch=True).log_own
+    close((found - right).exp().mean(0), torch.ones(4), 0.05)
+
+
+def test_stretched_draws_show_a_guide_that_is_too_narrow() -> None:
+    """Of eight draws one is kept by weight: stretched ones bring back most of the spread that the guide lacks."""
+    narrow, known = planted(own={"east": 0.4}), exact(federation(), "slopes")
+    sd = known.own_cov[2].diagonal().sqrt()
+    plain, wide = (
+        weigh(narrow, 2000, inner=8, shared=False, stretch=s).draws.own["b"][:, 2].std(0) / sd
+        for s in (False, True)
+    )
+    assert (wide > plain + 0.1).all()

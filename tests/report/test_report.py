@@ -72,7 +72,13 @@ def fitted(kind: str) -> tuple[Fit, ClientData]:
     if kind == "binary":
         train, test = labelled((120, 100, 80, 60)).split(0.5, seed=0)
         return fit(
-            fedsvi(logistic, guides.structured, optimiser=Adam(0.05), local_optimiser=Adam(0.05)),
+            fedsvi(
+                logistic,
+                guides.structured,
+                optimiser=Adam(0.05),
+                local_optimiser=Adam(0.05),
+                num_particles=8,  # with one, means are 0.3 sd off
+            ),
             train,
             rounds=120,
         ), test
@@ -251,6 +257,25 @@ def test_a_sound_fit_has_no_warnings(tmp_path: Path) -> None:
         and "No warnings." in Page(report.path.read_text(encoding="utf-8")).text
     )
     assert sum(check.verdict == "good" for check in report.checks) >= 8
+
+
+def test_a_method_that_stops_by_itself_has_no_warning_of_its_run(tmp_path: Path) -> None:
+    """Its own weights answer whether it has converged; no number of rounds is too few for that."""
+    data = labelled((30, 25, 20))
+    done = fit(methods.fedlaplace(logistic, weighed=512, enough=200), data, rounds=40)
+    report = done.report(tmp_path / "r.html", draws=60)
+    found = next(check for check in report.checks if check.question == "Has the run converged?")
+    assert found.verdict == "good" and "by the weights of 'fedlaplace' itself" in found.answer
+    assert not any("converged" in warning for warning in report.warnings)
+
+
+def test_a_run_that_cannot_be_judged_is_no_warning(tmp_path: Path) -> None:
+    point = fit(fedsvi(logistic, guides.delta), labelled(), rounds=3)
+    report = point.report(tmp_path / "r.html", draws=60)
+    found = next(check for check in report.checks if check.question == "Has the run converged?")
+    assert found.verdict == "not asked" and found.answer.startswith(
+        "Cannot be judged: the run has 3"
+    )
 
 
 def test_every_warning_is_at_the_top_and_among_the_checks(

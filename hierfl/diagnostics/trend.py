@@ -1,0 +1,194 @@
+"""The course of a run: the trend of its ELBO or loss against the noise of the estimates, and the gradient left."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.method import step_sizes, stops_by_itself
+from hierfl.posterior.client_loop import at_each_draw, each_client
+from hierfl.posterior.snapshot import Snapshot
+from hierfl.program.program import Params
+
+LEAST_ROUNDS = 40  # to estimate a trend; the second half of them is used
+SHARE = 0.01  # the relative change that matters in a loss of unknown units, or that noise may hide
+NATS = 1.0  # the rise of an ELBO that matters: a factor e in the evidence
+FAR = 3.0  # standard errors that count as significant
+COLUMNS = ["size", "error", "ratio", "still"]
+
+State = Literal["unknown", "not finite", "rising", "falling", "hidden", "steep", "moving", "level"]
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """How a run's ELBO or loss went, and whether it still goes anywhere.
+
+    Args:
+        state: "unknown": there is no trend to see. "not finite". "rising": it still improves. "falling": it
+            gets worse. "hidden": noise hides the trend. "steep": it is level, but single draws of the
+            gradient point downhill. "moving": it is level, but the mean gradient is above its noise. "level".
+        words: the same in words, the beginning of a sentence.
+        mend: one sentence on what to do; empty where there is nothing to do.
+        rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last; NaN if unknown.
+        error: standard error of the rise; NaN if unknown.
+        noise: standard deviation of one round's estimate about the trend; NaN if unknown.
+        gradient: as `hierfl.diagnostics.Convergence.gradient`.
+    """
+
+    state: State
+    words: str
+    mend: str
+    rise: float
+    error: float
+    noise: float
+    gradient: pd.DataFrame
+
+
+def course_of(fit: Snapshot, *, draws: int, seed: int) -> Course:
+    """Read the trend from the history and, for an ELBO, estimate the gradient at the end.
+
+    Args:
+        fit: a run of any length.
+        draws: of the guide, each one an estimate of the gradient; 0: leave the gradient out.
+        seed: of the draws.
+    """
+    history, nothing = fit.history, pd.DataFrame(columns=COLUMNS)
+    name = next((column for column in ("elbo", "loss") if column in history), None)
+    if name is None:
+        columns = ", ".join(history.columns) or "no column"
+        words = (
+            f"the history of '{fit.method.name}' has neither an ELBO nor a loss (it has {columns})"
+        )
+        mend = "" if stops_by_itself(fit.federation.server) else "Take more rounds."
+        return Course("unknown", words, mend, math.nan, math.nan, math.nan, nothing)
+    if len(history) < LEAST_ROUNDS:
+        words = f"the run has {len(history)} rounds, and a trend needs at least {LEAST_ROUNDS}"
+        mend = "Take more rounds."
+        return Course("unknown", words, mend, math.nan, math.nan, math.nan, nothing)
+    series = history[name].to_numpy(dtype=np.float64)
+    series = series if name == "elbo" else -series
+    gradient = _gradient(fit, draws, seed) if name == "elbo" and draws else nothing
+    found = trend(series)
+    state, words = _state(name, series, found, gradient, draws)
+    return Course(state, words, _mend(state, rates=bool(step_sizes(fit.method))), *found, gradient)
+
+
+def _state(
+    name: str,
+    series: NDArray[np.float64],
+    found: tuple[float, float, float],
+    gradient: pd.DataFrame,
+    draws: int,
+) -> tuple[State, str]:
+    """Return the state of a run, and the same in words."""
+    rise, error, noise_ = found
+    half = series[len(series) // 2 :]
+    what, unit = ("ELBO", "nats") if name == "elbo" else ("loss", "in its own units")
+    matters = NATS if name == "elbo" else SHARE * abs(float(half.mean()))
+    facts = (
+        f"{rise:+.3g} ± {error:.2g} {unit} from the third quarter of the rounds to the last, "
+        f"noise of one round {noise_:.2g}"
+    )
+    if not np.isfinite(half).all():
+        return "not finite", f"the {what} is not finite"
+    if rise > max(FAR * error, matters):
+        return "rising", f"the {what} still improves ({facts})"
+    if -rise > max(FAR * error, matters):
+        return "falling", f"the {what} gets worse ({facts})"
+    if FAR * error > max(matters, SHARE * abs(float(half.mean()))):
+        return "hidden", f"noise hides the trend of the {what} ({facts})"
+    moving = gradient[~gradient["still"].astype(bool)]["ratio"].astype(float)
+    if len(moving) and moving.max() > math.sqrt(draws):
+        return "steep", (
+            f"the {what} hardly moves ({facts}), but the gradient of '{moving.idxmax()}' is "
+            f"{moving.max():.0f} times its noise: even a single draw points downhill"
+        )
+    if len(moving):
+        return "moving", (
+            f"the {what} has levelled off ({facts}), but the gradient of '{moving.idxmax()}' is "
+            f"still {moving.max():.1f} times its noise"
+        )
+    return "level", f"the {what} has levelled off ({facts})"
+
+
+def _mend(state: State, *, rates: bool) -> str:
+    """Return what to do about a state, in a sentence; `rates`: the method has step sizes."""
+    lower = "Lower the step size." if rates else "Scale the rows, or tighten the priors."
+    mends: dict[State, str] = {
+        "not finite": lower,
+        "falling": lower,
+        "rising": "Take more rounds.",
+        "hidden": "Take more draws (num_particles) or more rounds.",
+        "steep": "Take a larger step size, or more rounds." if rates else "Take more rounds.",
+        "moving": "More rounds will move it further.",
+    }
+    return mends.get(state, "")
+
+
+def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return the rise from the third quarter to the last, its standard error, and the noise about a straight line.
+
+    Neighbouring rounds may be correlated, so the standard error comes from means of batches whose size is
+    about the square root of a quarter's length (Flegal and Jones 2010, Annals of Statistics 38).
+    """
+    half = series[len(series) // 2 :]
+    quarters = np.array_split(half, 2)
+    at = np.arange(len(half)) - (len(half) - 1) / 2.0
+    line = half.mean() + at * (at @ (half - half.mean())) / (at @ at)
+    rest = np.array_split(half - line, 2)
+    square = 0.0
+    for values in rest:
+        size = max(1, math.isqrt(len(values)))
+        means = values[: len(values) // size * size].reshape(-1, size).mean(1)
+        square += float(means.var(ddof=1)) / len(means)
+    return (
+        float(quarters[1].mean() - quarters[0].mean()),
+        math.sqrt(square),
+        float((half - line).std(ddof=2)),
+    )
+
+
+def _gradient(fit: Snapshot, draws: int, seed: int) -> pd.DataFrame:
+    """Return, by global param, the norm of the gradient summed over clients beside its standard error over draws."""
+    program = fit.program
+    names = [spec.name for spec in program.params if not spec.is_local]
+
+    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+        rest = {name: value for name, value in params.items() if name not in names}
+
+        def slope(d: Tensor) -> Params:
+            def loss(shared: Params) -> Tensor:
+                terms = program.terms({**rest, **shared}, own.redrawn(d))
+                return terms.loss(program.share).sum()
+
+            found: Params = grad(loss)({name: params[name] for name in names})
+            return found
+
+        return at_each_draw(slope, draws, program)
+
+    total: Params = {}
+    for chunk in each_client(fit, one, seed=seed, salt="convergence"):
+        part = {name: value.detach().sum(0) for name, value in chunk.found.items()}
+        total = {name: total[name] + v for name, v in part.items()} if total else part
+    rows_of = {}
+    for name, value in total.items():
+        flat = value.reshape(draws, -1).double()
+        size = float(flat.mean(0).norm())
+        error = float((flat.var(0).sum() / draws).sqrt())
+        rows_of[name] = {
+            "size": size,
+            "error": error,
+            "ratio": size / error if error > 1e-12 * size else math.nan,
+        }
+    frame = pd.DataFrame.from_dict(rows_of, orient="index", columns=["size", "error", "ratio"])
+    frame["still"] = ~(frame["ratio"] >= FAR)
+    return frame

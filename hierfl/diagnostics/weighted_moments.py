@@ -1,0 +1,258 @@
+"""Means and standard deviations of a guide beside those of its weighted draws, number by number."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hierfl.core.importance_sampling import K_HAT, Weights
+from hierfl.posterior.corrected import LEAST_PROPOSALS, in_rounds, posterior_weights
+from hierfl.posterior.draws import Draws, posterior_draws
+from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.weights import check_density, check_labelled, weigh
+
+Answer = Literal["good", "not good", "cannot be judged"]
+INNER, MORE = (
+    4,
+    2,
+)  # draws of the local sites at each of the global ones; how many times that in the second round
+STRETCHED = (
+    8  # draws of the local sites, of which one is kept, where they are judged given the global ones
+)
+CLIENT_DRAWS = 40_000  # clients x draws of a round, above which draws are fewer
+ROUNDS = 2  # the guide's own draws, and points of a t fitted to them
+FEWER = 250  # draws of a round, however many the clients
+MOST_NUMBERS = 5 * 10**7  # of all draws together
+SMALL = 1e-9  # an sd below this share of the largest value, or of another sd, is rounding
+LEAST_EFFECTIVE = 100  # weighted draws: a standard deviation is then known to 7 %
+OFF = 0.2  # of a standard deviation: a guide that is farther off is not good
+ERRORS = 1.0  # standard errors that count as well where a ratio is judged: what may be off is not called good
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """A guide beside its weighted draws.
+
+    Args:
+        numbers: as `compared` returns them.
+        k_hat: Pareto shape of the weights; without global sites, the largest of any client's.
+        effective: effective number of draws; without global sites, the smallest of any client's.
+        proposals: number of draws that were weighted.
+    """
+
+    numbers: pd.DataFrame
+    k_hat: float
+    effective: float
+    proposals: int
+
+    def answer(self) -> Answer:
+        """Judge the guide: by k-hat, then by the effective draws, then by what is off."""
+        if self.k_hat >= K_HAT:
+            return "not good"
+        if self.effective < LEAST_EFFECTIVE:
+            return "cannot be judged"
+        return "good" if self.worst() is None else "not good"
+
+    def worst(self) -> str | None:
+        """Return what is off by more than `OFF`, in words; None where nothing is."""
+        n = self.numbers
+        shift = n["shift"].abs()
+        ratio = (n["ratio"] - 1.0).abs() + ERRORS * n["ratio"] * n["ratio_error"]
+        if float(shift.max()) <= OFF and float(ratio.max()) <= OFF:
+            return None
+        if float(ratio.max()) >= float(shift.max()):
+            row = n.loc[ratio.idxmax()]
+            error = row["ratio"] * row["ratio_error"]
+            return (
+                f"the sd of {_named(row)} is {row['ratio']:.2f} ± {error:.2f} times that of the "
+                f"weighted draws"
+            )
+        row = n.loc[shift.idxmax()]
+        return (
+            f"the mean of {_named(row)} is {row['shift']:+.2f} ± {row['shift_error']:.2f} sd off that of the "
+            f"weighted draws"
+        )
+
+    def agreement(self) -> str:
+        """Return the range of the differences in words."""
+        n = self.numbers
+        return (
+            f"means are within {n['shift'].abs().max():.2f} sd of the weighted draws', and sds are "
+            f"{n['ratio'].min():.2f} to {n['ratio'].max():.2f} times theirs"
+        )
+
+
+def _named(row: pd.Series) -> str:
+    client = f" of client '{row['client']}'" if row["client"] else ""
+    index = str(list(row["index"])) if row["index"] else ""
+    return f"'{row['site']}{index}'{client}"
+
+
+def without_weights(fit: Snapshot, resampled: list[str]) -> str | None:
+    """Return why a guide's draws cannot be weighted, in sentences with the mend; None where they can.
+
+    Args:
+        fit: whose sites all vary.
+        resampled: sites that the guide places at one of several points.
+    """
+    if resampled:
+        return (
+            f"site '{resampled[0]}' is drawn from points without a density, and the history has no k_hat and "
+            f"no effective draws of theirs. Judge the fit that the points come from."
+        )
+    if fit.program.num_clients != len(fit.clients):
+        return (
+            "these clients joined after the fit, and the posterior of the global sites is that of the clients "
+            "in the fit. Judge that fit."
+        )
+    try:
+        check_labelled(fit)
+        check_density(fit, shared=True)
+    except ValueError as error:
+        return f"{error}."
+    return None
+
+
+def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
+    """Weight the draws of a guide, and compare its moments with theirs.
+
+    Args:
+        fit: whose guide has a density.
+        proposals: draws weighted in each round; fewer where they would hold too many numbers.
+        seed: of the draws.
+
+    Returns:
+        The moments; or why there are none, in a sentence.
+    """
+    latents = fit.program.latents
+    size = latents.global_block.size + latents.local_block.size * len(fit.clients)
+    most = min(MOST_NUMBERS // (3 * ROUNDS * size), max(CLIENT_DRAWS // len(fit.clients), FEWER))
+    count = max(min(proposals, most), LEAST_PROPOSALS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the verdict says what they would
+        try:
+            found, weights, _, _ = in_rounds(
+                fit,
+                count,
+                inner=INNER,
+                rounds=ROUNDS if latents.global_block.size else 1,
+                enough=count,
+                seed=seed,
+                tail=-math.inf,
+                more=MORE,
+            )
+            plain = posterior_draws(fit, draws=ROUNDS * count, seed=seed)
+            given = _given_global(fit, plain, count, seed) if latents.local_block.size else []
+        except (RuntimeError, ValueError) as error:
+            return f"the draws cannot be weighted ({error})."
+    total = len(found.log_shared)
+    if latents.global_block.size:
+        numbers = compared(fit, plain, found.draws, weights)
+        numbers = pd.concat([numbers, *given], ignore_index=True)
+        return Moments(numbers, weights.k_hat, weights.effective, total)
+    each = [posterior_weights(column) for column in found.log_own.T]
+    k_hat, effective = max(w.k_hat for w in each), min(w.effective for w in each)
+    return Moments(pd.concat(given, ignore_index=True), k_hat, effective, total)
+
+
+def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd.DataFrame]:
+    """Compare the local sites with draws of their posterior given the guide's global sites.
+
+    Weights of other clients do not enter, and the proposals are wider than the guide, so that a guide too narrow for
+    a client shows, however many clients there are.
+    """
+    found = weigh(
+        fit, count, inner=STRETCHED, seed=seed, shared=False, stretch=True, salt="stretched"
+    )
+    equal = Weights(torch.full((count,), -math.log(count)), 0.0, float(count))
+    return [compared(fit, Draws({}, plain.own), Draws({}, found.draws.own), equal)]
+
+
+def compared(fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights) -> pd.DataFrame:
+    """Compare moments of the guide with weighted ones.
+
+    Args:
+        fit: whose clients are named.
+        plain: draws of the guide, each with the same weight.
+        drawn: the draws that were weighted.
+        weights: of these.
+
+    Returns:
+        One row a number that varies: site, client ('' for a global site) and index; `shift`, mean of the guide
+        minus the weighted mean, in weighted standard deviations; `shift_error`; `ratio`, the guide's standard
+        deviation over the weighted one; `ratio_error`, relative. Errors are Monte Carlo standard errors.
+    """
+    share = weights.log.double().exp()
+    tables = []
+    for name, mine, theirs in _pairs(plain, drawn):
+        names = fit.clients if name in drawn.own else None
+        tables.append(_compared(name, mine, theirs, share, names))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _pairs(plain: Draws, drawn: Draws) -> Iterator[tuple[str, Tensor, Tensor]]:
+    for mine, theirs in ((plain.shared, drawn.shared), (plain.own, drawn.own)):
+        for name, value in theirs.items():
+            if value.is_floating_point():
+                yield name, mine[name], value
+
+
+def _compared(
+    name: str, mine: Tensor, theirs: Tensor, share: Tensor, clients: Sequence[str] | None
+) -> pd.DataFrame:
+    """Compare one site, a row a number; `clients`: of a local site."""
+    guide, target = (v.reshape(len(v), -1).double() for v in (mine, theirs))
+    mean, square = share @ target, share.square()
+    off = target - mean
+    sd = (share @ off.square()).sqrt()
+    varies = target.std(0) > SMALL * target.abs().amax(0)
+    unit = torch.maximum(sd, SMALL * target.std(0)).clamp(
+        min=1e-300
+    )  # 0 if one draw has all weight
+    z = off / unit
+    shift_error = (square @ z.square() + _mean_error(guide, unit)).sqrt()
+    ratio_error = ((square @ (z.square() - 1.0).square()) / 4.0 + _sd_error(guide)).sqrt()
+    index = list(np.ndindex(tuple(theirs.shape[1:])))
+    columns = {
+        "site": name,
+        "client": ["" if clients is None else clients[at[0]] for at in index],
+        "index": [at if clients is None else at[1:] for at in index],
+        "shift": ((guide.mean(0) - mean) / unit).numpy(),
+        "shift_error": shift_error.numpy(),
+        "ratio": (guide.std(0) / unit).numpy(),
+        "ratio_error": ratio_error.numpy(),
+    }
+    return pd.DataFrame(columns)[varies.numpy()]
+
+
+def _mean_error(draws: Tensor, unit: Tensor) -> Tensor:
+    """Return the variance of a mean of equally weighted draws, in squared units."""
+    return draws.var(0) / unit.square() / len(draws)
+
+
+def _sd_error(draws: Tensor) -> Tensor:
+    """Return the relative variance of the standard deviation of equally weighted draws."""
+    z = (draws - draws.mean(0)) / draws.std(0).clamp(min=1e-300)
+    return (z.square() - 1.0).square().mean(0) / (4.0 * len(draws))
+
+
+def by_site(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Summarise numbers, a row a site: how many `numbers`, the largest `shift` in size, and the range of ratios."""
+    grouped = numbers.assign(shift=numbers["shift"].abs()).groupby("site", sort=False)
+    return pd.DataFrame(
+        {
+            "numbers": grouped.size(),
+            "shift": grouped["shift"].max(),
+            "ratio_min": grouped["ratio"].min(),
+            "ratio_max": grouped["ratio"].max(),
+            "error": grouped[["shift_error", "ratio_error"]].max().max(axis=1),
+        }
+    )
