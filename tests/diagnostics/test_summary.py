@@ -203,9 +203,19 @@ def test_the_verdict_names_the_reason_and_the_mend(
 def test_the_verdict_is_that_of_convergence(
     converged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    none, good = pd.DataFrame(), "good" if converged else "not good"
+    none = pd.DataFrame()
     answer = diagnostics.Convergence(
-        converged, "So it is.", 0.0, 0.0, 0.0, none, good, none, none, 0.0, 0.0
+        converged=converged,
+        verdict="So it is.",
+        rise=0.0,
+        error=0.0,
+        noise=0.0,
+        gradient=none,
+        answer="good" if converged else "not good",
+        sites=none,
+        numbers=none,
+        k_hat=0.0,
+        effective=0.0,
     )
     monkeypatch.setattr("hierfl.diagnostics.verdict.convergence", lambda *_, **__: answer)
     found = spread_fit().summary(draws=20)
