@@ -175,7 +175,8 @@ def page(records: pd.DataFrame, seed: int) -> str:
     lines = [
         "# Is `convergence` right?",
         "",
-        f"`python -m benchmarks.convergence --fits {len(records)} --seed {seed}`; limits were set by 44 fits of seeds 0 and 1.",
+        f"`python -m benchmarks.convergence --fits {len(records)} --seed {seed}`; "
+        "limits were set by 44 fits of seeds 0 and 1.",
         f"{len(records)} random fits of small hierarchies whose posterior is known; "
         f"{len(records) - len(done)} had no answer to judge (the method raised).",
         "A fit is off if the sd of any number is off by more than 20 %, or its mean by more than 0.2 sd.",
