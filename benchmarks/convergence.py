@@ -6,7 +6,7 @@ of rounds and step sizes, many of them too few or too small, and by fedlaplace, 
 
 Each fit is appended to a file of --out as it ends, and a run that was stopped goes on there; `--part 0/2` and
 `--part 1/2` can run beside each other. Prints a table; `--write` also writes it to benchmarks/CONVERGENCE.md.
-The limits of `convergence` were tuned on seeds 0 and 1.
+The limits of `convergence` were set by 44 fits of seeds 0 and 1, of an earlier form of the weights.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def page(records: pd.DataFrame, seed: int) -> str:
     lines = [
         "# Is `convergence` right?",
         "",
-        f"`python -m benchmarks.convergence --fits {len(records)} --seed {seed}`; limits were tuned on seeds 0 and 1.",
+        f"`python -m benchmarks.convergence --fits {len(records)} --seed {seed}`; "
+        "limits were set by 44 fits of seeds 0 and 1.",
         f"{len(records)} random fits of small hierarchies whose posterior is known; "
         f"{len(records) - len(done)} had no answer to judge (the method raised).",
         "A fit is off if the sd of any number is off by more than 20 %, or its mean by more than 0.2 sd.",
