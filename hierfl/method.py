@@ -255,11 +255,6 @@ class Method:
 
 
 # ------------------------------------------------------------------------------------------------ functions
-def stops_by_itself(server: Server) -> bool:
-    """Return whether a method can end before its last round."""
-    return server.finished is not _never
-
-
 def step_sizes(method: Method) -> tuple[str, ...]:
     """Return the options that set a method's step sizes, as it was built: "optimiser", "lr", ...
 

@@ -28,7 +28,6 @@ from hierfl.diagnostics.weighted_moments import (
     moments_of,
     without_weights,
 )
-from hierfl.method import stops_by_itself
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.learned import learned_params
@@ -108,7 +107,7 @@ def convergence(
         )
     if proposals < LEAST_PROPOSALS:
         raise ValueError(f"proposals is {proposals}: it must be {LEAST_PROPOSALS} or more")
-    if stops_by_itself(fit.federation.server) and not fit.federation.server.finished(
+    if fit.federation.server.stops_itself and not fit.federation.server.finished(
         fit.progress.server
     ):
         verdict = (

@@ -14,7 +14,7 @@ from torch.func import grad
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.method import step_sizes, stops_by_itself
+from hierfl.method import step_sizes
 from hierfl.posterior.client_loop import at_each_draw, each_client
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params
@@ -68,7 +68,7 @@ def course_of(fit: Snapshot, *, draws: int, seed: int) -> Course:
         words = (
             f"the history of '{fit.method.name}' has neither an ELBO nor a loss (it has {columns})"
         )
-        mend = "" if stops_by_itself(fit.federation.server) else "Take more rounds."
+        mend = "" if fit.federation.server.stops_itself else "Take more rounds."
         return Course("unknown", words, mend, math.nan, math.nan, math.nan, nothing)
     if len(history) < LEAST_ROUNDS:
         words = f"the run has {len(history)} rounds, and a trend needs at least {LEAST_ROUNDS}"
