@@ -191,7 +191,7 @@ def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) 
         batch: the client's rows.
     """
     own = program.latents.local_block
-    few = _first_row(batch) if linear.prior_alone else batch
+    few = first_row(batch) if linear.prior_alone else batch
 
     def rest(w: Tensor) -> Tensor:
         values, jacobians = own.unflatten(w[None, None])
@@ -331,7 +331,7 @@ def perturbed(
     )
 
 
-def _first_row(batch: ClientBatch) -> ClientBatch:
+def first_row(batch: ClientBatch) -> ClientBatch:
     """Return a batch of each client's first row alone."""
     fields = {name: v[:, :1] for name, v in batch.fields.items()}
     return replace(batch, fields=fields, rows=None if batch.rows is None else batch.rows[:, :1])

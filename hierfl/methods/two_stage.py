@@ -12,7 +12,7 @@ likelihood reads itself). The hierarchy above the factors is kept exact.
                their factors; Pareto-smoothed weights make the draws those of the posterior itself
 
 The answer of `fit` is weighed: no approximation is left in it, and k-hat says whether the weights can be
-trusted. Clients keep nothing between rounds.
+trusted. Clients keep nothing between rounds but their last factor, by which they draw their own sites.
 
 It is conjugate-computation variational inference (Khan and Lin 2017, arXiv:1703.04265) on the likelihoods, with
 the hierarchical prior kept exact; near to expectation propagation over sites of data (Vehtari et al. 2020, JMLR
@@ -30,11 +30,11 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.guides.conditional import conditional
+from hierfl.guides.from_factor import PRECISION, SHIFT, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.two_stage_server import Rounds, finished, logged
-from hierfl.program.program import Program, ProgramError
+from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 from hierfl.summaries.expectations import Line, nodes_of, rows_of, seen_line
@@ -45,8 +45,8 @@ from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weighing import Weigher, standard_points
 
+OWN = ("_shared.", "_factor.")  # params of the guide
 MOST_ROUNDS = 60  # it stops by itself; cohorts of some clients take longest
-CANDIDATES = 32  # draws of a client's Laplace approximation, of which one is kept
 
 
 class Seen(NamedTuple):
@@ -93,17 +93,24 @@ def two_stage(model: Model, *, draws: int = 4000, seed: int = 0) -> Method:
             state=rounds.begin(),
             update=rounds.update,
             down=rounds.down,
-            final=lambda state, clock: {"params": rounds.params(state)},
+            final=lambda state, clock: {
+                **rounds.told(state),
+                "params": rounds.params(state),
+            },
             finished=finished,
             logged=logged,
         )
 
-    guide = conditional(shared=partial(empirical, size=draws), candidates=CANDIDATES)
+    def client(program: Program) -> Client:
+        found = seen(program)
+        program.guide.hold(found.hierarchy)  # type: ignore[attr-defined]
+        return _client(found)
+
     return Method(
         "two_stage",
         model,
-        guide,
-        lambda program: _client(seen(program)),
+        from_factor(shared=partial(empirical, size=draws)),
+        client,
         server,
         discloses="summaries",
         most_rounds=MOST_ROUNDS,
@@ -119,37 +126,44 @@ def _client(seen: Seen) -> Client:
         with torch.no_grad():
             rows = rows_of(seen.line, batch)
             factor = factor_of(rows, message["loc"], message["covariance"], nodes)
+            own = {"precision": factor.precision, "shift": factor.shift}
             if "draws" in message:
                 found = weigher.marginals(rows, factor, message["draws"])
-                return {"log_marginals": found.log, "inner": found.effective.mean()}
+                inner = found.effective.mean()
+                return {"own": own, "log_marginals": found.log, "inner": inner}
         fields = {name: batch.client_fields[name][0, 0] for name in hierarchy.fields}
-        return {
-            "factor": {"precision": factor.precision, "shift": factor.shift, "fields": fields},
-            "raised": factor.raised,
-        }
+        return {"own": own, "factor": {**own, "fields": fields}, "raised": factor.raised}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        if "draws" in message:
-            return {
-                "log_marginals": Each(work["log_marginals"]),
-                "inner_effective": Share(work["inner"]),
-            }, own
-        return {"factor": Each(work["factor"]), "raised": Share(work["raised"])}, own
+        own = {**work["own"], "seen": torch.ones(())}
+        if "draws" not in message:
+            return {"factor": Each(work["factor"]), "raised": Share(work["raised"])}, own
+        marginals, inner = Each(work["log_marginals"]), Share(work["inner"])
+        return {"log_marginals": marginals, "inner_effective": inner}, own
 
+    def params(message: Tree, own: Tree) -> Params:
+        if not hierarchy.reading.own_size:
+            return dict(message["params"])
+        local = {PRECISION: own["precision"][None, None], SHIFT: own["shift"][None, None]}
+        return {**message["params"], **local}
+
+    size, phases = hierarchy.reading.size, (Phase(step, nested=True),)
+    none = {"precision": torch.zeros(size, size), "shift": torch.zeros(size)}
     return Client(
-        own={},
+        own={**none, "seen": torch.zeros(())},
         start=lambda message, own: {},
-        phases=(Phase(step, nested=True),),
+        phases=phases,
         finish=finish,
-        params=lambda message, own: message["params"],
-        adapt=(),
+        params=params,
+        adapt=phases,
         like_rows=lambda message: True,
+        seen=lambda own: own["seen"],
     )
 
 
 def _check_priors(program: Program) -> None:
     """Refuse params to be learned, and a program without global sites."""
-    learned = [spec.name for spec in program.params if not spec.name.startswith("_shared.")]
+    learned = [spec.name for spec in program.params if not spec.name.startswith(OWN)]
     if learned:
         raise ProgramError(
             f"param '{learned[0]}' would be learned, but two_stage infers sites alone: sample it with a prior, "

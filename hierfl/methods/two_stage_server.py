@@ -85,10 +85,15 @@ class Rounds:
 
     def down(self, state: Tree, clock: Clock) -> Tree:
         """Return the message: what any client's v may be, and the draws to weigh once the factors are final."""
-        message = {"loc": state["loc"], "covariance": state["covariance"]}
+        message = self.told(state)
         if int(state["stage"]) == WEIGH:
-            message["draws"] = state["final"]["draws"]
-        return tree_map(lambda v: v.to(torch.get_default_dtype()), message)
+            message["draws"] = state["final"]["draws"].to(torch.get_default_dtype())
+        return message
+
+    def told(self, state: Tree) -> Tree:
+        """Return what the server believes of any client's v: mean and covariance."""
+        dtype = torch.get_default_dtype()
+        return {name: state[name].to(dtype) for name in ("loc", "covariance")}
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""

@@ -224,6 +224,17 @@ class Hierarchy:
             normal.log_det - 2.0 * scale.slogdet()[1],
         )
 
+    def local_vectors(self, w: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the local numbers of the program at w (..., D), and the log of d w / d them, ().
+
+        They are w itself, or e of a non-centred program, w = t(z) + T(z) e.
+        """
+        if self.reading.effects is None:
+            return w, torch.zeros((), dtype=w.dtype)
+        moved, scale = self.reading.effects.at(z)
+        back = torch.linalg.inv_ex(scale).inverse
+        return (w - moved) @ back.mT, scale.slogdet()[1]
+
     def means(self, scales: Tensor) -> Normal:
         """Return p(m | s), (1, Km)."""
         size = len(self.inside)

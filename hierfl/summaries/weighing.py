@@ -9,7 +9,7 @@ standard normal points at every z, so that their errors largely cancel between t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import normal_points
+from hierfl.laplace.glm_rows import first_row
 from hierfl.summaries.expectations import Rows
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.hierarchy import Hierarchy
@@ -69,8 +70,7 @@ class Weigher:
     def marginals(self, rows: Rows, factor: Factor, draws: Tensor) -> Marginals:
         """Return the log marginal likelihoods of one client at draws of z, (S, K)."""
         hierarchy, batch = self.hierarchy, rows.batch
-        first = {name: v[:, :1] for name, v in batch.fields.items()}
-        own = replace(batch, fields=first, rows=None)
+        own = first_row(batch)
         points, log_weights = self.points, self.log_weights
 
         def one(z: Tensor) -> Marginals:
