@@ -17,7 +17,7 @@ from hierfl.program.few_rows import double_precision
 from hierfl.program.program import Params
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import any_client, prior_draws
-from hierfl.summaries.sampling import sample
+from hierfl.summaries.sampling import MIXED, MIXED_WELL, sample
 from hierfl.summaries.surrogate import Surrogate
 
 GATHER, WEIGH, DONE = range(3)
@@ -159,6 +159,7 @@ class Rounds:
             len(state[name]["draws"]),
             around=(around["loc"], around["tril"]),
             known=known,
+            mixed=MIXED_WELL if name == "final" else MIXED,
             seed=self.seed + 7919 * (clock.round + 1),
         )
         drawn = {**_none(*found.draws.shape), "draws": found.draws}

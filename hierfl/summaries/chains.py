@@ -29,7 +29,6 @@ ACCEPT = 0.8  # fraction of trajectories to be accepted, as Hoffman and Gelman
 LENGTH = math.pi / 2.0  # mean length of a trajectory: a quarter turn of a standard normal
 MOST_STEPS = 32  # of a trajectory
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
-STUCK = 1.05  # split R-hat above which chains have not mixed
 SEARCH = {"maxiter": 60}  # of L-BFGS
 FAR = 1e-4  # of a prior sd, for differences of gradients
 SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's

@@ -15,6 +15,7 @@ from hierfl.summaries.hierarchy import Factors, Hierarchy
 from hierfl.summaries.surrogate import Surrogate
 
 DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
+FEW = 300  # of a prior that is drawn from draw by draw, such as a Gamma
 CENTRAL = (
     0.9  # share of the draws whose variances are averaged: those of a Cauchy prior have no mean
 )
@@ -29,7 +30,7 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
     program, block = hierarchy.program, hierarchy.program.latents.global_block
     batch = in_double(hierarchy.row)
 
-    def one(d: int) -> Tensor:
+    def one(d: int | Tensor) -> Tensor:
         drawn = batch.redrawn(noise.word("prior")).redrawn(d)
         with Answer({}, drawn, reparameterised=False):
             nodes: dict[str, Site] = poutine.trace(program.model).get_trace(drawn).nodes
@@ -37,11 +38,14 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
 
     with untouched_store():
         try:
-            found = torch.stack([one(d) for d in range(DRAWS)])
-        except (NoKeyedDraw, NotImplementedError):
-            g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
-            away = torch.randn(DRAWS, block.size, generator=g, dtype=torch.float64)
-            return block.start.double() + WIDE * away
+            found = torch.vmap(one)(torch.arange(DRAWS, dtype=torch.int32))
+        except (RuntimeError, ValueError, NotImplementedError):
+            try:
+                found = torch.stack([one(d) for d in range(FEW)])
+            except (NoKeyedDraw, NotImplementedError):
+                g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
+                away = torch.randn(DRAWS, block.size, generator=g, dtype=torch.float64)
+                return block.start.double() + WIDE * away
     low, high = (found.quantile(q, 0) for q in (0.01, 0.99))
     return found.nan_to_num().clamp(low, high)
 

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.summaries.chains import STUCK, Sampled, Whitening, laplace, sampled
+from hierfl.summaries.chains import Sampled, Whitening, laplace, sampled
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.surrogate import Surrogate
 
 # chains by what a gradient costs, N (D + 1)^3: an iteration of a cheap one takes as long for many as for one
 CHAINS = ((2e4, 128), (1e6, 32), (float("inf"), 8))
+# split R-hat above which chains are run again: of draws that only tell moments, and of those that are kept
+MIXED, MIXED_WELL = 1.1, 1.05
 COLD, WARM = 60, 20  # iterations of the warm-up, from the prior and from earlier draws
 LEAST, MOST = (
     50,
@@ -43,6 +45,7 @@ def sample(
     *,
     around: tuple[Tensor, Tensor],
     known: Tensor | None,
+    mixed: float,
     seed: int,
 ) -> Draws:
     """Sample the surrogate posterior.
@@ -53,6 +56,7 @@ def sample(
         count: S.
         around: mean and lower triangular scale of the coordinates that are sampled, a first guess.
         known: (S, K) draws to start from, of a posterior nearby; None: start from the guess.
+        mixed: split R-hat above which longer chains are run.
         seed: of the noise.
     """
     hierarchy = surrogate.hierarchy
@@ -62,7 +66,7 @@ def sample(
         scales, r_hat = torch.zeros(count, 0), 1.0
         loc, tril = around
     else:
-        found = _chains(surrogate, factors, count, around, known, seed, g)
+        found = _chains(surrogate, factors, count, around, known, mixed, seed, g)
         scales, r_hat = surrogate.from_signed(found.draws), found.r_hat
         loc, tril = found.whitening
     return Draws(surrogate.with_means(scales, normal, factors), r_hat, loc, tril)
@@ -74,6 +78,7 @@ def _chains(
     count: int,
     around: tuple[Tensor, Tensor],
     known: Tensor | None,
+    mixed: float,
     seed: int,
     g: torch.Generator,
 ) -> Sampled:
@@ -101,7 +106,7 @@ def _chains(
             seed=seed,
             even=surrogate.even,
         )
-        if not found.r_hat > STUCK:
+        if not found.r_hat > mixed:
             return found
         if least >= MOST:
             warnings.warn(
