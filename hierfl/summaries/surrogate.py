@@ -67,29 +67,12 @@ class Surrogate:
         return torch.where(self.even, x.abs().clamp(min=SMALLEST).log(), x)
 
     def density(self, factors: Factors, chains: int) -> Density:
-        """Return the log density of x, with m integrated out, and its gradient at the points of C chains, (C, Ks).
-
-        It is traced once into a graph, without the program's Python around it.
-        """
+        """Return the log density of x, with m integrated out, and its gradient at the points of C chains, (C, Ks)."""
         names = self.hierarchy.fields
         inputs = (factors.precision, factors.shift, *(factors.fields[name] for name in names))
-
-        def evaluate(x: Tensor, precision: Tensor, shift: Tensor, *fields: Tensor) -> Any:
-            given = Factors(precision, shift, dict(zip(names, fields, strict=True)))
-
-            def one(x: Tensor) -> Tensor:
-                s = self.from_signed(x)
-                jacobian = torch.where(self.even, s, 0.0).sum()
-                return self.hierarchy.of_means(s, given).log_integral()[0] - jacobian
-
-            slope, value = torch.vmap(grad_and_value(one))(x)
-            return value, slope
-
-        start = self.to_signed(self.hierarchy.reading.origin[self.hierarchy.outside].double())
-        with pyro.validation_enabled(False), torch.no_grad():
-            graph = make_fx(evaluate)(start.expand(chains, -1).clone(), *inputs)
-        graph.graph.eliminate_dead_code()
-        graph = GraphModule(graph, fx_graph_cse(graph.graph))
+        if chains not in self._graphs:
+            self._graphs[chains] = self._traced(chains, inputs)
+        graph = self._graphs[chains]
 
         def at(x: Tensor) -> tuple[Tensor, Tensor]:
             with torch.no_grad():
@@ -97,6 +80,32 @@ class Surrogate:
             return value, slope
 
         return at
+
+    @cached_property
+    def _graphs(self) -> dict[int, GraphModule]:
+        """Traced densities, by the number of chains: the factors are inputs."""
+        return {}
+
+    def _traced(self, chains: int, inputs: tuple[Tensor, ...]) -> GraphModule:
+        """Trace the density and its gradient into a graph, without the program's Python around it."""
+        start = self.to_signed(self.hierarchy.reading.origin[self.hierarchy.outside].double())
+
+        def evaluate(x: Tensor, precision: Tensor, shift: Tensor, *fields: Tensor) -> Any:
+            given = dict(zip(self.hierarchy.fields, fields, strict=True))
+            factors = Factors(precision, shift, given)
+
+            def one(x: Tensor) -> Tensor:
+                s = self.from_signed(x)
+                jacobian = torch.where(self.even, s, 0.0).sum()
+                return self.hierarchy.of_means(s, factors).log_integral()[0] - jacobian
+
+            slope, value = torch.vmap(grad_and_value(one))(x)
+            return value, slope
+
+        with pyro.validation_enabled(False), torch.no_grad():
+            graph = make_fx(evaluate)(start.expand(chains, -1).clone(), *inputs)
+        graph.graph.eliminate_dead_code()
+        return GraphModule(graph, fx_graph_cse(graph.graph))
 
     def with_means(self, scales: Tensor, normal: Tensor, factors: Factors) -> Tensor:
         """Return draws of z (S, K): s as given, m drawn given s.
