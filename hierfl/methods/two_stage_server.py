@@ -27,7 +27,10 @@ STILL, STILL_SD = 0.1, 0.05
 FITTING = (
     0.3  # share of the draws that must be effective under new factors for the draws to be kept
 )
+# clients beyond which fewer draws are weighed, as each costs every client a pass over its rows; and the fewest
+MANY, FEWEST_WEIGHED = 1000, 1000
 AGAIN = 2  # more turns, at most, from weighed draws whose k-hat is high
+FELT = 0.05  # sd of a client's log ratios below which its weights are equal for all purposes
 ROUNDING = 1e-9  # log weights that differ by no more are equal
 
 
@@ -50,6 +53,7 @@ class Rounds:
         hierarchy = self.surrogate.hierarchy
         program, reading = hierarchy.program, hierarchy.reading
         count, size, kept = program.num_clients, reading.size, len(reading.origin)
+        weighed = min(self.draws, max(FEWEST_WEIGHED, self.draws * MANY // max(MANY, count)))
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
             fields = {
@@ -73,8 +77,8 @@ class Rounds:
                 "loc": loc,
                 "covariance": covariance,
                 "scouts": {**_none(len(prior), kept), "draws": prior},
-                "final": _none(self.draws, kept),
-                "ratios": torch.zeros(self.draws),
+                "final": _none(weighed, kept),
+                "ratios": torch.zeros(weighed),
                 "weighed": torch.zeros(count, dtype=torch.bool),
                 "scales": {"loc": spread.mean(0), "tril": torch.diag(spread.std(0) + 1e-9)},
                 "sampled": torch.tensor(False),
@@ -189,7 +193,8 @@ class Rounds:
         each = new - self.surrogate.log_marginals(final["draws"], some)[1]  # (S, n)
         ratios = state["ratios"] + each.sum(1)
         seen = state["weighed"].index_fill(0, ids, True)
-        worst = max((_smoothed(one).k_hat for one in each.unbind(1)), default=-math.inf)
+        spread = each.std(0) > FELT
+        worst = max((_smoothed(one).k_hat for one in each[:, spread].unbind(1)), default=0.0)
         weights = _smoothed(ratios)
         state = {
             **state,

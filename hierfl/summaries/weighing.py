@@ -24,7 +24,8 @@ from hierfl.summaries.hierarchy import Hierarchy
 
 NODES = {1: 16, 2: 8}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 64  # quasi-random points where there are more
-NUMBERS_AT_ONCE = 1 << 20  # draws x points x rows that a client carries at once
+NUMBERS_AT_ONCE = 1 << 21  # clients x draws x points x rows that are carried at once
+CLIENTS = 512  # carried at once, where there are more
 
 
 class Marginals(NamedTuple):
@@ -91,6 +92,7 @@ class Weigher:
             effective = 1.0 / (2.0 * each.log_softmax(0) - log_weights).exp().sum()
             return Marginals(integral[0] + each.logsumexp(0), effective)
 
-        at_once = max(1, NUMBERS_AT_ONCE // (len(points) * max(1, batch.num_rows)))
+        clients = min(CLIENTS, hierarchy.program.num_clients)
+        at_once = max(1, NUMBERS_AT_ONCE // (clients * len(points) * max(1, batch.num_rows)))
         found: Marginals = torch.vmap(one, chunk_size=at_once)(draws)
         return found
