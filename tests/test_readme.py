@@ -22,6 +22,7 @@ from hierfl import cli, studies
 from hierfl.core.trees import tree_leaves
 from hierfl.method import Each, Share
 from hierfl.program import marked
+from hierfl.runs import choice, until_good
 from tests.methods.test_messages import OTHERS
 from tests.methods.test_privacy import METHODS, SUMMARIES, TEN_ROUNDS, exchange
 from tests.programs import federation
@@ -65,6 +66,9 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     # a busy machine makes compile="auto" compile even these
     monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, compile=False))
+    # a model is given to the fastest method that it can be given to, for a few rounds
+    monkeypatch.setattr(choice, "MOST_SHARED", 0)
+    monkeypatch.setattr(until_good, "ATTEMPTS", (4,))
     monkeypatch.setattr(marked, "_MARKED", {})  # other tests mark models of the same names
     names = run(page)
     if page == "README.md":

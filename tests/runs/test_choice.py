@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,9 @@ def test_disclose_refuses_summaries_and_names_another_method() -> None:
         (methods.two_stage(regression), "fedlaplace"),
         (methods.fine_tuned(methods.two_stage(regression), steps=1), "fedlaplace"),
     ):
-        with pytest.raises(ValueError, match=rf"'{method.name}' shows .*methods\.{other}\(model\)"):
+        with pytest.raises(
+            ValueError, match=rf"'{re.escape(method.name)}' shows .*methods\.{other}\(model\)"
+        ):
             hierfl.fit(method, data, disclose="sums")
     for method in (methods.bfi(logistic), methods.pvi(logistic), methods.fedlaplace(logistic)):
         assert method.discloses == "sums"
@@ -278,7 +281,7 @@ def test_a_killed_run_chooses_the_same_and_goes_on(
     same(again, whole)
     assert again.chosen == whole.chosen and again.rounds == whole.rounds
     same(hierfl.load(tmp_path, data=federation()), whole)
-    with pytest.raises(hierfl.CheckpointError, match="method"):
+    with pytest.raises(hierfl.CheckpointError, match="no undamaged checkpoint"):
         run(resume=True, disclose="sums")
 
 
@@ -292,6 +295,7 @@ def test_a_chosen_fit_is_saved_and_loaded(quick: list[int], tmp_path: Path) -> N
     assert f"Chosen: {found.chosen}." in again.summary(draws=50).remarks
 
 
+@pytest.mark.filterwarnings("ignore:k-hat")  # 12 rounds make a poor guide
 def test_the_posterior_is_corrected_where_weights_allow(quick: list[int]) -> None:
     found = fit(students, federation())
     auto, plain, psis = (
