@@ -10,7 +10,7 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import nbytes
 from hierfl.diagnostics.verdict import of_history, verdict
-from hierfl.engine.rounds import left_out_of
+from hierfl.engine.rounds import chosen_of, is_corrected, left_out_of
 from hierfl.posterior.site_table import SiteTable, site_table
 from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.without_rows import lacks_rows
@@ -98,14 +98,21 @@ def brief(fit: Snapshot) -> Shown:
         f"{fit.federation.data.num_rows} rows, {nbytes(fit.message)} bytes sent to a client, {kept} bytes kept "
         f"by one)"
     )
-    known = of_history(fit)
+    known, chosen = of_history(fit), chosen_of(fit.progress.history)
     hint = "fit.summary() shows every site by client, and whether to trust it."
-    return Shown(title, note=hint if known is None else f"{known.words}\n{hint}")
+    lines = [f"Chosen: {chosen}."] if chosen else []
+    lines += [] if known is None else [known.words]
+    return Shown(title, note="\n".join((*lines, hint)))
 
 
 def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
     """Say what the table leaves out."""
-    remarks = []
+    chosen = chosen_of(fit.progress.history)
+    remarks = [f"Chosen: {chosen}."] if chosen else []
+    if is_corrected(fit.progress.history):
+        remarks.append(
+            "The table shows the guide's own draws; fit.posterior() corrects them by importance weights."
+        )
     if table.by_layer:
         names = ", ".join(f"'{name}'" for name in table.by_layer)
         remarks.append(

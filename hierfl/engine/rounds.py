@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,9 @@ from hierfl.method import Clock
 
 NAMED = 5  # clients in a message
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
+# Names in the history of a run whose method was chosen: the choice and its reason, in the first round; the verdict
+# when it ended and how draws are corrected, in the last.
+CHOSEN, JUDGED, CORRECTED = "chosen", "judged", "corrected"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,24 @@ class Progress:
 def left_out_of(history: Iterable[Mapping[str, Any]]) -> int:
     """Return how many times a client was left out of a round."""
     return sum(len(record.get("left_out", ())) for record in history)
+
+
+def chosen_of(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return which method was chosen for a model, and why; None where the method was named."""
+    found = history[0].get(CHOSEN) if history else None
+    return None if found is None else str(found)
+
+
+def is_corrected(history: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the draws of a run are to be corrected by importance weights."""
+    return bool(history) and history[-1].get(CORRECTED) == "psis"
+
+
+def without_correction(history: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """Return a history by which draws are not corrected."""
+    if not is_corrected(history):
+        return history
+    return (*history[:-1], {k: v for k, v in history[-1].items() if k != CORRECTED})
 
 
 def records_of(

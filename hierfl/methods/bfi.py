@@ -42,6 +42,9 @@ FRACTIONS = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step, tried in a line se
 def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
     """Return BFI of a program. It takes one round, however many are allowed: `fit(method, data)`.
 
+    The published algorithm shows the server each centre's estimate and curvature. Here the server needs only
+    sums over centres (`Method.discloses`).
+
     Args:
         model: a program with global sites; its local sites are integrated out.
         steps: safeguarded Newton steps of each centre to its own mode.

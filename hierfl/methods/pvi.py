@@ -56,6 +56,9 @@ def pvi(
 
     Cohorts of one client are its sequential schedule, cohorts of all clients its synchronous one.
 
+    The published algorithm shows the server each client's factor. Here the server needs only their sums
+    (`Method.discloses`).
+
     Args:
         model: as for `fedlaplace`.
         factors: covariance of the Gaussian factors, "full" or "diagonal".

@@ -67,6 +67,9 @@ class Rounds:
             )
             loc, covariance = any_client(self.surrogate, prior, equal, none)
             spread = self.surrogate.to_signed(prior[:, hierarchy.outside])
+            width = (
+                spread.std(0) if spread.numel() else spread.new_zeros(0)
+            )  # std warns of no numbers
             return {
                 "factors": {
                     "precision": torch.zeros(count, size, size),
@@ -80,7 +83,7 @@ class Rounds:
                 "final": _none(weighed, kept),
                 "ratios": torch.zeros(weighed),
                 "weighed": torch.zeros(count, dtype=torch.bool),
-                "scales": {"loc": spread.mean(0), "tril": torch.diag(spread.std(0) + 1e-9)},
+                "scales": {"loc": spread.mean(0), "tril": torch.diag(width + 1e-9)},
                 "sampled": torch.tensor(False),
                 "stage": torch.tensor(GATHER),
                 "again": torch.tensor(0),

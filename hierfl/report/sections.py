@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from hierfl.diagnostics import across_clients
+from hierfl.engine.rounds import chosen_of
 from hierfl.report import figures
 from hierfl.report.blocks import Picture, Section, Table, Text, number, share
 from hierfl.report.measurements import Entry, Measured
@@ -37,7 +38,7 @@ def _run(found: Measured) -> Section:
     guide, latents = fit.method.guide, fit.program.latents
     software = {"hierfl": "hierfl", "torch": "torch", "pyro-ppl": "Pyro", "arviz": "ArviZ"}
     facts = {
-        "Method": fit.method.name,
+        "Method": chosen_of(fit.progress.history) or fit.method.name,
         "Model": getattr(fit.method.model, "__name__", type(fit.method.model).__name__),
         "Guide (approximate posterior)": getattr(guide, "__name__", type(guide).__name__),
         "Clients": f"{data.num_clients}, with {int(counts.min())} to {int(counts.max())} rows "

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hierfl import methods, models
@@ -20,10 +21,10 @@ from hierfl.runs.result import Fit
 
 
 def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, Any]) -> None:
-    """Refuse arguments of another kind: a model or a class for a method, a frame for data, a float for rounds.
+    """Refuse arguments of another kind: a class for a method, a frame for data, a float for rounds.
 
     Args:
-        method: a `Method`.
+        method: a `Method`, or a model.
         data: `ClientData`.
         held_out: `ClientData` or None.
         numbers_: argument -> value, which must be an integer, or None for rounds, chunk and patience; `cohort`
@@ -35,9 +36,10 @@ def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, An
     if isinstance(method, ClientData) or is_frame(method):
         mend = f", with data = {FRAME}" if is_frame(method) else ""
         raise TypeError(f"method and data are swapped: call fit(method, data, ...){mend}")
-    if not isinstance(method, Method):
-        raise TypeError(_no_method(method))
-    _check_optimisers(method)
+    if isinstance(method, Method):
+        _check_optimisers(method)
+    else:
+        _check_model(method)
     expect_client_data(data, "data")
     if held_out is not None:
         expect_client_data(held_out, "held_out")
@@ -56,8 +58,15 @@ def _whole(name: str, value: object) -> str:
     return f", {name}={text}" if text.isdecimal() and not isinstance(value, bool) else ""
 
 
-def _no_method(method: Any) -> str:
-    """Return what is wrong with a value that is no method, and the mend."""
+def _check_model(model: Any) -> None:
+    """Refuse what is neither a method nor a model, a function of a batch."""
+    wrong = _no_method(model)
+    if wrong is not None:
+        raise TypeError(wrong)
+
+
+def _no_method(method: Any) -> str | None:
+    """Return what is wrong with a value in the place of a method, and the mend; None: it may be a model."""
     kind = "None" if method is None else type(method).__name__
     name: str = getattr(method, "__name__", kind)
     if name in methods.__all__ and getattr(methods, name) is method:
@@ -67,7 +76,7 @@ def _no_method(method: Any) -> str:
     if name in models.__all__ and getattr(models, name) is method:
         return (
             f"method is '{name}', which makes a model and is not called yet: hand over "
-            f"hierfl.methods.fedsvi(hierfl.models.{name}(...))"
+            f"hierfl.models.{name}(...)"
         )
     if isinstance(method, Family):
         return (
@@ -81,7 +90,14 @@ def _no_method(method: Any) -> str:
         return "method is a Program, which is read already: hand over hierfl.methods.fedsvi(model), of its model"
     if isinstance(method, Fit):
         return "method is a Fit: hand over the method that it was fitted by, fit.method"
-    return f"method is '{name}', not a Method: make one of a model, hierfl.methods.fedsvi(model)"
+    if isinstance(method, torch.nn.Module) and not hasattr(method, "__name__"):
+        return f"method is the network '{kind}': wrap it, hierfl.methods.fedavg(hierfl.models.network(net))"
+    if callable(method) and not isinstance(method, type):
+        return None
+    return (
+        f"method is '{name}', neither a Method nor a model: hand over hierfl.methods.fedsvi(model), or a "
+        f"model, a function of a batch"
+    )
 
 
 def _check_optimisers(method: Method) -> None:

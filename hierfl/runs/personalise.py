@@ -11,7 +11,7 @@ from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation
-from hierfl.engine.rounds import Progress, adapt
+from hierfl.engine.rounds import Progress, adapt, without_correction
 from hierfl.posterior.snapshot import Snapshot, check_rows
 
 
@@ -34,7 +34,9 @@ def personalised(fit: Snapshot, data: ClientData, rounds: int) -> tuple[Federati
     federation = replace(fit.federation, data=data)
     _check_labels(fit, federation)
     table = adapt(federation, fit.progress.server, rounds)
-    return federation, replace(fit.progress, table=table)
+    # weights of these clients alone would correct the draws towards a posterior without the fitted ones
+    history = without_correction(fit.progress.history)
+    return federation, replace(fit.progress, table=table, history=history)
 
 
 def _check_labels(fit: Snapshot, federation: Federation) -> None:

@@ -16,7 +16,7 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
 from hierfl.diagnostics.summary import Summary, brief, summary
 from hierfl.engine.federation import Federation
-from hierfl.engine.rounds import Progress
+from hierfl.engine.rounds import Progress, chosen_of, is_corrected
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_data import posterior_data, predictive_data, prior_data
 from hierfl.posterior.arviz_groups import EXPAND
@@ -71,6 +71,11 @@ class Fit:
         return pd.DataFrame(list(self.progress.history))
 
     @property
+    def chosen(self) -> str | None:
+        """Which method `hierfl.fit(model, data)` chose, and why; None where the method was named."""
+        return chosen_of(self.progress.history)
+
+    @property
     def message(self) -> Tree:
         """The server's last message: all that draws and predictions know of other clients."""
         clock = Clock(self.progress.round, max(self.rounds, 1))
@@ -87,7 +92,7 @@ class Fit:
         seed: int = 0,
         sites: Collection[str] | None = None,
         expand: int = EXPAND,
-        correct: Literal["psis"] | None = None,
+        correct: Literal["auto", "psis"] | None = "auto",
         log_likelihood: bool = False,
     ) -> InferenceData:
         """Draw the latent sites as an ArviZ InferenceData, or a DataTree with ArviZ 1.
@@ -104,7 +109,8 @@ class Fit:
                 written out.
             correct: "psis": weigh the guide's draws and resample them until they are the posterior's, in one
                 to three more rounds in which each client returns one number a draw
-                (`hierfl.diagnostics.corrected`); None: the guide's own draws.
+                (`hierfl.diagnostics.corrected`); None: the guide's own draws. "auto": "psis" where
+                `hierfl.fit(model, data)` chose the method and found that its weights can be trusted, else None.
             log_likelihood: add the groups `log_likelihood`, by row, and `observed_data`, which az.loo and
                 az.waic need.
 
@@ -113,6 +119,8 @@ class Fit:
             ValueError: `draws` is below 1; `correct` is given and the guide has no density; `log_likelihood`
                 is given and the rows have no labels.
         """
+        if correct == "auto":
+            correct = "psis" if is_corrected(self.progress.history) else None
         return posterior_data(
             self,
             draws,

@@ -96,7 +96,21 @@ def prune(root: Path, newest: Path, is_ours: IsOfThisRun) -> None:
         is_ours: whether a checkpoint is of this run.
     """
     ours = [path for path in checkpoints(root) if path.name <= newest.name and is_ours(path)]
-    for old in ours[:-KEPT]:
+    _remove(root, ours[:-KEPT])
+
+
+def discard(root: Path, is_ours: IsOfThisRun) -> None:
+    """Remove all checkpoints of a run: it begins again, with more rounds.
+
+    Args:
+        root: of the run.
+        is_ours: whether a checkpoint is of this run.
+    """
+    _remove(root, [path for path in checkpoints(root) if is_ours(path)])
+
+
+def _remove(root: Path, paths: list[Path]) -> None:
+    for old in paths:
         if holds_no_more(old):
             gone = root / f".draft-{round_of(old):08d}-{os.getpid()}"
             os.rename(old, gone)  # at once: half a checkpoint would be taken for a damaged one

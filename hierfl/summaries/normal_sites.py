@@ -87,6 +87,8 @@ def _blocks(site: LatentSite, value: Tensor) -> Tensor:
 
 
 def _clients_first(site: LatentSite, value: Tensor) -> Tensor:
+    # a distribution that was made outside the program, a prior handed to `models.linear`, has its own dtype
+    value = value.to(torch.get_default_dtype())
     if not site.is_local:
         return value[None]
     inner = len(site.batch_shape) - 2

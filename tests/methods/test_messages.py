@@ -16,6 +16,7 @@ from hierfl.method import Method
 from tests.methods.test_privacy import (
     CROSSES,
     METHODS,
+    SUMMARIES,
     TEN_ROUNDS,
     THETA,
     Shapes,
@@ -105,7 +106,7 @@ def test_other_methods_send_only_common_weights_and_scalars(name: str) -> None:
 
 
 def test_every_method_and_guide_is_listed() -> None:
-    assert {name.split()[0] for name in (*METHODS, *TEN_ROUNDS, *OTHERS)} == (
+    assert {name.split()[0] for name in (*METHODS, *TEN_ROUNDS, *SUMMARIES, *OTHERS)} == (
         set(hierfl.methods.__all__) - WRAPPERS
     )
     assert set(CROSSES) | {"structured_flow"} == set(FAMILIES)

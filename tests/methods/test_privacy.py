@@ -22,7 +22,8 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import batch_of, steps
 from hierfl.engine.rounds import begin
-from hierfl.method import Clock, Method, Phase
+from hierfl.method import Clock, Each, Method, Phase, Share
+from hierfl.methods.two_stage_server import WEIGH
 from tests.programs import FAMILIES, federation, regression
 
 Shapes = dict[str, tuple[int, ...]]
@@ -219,6 +220,56 @@ def test_methods_of_few_rounds_send_gradients_and_hessians_in_global_sites(name:
         if any(f"'{site}'" in path for site in local)
     ]
     assert shapes(down) == shapes(down_)
+
+
+def two_stage() -> Method:
+    return hierfl.methods.two_stage(regression, draws=100)
+
+
+SUMMARIES: dict[
+    str, tuple[Callable[[], Method], Shapes]
+] = {  # a client's own numbers, for D = 2 and U = 0
+    "two_stage": (two_stage, {"precision": (2, 2), "shift": (2,), "height": ()}),
+}
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_methods_that_disclose_summaries_send_only_what_they_declare(name: str) -> None:
+    """A factor of the client's likelihood, and the client fields that the prior reads; not one number by row."""
+    make, expected = SUMMARIES[name]
+    for counts in ((5, 3), (50, 30, 70)):
+        down, up, kept, program = exchange(make(), federation(counts))
+        assert shapes(down) == {"loc": (2,), "covariance": (2, 2)}, "one Gaussian, the same for all"
+        assert set(up) == {"factor", "raised"}
+        assert isinstance(up["factor"], Each) and isinstance(up["raised"], Share)
+        assert shapes(up["factor"].value, skip=1) == expected
+        assert up["raised"].value.shape == (len(counts),)
+        own = {path.rsplit("'", 2)[-2] for path in named_leaves(kept)}
+        assert own <= {"precision", "shift", "seen"}, "a client keeps its own factor, at most"
+        local = {s.name for s in program.latents.local_block.sites}
+        assert not [path for path in named_leaves(up) if any(f"'{site}'" in path for site in local)]
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_weighing_sends_one_number_a_draw(name: str) -> None:
+    run = federate(SUMMARIES[name][0](), federation())
+    start = begin(run)
+    message = run.server.down({**start.server, "stage": torch.tensor(WEIGH)}, Clock(3, 60))
+    assert shapes(message) == {"loc": (2,), "covariance": (2, 2), "draws": (100, 4)}
+    up, _ = client_round(run, run.client.phases, message, start.table, torch.arange(4), 3)
+    assert {name: tuple(of.value.shape) for name, of in up.items()} == {
+        "log_marginals": (4, 100),
+        "inner_effective": (4,),
+    }
+
+
+@pytest.mark.parametrize("name", [*METHODS, *TEN_ROUNDS, *SUMMARIES])
+def test_a_method_discloses_what_it_declares(name: str) -> None:
+    make = {**METHODS, **TEN_ROUNDS, **SUMMARIES}[name][0]
+    method = make()
+    _, up, *_ = exchange(method, federation())
+    alone = any(isinstance(of, Each) for of in up.values())
+    assert method.discloses == ("summaries" if alone else "sums")
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n.startswith("fedsvi")])

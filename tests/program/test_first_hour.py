@@ -250,9 +250,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: FIT(federation(), methods.fedsvi(right), rounds=1),
         "method and data are swapped: call",
     ),
-    "a model for a method": (
-        lambda: FIT(right, federation(), rounds=1),
-        "method is 'model', not a Method: make one",
+    "a network for a method": (
+        lambda: FIT(torch.nn.Linear(2, 1), federation(), rounds=1),
+        r"method is the network 'Linear': wrap it, .*models\.network\(net\)",
+    ),
+    "a class for a method": (
+        lambda: FIT(torch.nn.Linear, federation(), rounds=1),
+        "method is 'Linear', neither a Method nor a model: hand over",
+    ),
+    "a model that fails": (
+        lambda: FIT(two_arguments, federation(), rounds=1),
+        r"called with one argument, the batch: write def model\(batch\)",
     ),
     "a method not built": (
         lambda: FIT(methods.pvi, federation(), rounds=1),
@@ -264,7 +272,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no method": (
         lambda: FIT(None, federation(), rounds=1),
-        "method is 'None', not a Method: make one",
+        "method is 'None', neither a Method nor a model: hand over",
     ),
     "swapped with a model": (
         lambda: FIT(federation(), right, rounds=1),
@@ -276,7 +284,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a model not built": (
         lambda: FIT(models.linear, federation(), rounds=1),
-        r"method is 'linear', which makes a model .*: hand over .*models\.linear\(\.\.\.\)\)",
+        r"method is 'linear', which makes a model .*: hand over .*models\.linear\(\.\.\.\)",
     ),
     "a guide for a method": (
         lambda: FIT(guides.structured, federation(), rounds=1),

@@ -1,0 +1,117 @@
+"""The run of a chosen method: until it stops by itself, or until `convergence` finds its posterior good."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hierfl.core.importance_sampling import K_HAT
+from hierfl.data.clients import ClientData
+from hierfl.diagnostics.convergence import Convergence, convergence
+from hierfl.diagnostics.trend import course_of
+from hierfl.diagnostics.weighted_moments import LEAST_EFFECTIVE
+from hierfl.engine.rounds import CORRECTED, JUDGED
+from hierfl.runs import checkpoint as state
+from hierfl.runs.choice import Choice
+from hierfl.runs.folder_lock import held
+from hierfl.runs.identity import about, is_of
+from hierfl.runs.one_run import How, is_over, run
+from hierfl.runs.result import Fit
+from hierfl.runs.run_folder import discard
+
+# Rounds of the attempts. Each attempt begins anew, so that the fit is the one that
+# `fit(method, data, rounds=...)` gives, with its step sizes falling over all of its rounds. radon needs 550.
+ATTEMPTS = (200, 600, 2000)
+DRAWS = 64  # for the gradient at the end
+WORK = 1e8  # rows x unknowns above which the gradient at the end is not estimated: it would take minutes
+
+
+def run_chosen(choice: Choice, data: ClientData, rounds: int | None, how: How) -> Fit:
+    """Run a chosen method, and say which it is where progress is shown.
+
+    Args:
+        choice: the method and why.
+        data: the clients' training rows.
+        rounds: as in `hierfl.fit`; None: until the method stops by itself, or until it is good.
+        how: the other arguments of `hierfl.fit`.
+
+    Raises:
+        ValueError, ProgramError, KeyError, ClientError: as `hierfl.fit`.
+    """
+    method = choice.method
+    if how.shown:
+        print(f"hierfl.fit chose {choice.why}", file=sys.stderr)
+    if rounds is None and method.most_rounds is None:
+        return _until_good(choice, data, how, ATTEMPTS)
+    fitted = run(method, data, rounds, how, chosen=choice.why)
+    if method.most_rounds is None:
+        _note(fitted, _judged(fitted, how))
+    return fitted
+
+
+def _until_good(choice: Choice, data: ClientData, how: How, attempts: Sequence[int]) -> Fit:
+    """Run a method for more and more rounds, until it is good or more rounds will not help."""
+    done = _recorded(how.checkpoint) if how.resume else 0
+    left = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]
+    for rounds in left:
+        fitted = run(choice.method, data, rounds, how, chosen=choice.why)
+        found = _judged(fitted, how)
+        stopped = fitted.progress.round < rounds and is_over(fitted, how.patience)
+        if stopped or found.converged or rounds == left[-1] or _is_level(fitted, how):
+            break
+        if how.shown:
+            print(f"{rounds} rounds are not enough: {found.verdict}", file=sys.stderr)
+        if how.checkpoint is not None:
+            _clear(how.checkpoint, fitted)
+    _note(fitted, found)
+    return fitted
+
+
+def _judged(fitted: Fit, how: How) -> Convergence:
+    """Judge a fit."""
+    return convergence(fitted, draws=_draws(fitted), seed=how.seed)
+
+
+def _is_level(fitted: Fit, how: How) -> bool:
+    """Return whether more rounds will not help."""
+    return course_of(fitted, draws=_draws(fitted), seed=how.seed).state == "level"
+
+
+def _draws(fitted: Fit) -> int:
+    """Return how many draws estimate the gradient at the end: none where they would take minutes."""
+    latents = fitted.program.latents
+    size = latents.global_block.size + latents.local_block.size
+    return 0 if size * fitted.federation.data.num_rows > WORK else DRAWS
+
+
+def _note(fitted: Fit, found: Convergence) -> None:
+    """Write the verdict into the history, and whether draws are corrected: where weights can be trusted."""
+    last = fitted.progress.history[-1]
+    last[JUDGED] = found.verdict
+    if found.k_hat < K_HAT and found.effective >= LEAST_EFFECTIVE:
+        last[CORRECTED] = "psis"
+
+
+def _recorded(folder: Path | None) -> int:
+    """Return the rounds planned by the newest run in a folder that can be read; 0 where there is none."""
+    for path in reversed(state.checkpoints(folder) if folder is not None else []):
+        try:
+            return int(state.read_record(path)["about"]["rounds"])
+        except state.CheckpointError:
+            continue
+    return 0
+
+
+def _clear(folder: Path, fitted: Fit) -> None:
+    """Remove the checkpoints of an attempt that was too short, so that the next one can begin."""
+    who = about(fitted.method, fitted.federation, fitted.rounds)
+
+    def is_ours(path: Path) -> bool:
+        try:
+            return is_of(state.read_record(path)["about"], who)
+        except state.CheckpointError:
+            return False
+
+    with held(folder):
+        discard(folder, is_ours)

@@ -1,0 +1,322 @@
+"""`fit(model, data)`: the rule of docs/methods.md, row by row; the choice is kept, and the same on resume."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+import hierfl
+from hierfl import ClientBatch, methods, models
+from hierfl.core.trees import named_leaves
+from hierfl.diagnostics.convergence import Convergence, convergence
+from hierfl.guides import mean_field, structured
+from hierfl.method import Method
+from hierfl.program.recipes import describe
+from hierfl.runs import checkpoint as state
+from hierfl.runs import choice, until_good
+from hierfl.runs.choice import choose
+from hierfl.runs.result import Fit
+from tests.programs import federation, fit, logistic, regression
+
+
+def normal() -> Any:
+    return models.likelihood.normal(1.0)
+
+
+def net(width: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+@hierfl.model(name="students of the choice")
+def students(batch: ClientBatch) -> None:
+    """Local sites that are not Normal, which two_stage refuses."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.StudentT(4.0, mean, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
+
+
+def learned(batch: ClientBatch) -> None:
+    mean = pyro.param("mean", torch.tensor(0.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(mean, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
+
+
+def alone(batch: ClientBatch) -> None:
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
+
+
+def branching(batch: ClientBatch) -> None:
+    """Python's `if` on a value, which neither two_stage nor fedlaplace can differentiate."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(mean, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(w if bool((w > 0).all()) else -w, 1.0), obs=batch.y)
+
+
+def wide(batch: ClientBatch, *, own: int = 1, shared: int = 1) -> None:
+    mean = pyro.sample("mean", dist.Normal(torch.zeros(shared), 1.0).to_event(1))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(torch.zeros(own), 1.0).to_event(1))
+        with batch.data():
+            centre = w.mean(-1) + mean.mean()
+            pyro.sample("y", dist.Normal(centre.expand(batch.y.shape), 1.0), obs=batch.y)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+ROWS: dict[
+    str, tuple[Any, str, Any, str]
+] = {  # a model, made under the test's dtype; its method, its guide if it is fedsvi, in the reason
+    "few numbers": (lambda: regression, "two_stage", None, "reads 2 numbers only"),
+    "not Normal": (lambda: students, "fedsvi", structured, "its prior is a StudentT"),
+    "a branch": (lambda: branching, "fedsvi", structured, "two_stage does not take the model"),
+    "nothing global": (lambda: alone, "fedsvi", structured, "no site is global"),
+    "v too long": (
+        lambda: partial(wide, own=101),
+        "fedsvi",
+        structured,
+        "numbers, too many for two_stage",
+    ),
+    "too many global": (
+        lambda: partial(wide, shared=301),
+        "fedsvi",
+        structured,
+        "301 global numbers",
+    ),
+    "very many": (lambda: partial(wide, shared=1000), "fedsvi", mean_field, "1,001 unknowns"),
+    "a learned param": (lambda: learned, "fedsvi", structured, "param 'mean' is learned"),
+    "a Bayesian network": (
+        lambda: models.bayesian_network(
+            net(), likelihood=normal(), prior_loc=dist.Normal(0.0, 1.0)
+        ),
+        "fedsvi",
+        mean_field,
+        "a Bayesian network",
+    ),
+    "a learned prior": (
+        lambda: models.bayesian_network(net(), likelihood=normal(), prior_loc="learned"),
+        "fedsvi",
+        mean_field,
+        "is a network",
+    ),
+    "a network": (
+        lambda: models.network(net(), likelihood=normal()),
+        "fedavg",
+        None,
+        "no site is latent",
+    ),
+    "batch norm": (
+        lambda: models.batch_norm_network(normed(), likelihood=normal()),
+        "fedbn",
+        None,
+        "some at each client",
+    ),
+    "map_network": (
+        lambda: models.map_network(net(), likelihood=normal()),
+        "fedmap",
+        None,
+        "map_network",
+    ),
+    "bregman_network": (
+        lambda: models.bregman_network(net(), models.bregman.gaussian(), likelihood=normal()),
+        "pfedbred",
+        None,
+        "bregman_network",
+    ),
+    "heads": (
+        lambda: models.PersonalHeads(
+            nn.Linear(2, 7), outputs=1, features=7, local_features=2, likelihood=normal()
+        ),
+        "fedvi",
+        None,
+        "PersonalHeads",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_row_of_the_table(row: str) -> None:
+    make, name, guide, why = ROWS[row]
+    model = make()
+    found = choose(model, federation())
+    assert found.method.name == name
+    assert guide is None or found.method.guide is guide
+    assert why in found.why and found.why.startswith(f"{name}, since ") and "\n" not in found.why
+    assert describe(found.method) == describe(choose(model, federation()).method)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_sums_alone_never_give_a_method_that_discloses_summaries(row: str) -> None:
+    make, name, *_ = ROWS[row]
+    model = make()
+    found = choose(model, federation(), disclose="sums").method
+    assert found.discloses == "sums"
+    if name == "two_stage":
+        assert found.name == "fedlaplace"
+
+
+def test_sums_with_cohorts_or_many_numbers_leave_fedlaplace_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = federation()
+    assert choose(logistic, data, disclose="sums").method.name == "fedlaplace"
+    found = choose(logistic, data, disclose="sums", cohort=2)
+    assert (found.method.name, found.method.guide) == ("fedsvi", structured)
+    assert choose(logistic, data, cohort=2).method.name == "two_stage"
+    assert choose(logistic, data, engine="pooled").method.pooled is not None
+    monkeypatch.setattr(choice, "SLOW", 3)
+    found = choose(logistic, data, disclose="sums")
+    assert found.method.name == "fedsvi" and "2 x 2 unknowns" in found.why
+
+
+# ------------------------------------------------------------------------------------ disclose=
+def test_disclose_refuses_summaries_and_names_another_method() -> None:
+    data = federation()
+    for method, other in (
+        (methods.two_stage(regression), "fedlaplace"),
+        (methods.fine_tuned(methods.two_stage(regression), steps=1), "fedlaplace"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"'{re.escape(method.name)}' shows .*methods\.{other}\(model\)"
+        ):
+            hierfl.fit(method, data, disclose="sums")
+    for method in (methods.bfi(logistic), methods.pvi(logistic), methods.fedlaplace(logistic)):
+        assert method.discloses == "sums"
+    assert fit(methods.bfi(logistic), data, disclose="sums").progress.round == 1
+    any_word: Any = "nothing"
+    with pytest.raises(ValueError, match="disclose is 'nothing': it must be 'summaries' or 'sums'"):
+        hierfl.fit(methods.bfi(logistic), data, disclose=any_word)
+
+
+@pytest.mark.parametrize("wrap", [methods.by_rows, methods.fine_tuned, methods.over_relaxed])
+def test_wrappers_keep_what_is_disclosed(wrap: Any) -> None:
+    wrapped: Method = wrap(methods.two_stage(regression))
+    assert wrapped.discloses == "summaries"
+
+
+# ------------------------------------------------------------------------------------ runs
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make attempts short, and good after the second; return the rounds that were judged."""
+    judged: list[int] = []
+
+    def found(fitted: Fit, **options: Any) -> Convergence:
+        judged.append(fitted.rounds)
+        good = fitted.rounds >= 12
+        none = convergence(fitted, draws=0, proposals=100)
+        words = {"converged": good, "verdict": "Good." if good else "Not good."}
+        weights = {"k_hat": 0.3, "effective": 500.0}
+        return Convergence(**{**none.__dict__, **words, **weights})
+
+    monkeypatch.setattr(until_good, "ATTEMPTS", (6, 12, 24))
+    monkeypatch.setattr(until_good, "convergence", found)
+    return judged
+
+
+def same(one: Fit, other: Fit) -> None:
+    found, known = (named_leaves([f.progress.server, f.progress.table]) for f in (one, other))
+    assert found.keys() == known.keys() and one.progress.round == other.progress.round
+    assert all(torch.equal(v, known[name]) for name, v in found.items())
+
+
+def test_attempts_get_longer_until_the_fit_is_good(quick: list[int]) -> None:
+    found = fit(students, federation())
+    assert quick == [6, 12] and found.rounds == found.progress.round == 12
+    assert found.chosen is not None and found.chosen.startswith("fedsvi, since two_stage does not")
+    assert found.history["judged"].iloc[-1] == "Good."
+    same(found, fit(methods.fedsvi(students), federation(), rounds=12))
+
+
+def test_the_attempts_end(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(until_good, "ATTEMPTS", (2, 4))
+    assert fit(students, federation()).rounds == 4
+    assert quick == [2, 4]
+
+
+def test_rounds_that_are_named_are_kept(quick: list[int]) -> None:
+    found = fit(students, federation(), rounds=3)
+    assert quick == [3] and found.progress.round == 3 and found.chosen is not None
+
+
+@pytest.mark.parametrize("kill", [3, 5, 8, 11])
+def test_a_killed_run_chooses_the_same_and_goes_on(
+    quick: list[int], kill: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = partial(fit, students, federation(), checkpoint=tmp_path, every=2)
+    whole = fit(students, federation())
+    write, left = state.save, [kill]
+
+    def killed(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return write(*args, **options)
+
+    monkeypatch.setattr(state, "save", killed)
+    if kill < 9:  # three checkpoints of the first attempt, six of the second
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    else:
+        run()
+    monkeypatch.setattr(state, "save", write)
+    again = run(resume=True)
+    same(again, whole)
+    assert again.chosen == whole.chosen and again.rounds == whole.rounds
+    same(hierfl.load(tmp_path, data=federation()), whole)
+    with pytest.raises(hierfl.CheckpointError, match="no undamaged checkpoint"):
+        run(resume=True, disclose="sums")
+
+
+def test_a_chosen_fit_is_saved_and_loaded(quick: list[int], tmp_path: Path) -> None:
+    found = fit(students, federation())
+    found.save(tmp_path, with_data=True)
+    again = hierfl.load(tmp_path)
+    same(again, found)
+    assert again.chosen == found.chosen
+    assert f"Chosen: {found.chosen}."[:40] in repr(again)
+    assert f"Chosen: {found.chosen}." in again.summary(draws=50).remarks
+
+
+@pytest.mark.filterwarnings("ignore:k-hat")  # 12 rounds make a poor guide
+def test_the_posterior_is_corrected_where_weights_allow(quick: list[int]) -> None:
+    found = fit(students, federation())
+    auto, plain, psis = (
+        found.posterior(draws=50, correct=how).posterior["mean"].values
+        for how in ("auto", None, "psis")
+    )
+    assert (auto == psis).all() and (auto != plain).any()
+    named = fit(methods.fedsvi(students), federation(), rounds=12)
+    assert (named.posterior(draws=50).posterior["mean"].values == plain).all()
+    # the weights are those of the fitted clients
+    new = found.personalise(federation((4, 2), seed=3), rounds=2)
+    assert (new.posterior(draws=50).posterior["mean"].values == plain).all()
+
+
+def test_a_method_that_stops_by_itself_is_chosen_and_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = fit(logistic, federation(), rounds=1, progress=True)
+    assert found.method.name == "two_stage" and found.progress.round == 1
+    assert "hierfl.fit chose two_stage, since" in capsys.readouterr().err
+    assert "judged" not in found.history
+    named = fit(methods.two_stage(logistic), federation(), rounds=1)
+    assert named.chosen is None
+    same(found, named)
