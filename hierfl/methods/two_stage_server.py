@@ -53,7 +53,8 @@ class Rounds:
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
             fields = {
-                n: torch.zeros((count, *like[n].shape[2:]), dtype=like[n].dtype)
+                # of clients that have not answered: a prior may divide by a field, so zeros will not do
+                n: like[n][0].expand(count, *like[n].shape[2:]).clone()
                 for n in hierarchy.fields
             }
             prior = prior_draws(hierarchy, self.seed)
@@ -76,7 +77,7 @@ class Rounds:
                 "final": _none(self.draws, kept),
                 "ratios": torch.zeros(self.draws),
                 "weighed": torch.zeros(count, dtype=torch.bool),
-                "scales": {"loc": spread.mean(0), "tril": torch.diag(spread.std(0) + 1e-9)},
+                "scales": {"loc": spread.mean(0), "tril": torch.diag(_sds(spread))},
                 "sampled": torch.tensor(False),
                 "stage": torch.tensor(GATHER),
                 "again": torch.tensor(0),
@@ -260,6 +261,11 @@ def _moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
     share = log_weights.exp()
     mean = share @ draws
     return mean, (share @ (draws - mean).square()).sqrt()
+
+
+def _sds(draws: Tensor) -> Tensor:
+    """Return the sds of draws (S, K), (K,), each above 0; K may be 0, which `Tensor.std` warns of."""
+    return draws.std(0) + 1e-9 if draws.shape[1] else draws.new_zeros(0)
 
 
 def _apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -69,7 +70,7 @@ class Surrogate:
     def density(self, factors: Factors, chains: int) -> Density:
         """Return the log density of x, with m integrated out, and its gradient at the points of C chains, (C, Ks).
 
-        It is traced once into a graph, without the program's Python around it.
+        It is traced once into a graph, without the program's Python around it, if the program can be traced.
         """
         names = self.hierarchy.fields
         inputs = (factors.precision, factors.shift, *(factors.fields[name] for name in names))
@@ -87,12 +88,10 @@ class Surrogate:
 
         start = self.to_signed(self.hierarchy.reading.origin[self.hierarchy.outside].double())
         with pyro.validation_enabled(False), torch.no_grad():
-            graph = make_fx(evaluate)(start.expand(chains, -1).clone(), *inputs)
-        graph.graph.eliminate_dead_code()
-        graph = GraphModule(graph, fx_graph_cse(graph.graph))
+            graph = _traced(evaluate, start.expand(chains, -1).clone(), *inputs)
 
         def at(x: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
+            with torch.no_grad(), pyro.validation_enabled(False):
                 value, slope = graph(x, *inputs)
             return value, slope
 
@@ -152,6 +151,19 @@ class Surrogate:
         at_once = max(1, AT_ONCE // max(1, size))
         with torch.no_grad(), pyro.validation_enabled(False):
             return torch.vmap(one, chunk_size=at_once)(*draws)
+
+
+def _traced(function: Callable[..., Any], *inputs: Tensor) -> Callable[..., Any]:
+    """Return the graph of a function, or the function itself where it cannot be traced.
+
+    A program that looks at the values of its rows (`one_hot` does) has no graph, and runs as it is.
+    """
+    try:
+        graph = make_fx(function)(*inputs)
+    except (RuntimeError, TypeError, ValueError):
+        return function
+    graph.graph.eliminate_dead_code()
+    return GraphModule(graph, fx_graph_cse(graph.graph))
 
 
 def _is_exp(site: LatentSite) -> bool:
