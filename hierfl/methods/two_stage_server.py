@@ -29,6 +29,7 @@ FITTING = (
 )
 AGAIN = 2  # more turns, at most, from weighed draws whose k-hat is high
 ROUNDING = 1e-9  # log weights that differ by no more are equal
+TAIL = 0.2  # how far above the mean, in nats, the largest weight must be to speak of a tail
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,12 +250,17 @@ def _none(count: int, size: int) -> Tree:
 
 
 def _smoothed(log_ratios: Tensor) -> Weights:
-    """Pareto-smooth log weights; weights that differ by rounding alone are made equal."""
+    """Pareto-smooth log weights; weights that differ by rounding alone are made equal.
+
+    Where no weight is far above the mean there is no tail: k-hat, of a shape that is noise then, is 0.
+    """
     span = float(log_ratios.max() - log_ratios.min())
     if span <= ROUNDING * max(1.0, float(log_ratios.abs().max())):
         count = len(log_ratios)
         return Weights(torch.full_like(log_ratios, -math.log(count)), 0.0, float(count))
-    return smoothed(log_ratios)
+    found = smoothed(log_ratios)
+    highest = log_ratios.max() - log_ratios.logsumexp(0) + math.log(len(log_ratios))
+    return found._replace(k_hat=0.0) if found.k_hat >= K_HAT and highest < TAIL else found
 
 
 def _moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:

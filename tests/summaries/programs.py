@@ -22,7 +22,7 @@ from hierfl.program.program import Program
 def people(counts: Sequence[int] = (5, 3, 7, 1), *, seed: int = 0) -> ClientData:
     """Clients whose levels differ.
 
-    Fields: x (2,), time, part (codes 0 to 2), y, ill (0/1), visits (counts). Client fields: height, ward (codes 0 to 1).
+    Fields: x (2,), time, part (codes 0 to 2), y, ill (0/1), visits (counts). Client fields: height, ward (0/1).
     """
     g = torch.Generator().manual_seed(seed)
     n, clients = sum(counts), len(counts)
@@ -56,7 +56,6 @@ def rows_of_client(data: ClientData, k: int) -> ClientBatch:
 
 
 # ------------------------------------------------------------------------------------ that are taken
-@hierfl.model
 def gaussian(batch: ClientBatch) -> None:
     """Means with known scales."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -66,7 +65,6 @@ def gaussian(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(a, 0.7), obs=batch.y)
 
 
-@hierfl.model
 def spread(batch: ClientBatch) -> None:
     """Means with an unknown spread, centred."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -77,7 +75,6 @@ def spread(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(a, 0.7), obs=batch.y)
 
 
-@hierfl.model
 def spread_raw(batch: ClientBatch) -> None:
     """`spread`, non-centred."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -88,7 +85,6 @@ def spread_raw(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(mu + tau * e, 0.7), obs=batch.y)
 
 
-@hierfl.model
 def binary(batch: ClientBatch) -> None:
     """A logistic random intercept."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1.5))
@@ -106,7 +102,6 @@ def _correlated() -> tuple[Tensor, Tensor]:
     return loc, sds[..., None] * tril
 
 
-@hierfl.model
 def slopes_lkj(batch: ClientBatch) -> None:
     """Correlated slopes, centred."""
     loc, scale_tril = _correlated()
@@ -116,7 +111,6 @@ def slopes_lkj(batch: ClientBatch) -> None:
             pyro.sample("ill", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.ill)
 
 
-@hierfl.model
 def slopes_lkj_raw(batch: ClientBatch) -> None:
     """`slopes_lkj`, non-centred."""
     loc, scale_tril = _correlated()
@@ -127,7 +121,6 @@ def slopes_lkj_raw(batch: ClientBatch) -> None:
             pyro.sample("ill", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.ill)
 
 
-@hierfl.model
 def counts(batch: ClientBatch) -> None:
     """Poisson counts with an offset, a common slope, an indexed common vector, and a client field."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -142,7 +135,6 @@ def counts(batch: ClientBatch) -> None:
             pyro.sample("visits", dist.Poisson(eta.exp()), obs=batch.visits)
 
 
-@hierfl.model
 def noisy(batch: ClientBatch) -> None:
     """Means and noise of unknown size."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -154,7 +146,6 @@ def noisy(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(a, sigma), obs=batch.y)
 
 
-@hierfl.model
 def tails(batch: ClientBatch) -> None:
     """Student t rows with unknown scale and degrees of freedom."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -166,7 +157,6 @@ def tails(batch: ClientBatch) -> None:
             pyro.sample("y", dist.StudentT(df, a, sigma), obs=batch.y)
 
 
-@hierfl.model
 def dispersed(batch: ClientBatch) -> None:
     """Negative binomial counts with an unknown size."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -178,7 +168,6 @@ def dispersed(batch: ClientBatch) -> None:
             pyro.sample("visits", fn, obs=batch.visits)
 
 
-@hierfl.model
 def gumbel(batch: ClientBatch) -> None:
     """A likelihood whose linear predictor hierfl does not know."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -188,7 +177,6 @@ def gumbel(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Gumbel(a, 0.9), obs=batch.y)
 
 
-@hierfl.model
 def chained(batch: ClientBatch) -> None:
     """Two local sites in a chain, LogNormal and Normal, whose prior reads client fields, and two observed sites."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -202,7 +190,6 @@ def chained(batch: ClientBatch) -> None:
             pyro.sample("visits", dist.Poisson(rate * batch.time), obs=batch.visits)
 
 
-@hierfl.model
 def nested(batch: ClientBatch) -> None:
     """A plate of three parts within each client."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -223,9 +210,7 @@ GW = GW / GW.sum()
 
 def grid(top: float = 5.0) -> tuple[Grid, Grid]:
     """Return a grid of (mu, tau)."""
-    mu, tau = np.meshgrid(
-        np.linspace(-6.0, 6.0, 161), np.linspace(0.005, top, 160), indexing="ij"
-    )
+    mu, tau = np.meshgrid(np.linspace(-6.0, 6.0, 161), np.linspace(0.005, top, 160), indexing="ij")
     return mu, tau
 
 
