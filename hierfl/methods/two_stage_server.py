@@ -30,8 +30,8 @@ FITTING = (
 # clients beyond which fewer draws are weighed, as each costs every client a pass over its rows; and the fewest
 MANY, FEWEST_WEIGHED = 1000, 1000
 AGAIN = 2  # more turns, at most, from weighed draws whose k-hat is high
-FELT = 0.05  # sd of a client's log ratios below which its weights are equal for all purposes
 ROUNDING = 1e-9  # log weights that differ by no more are equal
+TAIL = 0.2  # how far above the mean, in nats, the largest weight must be to speak of a tail
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,8 @@ class Rounds:
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
             fields = {
-                n: torch.zeros((count, *like[n].shape[2:]), dtype=like[n].dtype)
+                # of clients that have not answered: a prior may divide by a field, so zeros will not do
+                n: like[n][0].expand(count, *like[n].shape[2:]).clone()
                 for n in hierarchy.fields
             }
             prior = prior_draws(hierarchy, self.seed)
@@ -67,9 +68,6 @@ class Rounds:
             )
             loc, covariance = any_client(self.surrogate, prior, equal, none)
             spread = self.surrogate.to_signed(prior[:, hierarchy.outside])
-            width = (
-                spread.std(0) if spread.numel() else spread.new_zeros(0)
-            )  # std warns of no numbers
             return {
                 "factors": {
                     "precision": torch.zeros(count, size, size),
@@ -83,7 +81,7 @@ class Rounds:
                 "final": _none(weighed, kept),
                 "ratios": torch.zeros(weighed),
                 "weighed": torch.zeros(count, dtype=torch.bool),
-                "scales": {"loc": spread.mean(0), "tril": torch.diag(width + 1e-9)},
+                "scales": {"loc": spread.mean(0), "tril": torch.diag(_sds(spread))},
                 "sampled": torch.tensor(False),
                 "stage": torch.tensor(GATHER),
                 "again": torch.tensor(0),
@@ -196,8 +194,7 @@ class Rounds:
         each = new - self.surrogate.log_marginals(final["draws"], some)[1]  # (S, n)
         ratios = state["ratios"] + each.sum(1)
         seen = state["weighed"].index_fill(0, ids, True)
-        spread = each.std(0) > FELT
-        worst = max((_smoothed(one).k_hat for one in each[:, spread].unbind(1)), default=0.0)
+        worst = max((_smoothed(one).k_hat for one in each.unbind(1)), default=0.0)
         weights = _smoothed(ratios)
         state = {
             **state,
@@ -262,18 +259,28 @@ def _none(count: int, size: int) -> Tree:
 
 
 def _smoothed(log_ratios: Tensor) -> Weights:
-    """Pareto-smooth log weights; weights that differ by rounding alone are made equal."""
+    """Pareto-smooth log weights; weights that differ by rounding alone are made equal.
+
+    Where no weight is far above the mean there is no tail: k-hat, of a shape that is noise then, is 0.
+    """
     span = float(log_ratios.max() - log_ratios.min())
     if span <= ROUNDING * max(1.0, float(log_ratios.abs().max())):
         count = len(log_ratios)
         return Weights(torch.full_like(log_ratios, -math.log(count)), 0.0, float(count))
-    return smoothed(log_ratios)
+    found = smoothed(log_ratios)
+    highest = log_ratios.max() - log_ratios.logsumexp(0) + math.log(len(log_ratios))
+    return found._replace(k_hat=0.0) if found.k_hat >= K_HAT and highest < TAIL else found
 
 
 def _moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
     share = log_weights.exp()
     mean = share @ draws
     return mean, (share @ (draws - mean).square()).sqrt()
+
+
+def _sds(draws: Tensor) -> Tensor:
+    """Return the sds of draws (S, K), (K,), each above 0; K may be 0, which `Tensor.std` warns of."""
+    return draws.std(0) + 1e-9 if draws.shape[1] else draws.new_zeros(0)
 
 
 def _apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -71,6 +71,10 @@ class Line:
     reading: Reading
     inside: Tensor
 
+    def __post_init__(self) -> None:
+        """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
+        _ = self.rest, self.order
+
     @cached_property
     def rest(self) -> Tensor:
         """Positions in v of all other numbers, (S,) int64."""

@@ -125,6 +125,10 @@ class Hierarchy:
     linear: tuple[str, ...] = ()
     chained: tuple[bool, bool] = (False, False)
 
+    def __post_init__(self) -> None:
+        """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
+        _ = self.inside, self.outside, self._order, self.row
+
     @property
     def program(self) -> Program:
         """Whose prior it is."""

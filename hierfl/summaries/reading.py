@@ -47,6 +47,10 @@ class Reading:
     origin: Tensor
     effects: Effects | None = None
 
+    def __post_init__(self) -> None:
+        """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
+        _ = self._place, self._rest
+
     @property
     def own_size(self) -> int:
         """D, the number of unconstrained local numbers of a client."""

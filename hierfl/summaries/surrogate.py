@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -75,18 +76,18 @@ class Surrogate:
         graph = self._graphs[chains]
 
         def at(x: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
+            with torch.no_grad(), pyro.validation_enabled(False):
                 value, slope = graph(x, *inputs)
             return value, slope
 
         return at
 
     @cached_property
-    def _graphs(self) -> dict[int, GraphModule]:
+    def _graphs(self) -> dict[int, Callable[..., Any]]:
         """Traced densities, by the number of chains: the factors are inputs."""
         return {}
 
-    def _traced(self, chains: int, inputs: tuple[Tensor, ...]) -> GraphModule:
+    def _traced(self, chains: int, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
         """Trace the density and its gradient into a graph, without the program's Python around it."""
         start = self.to_signed(self.hierarchy.reading.origin[self.hierarchy.outside].double())
 
@@ -103,9 +104,7 @@ class Surrogate:
             return value, slope
 
         with pyro.validation_enabled(False), torch.no_grad():
-            graph = make_fx(evaluate)(start.expand(chains, -1).clone(), *inputs)
-        graph.graph.eliminate_dead_code()
-        return GraphModule(graph, fx_graph_cse(graph.graph))
+            return _graph_of(evaluate, start.expand(chains, -1).clone(), *inputs)
 
     def with_means(self, scales: Tensor, normal: Tensor, factors: Factors) -> Tensor:
         """Return draws of z (S, K): s as given, m drawn given s.
@@ -161,6 +160,19 @@ class Surrogate:
         at_once = max(1, AT_ONCE // max(1, size))
         with torch.no_grad(), pyro.validation_enabled(False):
             return torch.vmap(one, chunk_size=at_once)(*draws)
+
+
+def _graph_of(function: Callable[..., Any], *inputs: Tensor) -> Callable[..., Any]:
+    """Return the graph of a function, or the function itself where it cannot be traced.
+
+    A program that looks at the values of its rows (`one_hot` does) has no graph, and runs as it is.
+    """
+    try:
+        graph = make_fx(function)(*inputs)
+    except (RuntimeError, TypeError, ValueError):
+        return function
+    graph.graph.eliminate_dead_code()
+    return GraphModule(graph, fx_graph_cse(graph.graph))
 
 
 def _is_exp(site: LatentSite) -> bool:

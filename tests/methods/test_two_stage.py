@@ -1,0 +1,320 @@
+"""two_stage: exact where it can be, right against grids, the same on every engine, and what it refuses."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl.core.trees import named_leaves
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.method import Clock
+from hierfl.program.program import ProgramError
+from hierfl.runs.result import Fit
+from tests.programs import exact, fit, three
+from tests.programs import means as exact_means
+from tests.summaries import programs
+from tests.summaries.programs import (
+    binary_rows,
+    gaussian_rows,
+    grid,
+    moments,
+    people,
+    posterior_on,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:the rounds ended")
+
+two_stage = hierfl.methods.two_stage
+EIGHT = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+@cache
+def fitted(name: str) -> Fit:
+    """Return a fit of one of the programs to eight clients of 1 to 8 rows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        return fit(two_stage(getattr(programs, name), draws=2000), people(EIGHT))
+
+
+def same(one: Fit, other: Fit) -> None:
+    left, right = named_leaves(one.progress.server), named_leaves(other.progress.server)
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value.nan_to_num(), right[name].nan_to_num()), name
+
+
+# ------------------------------------------------------------------------------------ right answers
+def test_known_scales_give_the_closed_form() -> None:
+    """Gaussian rows under known scales: three rounds, equal weights, k-hat 0, the moments of E2."""
+    data = three()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fit(two_stage(exact_means, draws=4000), data)
+    known = exact(data, "means")
+    history, state = found.history, found.progress.server
+    assert len(history) == 3
+    assert history["k_hat"].iloc[-1] == 0.0
+    assert state["final"]["log_weights"].unique().numel() == 1
+    draws = found.draws(4000)
+    g, sd = draws.shared["g"].flatten(), known.cov.sqrt().item()
+    assert abs(g.mean() - known.loc) < 0.06 * sd
+    assert 0.95 < g.std() / sd < 1.05
+    b = draws.own["b"].view(4000, 3)
+    assert ((b.mean(0) - known.own_loc.flatten()).abs() < 0.06 * b.std(0)).all()
+    assert torch.allclose(b.var(0), known.own_cov.flatten(), rtol=0.1)
+
+
+@pytest.mark.parametrize("name", ["binary", "spread", "spread_raw"])
+def test_the_posterior_is_that_of_a_grid(name: str) -> None:
+    """mu, tau and every client's level, of eight clients of 1 to 8 rows."""
+    found, data = fitted(name), people(EIGHT)
+    mu, tau = grid()
+    rows = binary_rows(data) if name == "binary" else gaussian_rows(data)
+    sd_mu = 1.5 if name == "binary" else 2.0
+    p, levels = posterior_on(mu, tau, -0.5 * (mu / sd_mu) ** 2 - 0.5 * tau**2, rows)
+    draws = found.draws(4000)
+    for site, x in (("mu", mu), ("tau", tau)):
+        mean, sd = moments(p, x)
+        drawn = draws.shared[site].flatten()
+        assert abs(drawn.mean() - mean) < 0.1 * sd, site
+        assert 0.9 < drawn.std() / sd < 1.1, site
+    if name == "spread_raw":
+        own = draws.shared["mu"].view(-1, 1) + draws.shared["tau"].view(-1, 1) * draws.own[
+            "e"
+        ].view(4000, 8)
+    else:
+        own = draws.own["a"].view(4000, 8)
+    for k, (mean, sd) in enumerate(levels):
+        assert abs(own[:, k].mean() - mean) < 0.1 * sd, k
+        assert 0.9 < own[:, k].std() / sd < 1.1, k
+
+
+def test_centred_and_non_centred_agree() -> None:
+    one, other = (fitted(name).draws(2000).shared for name in ("spread", "spread_raw"))
+    for site, drawn in one.items():
+        assert abs(drawn.mean() - other[site].mean()) < 0.03 * drawn.std()
+        assert 0.95 < drawn.std() / other[site].std() < 1.05
+
+
+# ------------------------------------------------------------------------------------ the same run
+SHORT: dict[str, Any] = {"draws": 200}
+
+
+@cache
+def short() -> Fit:
+    return fit(two_stage(programs.binary, **SHORT), people((3, 1, 5, 4)))
+
+
+@pytest.mark.parametrize("options", [{"engine": "sequential"}, {"chunk": 1}, {"chunk": 3}], ids=str)
+def test_engines_and_chunks_agree(options: dict[str, Any]) -> None:
+    found = fit(two_stage(programs.binary, **SHORT), people((3, 1, 5, 4)), rounds=1, **options)
+    known = fit(two_stage(programs.binary, **SHORT), people((3, 1, 5, 4)), rounds=1)
+    left, right = named_leaves(found.progress.server), named_leaves(known.progress.server)
+    for name in ("factors.precision", "factors.shift", "loc", "covariance"):
+        assert torch.allclose(left[name], right[name], rtol=1e-6, atol=1e-9), name
+
+
+def test_the_order_of_clients_does_not_matter() -> None:
+    """Factors follow the names; loc and covariance stay within the server's Monte Carlo error."""
+    data = people((3, 1, 5, 4))
+    parts = {
+        name: {k: v for k, v in zip(data.fields, rows, strict=True)}
+        for name, *rows in zip(
+            data.names, *(v.split(data.counts.tolist()) for v in data.fields.values()), strict=True
+        )
+    }
+    turned = ClientData.from_clients(dict(reversed(parts.items())))
+    one, other = (
+        fit(two_stage(programs.binary, **SHORT), d, rounds=1)
+        for d in (ClientData.from_clients(parts), turned)
+    )
+    a, b = one.progress.server["factors"], other.progress.server["factors"]
+    where = torch.tensor([turned.names.index(name) for name in one.clients])
+    assert torch.allclose(a["precision"], b["precision"][where], rtol=1e-9)
+    assert torch.allclose(a["shift"], b["shift"][where], rtol=1e-9, atol=1e-12)
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """Written after each round; the last two are thrown away, and the run resumes."""
+    import shutil
+
+    from hierfl.runs import checkpoint as state
+
+    method, data = two_stage(programs.binary, **SHORT), people((3, 1, 5, 4))
+    whole = fit(method, data, checkpoint=tmp_path, every=1, cohort=2, seed=2)
+    kept = state.checkpoints(tmp_path)
+    assert len(kept) > 1
+    shutil.rmtree(kept[-1])
+    again = fit(method, data, checkpoint=tmp_path, every=1, cohort=2, seed=2, resume=True)
+    same(whole, again)
+    assert len(again.history) == len(whole.history)
+
+
+def test_a_cohort_of_half_the_clients_arrives_where_all_do() -> None:
+    """Old factors stand until a client answers again; all are weighed in the end."""
+    found = fit(two_stage(programs.binary, draws=1000), people(EIGHT), cohort=0.5)
+    state = found.progress.server
+    assert int(state["stage"]) == 2 and bool(state["weighed"].all()) and bool(state["seen"].all())
+    one, other = (f.draws(1000).shared for f in (found, fitted("binary")))
+    for site, drawn in one.items():
+        assert abs(drawn.mean() - other[site].mean()) < 0.15 * drawn.std()
+
+
+def test_clients_that_never_answered_are_said() -> None:
+    with pytest.warns(UserWarning, match=r"rounds ended while gathering.*3 clients have not"):
+        fit(two_stage(programs.binary, **SHORT), people((3, 1, 5, 4)), cohort=1, rounds=1)
+
+
+def logs_of_size(batch: ClientBatch) -> None:
+    """A prior that has no value where a client field is 0."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu + batch.size.log(), tau * batch.size))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, 0.7), obs=batch.y)
+
+
+def test_fields_of_clients_that_have_not_answered_do_no_harm() -> None:
+    data = ClientData.from_arrays(
+        torch.tensor([0, 1, 1, 2]),
+        client_fields={"size": torch.tensor([0.5, 1.0, 2.0])},
+        y=torch.randn(4),
+    )
+    found = fit(two_stage(logs_of_size, **SHORT), data, cohort=1, rounds=2)
+    state = found.progress.server
+    assert state["loc"].isfinite().all() and float(state["r_hat"]) < 1.1
+
+
+def test_a_program_that_looks_at_its_rows_runs_without_a_graph() -> None:
+    """`one_hot` reads values, so the server's density cannot be traced."""
+    with pytest.warns(UserWarning, match="clients run one at a time"):
+        found = fit(two_stage(programs.nested, **SHORT), people((3, 4)))
+    assert int(found.progress.server["stage"]) == 2
+
+
+def test_rows_without_a_known_predictor() -> None:
+    """Gumbel rows: quasi-random points in place of Gauss-Hermite sums; weights that hardly differ have no tail."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fit(two_stage(programs.gumbel, draws=400), people((3, 4, 5, 6)))
+    y = people((3, 4, 5, 6)).fields["y"].numpy()
+    w = np.linspace(-5.0, 5.0, 1001)
+    mu = np.linspace(-4.0, 4.0, 401)
+    log = -0.5 * mu**2
+    for own in np.split(y, np.cumsum((3, 4, 5))):
+        away = (own[:, None] - w) / 0.9
+        rows = np.exp((-away - np.exp(-away)).sum(0))
+        prior = np.exp(-0.5 * ((w - mu[:, None]) / 0.8) ** 2)
+        log = log + np.log((prior * rows).sum(1))
+    p = np.exp(log - log.max())
+    mean, sd = moments(p / p.sum(), mu)
+    drawn = found.draws(400).shared["mu"]
+    assert abs(drawn.mean() - mean) < 0.15 * sd
+    assert 0.88 < drawn.std() / sd < 1.12
+
+
+def test_single_precision_runs() -> None:
+    torch.set_default_dtype(torch.float32)
+    found = fit(two_stage(programs.noisy, **SHORT), people((3, 4, 5)))
+    assert found.draws(50).shared["sigma"].dtype == torch.float32
+    assert int(found.progress.server["stage"]) == 2
+
+
+# ------------------------------------------------------------------------------------ messages
+def test_what_goes_up_and_down() -> None:
+    """Down: loc and covariance, draws to weigh. Up: a factor, or log marginals; nothing else."""
+    found = short()
+    federation, state = found.federation, found.progress.server
+    server = federation.server
+    weighing = {**state, "stage": torch.tensor(1)}
+    gathering = {**state, "stage": torch.tensor(0)}
+    down = server.down(gathering, Clock(0, 9))
+    assert set(down) == {"loc", "covariance"}
+    assert set(server.down(weighing, Clock(0, 9))) == {"loc", "covariance", "draws"}
+    own = len(down["loc"])
+    assert own == 1 and down["covariance"].shape == (1, 1)
+    columns = set(found.history.columns)
+    assert {"raised", "k_hat", "effective", "inner_effective"} <= columns, columns
+    assert found.method.discloses == "summaries"
+
+
+# ------------------------------------------------------------------------------------ what a fit can do
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    found = short()
+    found.save(tmp_path / "run", with_data=True)
+    again = hierfl.load(tmp_path / "run")
+    assert again.history["k_hat"].equals(found.history["k_hat"])
+    for site, drawn in found.draws(100, seed=1).shared.items():
+        assert torch.equal(drawn, again.draws(100, seed=1).shared[site])
+
+
+def test_a_fit_does_all_that_fits_do() -> None:
+    found = fitted("binary")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        table = str(found.summary())
+        assert "tau" in table and "mu" in table
+        prediction = found.predict(people(EIGHT), draws=100)
+        assert prediction is not None
+        posterior = found.posterior(100, log_likelihood=True)
+        assert "log_likelihood" in (
+            list(posterior.children) if hasattr(posterior, "children") else posterior.groups()
+        )
+
+
+def test_a_new_client_gets_its_own_posterior() -> None:
+    """Its level, given the others: against the grid with the new client's rows weighing in on nothing else."""
+    found, data = fitted("binary"), people(EIGHT)
+    new = ClientData.from_clients({"new": {"ill": torch.ones(5)}})
+    drawn = found.personalise(new).draws(4000).own["a"].flatten()
+    mu, tau = grid()
+    log_prior = -0.5 * (mu / 1.5) ** 2 - 0.5 * tau**2
+    p, _ = posterior_on(mu, tau, log_prior, binary_rows(data))
+    a = np.linspace(-6.0, 9.0, 601)
+    density = np.array([(p / tau * np.exp(-0.5 * ((x - mu) / tau) ** 2)).sum() for x in a])
+    joint = density * np.exp(-5.0 * np.logaddexp(0.0, -a))
+    mean, sd = moments(joint / joint.sum(), a)
+    # personalise keeps the others' posterior of mu and tau, so draws lean towards it a little
+    assert abs(drawn.mean() - mean) < 0.35 * sd
+    assert 0.75 < drawn.std() / sd < 1.25
+
+
+# ------------------------------------------------------------------------------------ refusals
+def learned(batch: ClientBatch) -> None:
+    level = pyro.param("level", torch.tensor(0.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(level, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+
+
+def local_alone(batch: ClientBatch) -> None:
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [(learned, "param 'level' would be learned"), (local_alone, "no global site")],
+)
+def test_programs_that_it_cannot_take(model: Any, said: str) -> None:
+    with pytest.raises(ProgramError, match=said):
+        fit(two_stage(model), people((3, 4)))
+
+
+def test_few_draws_are_refused() -> None:
+    with pytest.raises(ValueError, match="draws is 99: "):
+        two_stage(programs.binary, draws=99)

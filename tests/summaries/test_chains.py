@@ -1,0 +1,142 @@
+"""Many chains side by side: right moments, R-hat that sees stuck chains, and signed scales."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from hierfl.data.batch import ClientBatch
+from hierfl.summaries.chains import STUCK, Sampled, Whitening, _r_hat, sampled
+from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.sampling import sample
+from hierfl.summaries.seen_hierarchy import seen_hierarchy
+from hierfl.summaries.surrogate import Surrogate
+from tests.summaries import programs
+from tests.summaries.programs import program_of
+
+MEAN = torch.tensor([1.0, -20.0], dtype=torch.float64)
+COVARIANCE = torch.tensor([[4.0, 0.9], [0.9, 0.25]], dtype=torch.float64)
+
+
+def gauss(z: Tensor) -> tuple[Tensor, Tensor]:
+    slope = -(z - MEAN) @ COVARIANCE.inverse()
+    return 0.5 * ((z - MEAN) * slope).sum(1), slope
+
+
+def gumbel(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Two independent standard Gumbel numbers: skewed, mean 0.5772, variance pi^2 / 6."""
+    small = (-z).exp()
+    return -(z + small).sum(1), small - 1.0
+
+
+def run(density: Any, *, seed: int = 0, far: float = 3.0) -> Sampled:
+    g = torch.Generator().manual_seed(1)
+    return sampled(
+        density,
+        far * torch.randn(64, 2, generator=g),
+        Whitening(torch.zeros(2), torch.eye(2)),
+        draws=4000,
+        warmup=80,
+        least=60,
+        seed=seed,
+        even=torch.zeros(2, dtype=torch.bool),
+    )
+
+
+def test_moments_of_a_correlated_gaussian_far_away() -> None:
+    found = run(gauss)
+    assert found.r_hat < STUCK
+    sd = COVARIANCE.diagonal().sqrt()
+    assert ((found.draws.mean(0) - MEAN).abs() / sd < 0.08).all()
+    assert torch.allclose(found.draws.T.cov(), COVARIANCE, rtol=0.1)
+
+
+def test_moments_of_a_skewed_density() -> None:
+    found = run(gumbel, far=1.0)
+    assert found.r_hat < 1.1
+    assert torch.allclose(found.draws.mean(0), torch.full((2,), 0.5772), atol=0.08)
+    assert torch.allclose(found.draws.var(0), torch.full((2,), math.pi**2 / 6.0), rtol=0.12)
+    third = (found.draws - found.draws.mean(0)).pow(3).mean(0) / found.draws.std(0) ** 3
+    assert torch.allclose(third, torch.full((2,), 1.14), atol=0.35)
+
+
+def test_chains_that_start_where_they_cannot_move_are_seen() -> None:
+    """Far to the left a Gumbel density falls as exp(-exp(9)): chains that start there stay, and R-hat says so."""
+    assert run(gumbel, far=3.0).r_hat > STUCK
+
+
+def test_draws_are_a_function_of_the_seed() -> None:
+    one, two, other = run(gumbel, seed=3), run(gumbel, seed=3), run(gumbel, seed=4)
+    assert torch.equal(one.draws, two.draws)
+    assert not torch.equal(one.draws, other.draws)
+
+
+def test_r_hat_sees_chains_stuck_in_two_places() -> None:
+    g = torch.Generator().manual_seed(0)
+    chains = torch.randn(16, 60, 2, generator=g)
+    assert _r_hat(chains) < STUCK
+    chains[:8, :, 1] += 1.0
+    assert _r_hat(chains) > STUCK
+    drift = torch.randn(16, 60, 1, generator=g) + torch.linspace(0.0, 2.0, 60)[:, None]
+    assert _r_hat(drift) > STUCK
+
+
+# ------------------------------------------------------------------------------------ signed scales
+def with_scale(prior: Any) -> Any:
+    def model(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", prior)
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(mu, tau))
+            with batch.data():
+                pyro.sample("y", dist.Normal(a, 0.7), obs=batch.y)
+
+    return model
+
+
+def surrogate_of(model: Any) -> Surrogate:
+    return Surrogate(seen_hierarchy(read_likelihood(program_of(model))))
+
+
+@pytest.mark.parametrize(
+    ("prior", "even"),
+    [
+        (dist.HalfNormal(1.0), True),
+        (dist.HalfCauchy(1.0), True),
+        (dist.Exponential(1.0), True),
+        (dist.LogNormal(0.0, 1.0), False),
+        (dist.InverseGamma(2.0, 1.0), False),
+        (dist.Gamma(3.0, 1.0), False),
+    ],
+)
+def test_only_scales_that_may_be_nought_are_signed(prior: Any, even: bool) -> None:
+    found = surrogate_of(with_scale(prior)).even
+    assert found.tolist() == [even]  # mu is integrated out
+
+
+def test_signed_draws_have_the_moments_of_a_grid() -> None:
+    """Eight factors, almost no spread between them: tau's posterior piles up at 0."""
+    surrogate = surrogate_of(programs.spread)
+    eta = torch.tensor([0.3, -0.2, 0.1, 0.0, 0.4, -0.5, 0.2, -0.1])
+    precision = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1.0, 0.7])
+    factors = Factors(precision[:, None, None], (eta * precision)[:, None], {})
+    around = (torch.tensor([0.8]), torch.tensor([[0.6]]))
+    found = sample(surrogate, factors, 4000, around=around, known=None, seed=5)
+    tau = torch.linspace(0.0005, 5.0, 5000)
+    mu = torch.linspace(-4.0, 4.0, 401)[:, None]
+    spread = (tau.square() + 1.0 / precision[:, None]).sqrt()  # (8, T)
+    log = dist.Normal(0.0, 2.0).log_prob(mu) + dist.HalfNormal(1.0).log_prob(tau)
+    log = log + sum(dist.Normal(mu, s).log_prob(m) for m, s in zip(eta, spread, strict=True))
+    p = (log - log.logsumexp((0, 1))).exp()
+    for drawn, x in ((found.draws[:, 0], mu), (found.draws[:, 1].exp(), tau)):
+        mean = (p * x).sum()
+        sd = (p * (x - mean) ** 2).sum().sqrt()
+        assert (drawn.mean() - mean).abs() < 0.08 * sd
+        assert 0.92 < drawn.std() / sd < 1.08

@@ -1,0 +1,132 @@
+"""Expectations of slopes and curvatures against brute force, and the factors that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, jacrev
+
+from hierfl.core.importance_sampling import normal_points
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.summaries.expectations import nodes_of, rows_of, seen_line
+from hierfl.summaries.factor import factor_of
+from hierfl.summaries.reading import read_likelihood
+from tests.summaries import programs
+from tests.summaries.programs import people, program_of, rows_of_client
+
+
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [
+        ("binary", 2e-3),
+        ("counts", 2e-2),
+        ("noisy", 2e-2),
+        ("tails", 4e-2),
+        ("dispersed", 2e-2),
+        ("gumbel", 4e-2),
+        ("slopes_lkj", 2e-3),
+    ],
+)
+def test_expectations_equal_brute_force(name: str, within: float) -> None:
+    """Slope and curvature are those averaged over 1,024 points of the same Normal distribution."""
+    line = seen_line(read_likelihood(program_of(getattr(programs, name))))
+    batch, size = rows_of_client(people(), 0), line.reading.size
+    rows = rows_of(line, batch)
+    mean = 0.2 * torch.cos(torch.arange(float(size)))
+    spread = 0.15 * torch.eye(size) + 0.05 * torch.ones(size, size)
+    with torch.no_grad(), pyro.validation_enabled(False):
+        found = rows.expected(mean, spread.inverse(), nodes_of(line))
+    points = mean + normal_points(1024, size) @ torch.linalg.cholesky(spread).mT
+
+    def log_p(v: Tensor) -> Tensor:
+        return line.reading.log_likelihood(v, batch)
+
+    slope = torch.vmap(grad(log_p), chunk_size=512)(points).mean(0)
+    curvature = -torch.vmap(jacrev(grad(log_p)), chunk_size=512)(points).mean(0)
+    scale = curvature.abs().max()
+    assert (found.slope - slope).abs().max() <= within * (slope.abs().max() + scale)
+    assert (found.curvature - curvature).abs().max() <= within * scale
+
+
+# ------------------------------------------------------------------------------------ factors
+def straight(batch: ClientBatch) -> None:
+    """Gaussian rows with two coefficients."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(mu, 1.0).expand([2]).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 0.7), obs=batch.y)
+
+
+@pytest.mark.parametrize("client", [2, 3])  # of 7 rows, and of 1: a singular Lambda
+def test_the_factor_of_gaussian_rows_is_exact(client: int) -> None:
+    """Lambda = X'X / s2 and eta = X'y / s2, whatever the server believes."""
+    line = seen_line(read_likelihood(program_of(straight)))
+    batch = rows_of_client(people(), client)
+    x, y = batch.x[0], batch.y[0]
+    for far in (0.0, 3.0):
+        loc, covariance = torch.full((2,), far), torch.tensor([[2.0, 0.5], [0.5, 1.0]])
+        found = factor_of(rows_of(line, batch), loc, covariance, nodes_of(line))
+        assert torch.allclose(found.precision, x.mT @ x / 0.49, atol=1e-9)
+        assert torch.allclose(found.shift, x.mT @ y / 0.49, atol=1e-8)
+        assert int(found.raised) == 0
+
+
+def factor(model: Any, data: ClientData, k: int, loc: float = 0.0, sd: float = 2.0) -> Any:
+    line = seen_line(read_likelihood(program_of(model, data)))
+    size = line.reading.size
+    return factor_of(
+        rows_of(line, rows_of_client(data, k)),
+        torch.full((size,), loc),
+        sd**2 * torch.eye(size),
+        nodes_of(line),
+    )
+
+
+@pytest.mark.parametrize("loc", [0.0, 8.0, -8.0])
+def test_separable_rows_and_rows_without_any_positive_stay_finite(loc: float) -> None:
+    data = ClientData.from_clients(
+        {
+            "none": {"x": torch.randn(6, 2), "ill": torch.zeros(6)},
+            "apart": {
+                "x": (x := torch.randn(6, 2)),
+                "ill": (x[:, 0] > 0).to(x.dtype),
+            },
+        }
+    )
+    for k in (0, 1):
+        found = factor(programs.slopes_lkj, data, k, loc)
+        assert found.precision.isfinite().all() and found.shift.isfinite().all()
+        values = torch.linalg.eigvalsh(found.precision)
+        assert values.min() >= -1e-9 and values.max() < 6.0 * x.square().sum(1).max()
+
+
+def far_apart(batch: ClientBatch) -> None:
+    """Cauchy-like rows: not log-concave."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.StudentT(1.0, a, 0.05), obs=batch.y)
+
+
+def test_raised_counts_the_directions_that_are_not_log_concave() -> None:
+    """Between two far groups of Cauchy rows the curvature is negative: it becomes 0 and is counted."""
+    y = torch.tensor([-4.0, 4.0])
+    data = ClientData.from_clients({"a": {"y": y}, "b": {"y": y}})
+    line = seen_line(read_likelihood(program_of(far_apart, data)))
+    found = factor_of(
+        rows_of(line, rows_of_client(data, 0)),
+        torch.zeros(1),
+        torch.full((1, 1), 1e-2),
+        nodes_of(line),
+    )
+    assert int(found.raised) == 1
+    assert torch.equal(found.precision, torch.zeros(1, 1))
+    assert int(factor(programs.binary, people(), 0).raised) == 0

@@ -1,0 +1,106 @@
+"""What the likelihood of a client reads, and which of it enters through linear predictors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from hierfl.data.batch import ClientBatch
+from hierfl.summaries.expectations import rows_of, seen_line
+from hierfl.summaries.reading import Reading, read_likelihood
+from tests.summaries import programs
+from tests.summaries.programs import people, program_of, rows_of_client
+
+
+def read_sites(reading: Reading) -> list[str]:
+    """Return the name of the site of each global number that is read."""
+    sites = reading.program.latents.global_block.sites
+    names = [site.name for site in sites for _ in range(site.size)]
+    return [names[j] for j in reading.shared.tolist()]
+
+
+def loading(batch: ClientBatch) -> None:
+    """A common factor on the local site."""
+    factor = pyro.sample("factor", dist.LogNormal(0.0, 0.3))
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 0.8))
+        with batch.data():
+            pyro.sample("y", dist.Normal(factor * a, 0.7), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    ("model", "read"),
+    [
+        (programs.spread, []),
+        (programs.spread_raw, []),  # mu and tau are absorbed by the effect
+        (programs.slopes_lkj_raw, []),
+        (programs.noisy, ["sigma"]),
+        (programs.tails, ["sigma", "df"]),
+        (programs.counts, ["slope", *["level"] * 3]),
+        (programs.chained, []),
+    ],
+)
+def test_the_global_numbers_that_are_read(model: Any, read: list[str]) -> None:
+    reading = read_likelihood(program_of(model))
+    assert sorted(read_sites(reading)) == sorted(read)
+    assert reading.size == reading.own_size + len(read)
+
+
+def test_a_factor_on_the_local_site_is_an_effect_in_other_units() -> None:
+    """factor * a is one effect; its prior given (factor, mu) is Normal(factor mu, factor 0.8)."""
+    reading = read_likelihood(program_of(loading))
+    assert reading.effects is not None
+    assert read_sites(reading) == []
+    z = torch.tensor([0.4, -0.3])
+    shift, scale = reading.effects.at(z)
+    assert torch.allclose(shift, torch.zeros(1))
+    assert torch.allclose(scale[0, 0], (z[0] - reading.origin[0]).exp())
+
+
+def bent(kind: str) -> Any:
+    """Return a model whose predictor is not straight everywhere, or has an offset."""
+
+    def model(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(mu, 1.0))
+            with batch.data():
+                eta = a + batch.x[..., 0]
+                if kind == "clamped":
+                    eta = eta.clamp(-5.0, 5.0)
+                if kind == "bent":
+                    eta = torch.nn.functional.softplus(eta)
+                if kind == "two":
+                    pyro.sample("visits", dist.Poisson((0.5 * a).exp()), obs=batch.visits)
+                pyro.sample("ill", dist.Bernoulli(logits=eta), obs=batch.ill)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "straight"), [("clamped", False), ("bent", False), ("offset", True), ("two", True)]
+)
+def test_only_straight_predictors_are_taken_for_lines(kind: str, straight: bool) -> None:
+    line = seen_line(read_likelihood(program_of(bent(kind))))
+    assert len(line.inside) == (1 if straight else 0)
+    batch = rows_of_client(data := people(), 2)
+    rows = rows_of(line, batch)
+    assert data.counts[2] * (2 if kind == "two" else 1) == len(rows.design) or not straight
+    for far in (0.1, 3.0, 9.0):
+        v = torch.tensor([far])
+        known = line.reading.log_likelihood(v, batch)
+        assert torch.allclose(rows.log_likelihood_by_line(v), known, rtol=1e-9)
+
+
+def test_numbers_outside_the_predictor_are_kept_apart() -> None:
+    """sigma and the degrees of freedom stay outside; the local site is on the line."""
+    line = seen_line(read_likelihood(program_of(programs.tails)))
+    assert line.inside.tolist() == [0]
+    assert line.rest.tolist() == [1, 2]
+    assert seen_line(read_likelihood(program_of(programs.gumbel))).inside.tolist() == []
+    assert seen_line(read_likelihood(program_of(programs.counts))).inside.tolist() == [*range(5)]

@@ -1,0 +1,58 @@
+"""A client's exact log marginal likelihood, by importance sampling about its factor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from torch import Tensor
+
+from hierfl.summaries.expectations import nodes_of, rows_of, seen_line
+from hierfl.summaries.factor import factor_of
+from hierfl.summaries.reading import read_likelihood
+from hierfl.summaries.seen_hierarchy import seen_hierarchy
+from hierfl.summaries.weighing import Marginals, Weigher, standard_points
+from tests.summaries import programs
+from tests.summaries.programs import binary_rows, people, program_of, rows_of_client
+
+
+def marginals(model: Any, client: int, draws: Tensor) -> Marginals:
+    """Return the log marginals of a client about a factor made where the server knows little."""
+    reading = read_likelihood(program_of(model))
+    hierarchy, line = seen_hierarchy(reading), seen_line(reading)
+    rows = rows_of(line, rows_of_client(people(), client))
+    size = reading.size
+    with torch.no_grad(), pyro.validation_enabled(False):
+        factor = factor_of(rows, torch.zeros(size), 2.0 * torch.eye(size), nodes_of(line))
+        weigher = Weigher(hierarchy, *standard_points(reading.own_size))
+        return weigher.marginals(rows, factor, draws)
+
+
+Z = torch.tensor([[0.0, 0.0], [1.5, 0.8], [-2.0, -1.0], [0.5, -4.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("client", [0, 3])
+def test_the_marginal_of_a_logistic_random_intercept_is_that_of_a_grid(client: int) -> None:
+    """At each (mu, log tau), the sum over the level by 2,000 nodes."""
+    found = marginals(programs.binary, client, Z)
+    rows = binary_rows(people())[client]
+    e = np.linspace(-9.0, 9.0, 2001)
+    weight = np.exp(-0.5 * e**2)
+    for at, log in zip(Z.tolist(), found.log.tolist(), strict=True):
+        known = np.log((np.exp(rows(at[0] + np.exp(at[1]) * e)) * weight).sum() / weight.sum())
+        assert log == pytest.approx(known, abs=2e-3)
+    assert float(found.effective[3]) > 0.99  # a narrow prior: hardly anything is left to correct
+
+
+def test_gaussian_rows_are_exact() -> None:
+    """The ratio to the factor is constant: all points count, and the log marginal is the closed form."""
+    found = marginals(programs.spread, 0, Z)
+    y = people().fields["y"][:5]
+    for (mu, log_tau), log in zip(Z.unbind(0), found.log, strict=True):
+        covariance = 0.49 * torch.eye(5) + (2.0 * log_tau).exp()
+        known = torch.distributions.MultivariateNormal(mu.expand(5), covariance).log_prob(y)
+        assert torch.allclose(log, known, atol=1e-8)
+    assert torch.allclose(found.effective, torch.ones(4), atol=1e-8)
