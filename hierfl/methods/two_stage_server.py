@@ -63,6 +63,8 @@ class Rounds:
             )
             loc, covariance = any_client(self.surrogate, prior, equal, none)
             spread = self.surrogate.to_signed(prior[:, hierarchy.outside])
+            # torch warns of the sd of no number at all
+            sds = spread.std(0) if spread.shape[1] else torch.zeros(0)
             return {
                 "factors": {
                     "precision": torch.zeros(count, size, size),
@@ -76,7 +78,7 @@ class Rounds:
                 "final": _none(self.draws, kept),
                 "ratios": torch.zeros(self.draws),
                 "weighed": torch.zeros(count, dtype=torch.bool),
-                "scales": {"loc": spread.mean(0), "tril": torch.diag(spread.std(0) + 1e-9)},
+                "scales": {"loc": spread.mean(0), "tril": torch.diag(sds + 1e-9)},
                 "sampled": torch.tensor(False),
                 "stage": torch.tensor(GATHER),
                 "again": torch.tensor(0),
