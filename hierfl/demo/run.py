@@ -80,10 +80,10 @@ class Effort:
 
 
 QUICK = Effort(
-    weighed=200,
+    weighed=400,
     map_rounds=3,
     joining=2,
-    draws=20,
+    draws=50,
     saved=50,
     columns=("sex", "exang", "oldpeak", "ca_missing"),
 )

@@ -25,7 +25,7 @@ from hierfl.laplace.glm_rows import SIZES, has_link, link_of, perturbed
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import untouched_store
 from hierfl.program.traces import Site, in_clients, scored
-from hierfl.summaries.reading import Reading, log_likelihood, start_of
+from hierfl.summaries.reading import Reading, start_of
 
 ALONG_ROW, ALONE = 12, 9  # Gauss-Hermite nodes of a predictor, and of s where it is one number
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
