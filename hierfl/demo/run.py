@@ -26,6 +26,7 @@ Each method is scored in three settings:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,6 +64,7 @@ class Effort:
     """How much work the demo does.
 
     Args:
+        rounds: rounds of the hierarchical posterior; None: until it stops by itself.
         weighed: draws of the global sites that the hierarchical posterior weighs.
         map_rounds: rounds of the hierarchical MAP.
         joining: rounds in which a joining hospital fits its own coefficients, by MAP.
@@ -71,6 +73,7 @@ class Effort:
         columns: features that are used; None: all.
     """
 
+    rounds: int | None = None
     weighed: int = 1000
     map_rounds: int = 100
     joining: int = 100
@@ -80,7 +83,8 @@ class Effort:
 
 
 QUICK = Effort(
-    weighed=400,
+    rounds=1,
+    weighed=200,
     map_rounds=3,
     joining=2,
     draws=50,
@@ -266,11 +270,15 @@ def as_one(data: ClientData) -> ClientData:
 def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
     """Fit the four methods to the same rows; not compiled, since runs of a minute are too short to gain."""
     go = partial(fit, seed=seed, compile=False, progress=False)
+    with warnings.catch_warnings():
+        if effort.rounds is not None:  # quick: that too few rounds are taken is known
+            warnings.filterwarnings("ignore", message="the rounds ended while")
+        posterior = go(hierarchical_posterior(effort.weighed), train, rounds=effort.rounds)
     return {
         LOCAL: go(alone(), train, rounds=1),
         POOLED: go(alone(), as_one(train), rounds=1),
         MAP: go(hierarchical_map(), train, rounds=effort.map_rounds),
-        POSTERIOR: go(hierarchical_posterior(effort.weighed), train),
+        POSTERIOR: posterior,
     }
 
 

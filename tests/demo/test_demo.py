@@ -139,13 +139,9 @@ def test_report_is_written_with_its_warnings(job: tuple[Path, Result]) -> None:
     assert "276 held-out rows" in text
 
 
-def test_the_same_seed_gives_the_same_numbers(job: tuple[Path, Result], tmp_path: Path) -> None:
-    again = run("demo", "--out", str(tmp_path), "--quick", "--seed", "3")
-    assert again.exit_code == 0, again.output
-    assert (tmp_path / "scores.csv").read_bytes() == (job[0] / "scores.csv").read_bytes()
-
-
-def test_worker_processes_change_no_number(job: tuple[Path, Result], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_numbers_with_worker_processes(
+    job: tuple[Path, Result], tmp_path: Path
+) -> None:
     demo.run(tmp_path, quick=True, seed=3, workers=2)
     assert (tmp_path / "scores.csv").read_bytes() == (job[0] / "scores.csv").read_bytes()
 
