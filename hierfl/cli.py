@@ -51,7 +51,10 @@ def demo(
         int, typer.Option(min=0, help="Seed of the split, the fits and the draws.")
     ] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Run only a few rounds, to check that all works.")
+        bool,
+        typer.Option(
+            "--quick", help="Take few features, rounds and draws, to check that all works."
+        ),
     ] = False,
 ) -> None:
     """Heart disease at four hospitals: four methods, held-out patients, new hospitals. About a minute."""

@@ -44,29 +44,26 @@ class Link(NamedTuple):
 
 
 def _counted(
-    b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any]
+    b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any], at_nought: Callable[[Any], Any]
 ) -> Callable[[Any, Tensor, Tensor], Tensor]:
     """Return the score y eta - n b(eta) + c(y) of an exponential family in its natural parameter.
 
     Args:
         b: the log-partition function.
         weight: distribution -> n, the number of trials.
+        at_nought: distribution -> the distribution at eta = 0, whose log likelihood is c(y) - n b(0).
     """
 
     def score(fn: Any, y: Tensor, eta: Tensor) -> Tensor:
         n = weight(fn)
+        if not y.is_floating_point():  # torch's Bernoulli refuses labels that are integers
+            y = y.to(eta.dtype)
         zero = torch.zeros_like(y)
-        return y * eta - n * b(eta) + (AT_NOUGHT[type(fn)](fn).log_prob(y) + n * b(zero))
+        return y * eta - n * b(eta) + (at_nought(fn).log_prob(y) + n * b(zero))
 
     return score
 
 
-# The distribution at eta = 0, where its log likelihood is c(y) - n b(0).
-AT_NOUGHT: Mapping[type, Callable[[Any], Any]] = {
-    dist.Bernoulli: lambda fn: dist.Bernoulli(logits=torch.zeros_like(fn.logits)),
-    dist.Binomial: lambda fn: dist.Binomial(fn.total_count, logits=torch.zeros_like(fn.logits)),
-    dist.Poisson: lambda fn: dist.Poisson(torch.ones_like(fn.rate)),
-}
 LINKS: Mapping[type, Link] = {
     dist.NegativeBinomial: Link(
         lambda fn: fn.logits,
@@ -86,9 +83,24 @@ LINKS: Mapping[type, Link] = {
     dist.LogNormal: Link(
         lambda fn: fn.loc, lambda fn, y, eta: dist.LogNormal(eta, fn.scale).log_prob(y)
     ),
-    dist.Bernoulli: Link(lambda fn: fn.logits, _counted(softplus, lambda fn: 1.0)),
-    dist.Binomial: Link(lambda fn: fn.logits, _counted(softplus, lambda fn: fn.total_count)),
-    dist.Poisson: Link(lambda fn: fn.rate.log(), _counted(torch.exp, lambda fn: 1.0)),
+    dist.Bernoulli: Link(
+        lambda fn: fn.logits,
+        _counted(
+            softplus, lambda fn: 1.0, lambda fn: dist.Bernoulli(logits=torch.zeros_like(fn.logits))
+        ),
+    ),
+    dist.Binomial: Link(
+        lambda fn: fn.logits,
+        _counted(
+            softplus,
+            lambda fn: fn.total_count,
+            lambda fn: dist.Binomial(fn.total_count, logits=torch.zeros_like(fn.logits)),
+        ),
+    ),
+    dist.Poisson: Link(
+        lambda fn: fn.rate.log(),
+        _counted(torch.exp, lambda fn: 1.0, lambda fn: dist.Poisson(torch.ones_like(fn.rate))),
+    ),
     dist.Normal: Link(lambda fn: fn.loc, lambda fn, y, eta: dist.Normal(eta, fn.scale).log_prob(y)),
     dist.StudentT: Link(
         lambda fn: fn.loc, lambda fn, y, eta: dist.StudentT(fn.df, eta, fn.scale).log_prob(y)
@@ -271,7 +283,7 @@ def _is_linear(program: Program, name: str, batch: ClientBatch, g: torch.Generat
     for shared, w in _points(program, g):
         values, _ = own.unflatten(w[None, None])
         site = sites_at(program, {**shared, **values}, batch)[name]
-        if not in_clients(site) or type(site["fn"]) not in LINKS:
+        if not in_clients(site) or not has_link(site):
             return False
         known = scored(site, site["fn"].log_prob(site["value"])).flatten()
         (rows,) = _rows(program, Linear(frozenset([name])), shared, batch)
@@ -350,6 +362,14 @@ def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, 
     return {name: sites[name] for name in (*program.labels, *program.factors)}
 
 
+def has_link(site: Site) -> bool:
+    """Return whether the distribution of a site, or one that it is derived from, may have a predictor.
+
+    A derived class may have another density (Chi2 is a Gamma): who asks must compare the score with it.
+    """
+    return any(kind in LINKS for kind in type(site["fn"]).__mro__)
+
+
 def link_of(site: Site) -> Link:
     """Return how the distribution of a site depends on its predictor."""
-    return LINKS[type(site["fn"])]
+    return next(LINKS[kind] for kind in type(site["fn"]).__mro__ if kind in LINKS)

@@ -34,6 +34,7 @@ from hierfl.guides.from_factor import PRECISION, SHIFT, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.two_stage_server import Rounds, finished, logged
+from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -119,12 +120,14 @@ def two_stage(model: Model, *, draws: int = 4000, seed: int = 0) -> Method:
 
 def _client(seen: Seen) -> Client:
     hierarchy = seen.hierarchy
-    nodes = nodes_of(seen.line)
-    weigher = Weigher(hierarchy, *standard_points(hierarchy.reading.own_size))
+    with double_precision():
+        nodes = nodes_of(seen.line)
+        weigher = Weigher(hierarchy, *standard_points(hierarchy.reading.own_size))
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        with torch.no_grad():
-            rows = rows_of(seen.line, batch)
+        # weights are ratios of densities of hundreds of rows: single precision has no digits left for them
+        with double_precision(), torch.no_grad():
+            rows = rows_of(seen.line, in_double(batch))
             factor = factor_of(rows, message["loc"], message["covariance"], nodes)
             own = {"precision": factor.precision, "shift": factor.shift}
             if "draws" in message:
@@ -144,11 +147,13 @@ def _client(seen: Seen) -> Client:
     def params(message: Tree, own: Tree) -> Params:
         if not hierarchy.reading.own_size:
             return dict(message["params"])
-        local = {PRECISION: own["precision"][None, None], SHIFT: own["shift"][None, None]}
-        return {**message["params"], **local}
+        dtype = torch.get_default_dtype()
+        local = {PRECISION: own["precision"], SHIFT: own["shift"]}
+        return {**message["params"], **{n: v[None, None].to(dtype) for n, v in local.items()}}
 
     size, phases = hierarchy.reading.size, (Phase(step, nested=True),)
-    none = {"precision": torch.zeros(size, size), "shift": torch.zeros(size)}
+    like = torch.zeros(size, size, dtype=torch.float64)
+    none = {"precision": like, "shift": like[0] if size else like.flatten()}
     return Client(
         own={**none, "seen": torch.zeros(())},
         start=lambda message, own: {},

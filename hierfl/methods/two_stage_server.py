@@ -92,13 +92,12 @@ class Rounds:
         """Return the message: what any client's v may be, and the draws to weigh once the factors are final."""
         message = self.told(state)
         if int(state["stage"]) == WEIGH:
-            message["draws"] = state["final"]["draws"].to(torch.get_default_dtype())
+            message["draws"] = state["final"]["draws"]
         return message
 
     def told(self, state: Tree) -> Tree:
         """Return what the server believes of any client's v: mean and covariance."""
-        dtype = torch.get_default_dtype()
-        return {name: state[name].to(dtype) for name in ("loc", "covariance")}
+        return {name: state[name] for name in ("loc", "covariance")}
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.posterior.learned import learned_params
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import Family
 from hierfl.report.blocks import FEW_ROWS, Check, answered, listed, number
 from hierfl.report.checks_of_predictions import predictions, strangers
-from hierfl.report.checks_of_rounds import clients_of_rounds
+from hierfl.report.checks_of_rounds import chains_of_rounds, clients_of_rounds
 from hierfl.report.measurements import Measured
 
 UNCERTAINTY = "Does every parameter have an uncertainty?"
@@ -35,6 +36,7 @@ def _run(found: Measured) -> Iterator[Check]:
     yield _converged(found)
     yield from _held_out_score(found)
     yield from _concentration(found)
+    yield from chains_of_rounds(found.fit)
     yield from clients_of_rounds(found.fit)
 
 
@@ -203,13 +205,7 @@ def _guide(found: Measured) -> Iterator[Check]:
     if "k_hat" in history and bool(
         history["k_hat"].notna().any()
     ):  # the method has weighted its draws itself
-        k_hat = float(history["k_hat"].dropna().iloc[-1])
-        yield answered(
-            question,
-            k_hat >= K_HAT,
-            "The Pareto k-hat of the method's own importance weights is "
-            f"{number(k_hat, 2)}{_far(k_hat)}.",
-        )
+        yield answered(question, *_own_weights(found.fit))
         return
     if isinstance(found.weighed, str):
         yield Check(question, "not asked", _sentence(found.weighed))
@@ -233,6 +229,24 @@ def _guide(found: Measured) -> Iterator[Check]:
             else f"The largest Pareto k-hat of any client is {number(float(own.max()), 2)}, below "
             f"{K_HAT}.",
         )
+
+
+def _own_weights(fit: Snapshot) -> tuple[bool, str]:
+    """Return whether the weights that a method has taken itself are bad, and a sentence on them."""
+    last = fit.history.ffill().iloc[-1]
+    k_hat = float(last["k_hat"])
+    words = f"The Pareto k-hat of the method's own importance weights is {number(k_hat, 2)}"
+    if "effective" in last:
+        words += f", and {float(last['effective']):.0f} draws are effective"
+    if "k_hat_client" in last:
+        words += f"; the largest k-hat of one client's weights is {number(float(last['k_hat_client']), 2)}"
+    if k_hat < K_HAT:
+        return False, f"{words}. The draws on this page are weighted."
+    return True, (
+        f"{words}. A k-hat not below {K_HAT} means that the weighted approximation misses part of the "
+        "posterior: do not trust the spreads and tails on this page. Tighter priors of the clients' "
+        "parameters may help."
+    )
 
 
 def _far(k_hat: float) -> str:

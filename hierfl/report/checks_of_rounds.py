@@ -1,4 +1,4 @@
-"""Checks of the clients of each round: those that were left out, and updates that are far out."""
+"""Checks of the rounds: clients that were left out, updates that are far out, and the server's chains."""
 
 from __future__ import annotations
 
@@ -7,6 +7,27 @@ from collections.abc import Iterator
 from hierfl.engine.rounds import records_of
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.report.blocks import Check, answered, listed, number
+
+MIXED = 1.05  # split R-hat of chains that have mixed is below this
+
+
+def chains_of_rounds(fit: Snapshot) -> Iterator[Check]:
+    """Warn if the chains of the server's last sampling have not mixed; asked only if it samples by chains."""
+    if "r_hat" not in fit.history:
+        return
+    r_hat = float(fit.history["r_hat"].dropna().iloc[-1])
+    bad = not r_hat <= MIXED
+    yield answered(
+        "Have the server's chains mixed?",
+        bad,
+        f"The largest split R-hat of the server's chains is {number(r_hat)}"
+        + (
+            f", above {MIXED}: they have not mixed, so do not trust the spreads on this page. A prior that "
+            "keeps scales away from infinity helps."
+            if bad
+            else "."
+        ),
+    )
 
 
 def clients_of_rounds(fit: Snapshot) -> Iterator[Check]:

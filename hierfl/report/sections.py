@@ -13,6 +13,7 @@ from hierfl.engine.rounds import chosen_of
 from hierfl.report import figures
 from hierfl.report.blocks import Picture, Section, Table, Text, number, share
 from hierfl.report.measurements import Entry, Measured
+from hierfl.report.rounds import table_of_rounds
 
 SHOWN = 3  # local scalars that are drawn: those in which clients differ most
 ROWS = 200  # most rows of a table
@@ -45,7 +46,8 @@ def _run(found: Measured) -> Section:
         f"(median {int(counts.median())})",
         "Parameters": f"{latents.global_block.size:,} global, {latents.local_block.size:,} for "
         "each client",
-        "Rounds": f"{len(history)}, with at most "
+        "Rounds": f"{len(history)}"
+        f"{', after which the method stopped by itself' if _finished(found) else ''}, with at most "
         f"{int(history['clients'].max()) if 'clients' in history else data.num_clients} clients "
         "in each",
         "Communication": _bytes(history),
@@ -70,6 +72,12 @@ def _run(found: Measured) -> Section:
     )
 
 
+def _finished(found: Measured) -> bool:
+    """Return whether the method has stopped by itself."""
+    fit = found.fit
+    return bool(fit.federation.server.finished(fit.progress.server))
+
+
 def _bytes(history: pd.DataFrame) -> str:
     """Describe how many bytes were sent in each direction."""
     if "bytes_up" not in history:
@@ -88,8 +96,8 @@ def _size(count: float) -> str:
 
 
 def _convergence(found: Measured) -> Section | None:
-    """Show the ELBO or loss by round, with the verdict on convergence."""
-    drawn = figures.run(found)
+    """Show the ELBO or loss by round, or else how far the posterior moved, with the verdict on convergence."""
+    drawn = figures.run(found) or table_of_rounds(found.fit.history)
     verdict = [] if isinstance(found.run, str) else [Text(found.run.verdict)]
     return None if drawn is None else Section("convergence", "Convergence", (*verdict, drawn))
 

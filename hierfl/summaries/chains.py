@@ -123,10 +123,10 @@ def sampled(
     chains = torch.stack(kept, 1)  # (C, draws of each, K)
     together = torch.stack(kept).flatten(0, 1)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
-    return Sampled(together, _r_hat(torch.where(even, chains.abs(), chains)), whitening)
+    return Sampled(together, largest_r_hat(torch.where(even, chains.abs(), chains)), whitening)
 
 
-def _r_hat(chains: Tensor) -> float:
+def largest_r_hat(chains: Tensor) -> float:
     """Return the largest split R-hat of chains (C, n, K), of normal scores of the ranks (Vehtari et al. 2021)."""
     flat = chains.flatten(0, 1)
     ranks = flat.argsort(0).argsort(0).to(flat.dtype)

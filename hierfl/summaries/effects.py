@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.glm_rows import LINKS, link_of, perturbed, terms_at
+from hierfl.laplace.glm_rows import has_link, link_of, perturbed, terms_at
 from hierfl.program.few_rows import double_precision, in_double, in_dtype
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import Program, ProgramError
@@ -160,10 +160,11 @@ def _score(terms: dict[str, Site], eta: Tensor) -> Tensor:
 def _is_linear(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> bool:
     """Return whether the likelihood depends on e through linear predictors alone."""
     terms = _terms(program, z, e, batch)
-    if not all(in_clients(site) and type(site["fn"]) in LINKS for site in terms.values()):
+    if not all(in_clients(site) and has_link(site) for site in terms.values()):
         return False
     base, design = predicted(program, z, batch)
-    known = _score(terms, _predictors(terms))
+    each = (scored(site, site["fn"].log_prob(site["value"])).sum() for site in terms.values())
+    known = sum(each, torch.zeros(()))
     return _alike(base + design @ e, _predictors(terms)) and _alike(
         _score(_terms(program, z, 0.0 * e, batch), base + design @ e), known
     )

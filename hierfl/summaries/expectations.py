@@ -21,11 +21,11 @@ from torch.func import grad, jacrev, vjp
 
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.glm_rows import LINKS, SIZES, link_of, perturbed
+from hierfl.laplace.glm_rows import SIZES, has_link, link_of, perturbed
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import untouched_store
 from hierfl.program.traces import Site, in_clients, scored
-from hierfl.summaries.reading import Reading, log_likelihood, start_of
+from hierfl.summaries.reading import Reading, start_of
 
 ALONG_ROW, ALONE = 12, 9  # Gauss-Hermite nodes of a predictor, and of s where it is one number
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
@@ -145,10 +145,10 @@ class Rows:
 
     def _shifted(self, shift: Tensor, rest: Tensor) -> Tensor:
         """Return the log likelihood with the predictors moved by `shift` (n,) from l = 0, at s (S,)."""
+        if not len(self.line.inside):
+            return self.log_likelihood(rest)
         v = self.line.whole(torch.zeros(len(self.line.inside)), rest)
         terms = self.line.reading.terms(v, self.batch)
-        if not len(self.line.inside):
-            return log_likelihood(terms)
         total, done = torch.zeros(()), 0
         for site in terms.values():
             eta = link_of(site).predictor(site["fn"]).flatten()
@@ -274,7 +274,7 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
 
 
 def _has_predictor(site: Site) -> bool:
-    return in_clients(site) and type(site["fn"]) in LINKS
+    return in_clients(site) and has_link(site)
 
 
 def _predictors(terms: dict[str, Site]) -> Tensor:

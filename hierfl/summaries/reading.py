@@ -135,4 +135,4 @@ def start_of(reading: Reading) -> Tensor:
     """Return v at the starting values of its sites, (D + U,)."""
     own = reading.program.latents.local_block
     at = own.start.flatten() if own.size else torch.zeros(0)
-    return torch.cat([at, reading.origin[reading.shared]])
+    return torch.cat([at, reading.origin[reading.shared]]).to(torch.get_default_dtype())

@@ -117,7 +117,7 @@ def test_saved_posterior_opens_with_named_dimensions(job: tuple[Path, Result]) -
     posterior: Any = az.from_netcdf(str(job[0] / "posterior.nc"))["posterior"]  # type: ignore[no-untyped-call]
     assert posterior["slope"].dims == ("chain", "draw", "client", "x")
     assert posterior["client"].values.tolist() == HOSPITALS
-    assert posterior["x"].values.tolist() == list(datasets.heart_disease().features["x"])
+    assert posterior["x"].values.tolist() == list(demo.QUICK.columns or ())
     assert {"intercept", "intercept_loc", "intercept_scale", "slope_loc", "slope_scale"} <= set(
         posterior.data_vars
     )
@@ -136,16 +136,12 @@ def test_report_is_written_with_its_warnings(job: tuple[Path, Result]) -> None:
     assert "Heart disease at four hospitals" in text and "switzerland" in text
     counted = re.search(r"(\d+) of its (\d+) checks gave a warning", job[1].stdout)
     assert counted and f"Warnings ({counted[1]})" in text
-    assert "a trend needs at least 40" in text and "276 held-out rows" in text
+    assert "276 held-out rows" in text
 
 
-def test_the_same_seed_gives_the_same_numbers(job: tuple[Path, Result], tmp_path: Path) -> None:
-    again = run("demo", "--out", str(tmp_path), "--quick", "--seed", "3")
-    assert again.exit_code == 0, again.output
-    assert (tmp_path / "scores.csv").read_bytes() == (job[0] / "scores.csv").read_bytes()
-
-
-def test_worker_processes_change_no_number(job: tuple[Path, Result], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_numbers_with_worker_processes(
+    job: tuple[Path, Result], tmp_path: Path
+) -> None:
     demo.run(tmp_path, quick=True, seed=3, workers=2)
     assert (tmp_path / "scores.csv").read_bytes() == (job[0] / "scores.csv").read_bytes()
 

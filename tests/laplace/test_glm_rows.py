@@ -156,6 +156,31 @@ def test_linear_predictors_of_real_programs_are_found() -> None:
         assert seen_linear(hierfl.read(model, guides.conditional, data)).sites
 
 
+def test_a_likelihood_derived_from_one_with_a_predictor_is_found() -> None:
+    """hierfl's own logistic regression observes a Bernoulli of its own, which takes labels of any dtype."""
+    made, program = hierfl.models.logistic("x", "ill", prior_scale=dist.HalfNormal(1.0)), {}
+    for dtype in (torch.get_default_dtype(), torch.int64):
+        data = federation()
+        data = data.with_fields(ill=data.fields["ill"].to(dtype))
+        program[dtype] = hierfl.read(made, guides.conditional, data)
+        assert seen_linear(program[dtype]).sites == {"ill"}
+
+
+def test_a_derived_likelihood_with_another_density_is_not_taken_for_its_parent() -> None:
+    class Doubled(dist.Bernoulli):  # type: ignore[misc]
+        def log_prob(self, value: Tensor) -> Tensor:
+            density: Tensor = 2.0 * super().log_prob(value)
+            return density
+
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            with batch.data():
+                pyro.sample("y", Doubled(logits=(batch.x * w).sum(-1)), obs=batch.ill)
+
+    assert seen_linear(read(model)) == Linear()
+
+
 # ------------------------------------------------------------------------------------------------ derivatives
 def test_times_and_its_derivatives_under_nested_vmaps() -> None:
     g = torch.Generator().manual_seed(0)

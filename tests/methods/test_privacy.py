@@ -265,8 +265,8 @@ def test_weighing_sends_one_number_a_draw(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*METHODS, *TEN_ROUNDS, *SUMMARIES])
 def test_a_method_discloses_what_it_declares(name: str) -> None:
-    make = {**METHODS, **TEN_ROUNDS, **SUMMARIES}[name][0]
-    method = make()
+    every: dict[str, Any] = {**METHODS, **TEN_ROUNDS, **SUMMARIES}
+    method = every[name][0]()
     _, up, *_ = exchange(method, federation())
     alone = any(isinstance(of, Each) for of in up.values())
     assert method.discloses == ("summaries" if alone else "sums")

@@ -20,6 +20,7 @@ from hierfl.report.blocks import Check
 from hierfl.report.checks import checks
 from hierfl.report.measure import measure
 from hierfl.report.measurements import Measured
+from hierfl.report.rounds import table_of_rounds
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.report.test_report import fitted
@@ -226,3 +227,46 @@ def test_problems_in_the_history_raise_warnings(
     assert question in warned(
         checks(measured(replace(f, progress=replace(f.progress, history=history)), held_out=test))
     )
+
+
+def weighed(**last: float) -> Fit:
+    """Return a fit with the history of a method that weighs its draws, whose last round logs these numbers."""
+    f, _ = fitted("binary")
+    rounds = [
+        {"round": 0, "clients": 4, "r_hat": 1.01, "stage": 0.0},
+        {"round": 1, "clients": 4, "r_hat": 1.02, "stage": 1.0, "moved": 0.03, "changed": 0.02},
+        {
+            **{"round": 2, "clients": 4, "r_hat": 1.02, "stage": 2.0, "moved": 0.03},
+            **{"changed": 0.02, "k_hat": 0.3, "effective": 900.0, "k_hat_client": 0.4, **last},
+        },
+    ]
+    return replace(f, progress=replace(f.progress, history=tuple(rounds)))
+
+
+def test_the_weights_and_chains_of_a_method_itself_are_checked() -> None:
+    weights = (
+        "Is the guide (the approximate posterior) close enough to the posterior for importance "
+    )
+    chains = "Have the server's chains mixed?"
+    found = {c.question: c for c in checks(measured(weighed()))}
+    (of_weights,) = [c for q, c in found.items() if q.startswith(weights)]
+    assert of_weights.verdict == found[chains].verdict == "good"
+    assert "is 0.300" not in of_weights.answer and "is 0.30, and 900 draws" in of_weights.answer
+    assert found["Has the run converged?"].verdict == "good"
+    bad = warned(checks(measured(weighed(k_hat=0.9))))
+    assert of_weights.question in bad and chains not in bad and "Has the run converged?" in bad
+    assert chains in warned(checks(measured(weighed(r_hat=1.2))))
+
+
+def test_rounds_without_an_elbo_are_tabulated() -> None:
+    table = table_of_rounds(weighed().history)
+    assert table is not None
+    assert table.head == (
+        *("Round", "Means moved, SD", "SDs changed, share", "R-hat", "k-hat", "Effective draws"),
+    )
+    assert table.rows == (
+        ("1", "", "", "1.01", "", ""),
+        ("2", "0.0300", "0.0200", "1.02", "", ""),
+        ("3", "", "", "", "0.300", "900"),
+    )
+    assert table_of_rounds(fitted("binary")[0].history) is None

@@ -299,15 +299,15 @@ def test_a_chosen_fit_is_saved_and_loaded(quick: list[int], tmp_path: Path) -> N
 def test_the_posterior_is_corrected_where_weights_allow(quick: list[int]) -> None:
     found = fit(students, federation())
     auto, plain, psis = (
-        found.posterior(draws=50, correct=how).posterior["mean"].values
+        found.posterior(draws=50, correct=how)["posterior"]["mean"].values
         for how in ("auto", None, "psis")
     )
     assert (auto == psis).all() and (auto != plain).any()
     named = fit(methods.fedsvi(students), federation(), rounds=12)
-    assert (named.posterior(draws=50).posterior["mean"].values == plain).all()
+    assert (named.posterior(draws=50)["posterior"]["mean"].values == plain).all()
     # the weights are those of the fitted clients
     new = found.personalise(federation((4, 2), seed=3), rounds=2)
-    assert (new.posterior(draws=50).posterior["mean"].values == plain).all()
+    assert (new.posterior(draws=50)["posterior"]["mean"].values == plain).all()
 
 
 def test_a_method_that_stops_by_itself_is_chosen_and_run(

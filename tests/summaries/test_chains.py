@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.summaries.chains import STUCK, Sampled, Whitening, _r_hat, sampled
+from hierfl.summaries.chains import Sampled, Whitening, largest_r_hat, sampled
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
-from hierfl.summaries.sampling import sample
+from hierfl.summaries.sampling import MIXED, MIXED_WELL, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
 from tests.summaries import programs
@@ -52,7 +52,7 @@ def run(density: Any, *, seed: int = 0, far: float = 3.0) -> Sampled:
 
 def test_moments_of_a_correlated_gaussian_far_away() -> None:
     found = run(gauss)
-    assert found.r_hat < STUCK
+    assert found.r_hat < MIXED_WELL
     sd = COVARIANCE.diagonal().sqrt()
     assert ((found.draws.mean(0) - MEAN).abs() / sd < 0.08).all()
     assert torch.allclose(found.draws.T.cov(), COVARIANCE, rtol=0.1)
@@ -69,7 +69,7 @@ def test_moments_of_a_skewed_density() -> None:
 
 def test_chains_that_start_where_they_cannot_move_are_seen() -> None:
     """Far to the left a Gumbel density falls as exp(-exp(9)): chains that start there stay, and R-hat says so."""
-    assert run(gumbel, far=3.0).r_hat > STUCK
+    assert run(gumbel, far=3.0).r_hat > MIXED_WELL
 
 
 def test_draws_are_a_function_of_the_seed() -> None:
@@ -81,11 +81,11 @@ def test_draws_are_a_function_of_the_seed() -> None:
 def test_r_hat_sees_chains_stuck_in_two_places() -> None:
     g = torch.Generator().manual_seed(0)
     chains = torch.randn(16, 60, 2, generator=g)
-    assert _r_hat(chains) < STUCK
+    assert largest_r_hat(chains) < MIXED_WELL
     chains[:8, :, 1] += 1.0
-    assert _r_hat(chains) > STUCK
+    assert largest_r_hat(chains) > MIXED_WELL
     drift = torch.randn(16, 60, 1, generator=g) + torch.linspace(0.0, 2.0, 60)[:, None]
-    assert _r_hat(drift) > STUCK
+    assert largest_r_hat(drift) > MIXED_WELL
 
 
 # ------------------------------------------------------------------------------------ signed scales
@@ -128,7 +128,7 @@ def test_signed_draws_have_the_moments_of_a_grid() -> None:
     precision = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1.0, 0.7])
     factors = Factors(precision[:, None, None], (eta * precision)[:, None], {})
     around = (torch.tensor([0.8]), torch.tensor([[0.6]]))
-    found = sample(surrogate, factors, 4000, around=around, known=None, seed=5)
+    found = sample(surrogate, factors, 4000, around=around, known=None, mixed=MIXED, seed=5)
     tau = torch.linspace(0.0005, 5.0, 5000)
     mu = torch.linspace(-4.0, 4.0, 401)[:, None]
     spread = (tau.square() + 1.0 / precision[:, None]).sqrt()  # (8, T)

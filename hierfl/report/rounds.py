@@ -1,0 +1,48 @@
+"""The rounds of a method that has no ELBO: how far its posterior moved in each, and the weights of its draws."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from hierfl.report.blocks import Table, number
+
+COLUMNS = {
+    "moved": "Means moved, SD",
+    "changed": "SDs changed, share",
+    "r_hat": "R-hat",
+    "k_hat": "k-hat",
+    "effective": "Effective draws",
+}
+NOTES = {
+    "moved": "Means moved: the largest shift of a mean since the round before, in posterior SDs.",
+    "changed": "SDs changed: the largest relative change of an SD.",
+    "r_hat": "R-hat: split R-hat of the chains by which the server samples; below 1.05 they have mixed.",
+    "k_hat": "k-hat: Pareto shape of the importance weights; below 0.7 they can be trusted.",
+    "effective": "Effective draws: 1 / the sum of squared weights.",
+}
+
+
+def table_of_rounds(history: pd.DataFrame) -> Table | None:
+    """Tabulate how far the posterior moved in each round; None if the method logs neither that nor k-hat.
+
+    A number that a round has carried over from the round before is left out.
+    """
+    columns = [name for name in COLUMNS if name in history]
+    if not {"moved", "k_hat"} & set(columns):
+        return None
+    rows, before = [], dict.fromkeys(columns, math.nan)
+    for place, record in enumerate(history[columns].to_dict("records")):
+        cells = [
+            "" if math.isnan(value) or value == before[name] else number(value)
+            for name, value in ((name, float(record[name])) for name in columns)
+        ]
+        before = {name: float(record[name]) for name in columns}
+        rows.append((str(place + 1), *cells))
+    return Table(
+        "What changed in each round",
+        ("Round", *(COLUMNS[name] for name in columns)),
+        tuple(rows),
+        note=" ".join(NOTES[name] for name in columns),
+    )

@@ -1,0 +1,79 @@
+"""Likelihoods that are subclasses of known ones, and those without any linear predictor, have factors."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import guides, methods, models
+from hierfl.data.batch import ClientBatch
+from hierfl.summaries.expectations import seen_line
+from hierfl.summaries.reading import read_likelihood
+from tests.programs import federation
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_predictors_of_hierfls_own_logistic_regression_are_found(centred: bool) -> None:
+    model = models.logistic("x", "ill", prior_scale=dist.HalfNormal(1.0), centred=centred)
+    data = federation((30, 20))
+    for labels in (data.fields["ill"], data.fields["ill"].long()):
+        program = hierfl.read(model, guides.conditional, data.with_fields(ill=labels))
+        reading = read_likelihood(program)
+        assert seen_line(reading).inside.tolist() == list(range(reading.size))
+        assert (reading.effects is None) == centred
+
+
+def test_a_derived_likelihood_with_another_density_has_no_predictor() -> None:
+    class Doubled(dist.Bernoulli):  # type: ignore[misc]
+        def log_prob(self, value: Tensor) -> Tensor:
+            density: Tensor = 2.0 * super().log_prob(value)
+            return density
+
+    def model(batch: ClientBatch) -> None:
+        loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
+            with batch.data():
+                pyro.sample("y", Doubled(logits=(batch.x * w).sum(-1)), obs=batch.ill)
+
+    reading = read_likelihood(hierfl.read(model, guides.conditional, federation()))
+    assert not len(seen_line(reading).inside)
+
+
+def test_a_likelihood_without_a_predictor_is_fitted() -> None:
+    """The predictor bends: expectations are sums over quasi-random points, and the posterior is that of NUTS."""
+
+    def model(batch: ClientBatch) -> None:
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(loc, 0.5))
+            with batch.data():
+                pyro.sample("y", dist.Normal(2.0 * torch.tanh(w), 0.5), obs=batch.y)
+
+    g = torch.Generator().manual_seed(0)
+    data = federation((8, 6, 9, 7))
+    shift = torch.tensor([0.2, 0.6, 0.4, -0.1])[data.row_client]
+    data = data.with_fields(y=2.0 * torch.tanh(shift) + 0.5 * torch.randn(len(shift), generator=g))
+    fit = hierfl.fit(methods.two_stage(model, draws=500), data, seed=0, progress=False)
+    assert not len(seen_line(read_likelihood(fit.program)).inside)
+    assert fit.history["k_hat"].iloc[-1] < 0.7
+    # loc ~ Normal(0, 1), and the marginal of client k given loc, both on a grid
+    at = torch.linspace(-3.0, 3.0, 601)
+    each = torch.stack(
+        [
+            (dist.Normal(2.0 * torch.tanh(at)[:, None], 0.5).log_prob(y)).sum(1)
+            for y in data.fields["y"].split(data.counts.tolist())
+        ]
+    )
+    prior = dist.Normal(at[:, None], 0.5).log_prob(at)  # (loc, w)
+    logs = (prior + each[:, None]).logsumexp(2).sum(0) + dist.Normal(0.0, 1.0).log_prob(at)
+    share = logs.softmax(0)
+    mean = share @ at
+    sd = (share @ (at - mean).square()).sqrt()
+    found = fit.draws(500).shared["loc"]
+    assert abs(float((found.mean() - mean) / sd)) < 0.15
+    assert abs(float(found.std() / sd) - 1.0) < 0.12
