@@ -74,7 +74,9 @@ def test_known_scales_give_the_closed_form() -> None:
     assert torch.allclose(b.var(0), known.own_cov.flatten(), rtol=0.1)
 
 
-@pytest.mark.parametrize("name", ["binary", "spread", "spread_raw"])
+@pytest.mark.parametrize(
+    "name", ["binary", "spread", pytest.param("spread_raw", marks=pytest.mark.slow)]
+)
 def test_the_posterior_is_that_of_a_grid(name: str) -> None:
     """mu, tau and every client's level, of eight clients of 1 to 8 rows."""
     found, data = fitted(name), people(EIGHT)
@@ -99,6 +101,7 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
         assert 0.9 < own[:, k].std() / sd < 1.1, k
 
 
+@pytest.mark.slow
 def test_centred_and_non_centred_agree() -> None:
     one, other = (fitted(name).draws(2000).shared for name in ("spread", "spread_raw"))
     for site, drawn in one.items():
@@ -144,6 +147,7 @@ def test_the_order_of_clients_does_not_matter() -> None:
     assert torch.allclose(a["shift"], b["shift"][where], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Written after each round; the last two are thrown away, and the run resumes."""
     import shutil
@@ -160,6 +164,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert len(again.history) == len(whole.history)
 
 
+@pytest.mark.slow
 def test_a_cohort_of_half_the_clients_arrives_where_all_do() -> None:
     """Old factors stand until a client answers again; all are weighed in the end."""
     found = fit(two_stage(programs.binary, draws=1000), people(EIGHT), cohort=0.5)
@@ -185,6 +190,7 @@ def logs_of_size(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(a, 0.7), obs=batch.y)
 
 
+@pytest.mark.slow
 def test_fields_of_clients_that_have_not_answered_do_no_harm() -> None:
     data = ClientData.from_arrays(
         torch.tensor([0, 1, 1, 2]),
@@ -196,6 +202,7 @@ def test_fields_of_clients_that_have_not_answered_do_no_harm() -> None:
     assert state["loc"].isfinite().all() and float(state["r_hat"]) < 1.1
 
 
+@pytest.mark.slow
 def test_a_program_that_looks_at_its_rows_runs_without_a_graph() -> None:
     """`one_hot` reads values, so the server's density cannot be traced."""
     with pytest.warns(UserWarning, match="clients run one at a time"):
@@ -203,6 +210,7 @@ def test_a_program_that_looks_at_its_rows_runs_without_a_graph() -> None:
     assert int(found.progress.server["stage"]) == 2
 
 
+@pytest.mark.slow
 def test_rows_without_a_known_predictor() -> None:
     """Gumbel rows: quasi-random points in place of Gauss-Hermite sums; weights that hardly differ have no tail."""
     with warnings.catch_warnings():
@@ -224,6 +232,7 @@ def test_rows_without_a_known_predictor() -> None:
     assert 0.88 < drawn.std() / sd < 1.12
 
 
+@pytest.mark.slow
 def test_single_precision_runs() -> None:
     torch.set_default_dtype(torch.float32)
     found = fit(two_stage(programs.noisy, **SHORT), people((3, 4, 5)))
@@ -232,6 +241,7 @@ def test_single_precision_runs() -> None:
 
 
 # ------------------------------------------------------------------------------------ messages
+@pytest.mark.slow
 def test_what_goes_up_and_down() -> None:
     """Down: loc and covariance, draws to weigh. Up: a factor, or log marginals; nothing else."""
     found = short()
@@ -250,6 +260,7 @@ def test_what_goes_up_and_down() -> None:
 
 
 # ------------------------------------------------------------------------------------ what a fit can do
+@pytest.mark.slow
 def test_saved_and_loaded(tmp_path: Path) -> None:
     found = short()
     found.save(tmp_path / "run", with_data=True)
@@ -259,6 +270,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         assert torch.equal(drawn, again.draws(100, seed=1).shared[site])
 
 
+@pytest.mark.slow
 def test_a_fit_does_all_that_fits_do() -> None:
     found = fitted("binary")
     with warnings.catch_warnings():
@@ -273,6 +285,7 @@ def test_a_fit_does_all_that_fits_do() -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_new_client_gets_its_own_posterior() -> None:
     """Its level, given the others: against the grid with the new client's rows weighing in on nothing else."""
     found, data = fitted("binary"), people(EIGHT)
