@@ -163,7 +163,8 @@ def _is_linear(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> bo
     if not all(in_clients(site) and has_link(site) for site in terms.values()):
         return False
     base, design = predicted(program, z, batch)
-    known = sum(scored(site, site["fn"].log_prob(site["value"])).sum() for site in terms.values())
+    each = [scored(site, site["fn"].log_prob(site["value"])).sum() for site in terms.values()]
+    known = torch.stack(each).sum()
     return _alike(base + design @ e, _predictors(terms)) and _alike(
         _score(_terms(program, z, 0.0 * e, batch), base + design @ e), known
     )
