@@ -57,7 +57,7 @@ def demo(
         ),
     ] = False,
 ) -> None:
-    """Heart disease at four hospitals: four methods, held-out patients, new hospitals. About a minute."""
+    """Heart disease at four hospitals: four methods, held-out patients, new hospitals. One to two minutes."""
     import torch
     from rich.console import Console
 

@@ -87,7 +87,7 @@ QUICK = Effort(
     weighed=200,
     map_rounds=3,
     joining=2,
-    draws=50,
+    draws=20,
     saved=50,
     columns=("sex", "exang", "oldpeak", "ca_missing"),
 )
