@@ -62,7 +62,7 @@ class FromFactor:
 
     def __call__(self, batch: ClientBatch) -> None:
         """Draw all sites of the clients of a batch."""
-        drawn, block = self.posterior(batch), self.latents.local_block
+        drawn, block = self._shared(batch), self.latents.local_block
         if not block.size:
             return
         size = block.size if self.hierarchy is None else self.hierarchy.reading.size
@@ -85,6 +85,13 @@ class FromFactor:
         with batch.clients():
             pyro.sample("_local.chosen", moved, infer={"is_auxiliary": True})
         emit(block, vector, batch)
+
+    def _shared(self, batch: ClientBatch) -> Drawn:
+        """Draw the global sites; a program without any is refused once it has been read."""
+        if self.latents.global_block.size:
+            return self.posterior(batch)
+        none = torch.zeros(0)
+        return Drawn(none, none, {})
 
     def _chosen(
         self, drawn: Drawn, normal: Any, first: Tensor, batch: ClientBatch

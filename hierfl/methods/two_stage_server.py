@@ -17,7 +17,7 @@ from hierfl.program.few_rows import double_precision
 from hierfl.program.program import Params
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import any_client, prior_draws
-from hierfl.summaries.sampling import MIXED, MIXED_WELL, sample
+from hierfl.summaries.sampling import one_thread, sample
 from hierfl.summaries.surrogate import Surrogate
 
 GATHER, WEIGH, DONE = range(3)
@@ -102,7 +102,7 @@ class Rounds:
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""
         left = clock.rounds - clock.round - 1
-        with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
+        with double_precision(), one_thread(), torch.no_grad(), pyro.validation_enabled(False):
             if int(state["stage"]) == WEIGH:
                 state = self.weighed(state, means["log_marginals"], left)
             else:
@@ -115,7 +115,7 @@ class Rounds:
         old = state["factors"]
         factors = Factors(
             **tree_map(
-                lambda kept, new: kept.index_copy(0, reports.ids, new.to(kept.dtype)),
+                lambda kept, new: kept.index_copy(0, reports.ids, _rounded(new.to(kept.dtype))),
                 old,
                 {name: reports.value[name] for name in old},
             )
@@ -163,7 +163,7 @@ class Rounds:
             len(state[name]["draws"]),
             around=(around["loc"], around["tril"]),
             known=known,
-            mixed=MIXED_WELL if name == "final" else MIXED,
+            final=name == "final",
             seed=self.seed + 7919 * (clock.round + 1),
         )
         drawn = {**_none(*found.draws.shape), "draws": found.draws}
@@ -246,6 +246,18 @@ def logged(state: Tree) -> dict[str, float]:
     """Return the next stage, how far the posterior moved, R-hat, k-hat and the effective draws."""
     numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _rounded(value: Tensor) -> Tensor:
+    """Return numbers rounded to 32 binary digits, integers as they are.
+
+    Chains amplify rounding. What clients send differs between engines by the last few of 53 digits, and must not
+    lead to other draws.
+    """
+    if not value.is_floating_point():
+        return value
+    mantissa, exponent = torch.frexp(value)
+    return torch.ldexp((mantissa * 2.0**32).round() / 2.0**32, exponent)
 
 
 def _none(count: int, size: int) -> Tree:

@@ -31,6 +31,7 @@ MOST_STEPS = 32  # of a trajectory
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
 SEARCH = {"maxiter": 60}  # of L-BFGS
 FAR = 1e-4  # of a prior sd, for differences of gradients
+MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
 SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
 
 
@@ -108,22 +109,30 @@ def sampled(
     renew_at = {round(part * warmup) for part in WINDOWS}
     step, z = _Step(1.0 / max(1.0, start.shape[1]) ** 0.25), start
     state, seen = _evaluated(density, z, whitening), []
+    moves = torch.zeros(len(start))
     for i in range(warmup):
-        state, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
+        state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
         step.update(accepted)
+        moves = moves + taken
         seen.append(_z(state, whitening))
         if i + 1 in renew_at:
+            alive = _alive(moves / len(seen), g)
+            seen = [z[alive] for z in seen]
             whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening)
             state = _evaluated(density, seen[-1], whitening)
-            step, seen = _Step(math.exp(step.mean)), []
-    size, kept = math.exp(step.mean), []
+            step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
+    size, kept, moves = math.exp(step.mean), [], torch.zeros(len(start))
     for _ in range(max(least, -(-draws // len(start)))):
-        state, _ = _iterated(density, state, whitening, size, g)
+        state, taken, _ = _iterated(density, state, whitening, size, g)
+        moves = moves + taken
         kept.append(_z(state, whitening))
     chains = torch.stack(kept, 1)  # (C, draws of each, K)
     together = torch.stack(kept).flatten(0, 1)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
-    return Sampled(together, largest_r_hat(torch.where(even, chains.abs(), chains)), whitening)
+    r_hat = largest_r_hat(torch.where(even, chains.abs(), chains))
+    # one chain among many that never moves hardly shows in R-hat
+    held = bool((moves < MOVES * len(kept)).any())
+    return Sampled(together, math.inf if held else r_hat, whitening)
 
 
 def largest_r_hat(chains: Tensor) -> float:
@@ -153,8 +162,12 @@ def _at(density: Density, at: Tensor, whitening: Whitening) -> _State:
 
 def _iterated(
     density: Density, state: _State, whitening: Whitening, size: float, g: torch.Generator
-) -> tuple[_State, float]:
-    """Take one trajectory of every chain; return the states and the mean probability of acceptance."""
+) -> tuple[_State, Tensor, float]:
+    """Take one trajectory of every chain.
+
+    Returns:
+        The states, which chains have moved (C,), and the mean probability of acceptance.
+    """
     length = LENGTH * (0.4 + 1.2 * float(torch.rand((), generator=g)))
     steps = min(MOST_STEPS, max(1, round(length / size)))
     momentum = torch.randn(state.at.shape, generator=g, dtype=state.at.dtype)
@@ -171,7 +184,20 @@ def _iterated(
         torch.where(taken.view(-1, *[1] * (n.dim() - 1)), n, o)
         for n, o in zip(now, state, strict=True)
     )
-    return _State(*kept), float(chance.mean())
+    return _State(*kept), taken.to(chance.dtype), float(chance.mean())
+
+
+def _alive(share: Tensor, g: torch.Generator) -> Tensor:
+    """Return where each chain goes on from, (C,) int64: chains that hardly move take the place of one that does.
+
+    In a steep tail every trajectory of a step size that suits the rest may be refused.
+    """
+    index = torch.arange(len(share))
+    moving = index[share >= MOVES]
+    if len(moving) in (0, len(share)):
+        return index
+    others = moving[torch.randint(len(moving), (len(share),), generator=g)]
+    return torch.where(share >= MOVES, index, others)
 
 
 def _renewed(states: Tensor, before: Whitening) -> Whitening:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -22,6 +24,17 @@ LEAST, MOST = (
     50,
     400,
 )  # iterations after it, at first, and at most where R-hat asks for longer chains
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: chains amplify rounding, which differs between numbers of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Draws(NamedTuple):
@@ -45,7 +58,7 @@ def sample(
     *,
     around: tuple[Tensor, Tensor],
     known: Tensor | None,
-    mixed: float,
+    final: bool,
     seed: int,
 ) -> Draws:
     """Sample the surrogate posterior.
@@ -56,7 +69,7 @@ def sample(
         count: S.
         around: mean and lower triangular scale of the coordinates that are sampled, a first guess.
         known: (S, K) draws to start from, of a posterior nearby; None: start from the guess.
-        mixed: split R-hat above which longer chains are run.
+        final: the draws are kept, not only their moments: chains are run longer, and must mix better.
         seed: of the noise.
     """
     hierarchy = surrogate.hierarchy
@@ -66,7 +79,7 @@ def sample(
         scales, r_hat = torch.zeros(count, 0), 1.0
         loc, tril = around
     else:
-        found = _chains(surrogate, factors, count, around, known, mixed, seed, g)
+        found = _chains(surrogate, factors, count, around, known, final, seed, g)
         scales, r_hat = surrogate.from_signed(found.draws), found.r_hat
         loc, tril = found.whitening
     return Draws(surrogate.with_means(scales, normal, factors), r_hat, loc, tril)
@@ -78,7 +91,7 @@ def _chains(
     count: int,
     around: tuple[Tensor, Tensor],
     known: Tensor | None,
-    mixed: float,
+    final: bool,
     seed: int,
     g: torch.Generator,
 ) -> Sampled:
@@ -94,7 +107,7 @@ def _chains(
     else:
         at = torch.randperm(len(known), generator=g)[:chains]
         start, warmup = surrogate.to_signed(known[at][:, outside]), WARM
-    least = LEAST
+    least = 2 * LEAST if final else LEAST
     while True:
         found = sampled(
             density,
@@ -106,7 +119,7 @@ def _chains(
             seed=seed,
             even=surrogate.even,
         )
-        if not found.r_hat > mixed:
+        if not found.r_hat > (MIXED_WELL if final else MIXED):
             return found
         if least >= MOST:
             warnings.warn(

@@ -125,9 +125,9 @@ def test_engines_and_chunks_agree(options: dict[str, Any]) -> None:
     one, other = found.progress.server, known.progress.server
     for name in ("precision", "shift"):
         assert torch.allclose(one["factors"][name], other["factors"][name], rtol=1e-6, atol=1e-9)
-    # the server's chains amplify rounding of the factors (1e-16) to a fraction of their Monte Carlo error
+    # the server rounds what it is sent, as its chains would amplify differences of 1e-16
     for name in ("loc", "covariance"):
-        assert torch.allclose(one[name], other[name], rtol=0.05), name
+        assert torch.allclose(one[name], other[name], rtol=1e-9), name
 
 
 def test_the_order_of_clients_does_not_matter() -> None:

@@ -87,7 +87,7 @@ ROWS: dict[
 ] = {  # a model, made under the test's dtype; its method, its guide if it is fedsvi, in the reason
     "few numbers": (lambda: regression, "two_stage", None, "reads 2 numbers only"),
     "not Normal": (lambda: students, "fedsvi", structured, "its prior is a StudentT"),
-    "a branch": (lambda: branching, "fedsvi", structured, "two_stage does not take the model"),
+    "a branch": (lambda: branching, "two_stage", None, "reads"),
     "nothing global": (lambda: alone, "fedsvi", structured, "no site is global"),
     "v too long": (
         lambda: partial(wide, own=101),
@@ -310,6 +310,7 @@ def test_the_posterior_is_corrected_where_weights_allow(quick: list[int]) -> Non
     assert (new.posterior(draws=50)["posterior"]["mean"].values == plain).all()
 
 
+@pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_a_method_that_stops_by_itself_is_chosen_and_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -15,7 +15,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.summaries.chains import Sampled, Whitening, largest_r_hat, sampled
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
-from hierfl.summaries.sampling import MIXED, MIXED_WELL, sample
+from hierfl.summaries.sampling import MIXED_WELL, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
 from tests.summaries import programs
@@ -67,9 +67,12 @@ def test_moments_of_a_skewed_density() -> None:
     assert torch.allclose(third, torch.full((2,), 1.14), atol=0.35)
 
 
-def test_chains_that_start_where_they_cannot_move_are_seen() -> None:
-    """Far to the left a Gumbel density falls as exp(-exp(9)): chains that start there stay, and R-hat says so."""
-    assert run(gumbel, far=3.0).r_hat > MIXED_WELL
+def test_chains_that_cannot_move_go_on_from_others() -> None:
+    """Far to the left a Gumbel density falls as exp(-exp(9)): no trajectory of a step for the rest is accepted."""
+    found = run(gumbel, far=3.0, least=300)
+    assert found.r_hat < MIXED_WELL
+    assert found.draws.min() > -3.5
+    assert torch.allclose(found.draws.var(0), torch.full((2,), math.pi**2 / 6.0), rtol=0.15)
 
 
 def test_draws_are_a_function_of_the_seed() -> None:
@@ -128,7 +131,7 @@ def test_signed_draws_have_the_moments_of_a_grid() -> None:
     precision = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1.0, 0.7])
     factors = Factors(precision[:, None, None], (eta * precision)[:, None], {})
     around = (torch.tensor([0.8]), torch.tensor([[0.6]]))
-    found = sample(surrogate, factors, 4000, around=around, known=None, mixed=MIXED, seed=5)
+    found = sample(surrogate, factors, 4000, around=around, known=None, final=True, seed=5)
     tau = torch.linspace(0.0005, 5.0, 5000)
     mu = torch.linspace(-4.0, 4.0, 401)[:, None]
     spread = (tau.square() + 1.0 / precision[:, None]).sqrt()  # (8, T)
