@@ -170,7 +170,8 @@ def test_sums_alone_never_give_a_method_that_discloses_summaries(row: str) -> No
     found = choose(model, federation(), disclose="sums").method
     assert found.discloses == "sums"
     if name == "two_stage":
-        assert found.name == "fedlaplace"
+        # fedlaplace maps the program over points, which one that looks at its values does not stand
+        assert found.name == ("fedsvi" if row == "a branch" else "fedlaplace")
 
 
 def test_sums_with_cohorts_or_many_numbers_leave_fedlaplace_out(
@@ -234,7 +235,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def same(one: Fit, other: Fit) -> None:
     found, known = (named_leaves([f.progress.server, f.progress.table]) for f in (one, other))
     assert found.keys() == known.keys() and one.progress.round == other.progress.round
-    assert all(torch.equal(v, known[name]) for name, v in found.items())
+    assert all(torch.equal(v.nan_to_num(), known[name].nan_to_num()) for name, v in found.items())
 
 
 def test_attempts_get_longer_until_the_fit_is_good(quick: list[int]) -> None:
