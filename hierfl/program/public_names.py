@@ -25,7 +25,7 @@ NAMES = {
     "hierfl.methods": tuple(
         (
             "averaging_some bfi by_rows ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi fine_tuned "
-            "individual over_relaxed pfedbayes pfedbred pfedme pvi"
+            "individual over_relaxed pfedbayes pfedbred pfedme pvi two_stage"
         ).split()
     ),
     "hierfl.models": tuple(

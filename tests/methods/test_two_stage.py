@@ -236,6 +236,9 @@ def test_rows_without_a_known_predictor() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:k-hat"
+)  # twelve rows and an unknown sigma, in double precision too
 def test_single_precision_runs() -> None:
     torch.set_default_dtype(torch.float32)
     found = fit(two_stage(programs.noisy, **SHORT), people((3, 4, 5)))
