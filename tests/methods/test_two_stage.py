@@ -270,7 +270,7 @@ def test_what_goes_up_and_down() -> None:
 def test_saved_and_loaded(tmp_path: Path) -> None:
     found = short()
     found.save(tmp_path / "run", with_data=True)
-    again = hierfl.load(tmp_path / "run")
+    again = hierfl.load(tmp_path / "run", model=programs.binary)
     assert again.history["k_hat"].equals(found.history["k_hat"])
     for site, drawn in found.draws(100, seed=1).shared.items():
         assert torch.equal(drawn, again.draws(100, seed=1).shared[site])
