@@ -15,8 +15,8 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import Drawn, Shared, emit
-from hierfl.laplace.glm_rows import first_row
 from hierfl.laplace.mode import client_density
+from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, family
 from hierfl.summaries.hierarchy import Hierarchy
 
@@ -42,8 +42,6 @@ class FromFactor:
         posterior: of the global sites.
         candidates: M.
     """
-
-    reads_all_rows = True
 
     def __init__(
         self,

@@ -8,104 +8,27 @@ w. Which observed sites have this structure is found by evaluating the program o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyro
-import pyro.distributions as dist
 import torch
-from pyro import poutine
 from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.derivatives import softplus, times
-from hierfl.program.handlers import Answer, untouched_store
+from hierfl.laplace.derivatives import times
+from hierfl.laplace.links import has_link, link_of
+from hierfl.laplace.trials import first_row, perturbed, sites_at
+from hierfl.program.handlers import untouched_store
 from hierfl.program.program import Program
 from hierfl.program.sites import Values
-from hierfl.program.traces import Site, in_clients, per_client, samples, scored
+from hierfl.program.traces import Site, in_clients, per_client, scored
 
 # Linearity is tested at random points of these distances from 0, at each distance TRIES times.
 TRIES, SIZES = 3, (0.3, 2.0, 8.0)
-
-
-class Link(NamedTuple):
-    """How a distribution depends on its predictor.
-
-    Args:
-        predictor: distribution -> its predictor eta.
-        score: (distribution, labels, another eta) -> the log likelihood of each row.
-    """
-
-    predictor: Callable[[Any], Tensor]
-    score: Callable[[Any, Tensor, Tensor], Tensor]
-
-
-def _counted(
-    b: Callable[[Tensor], Tensor], weight: Callable[[Any], Any], at_nought: Callable[[Any], Any]
-) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    """Return the score y eta - n b(eta) + c(y) of an exponential family in its natural parameter.
-
-    Args:
-        b: the log-partition function.
-        weight: distribution -> n, the number of trials.
-        at_nought: distribution -> the distribution at eta = 0, whose log likelihood is c(y) - n b(0).
-    """
-
-    def score(fn: Any, y: Tensor, eta: Tensor) -> Tensor:
-        n = weight(fn)
-        if not y.is_floating_point():  # torch's Bernoulli refuses labels that are integers
-            y = y.to(eta.dtype)
-        zero = torch.zeros_like(y)
-        return y * eta - n * b(eta) + (at_nought(fn).log_prob(y) + n * b(zero))
-
-    return score
-
-
-LINKS: Mapping[type, Link] = {
-    dist.NegativeBinomial: Link(
-        lambda fn: fn.logits,
-        lambda fn, y, eta: dist.NegativeBinomial(fn.total_count, logits=eta).log_prob(y),
-    ),
-    dist.GammaPoisson: Link(
-        lambda fn: -fn.rate.log(),
-        lambda fn, y, eta: dist.GammaPoisson(fn.concentration, (-eta).exp()).log_prob(y),
-    ),
-    dist.Gamma: Link(
-        lambda fn: -fn.rate.log(),
-        lambda fn, y, eta: dist.Gamma(fn.concentration, (-eta).exp()).log_prob(y),
-    ),
-    dist.Exponential: Link(
-        lambda fn: fn.rate.log(), lambda fn, y, eta: dist.Exponential(eta.exp()).log_prob(y)
-    ),
-    dist.LogNormal: Link(
-        lambda fn: fn.loc, lambda fn, y, eta: dist.LogNormal(eta, fn.scale).log_prob(y)
-    ),
-    dist.Bernoulli: Link(
-        lambda fn: fn.logits,
-        _counted(
-            softplus, lambda fn: 1.0, lambda fn: dist.Bernoulli(logits=torch.zeros_like(fn.logits))
-        ),
-    ),
-    dist.Binomial: Link(
-        lambda fn: fn.logits,
-        _counted(
-            softplus,
-            lambda fn: fn.total_count,
-            lambda fn: dist.Binomial(fn.total_count, logits=torch.zeros_like(fn.logits)),
-        ),
-    ),
-    dist.Poisson: Link(
-        lambda fn: fn.rate.log(),
-        _counted(torch.exp, lambda fn: 1.0, lambda fn: dist.Poisson(torch.ones_like(fn.rate))),
-    ),
-    dist.Normal: Link(lambda fn: fn.loc, lambda fn, y, eta: dist.Normal(eta, fn.scale).log_prob(y)),
-    dist.StudentT: Link(
-        lambda fn: fn.loc, lambda fn, y, eta: dist.StudentT(fn.df, eta, fn.scale).log_prob(y)
-    ),
-}
 
 
 class Rows(NamedTuple):
@@ -325,51 +248,3 @@ def _points(program: Program, g: torch.Generator) -> list[tuple[Values, Tensor]]
         z = block.start + 0.5 * torch.randn(block.size, generator=g)
         made.append((block.unflatten(z)[0], far * torch.randn(size, generator=g)))
     return made
-
-
-def perturbed(
-    batch: ClientBatch, *, names_of_labels: frozenset[str], g: torch.Generator
-) -> ClientBatch:
-    """Return a batch with its floating features perturbed and its labels kept."""
-
-    def moved(name: str, v: Tensor) -> Tensor:
-        if name in names_of_labels or not v.is_floating_point():
-            return v
-        u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # positive features stay positive
-        return v * (1.0 + 0.3 * u) + 0.1 * u
-
-    return replace(
-        batch, fields={name: moved(name, v) for name, v in batch.fields.items()}, rows=None
-    )
-
-
-def first_row(batch: ClientBatch) -> ClientBatch:
-    """Return a batch of each client's first row alone."""
-    fields = {name: v[:, :1] for name, v in batch.fields.items()}
-    return replace(batch, fields=fields, rows=None if batch.rows is None else batch.rows[:, :1])
-
-
-def sites_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
-    """Return the sample sites of the model on a batch, by name, with the values given."""
-    with Answer({}, batch):
-        trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
-    return dict(samples(trace))
-
-
-def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
-    """Return the terms of the likelihood, by name, with the values given to all latent sites."""
-    sites = sites_at(program, values, batch)
-    return {name: sites[name] for name in (*program.labels, *program.factors)}
-
-
-def has_link(site: Site) -> bool:
-    """Return whether the distribution of a site, or one that it is derived from, may have a predictor.
-
-    A derived class may have another density (Chi2 is a Gamma): who asks must compare the score with it.
-    """
-    return any(kind in LINKS for kind in type(site["fn"]).__mro__)
-
-
-def link_of(site: Site) -> Link:
-    """Return how the distribution of a site depends on its predictor."""
-    return next(LINKS[kind] for kind in type(site["fn"]).__mro__ if kind in LINKS)

@@ -24,9 +24,8 @@ GATHER, WEIGH, DONE = range(3)
 STAGES = ("gathering factors", "weighing", "done")
 # how little means may move, in posterior sds, and sds may change, for the factors to be final
 STILL, STILL_SD = 0.1, 0.05
-FITTING = (
-    0.3  # share of the draws that must be effective under new factors for the draws to be kept
-)
+# share of the draws that must be effective under new factors for the draws to be kept
+FITTING = 0.3
 # clients beyond which fewer draws are weighed, as each costs every client a pass over its rows; and the fewest
 MANY, FEWEST_WEIGHED = 1000, 1000
 AGAIN = 2  # more turns, at most, from weighed draws whose k-hat is high
@@ -183,14 +182,10 @@ class Rounds:
     def weighed(self, state: Tree, reports: Reports, left: int) -> Tree:
         """Return the state after clients have sent their log marginal likelihoods at the final draws."""
         factors, final = Factors(**state["factors"]), state["final"]
-        ids = reports.ids[~state["weighed"][reports.ids]]
-        new = reports.value[~state["weighed"][reports.ids]].mT.double()
-        some = Factors(
-            factors.precision[ids],
-            factors.shift[ids],
-            {n: v[ids] for n, v in factors.fields.items()},
-        )
-        each = new - self.surrogate.log_marginals(final["draws"], some)[1]  # (S, n)
+        new = ~state["weighed"][reports.ids]
+        ids = reports.ids[new]
+        known = self.surrogate.log_marginals(final["draws"], factors.some(ids))[1]
+        each = reports.value[new].mT.double() - known  # (S, n)
         ratios = state["ratios"] + each.sum(1)
         seen = state["weighed"].index_fill(0, ids, True)
         worst = max((_smoothed(one).k_hat for one in each.unbind(1)), default=0.0)

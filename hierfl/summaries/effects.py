@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.glm_rows import has_link, link_of, perturbed, terms_at
+from hierfl.laplace.links import all_linked, predictors, scores
+from hierfl.laplace.trials import alike, perturbed, terms_at
 from hierfl.program.few_rows import double_precision, in_double, in_dtype
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Values
-from hierfl.program.traces import Site, in_clients, scored
+from hierfl.program.traces import Site, scored
 
 TRIES = 3  # random points
 FAR = 0.7  # how far one number is moved to see what it changes
-EXACT = 1e-8  # relative differences that are rounding
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
 
 
@@ -66,7 +66,7 @@ def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, 
     size = program.latents.local_block.size
 
     def at(e: Tensor) -> Tensor:
-        return _predictors(_terms(program, z, e, batch))
+        return predictors(_terms(program, z, e, batch))
 
     base = at(torch.zeros(size, dtype=z.dtype))
     return base, (torch.vmap(at)(torch.eye(size, dtype=z.dtype)) - base).mT
@@ -141,32 +141,16 @@ def _terms(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> dict[s
     return terms_at(program, values, in_dtype(batch, z.dtype))
 
 
-def _predictors(terms: dict[str, Site]) -> Tensor:
-    return torch.cat([link_of(site).predictor(site["fn"]).flatten() for site in terms.values()])
-
-
-def _score(terms: dict[str, Site], eta: Tensor) -> Tensor:
-    """Return the log likelihood of all rows, with other predictors (n,) than those of the terms, ()."""
-    total, done = torch.zeros(()), 0
-    for site in terms.values():
-        fn = site["fn"]
-        count = fn.batch_shape.numel()
-        part = eta[done : done + count].view(fn.batch_shape)
-        total = total + scored(site, link_of(site).score(fn, site["value"], part)).sum()
-        done += count
-    return total
-
-
 def _is_linear(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> bool:
     """Return whether the likelihood depends on e through linear predictors alone."""
     terms = _terms(program, z, e, batch)
-    if not all(in_clients(site) and has_link(site) for site in terms.values()):
+    if not all_linked(terms):
         return False
     base, design = predicted(program, z, batch)
     each = (scored(site, site["fn"].log_prob(site["value"])).sum() for site in terms.values())
     known = sum(each, torch.zeros(()))
-    return _alike(base + design @ e, _predictors(terms)) and _alike(
-        _score(_terms(program, z, 0.0 * e, batch), base + design @ e), known
+    return alike(base + design @ e, predictors(terms)) and alike(
+        scores(_terms(program, z, 0.0 * e, batch), base + design @ e).sum(), known
     )
 
 
@@ -179,7 +163,7 @@ def _stepped(z: Tensor, j: int) -> Tensor:
 def _moves_design(program: Program, z: Tensor, j: int, batch: ClientBatch) -> bool:
     """Return whether number j of z changes the design."""
     one, other = (predicted(program, at, batch)[1] for at in (z, _stepped(z, j)))
-    return not _alike(one, other)
+    return not alike(one, other)
 
 
 def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across: Tensor) -> bool:
@@ -187,11 +171,11 @@ def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across
     other = _stepped(z, j)
     (base, design), (new_base, new_design) = (predicted(program, at, batch) for at in (z, other))
     moved = torch.cat([(new_base - base)[:, None], new_design - design], 1)
-    if not _alike(across @ moved, torch.zeros_like(moved)):
+    if not alike(across @ moved, torch.zeros_like(moved)):
         return False
     e = torch.zeros(design.shape[1])
-    one, two = (_score(_terms(program, at, e, batch), base) for at in (z, other))
-    return _alike(one, two)
+    one, two = (scores(_terms(program, at, e, batch), base).sum() for at in (z, other))
+    return alike(one, two)
 
 
 def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
@@ -201,11 +185,7 @@ def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
     there = z.clone()
     there[found.inside] = found.origin[found.inside]
     terms = [_terms(program, z, e, batch), _terms(program, there, shift + scale @ e, batch)]
-    return _alike(*(_score(of, _predictors(of)) for of in terms))
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.allclose(one, other, rtol=EXACT, atol=EXACT))
+    return alike(*(scores(of, predictors(of)).sum() for of in terms))
 
 
 def _not_recognised(program: Program, position: int) -> ProgramError:

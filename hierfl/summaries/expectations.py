@@ -21,10 +21,11 @@ from torch.func import grad, jacrev, vjp
 
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.glm_rows import SIZES, has_link, link_of, perturbed
+from hierfl.laplace.glm_rows import SIZES
+from hierfl.laplace.links import all_linked, predictors, scores
+from hierfl.laplace.trials import alike, perturbed
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import untouched_store
-from hierfl.program.traces import Site, in_clients, scored
 from hierfl.summaries.reading import Reading, start_of
 
 ALONG_ROW, ALONE = 12, 9  # Gauss-Hermite nodes of a predictor, and of s where it is one number
@@ -95,14 +96,14 @@ def nodes_of(line: Line) -> Nodes:
     """Return the nodes at which expectations are summed."""
     size, dtype = len(line.rest), torch.get_default_dtype()
     if size == 1:
-        rest, rest_weights = _gauss_hermite(ALONE, dtype)
+        rest, rest_weights = gauss_hermite(ALONE, dtype)
         rest = rest[:, None]
     elif size:
         rest = normal_points(FEW if len(line.inside) else MANY, size)
         rest_weights = torch.full((len(rest),), 1.0 / len(rest))
     else:
         rest, rest_weights = torch.zeros(1, 0), torch.ones(1)
-    return Nodes(rest, rest_weights, *_gauss_hermite(ALONG_ROW, dtype))
+    return Nodes(rest, rest_weights, *gauss_hermite(ALONG_ROW, dtype))
 
 
 def node_at_mean(line: Line) -> Nodes:
@@ -110,7 +111,7 @@ def node_at_mean(line: Line) -> Nodes:
     return Nodes(torch.zeros(1, len(line.rest)), torch.ones(1), torch.zeros(1), torch.ones(1))
 
 
-def _gauss_hermite(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def gauss_hermite(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return nodes and weights (count,) of the expectation of a function of a standard normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
     return torch.as_tensor(nodes, dtype=dtype), torch.as_tensor(
@@ -149,12 +150,7 @@ class Rows:
             return self.log_likelihood(rest)
         v = self.line.whole(torch.zeros(len(self.line.inside)), rest)
         terms = self.line.reading.terms(v, self.batch)
-        total, done = torch.zeros(()), 0
-        for site in terms.values():
-            eta = link_of(site).predictor(site["fn"]).flatten()
-            total = total + _score(site, eta + shift[done : done + len(eta)]).sum()
-            done += len(eta)
-        return total
+        return scores(terms, predictors(terms) + shift).sum()
 
     def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
         """Return expectations under v ~ Normal(mean (V,), precision (V, V)^-1), summed at nodes."""
@@ -210,12 +206,12 @@ def rows_of(line: Line, batch: ClientBatch) -> Rows:
         return Rows(line, batch, torch.zeros(0, 0))
     rest = start_of(line.reading)[line.rest]
 
-    def predictors(along: Tensor) -> Tensor:
-        return _predictors(line.reading.terms(line.whole(along, rest), batch))
+    def at(along: Tensor) -> Tensor:
+        return predictors(line.reading.terms(line.whole(along, rest), batch))
 
     size = len(line.inside)
-    base = predictors(torch.zeros(size))
-    return Rows(line, batch, (torch.vmap(predictors)(torch.eye(size)) - base).mT)
+    base = at(torch.zeros(size))
+    return Rows(line, batch, (torch.vmap(at)(torch.eye(size)) - base).mT)
 
 
 def seen_line(reading: Reading) -> Line:
@@ -251,49 +247,21 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
             )
         ]
     ]
-    if not all(_has_predictor(site) for site in reading.terms(points[0], batch).values()):
+    if not all_linked(reading.terms(points[0], batch)):
         return None
-    slopes = torch.stack(
-        [jacrev(lambda v: _predictors(reading.terms(v, batch)))(v) for v in points]
-    )
+    slopes = torch.stack([jacrev(lambda v: predictors(reading.terms(v, batch)))(v) for v in points])
     constant = ((slopes - slopes[0]).abs() <= EXACT * (1.0 + slopes[0].abs())).all(0).all(0)
     for v in points[: len(SIZES)]:
-        eta = _predictors(reading.terms(v, batch))
+        eta = predictors(reading.terms(v, batch))
         for j in constant.nonzero()[:, 0].tolist():
             other = v.clone()
             other[j] += 0.7
-            constant[j] &= _alike(*(_scores(reading.terms(at, batch), eta) for at in (v, other)))
+            constant[j] &= alike(*(scores(reading.terms(at, batch), eta) for at in (v, other)))
     line = Line(reading, constant.nonzero()[:, 0])
     rows = rows_of(line, batch)
     for v in points:
         known = reading.log_likelihood(v, batch)
         made = rows._shifted(rows.design @ v[line.inside], v[line.rest])
-        if not _alike(made, known):
+        if not alike(made, known):
             return None
     return line
-
-
-def _has_predictor(site: Site) -> bool:
-    return in_clients(site) and has_link(site)
-
-
-def _predictors(terms: dict[str, Site]) -> Tensor:
-    """Return the predictors of all rows, site after site, (n,)."""
-    return torch.cat([link_of(site).predictor(site["fn"]).flatten() for site in terms.values()])
-
-
-def _score(site: Site, eta: Tensor) -> Tensor:
-    """Return the log likelihood of each row of a site at other predictors (n,)."""
-    fn = site["fn"]
-    return scored(site, link_of(site).score(fn, site["value"], eta.view(fn.batch_shape))).flatten()
-
-
-def _scores(terms: dict[str, Site], eta: Tensor) -> Tensor:
-    sizes = [site["fn"].batch_shape.numel() for site in terms.values()]
-    return torch.cat(
-        [_score(site, part) for site, part in zip(terms.values(), eta.split(sizes), strict=True)]
-    )
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.allclose(one, other, rtol=EXACT, atol=EXACT))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.glm_rows import sites_at
+from hierfl.laplace.trials import sites_at
 from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
@@ -43,6 +43,11 @@ class Factors(NamedTuple):
     shift: Tensor
     fields: Values
 
+    def some(self, ids: Tensor) -> Factors:
+        """Return those of some clients, at positions (n,)."""
+        fields = {name: values[ids] for name, values in self.fields.items()}
+        return Factors(self.precision[ids], self.shift[ids], fields)
+
 
 class Normal(NamedTuple):
     """Normal distributions.
@@ -55,6 +60,12 @@ class Normal(NamedTuple):
     mean: Tensor
     precision: Tensor
     log_det: Tensor
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log densities at x (D,), (C,)."""
+        away = x - self.mean
+        square = (away * (self.precision @ away[..., None])[..., 0]).sum(-1)
+        return 0.5 * (self.log_det - square - len(x) * LOG_2_PI)
 
 
 class Quadratic(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import grad
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.glm_rows import perturbed, terms_at
+from hierfl.laplace.trials import perturbed, terms_at
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import Program

@@ -20,10 +20,8 @@ CHAINS = ((2e4, 128), (1e6, 32), (float("inf"), 8))
 # split R-hat above which chains are run again: of draws that only tell moments, and of those that are kept
 MIXED, MIXED_WELL = 1.1, 1.05
 COLD, WARM = 60, 20  # iterations of the warm-up, from the prior and from earlier draws
-LEAST, MOST = (
-    50,
-    400,
-)  # iterations after it, at first, and at most where R-hat asks for longer chains
+# iterations after it, at first, and at most where R-hat asks for longer chains
+LEAST, MOST = 50, 400
 
 
 @contextmanager

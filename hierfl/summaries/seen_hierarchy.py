@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.glm_rows import perturbed
+from hierfl.laplace.trials import alike, perturbed
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
@@ -84,9 +84,7 @@ def _check_normal(found: Hierarchy, z: Tensor, w: Tensor, batch: ClientBatch) ->
     """Check that the prior of the local sites at w is the Normal that was read off at 0."""
     own = found.program.latents.local_block
     normal = found.local(z, batch)
-    away = w - normal.mean[0]
-    made = 0.5 * (normal.log_det[0] - away @ normal.precision[0] @ away)
-    made = made - 0.9189385332046727 * len(w)
+    made = normal.log_prob(w)[0]
     sites = found.sites(z, w, batch)
     known = _log_prob([sites[site.name] for site in own.sites])
     known = known + sum(j.sum() for j in own.unflatten(w[None, None])[1].values())
@@ -199,10 +197,7 @@ def _is_joint(linear: Hierarchy, z: Tensor, batch: ClientBatch) -> bool:
     """Return whether log p(z) and the means of the local sites are at z what was read off at m = 0."""
     m, s = z[linear.inside], z[linear.outside]
     sites = linear.sites(z, torch.zeros(linear.reading.own_size), batch)
-    prior = linear.means(s)
-    away = m - prior.mean[0]
-    made = 0.5 * (prior.log_det[0] - away @ prior.precision[0] @ away)
-    made = made - 0.9189385332046727 * len(m)
+    made = linear.means(s).log_prob(m)[0]
     known = linear.log_global(z, sites, without=())
     rest = linear.log_global(z, sites, without=linear.linear)
     at_zero = linear.local(linear.whole(0.0 * m, s), batch).mean
@@ -214,7 +209,7 @@ def _is_joint(linear: Hierarchy, z: Tensor, batch: ClientBatch) -> bool:
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.allclose(one, other, rtol=EXACT, atol=EXACT))
+    return alike(one, other, exact=EXACT)
 
 
 def _same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:

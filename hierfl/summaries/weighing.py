@@ -12,13 +12,12 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import normal_points
-from hierfl.laplace.glm_rows import first_row
-from hierfl.summaries.expectations import Rows
+from hierfl.laplace.trials import first_row
+from hierfl.summaries.expectations import Rows, gauss_hermite
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.hierarchy import Hierarchy
 
@@ -43,12 +42,9 @@ def standard_points(size: int) -> tuple[Tensor, Tensor]:
     """Return standard normal points (M, D) and their log weights (M,), for D = `size` local unknowns."""
     dtype = torch.get_default_dtype()
     if size in NODES:
-        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES[size])
-        grid = np.stack(np.meshgrid(*[nodes] * size, indexing="ij"), -1).reshape(-1, size)
-        product = np.stack(np.meshgrid(*[weights] * size, indexing="ij"), -1)
-        logs = np.log(product.reshape(-1, size)).sum(1)
-        logs = logs - np.logaddexp.reduce(logs)
-        return torch.as_tensor(grid, dtype=dtype), torch.as_tensor(logs, dtype=dtype)
+        nodes, weights = gauss_hermite(NODES[size], dtype)
+        grid = torch.cartesian_prod(*[nodes] * size).view(-1, size)
+        return grid, torch.cartesian_prod(*[weights.log()] * size).view(-1, size).sum(1)
     count = POINTS if size else 1
     points = normal_points(count, size) if size else torch.zeros(1, 0)
     return points, torch.full((count,), -math.log(count))
