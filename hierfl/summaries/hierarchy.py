@@ -11,10 +11,9 @@ out in closed form: w_k client by client, then m. What is left is a density of s
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,10 +24,9 @@ from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
 from hierfl.program.traces import Site, in_clients, scored
+from hierfl.summaries.gaussians import LOG_2_PI, Normal, Quadratic, times_factor, without_own
 from hierfl.summaries.normal_sites import means_of, precision_of
 from hierfl.summaries.reading import Reading
-
-LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class Factors(NamedTuple):
@@ -49,77 +47,6 @@ class Factors(NamedTuple):
         return Factors(self.precision[ids], self.shift[ids], fields)
 
 
-class Normal(NamedTuple):
-    """Normal distributions.
-
-    mean: (C, D).
-    precision: (C, D, D).
-    log_det: (C,) log determinant of the precision.
-    """
-
-    mean: Tensor
-    precision: Tensor
-    log_det: Tensor
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Return the log densities at x (D,), (C,)."""
-        away = x - self.mean
-        square = (away * (self.precision @ away[..., None])[..., 0]).sum(-1)
-        return 0.5 * (self.log_det - square - len(x) * LOG_2_PI)
-
-
-class Quadratic(NamedTuple):
-    """exp(constant + shift . x - x' precision x / 2), a function of x (D,).
-
-    precision: (..., D, D).
-    shift: (..., D).
-    constant: (...).
-    """
-
-    precision: Tensor
-    shift: Tensor
-    constant: Tensor
-
-    def log_integral(self) -> tuple[Tensor, Tensor]:
-        """Return the log of the integral over x, (...), and the covariance (..., D, D) of x; NaN where it diverges."""
-        size = self.precision.shape[-1]
-        if not size:
-            return self.constant, self.precision
-        covariance, log_det = inverse(self.precision)
-        square = (self.shift * (covariance @ self.shift[..., None])[..., 0]).sum(-1)
-        return self.constant + 0.5 * (square - log_det + size * LOG_2_PI), covariance
-
-
-class _Inverse(torch.autograd.Function):
-    """The inverse and the log determinant of positive definite matrices, and their derivatives."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
-        tril, info = torch.linalg.cholesky_ex(matrix)
-        good = (info == 0) & matrix.isfinite().all((-2, -1))
-        eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
-        tril = torch.where(good[..., None, None], tril, eye)
-        log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return torch.cholesky_inverse(tril), torch.where(good, log_det, torch.nan)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(output[0])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (back,) = ctx.saved_tensors
-        return grads[1][..., None, None] * back - back @ grads[0] @ back
-
-
-def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the inverse (..., D, D) and the log determinant (...), NaN where a matrix is not positive definite."""
-    found: tuple[Tensor, Tensor] = _Inverse.apply(matrix)  # type: ignore[no-untyped-call]
-    return found
-
-
 @dataclass(frozen=True, eq=False)
 class Hierarchy:
     """The prior of a program whose local sites are Normal given the global ones.
@@ -129,12 +56,16 @@ class Hierarchy:
         fields: names of the client fields that the prior of the local sites reads.
         linear: names of the global sites in m.
         chained: whether the mean of a local site, and of a site in m, depends on another one of its kind.
+        diagonal: whether the local numbers are independent given z.
+        slopes: (V, Km), how far (mean of w, u) move with m, where that is the same at any s and for all clients.
     """
 
     reading: Reading
     fields: tuple[str, ...] = ()
     linear: tuple[str, ...] = ()
     chained: tuple[bool, bool] = (False, False)
+    diagonal: bool = False
+    slopes: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
@@ -228,7 +159,7 @@ class Hierarchy:
         if self.chained[0]:
             axes = torch.eye(size, dtype=z.dtype)
             along = torch.vmap(lambda w: means_of(own, self.sites(z, w, batch)))(axes)
-            normal = _unchained(normal, (along - normal.mean).permute(1, 2, 0))
+            normal = normal.unchained((along - normal.mean).permute(1, 2, 0))
         if self.reading.effects is None:
             return normal
         moved, scale = self.reading.effects.at(z)
@@ -265,7 +196,7 @@ class Hierarchy:
             return normal
         axes = torch.eye(size, dtype=scales.dtype)
         along = torch.vmap(lambda m: means_of(sites, found(m)))(axes)
-        return _unchained(normal, (along - normal.mean).permute(1, 2, 0))
+        return normal.unchained((along - normal.mean).permute(1, 2, 0))
 
     # ------------------------------------------------------------------------------------ with the factors
     def given(self, normal: Normal, z: Tensor, precision: Tensor, shift: Tensor) -> Quadratic:
@@ -277,57 +208,47 @@ class Hierarchy:
             precision: (C, V, V) Lambda of each client.
             shift: (C, V) eta.
         """
-        size, u = self.reading.own_size, z[self.reading.shared]
-        pull = (normal.precision @ normal.mean[..., None])[..., 0]
-        constant = 0.5 * (normal.log_det - (normal.mean * pull).sum(-1) - size * LOG_2_PI)
-        return Quadratic(
-            normal.precision + precision[:, :size, :size],
-            pull + shift[:, :size] - precision[:, :size, size:] @ u,
-            constant + shift[:, size:] @ u - 0.5 * (precision[:, size:, size:] @ u) @ u,
-        )
+        return times_factor(normal, z[self.reading.shared], precision, shift)
 
     def of_means(self, scales: Tensor, factors: Factors) -> Quadratic:
         """Return the surrogate posterior as a function of m (Km,), with every w_k integrated out, at s (Ks,).
 
         Its constant has log p(s) in it.
         """
-        size, count = self.reading.own_size, len(self.inside)
-        batch, zero = self.batch(factors.fields), torch.zeros(count, dtype=scales.dtype)
-        z = self.whole(zero, scales)
-        at_zero = self.local(z, batch)
-        axes = torch.eye(count, dtype=scales.dtype)
-        total = self.log_global(
-            z,
-            self.sites(z, torch.zeros(size, dtype=z.dtype), self.row),
-            without=self.linear,
+        count, batch = len(self.inside), self.batch(factors.fields)
+        z = self.whole(torch.zeros(count, dtype=scales.dtype), scales)
+        own = self.local(z, batch)
+        each = without_own(
+            own.precision,
+            own.log_det,
+            factors.precision,
+            factors.shift,
+            diagonal=self.diagonal,
+            summed=len(own.mean) == len(own.precision) == 1,
         )
-        own = self.given(at_zero, z, factors.precision, factors.shift)
+        u = z[self.reading.shared].expand(len(own.mean), -1)
+        start = torch.cat([own.mean, u], 1)  # (mu, u) at m = 0
+        whole = each.along(start, self.slopes_at(z, batch))
+        zero = torch.zeros(self.reading.own_size, dtype=z.dtype)
+        log_p = self.log_global(z, self.sites(z, zero, self.row), without=self.linear)
         if not count:
-            return Quadratic(axes, zero, total + own.log_integral()[0].sum())
-        along = torch.vmap(lambda m: self.local(self.whole(m, scales), batch).mean)(axes)
-        moved = (along - at_zero.mean).permute(1, 2, 0)  # (C, D, Km)
-        pick = self._order[self.reading.shared][:, None] == torch.arange(count)
-        pick = pick.to(scales.dtype)  # (U, Km): u = pick m + u at m = 0
-        lam, eta, u = factors.precision, factors.shift, z[self.reading.shared]
-        pulled = at_zero.precision @ moved
-        cross = pulled - lam[:, :size, size:] @ pick  # (N, D, Km): the shift of w moves with m
-        integral, covariance = own.log_integral()
-        of_u = (eta[:, size:] - lam[:, size:, size:] @ u).sum(0) @ pick
-        folded = cross.mT @ covariance
-        back = moved.mT @ (at_zero.precision @ at_zero.mean[..., None])
-        shift = of_u + (folded @ own.shift[..., None] - back)[..., 0].sum(0)
-        of_uu = pick.mT @ lam[:, size:, size:].sum(0) @ pick
-        whole = of_uu + (moved.mT @ pulled - folded @ cross).sum(0)
+            return whole._replace(constant=whole.constant + log_p)
         prior = self.means(scales)
         pull = (prior.precision @ prior.mean[..., None])[0, :, 0]
         constant = 0.5 * (prior.log_det[0] - prior.mean[0] @ pull - count * LOG_2_PI)
         return Quadratic(
-            prior.precision[0] + whole, pull + shift, total + constant + integral.sum()
+            prior.precision[0] + whole.precision,
+            pull + whole.shift,
+            log_p + constant + whole.constant,
         )
 
-
-def _unchained(normal: Normal, slopes: Tensor) -> Normal:
-    """Return the joint Normal of sites whose means move with one another by slopes (C, D, D)."""
-    rest = torch.eye(slopes.shape[-1], dtype=slopes.dtype) - slopes
-    mean = torch.linalg.inv_ex(rest).inverse @ normal.mean[..., None]
-    return Normal(mean[..., 0], rest.mT @ normal.precision @ rest, normal.log_det)
+    def slopes_at(self, z: Tensor, batch: ClientBatch) -> Tensor:
+        """Return how far (mu, u) move with m: (V, Km), or (C, V, Km) where it depends on the client."""
+        if self.slopes is not None:
+            return self.slopes.to(z.dtype)
+        axes = torch.eye(len(self.inside), dtype=z.dtype)
+        at_zero = z.index_fill(0, self.inside, 0.0)
+        ahead = torch.vmap(lambda m: self.local(self.whole(m, z[self.outside]), batch).mean)(axes)
+        moved = (ahead - self.local(at_zero, batch).mean).permute(1, 2, 0)  # (C, D, Km)
+        shared = self._order[self.reading.shared][:, None] == torch.arange(len(self.inside))
+        return torch.cat([moved, shared.to(z.dtype).expand(len(moved), -1, -1)], 1)

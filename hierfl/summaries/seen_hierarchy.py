@@ -42,7 +42,8 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
         if reading.own_size:
             plain = _with_local(plain, points, batch, g)
         found = replace(plain, reading=reading)
-        return _with_linear(found, [z for z, _ in points], batch)
+        found = _with_linear(found, [z for z, _ in points], batch)
+        return _with_constants(found, [z for z, _ in points], batch)
 
 
 def _point(reading: Reading, g: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -206,6 +207,18 @@ def _is_joint(linear: Hierarchy, z: Tensor, batch: ClientBatch) -> bool:
     )
     mean = at_zero + torch.tensordot(m, along, 1)
     return _alike(made, known - rest) and _alike(mean, linear.local(z, batch).mean)
+
+
+def _with_constants(found: Hierarchy, points: list[Tensor], batch: ClientBatch) -> Hierarchy:
+    """Return the hierarchy with what need not be evaluated at every s."""
+    normals = [found.local(z, batch) for z in points]
+    diagonal = all(
+        bool((n.precision == torch.diag_embed(n.precision.diagonal(dim1=-2, dim2=-1))).all())
+        for n in normals
+    )
+    slopes = [found.slopes_at(z, batch) for z in points]
+    same = not found.fields and all(_alike(one, slopes[0]) for one in slopes)
+    return replace(found, diagonal=diagonal, slopes=slopes[0][0] if same else None)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

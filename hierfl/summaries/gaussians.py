@@ -1,0 +1,198 @@
+"""Normal distributions and exponentials of quadratic forms, in batches: products and integrals in closed form."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+LOG_2_PI = math.log(2.0 * math.pi)
+
+
+class Normal(NamedTuple):
+    """Normal distributions.
+
+    mean: (C, D).
+    precision: (C, D, D).
+    log_det: (C,) log determinant of the precision.
+    """
+
+    mean: Tensor
+    precision: Tensor
+    log_det: Tensor
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log densities at x (D,), (C,)."""
+        away = x - self.mean
+        square = (away * (self.precision @ away[..., None])[..., 0]).sum(-1)
+        return 0.5 * (self.log_det - square - len(x) * LOG_2_PI)
+
+    def unchained(self, slopes: Tensor) -> Normal:
+        """Return the joint distribution of numbers whose means move with one another by slopes (C, D, D)."""
+        rest = torch.eye(slopes.shape[-1], dtype=slopes.dtype) - slopes
+        mean = torch.linalg.inv_ex(rest).inverse @ self.mean[..., None]
+        return Normal(mean[..., 0], rest.mT @ self.precision @ rest, self.log_det)
+
+
+class Quadratic(NamedTuple):
+    """exp(constant + shift . x - x' precision x / 2), a function of x (D,).
+
+    precision: (..., D, D).
+    shift: (..., D).
+    constant: (...).
+    """
+
+    precision: Tensor
+    shift: Tensor
+    constant: Tensor
+
+    def log_integral(self) -> tuple[Tensor, Tensor]:
+        """Return the log of the integral over x, (...), and the covariance (..., D, D) of x; NaN where it diverges."""
+        size = self.precision.shape[-1]
+        if not size:
+            return self.constant, self.precision
+        covariance, log_det = inverse(self.precision)
+        square = (self.shift * (covariance @ self.shift[..., None])[..., 0]).sum(-1)
+        return self.constant + 0.5 * (square - log_det + size * LOG_2_PI), covariance
+
+    def along(self, start: Tensor, slopes: Tensor) -> Quadratic:
+        """Return the product over the batch of these functions at x = start + slopes m, a function of m (M,).
+
+        Args:
+            start: (C, D), or (1, D) where it is the same for all.
+            slopes: (C, D, M), or (D, M).
+        """
+        turned = (self.precision @ start[..., None])[..., 0]
+        constant = self.constant + ((self.shift - 0.5 * turned) * start).sum(-1)
+        shift = ((self.shift - turned)[:, None] @ slopes)[:, 0]
+        precision = slopes.mT @ (self.precision @ slopes)
+        return Quadratic(precision.sum(0), shift.sum(0), constant.sum(0))
+
+
+def times_factor(normal: Normal, u: Tensor, precision: Tensor, shift: Tensor) -> Quadratic:
+    """Return Normal distributions of w times factors of v = (w, u), as functions of w.
+
+    Args:
+        normal: of w (D,), of each client, or of all.
+        u: (U,).
+        precision: (C, D + U, D + U) of each client's factor.
+        shift: (C, D + U).
+    """
+    size = normal.mean.shape[-1]
+    pull = (normal.precision @ normal.mean[..., None])[..., 0]
+    constant = 0.5 * (normal.log_det - (normal.mean * pull).sum(-1) - size * LOG_2_PI)
+    return Quadratic(
+        normal.precision + precision[:, :size, :size],
+        pull + shift[:, :size] - precision[:, :size, size:] @ u,
+        constant + shift[:, size:] @ u - 0.5 * (precision[:, size:, size:] @ u) @ u,
+    )
+
+
+def without_own(
+    prior: Tensor, log_det: Tensor, precision: Tensor, shift: Tensor, *, diagonal: bool, summed: bool
+) -> Quadratic:
+    """Return the integrals of Normal(w; mu, A^-1) times factors of v = (w, u) over w, as functions of (mu, u).
+
+    Args:
+        prior: (C, D, D) or (1, D, D), A.
+        log_det: (C,) or (1,), of A.
+        precision: (C, D + U, D + U) of each client's factor.
+        shift: (C, D + U).
+        diagonal: A is diagonal.
+        summed: return the product of all clients' integrals, where A is the same for all.
+    """
+    size = prior.shape[-1]
+    own, cross, low = (
+        precision[:, :size, :size],
+        precision[:, :size, size:],
+        precision[:, size:, size:],
+    )
+    scale = prior.diagonal(dim1=-2, dim2=-1)
+    covariance, whole = inverse_with_diagonal(scale, own) if diagonal else inverse(prior + own)
+    pull, to_u = shift[:, :size, None], covariance @ cross
+    mean = covariance @ pull
+    parts = (
+        covariance,
+        to_u,
+        mean,
+        low - cross.mT @ to_u,
+        shift[:, size:] - (to_u.mT @ pull)[..., 0],
+        0.5 * (log_det - whole + (mean * pull).sum((-2, -1))),
+    )
+    count = 1
+    if summed:  # what follows is linear in the parts
+        count, parts = len(shift), tuple(part.sum(0, keepdim=True) for part in parts)
+    covariance, to_u, mean, lower, shift_u, constant = parts
+    if diagonal:
+        corner, shift_w = scale[..., None] * to_u, scale * mean[..., 0]
+        top = count * prior - scale[..., :, None] * covariance * scale[..., None, :]
+    else:
+        corner, shift_w = prior @ to_u, (prior @ mean)[..., 0]
+        top = count * prior - prior @ covariance @ prior
+    rows = [torch.cat([top, corner], -1), torch.cat([corner.mT, lower], -1)]
+    return Quadratic(torch.cat(rows, -2), torch.cat([shift_w, shift_u], -1), constant)
+
+
+# -------------------------------------------------------------------------------------------- inverses
+def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inverse (..., D, D) and the log determinant (...), NaN where a matrix is not positive definite."""
+    found: tuple[Tensor, Tensor] = _Inverse.apply(matrix)  # type: ignore[no-untyped-call]
+    return found
+
+
+def inverse_with_diagonal(diagonal: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same of matrices (..., D, D) with `diagonal` (..., D) added; `matrix` takes no derivative."""
+    found: tuple[Tensor, Tensor] = _InverseWithDiagonal.apply(diagonal, matrix)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _inverse_of(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    tril, info = torch.linalg.cholesky_ex(matrix)
+    good = (info == 0) & matrix.isfinite().all((-2, -1))
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    tril = torch.where(good[..., None, None], tril, eye)
+    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return torch.cholesky_inverse(tril), torch.where(good, log_det, torch.nan)
+
+
+class _Inverse(torch.autograd.Function):
+    """The inverse and the log determinant of positive definite matrices, and their derivatives."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        return _inverse_of(matrix)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (back,) = ctx.saved_tensors
+        return grads[1][..., None, None] * back - back @ grads[0] @ back
+
+
+class _InverseWithDiagonal(torch.autograd.Function):
+    """The same of a matrix plus a diagonal, in which alone it is differentiated: half the work."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(diagonal: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        return _inverse_of(matrix + torch.diag_embed(diagonal))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:
+        ctx.save_for_backward(output[0])
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (back,) = ctx.saved_tensors
+        turned = ((back @ grads[0]) * back).sum(-1)
+        found = grads[1][..., None] * back.diagonal(dim1=-2, dim2=-1) - turned
+        return found.sum_to_size(ctx.shape), None
