@@ -8,8 +8,8 @@ likelihood reads itself). The hierarchy above the factors is kept exact.
     client k   q_k(v) ~ Normal(v; m, C) p(y_k | v), made Gaussian by variational steps on its own rows;
                sends Lambda_k = -E_q[d^2 log p(y_k | v)],  eta_k = E_q[d log p(y_k | v)] + Lambda_k E_q[v]
     server     samples p(z) prod_k integral p(w | z) exp(eta_k . v - v' Lambda_k v / 2) dw by itself
-    weigh      one round more: clients send log p(y_k | z) at the server's draws, by importance sampling about
-               their factors; Pareto-smoothed weights make the draws those of the posterior itself
+    weigh      one round more: clients send by how much log p(y_k | z) differs from that of their factors at
+               the server's draws; Pareto-smoothed weights make the draws those of the posterior itself
 
 The answer of `fit` is weighed: no approximation is left in it, and k-hat says whether the weights can be
 trusted. Clients keep nothing between rounds but their last factor, by which they draw their own sites.
@@ -39,7 +39,7 @@ from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 from hierfl.summaries.expectations import Line, nodes_of, rows_of, seen_line
-from hierfl.summaries.factor import factor_of
+from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
@@ -128,21 +128,23 @@ def _client(seen: Seen) -> Client:
         # weights are ratios of densities of hundreds of rows: single precision has no digits left for them
         with double_precision(), torch.no_grad():
             rows = rows_of(seen.line, in_double(batch))
-            factor = factor_of(rows, message["loc"], message["covariance"], nodes)
-            own = {"precision": factor.precision, "shift": factor.shift}
             if "draws" in message:
-                found = weigher.marginals(rows, factor, message["draws"])
-                inner = found.effective.mean()
-                return {"own": own, "log_marginals": found.log, "inner": inner}
+                own = Factor(work["precision"], work["shift"], torch.zeros(()))
+                found = weigher.ratios(rows, own, message["draws"])
+                return {**work, "log_ratios": found.log, "inner": found.effective.mean()}
+            factor = factor_of(rows, message["loc"], message["covariance"], nodes)
         fields = {name: batch.client_fields[name][0, 0] for name in hierarchy.fields}
-        return {"own": own, "factor": {**own, "fields": fields}, "raised": factor.raised}
+        own = {"precision": rounded(factor.precision), "shift": rounded(factor.shift)}
+        return {**own, "fields": fields, "raised": factor.raised}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        own = {**work["own"], "seen": torch.ones(())}
-        if "draws" not in message:
-            return {"factor": Each(work["factor"]), "raised": Share(work["raised"])}, own
-        marginals, inner = Each(work["log_marginals"]), Share(work["inner"])
-        return {"log_marginals": marginals, "inner_effective": inner}, own
+        factor = {name: work[name] for name in ("precision", "shift")}
+        own = {**factor, "seen": torch.ones(())}
+        if "draws" in message:
+            ratios, inner = Each(work["log_ratios"]), Share(work["inner"])
+            return {"log_ratios": ratios, "inner_effective": inner}, own
+        sent = Each({**factor, "fields": work["fields"]})
+        return {"factor": sent, "raised": Share(work["raised"])}, own
 
     def params(message: Tree, own: Tree) -> Params:
         if not hierarchy.reading.own_size:
@@ -156,7 +158,7 @@ def _client(seen: Seen) -> Client:
     none = {"precision": like, "shift": like[0] if size else like.flatten()}
     return Client(
         own={**none, "seen": torch.zeros(())},
-        start=lambda message, own: {},
+        start=lambda message, own: {name: own[name] for name in ("precision", "shift")},
         phases=phases,
         finish=finish,
         params=params,

@@ -103,7 +103,7 @@ class Rounds:
         left = clock.rounds - clock.round - 1
         with double_precision(), one_thread(), torch.no_grad(), pyro.validation_enabled(False):
             if int(state["stage"]) == WEIGH:
-                state = self.weighed(state, means["log_marginals"], left)
+                state = self.weighed(state, means["log_ratios"], left)
             else:
                 state = self.gathered(state, means["factor"], clock)
         _warn(state, left)
@@ -114,7 +114,7 @@ class Rounds:
         old = state["factors"]
         factors = Factors(
             **tree_map(
-                lambda kept, new: kept.index_copy(0, reports.ids, _rounded(new.to(kept.dtype))),
+                lambda kept, new: kept.index_copy(0, reports.ids, new.to(kept.dtype)),
                 old,
                 {name: reports.value[name] for name in old},
             )
@@ -180,14 +180,12 @@ class Rounds:
         return log_z + marginals.sum(1)
 
     def weighed(self, state: Tree, reports: Reports, left: int) -> Tree:
-        """Return the state after clients have sent their log marginal likelihoods at the final draws."""
+        """Return the state after clients have sent how their likelihoods differ from their factors."""
         factors, final = Factors(**state["factors"]), state["final"]
         new = ~state["weighed"][reports.ids]
-        ids = reports.ids[new]
-        known = self.surrogate.log_marginals(final["draws"], factors.some(ids))[1]
-        each = reports.value[new].mT.double() - known  # (S, n)
+        each = reports.value[new].mT.double()  # (S, n)
         ratios = state["ratios"] + each.sum(1)
-        seen = state["weighed"].index_fill(0, ids, True)
+        seen = state["weighed"].index_fill(0, reports.ids[new], True)
         worst = max((_smoothed(one).k_hat for one in each.unbind(1)), default=0.0)
         weights = _smoothed(ratios)
         state = {
@@ -241,18 +239,6 @@ def logged(state: Tree) -> dict[str, float]:
     """Return the next stage, how far the posterior moved, R-hat, k-hat and the effective draws."""
     numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
-
-
-def _rounded(value: Tensor) -> Tensor:
-    """Return numbers rounded to 32 binary digits, integers as they are.
-
-    Chains amplify rounding. What clients send differs between engines by the last few of 53 digits, and must not
-    lead to other draws.
-    """
-    if not value.is_floating_point():
-        return value
-    mantissa, exponent = torch.frexp(value)
-    return torch.ldexp((mantissa * 2.0**32).round() / 2.0**32, exponent)
 
 
 def _none(count: int, size: int) -> Tree:

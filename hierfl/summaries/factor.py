@@ -66,6 +66,16 @@ def factor_of(rows: Rows, loc: Tensor, covariance: Tensor, nodes: Nodes) -> Fact
     return Factor(curvature, slope + curvature @ mean, raised)
 
 
+def rounded(value: Tensor) -> Tensor:
+    """Return double precision numbers rounded to 32 binary digits, by Veltkamp's splitting.
+
+    The server's chains amplify rounding. What clients send differs between engines by the last few of 53 digits,
+    and must not lead to other draws.
+    """
+    apart = value * (2.0**21 + 1.0)
+    return apart - (apart - value)
+
+
 def _mode(rows: Rows, loc: Tensor, prior: Tensor) -> Tensor:
     """Climb to the mode of Normal(v; loc, prior^-1) p(y | v) by Newton steps, each halved if that is better."""
     shares = torch.tensor([1.0, 0.5, 0.25, 0.0625], dtype=loc.dtype)

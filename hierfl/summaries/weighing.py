@@ -1,9 +1,10 @@
-"""A client's exact log marginal likelihood at given global sites, by importance sampling about its factor.
+"""How a client's marginal likelihood differs from that of its factor, at given global sites.
 
     log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
 
-The expectation is over w ~ p(w | z) factor_k(v), normalised, which is Normal. Its points come from the same
-standard normal points at every z, so that their errors largely cancel between two z.
+The server knows the first term. The expectation is over w ~ p(w | z) factor_k(v), normalised, which is Normal.
+Its points come from the same standard normal points at every z, so that their errors largely cancel between
+two z.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ NUMBERS_AT_ONCE = 1 << 21  # clients x draws x points x rows that are carried at
 CLIENTS = 512  # carried at once, where there are more
 
 
-class Marginals(NamedTuple):
-    """A client's log marginal likelihoods at S draws.
+class Ratios(NamedTuple):
+    """A client's marginal likelihoods over those of its factor, at S draws.
 
-    log: (S,) log p(y_k | z).
+    log: (S,) log E[ p(y_k | v) / factor_k(v) ].
     effective: (S,) effective share of the points, 1 where the factor is exact.
     """
 
@@ -52,7 +53,7 @@ def standard_points(size: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Weigher:
-    """Evaluates a client's log marginal likelihood.
+    """Evaluates how a client's marginal likelihood differs from that of its factor.
 
     Args:
         hierarchy: the program's prior.
@@ -64,16 +65,16 @@ class Weigher:
     points: Tensor
     log_weights: Tensor
 
-    def marginals(self, rows: Rows, factor: Factor, draws: Tensor) -> Marginals:
-        """Return the log marginal likelihoods of one client at draws of z, (S, K)."""
+    def ratios(self, rows: Rows, factor: Factor, draws: Tensor) -> Ratios:
+        """Return the ratios of one client at draws of z, (S, K)."""
         hierarchy, batch = self.hierarchy, rows.batch
         own = first_row(batch)
         points, log_weights = self.points, self.log_weights
 
-        def one(z: Tensor) -> Marginals:
+        def one(z: Tensor) -> Ratios:
             normal = hierarchy.local(z, own)
             given = hierarchy.given(normal, z, factor.precision[None], factor.shift[None])
-            integral, covariance = given.log_integral()
+            covariance = given.log_integral()[1]
             u = z[hierarchy.reading.shared]
             w = points
             if points.shape[1]:
@@ -86,9 +87,9 @@ class Weigher:
 
             each = torch.vmap(ratio)(w) + log_weights
             effective = 1.0 / (2.0 * each.log_softmax(0) - log_weights).exp().sum()
-            return Marginals(integral[0] + each.logsumexp(0), effective)
+            return Ratios(each.logsumexp(0), effective)
 
         clients = min(CLIENTS, hierarchy.program.num_clients)
         at_once = max(1, NUMBERS_AT_ONCE // (clients * len(points) * max(1, batch.num_rows)))
-        found: Marginals = torch.vmap(one, chunk_size=at_once)(draws)
+        found: Ratios = torch.vmap(one, chunk_size=at_once)(draws)
         return found

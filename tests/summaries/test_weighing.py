@@ -12,15 +12,20 @@ from torch import Tensor
 
 from hierfl.summaries.expectations import nodes_of, rows_of, seen_line
 from hierfl.summaries.factor import factor_of
+from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
-from hierfl.summaries.weighing import Marginals, Weigher, standard_points
+from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.weighing import Ratios, Weigher, standard_points
 from tests.summaries import programs
 from tests.summaries.programs import binary_rows, people, program_of, rows_of_client
 
 
-def marginals(model: Any, client: int, draws: Tensor) -> Marginals:
-    """Return the log marginals of a client about a factor made where the server knows little."""
+def marginals(model: Any, client: int, draws: Tensor) -> Ratios:
+    """Return the log marginals of a client about a factor made where the server knows little.
+
+    They are what the server knows, the log marginal of the factor, and what the client adds.
+    """
     reading = read_likelihood(program_of(model))
     hierarchy, line = seen_hierarchy(reading), seen_line(reading)
     rows = rows_of(line, rows_of_client(people(), client))
@@ -28,7 +33,10 @@ def marginals(model: Any, client: int, draws: Tensor) -> Marginals:
     with torch.no_grad(), pyro.validation_enabled(False):
         factor = factor_of(rows, torch.zeros(size), 2.0 * torch.eye(size), nodes_of(line))
         weigher = Weigher(hierarchy, *standard_points(reading.own_size))
-        return weigher.marginals(rows, factor, draws)
+        found = weigher.ratios(rows, factor, draws)
+        alone = Factors(factor.precision[None], factor.shift[None], {})
+        known = Surrogate(hierarchy).log_marginals(draws, alone)[1][:, 0]
+        return found._replace(log=found.log + known)
 
 
 Z = torch.tensor([[0.0, 0.0], [1.5, 0.8], [-2.0, -1.0], [0.5, -4.0]], dtype=torch.float64)
