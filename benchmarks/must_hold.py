@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks import bad_starts, many_clients, sbc_of_methods
 from benchmarks.pooled_nuts import truth_of
 from benchmarks.reference import cache
-from benchmarks.rounds import SELF_STOPPING, measured, way_of
+from benchmarks.rounds import SELF_STOPPING, run
 from benchmarks.rounds_models import ALL
 from benchmarks.rounds_table import Record
 from hierfl.core.importance_sampling import K_HAT
@@ -114,7 +114,7 @@ class Line:
 def accuracy(name: str, problem: str) -> Line:
     """Measure a method on one problem."""
     asked, chosen = ASKED[problem], ALL[problem]
-    found = measured(chosen, name, way_of(chosen, name), seed=0)
+    found = run(chosen, (name,), seed=0)[name]  # saved for ROUNDS.md, too
     if "stops" in found:
         return Line(problem, asked.words(), f"failed: {found['stops']}", False, found)
     k_hat = "" if found["k_hat"] is None else f", k-hat {found['k_hat']}"

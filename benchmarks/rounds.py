@@ -6,7 +6,7 @@ the reference mean, and stays so. For each method the benchmark counts the round
 sent to and from all clients, and then measures the errors of the last round's posterior, local sites
 included. Beside them stand the seconds of NUTS on all rows together (`benchmarks.pooled_nuts`).
 
-Prints a table, and if NAME is given, as the last line a JSON object of fedlaplace's numbers. Results are
+Prints a table, and if NAME is given, as the last line a JSON object of two_stage's numbers. Results are
 saved in the user's cache folder, and `--write` makes benchmarks/ROUNDS.md from the saved results.
 """
 
@@ -38,7 +38,7 @@ BEST = {
 # Damping of PVI's factors. The default, 1 / N, would take 400 rounds with 85 clients. On radon, 0.5 leads to
 # a product of factors that is not a distribution.
 DAMPING = {"radon": 0.1, "ilea": 0.5, "election88": 0.5}
-NAMES = ("fedlaplace", "pvi", "bfi", "fedsvi")
+NAMES = ("two_stage", "fedlaplace", "pvi", "bfi", "fedsvi")
 SELF_STOPPING = {"two_stage": 20, "fedlaplace": 12}  # methods that end by themselves -> most rounds
 REAL = (*PROBLEMS, *LARGE, "demo")  # every method is measured on these, SELF_STOPPING on the others
 

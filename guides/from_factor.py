@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -18,10 +19,13 @@ from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, family
+from hierfl.summaries.conditional import Proposal, point, sides_of
 from hierfl.summaries.hierarchy import Hierarchy
 
+AUXILIARY: Any = {"is_auxiliary": True}
+MORE = 4  # times as many candidates where some local numbers are not Normal
 WIDER = 1.1  # scale of the candidates, in those of the prior times the factor
-PRECISION, SHIFT = "_factor.precision", "_factor.shift"  # the local params
+OWN_PARAM = "_factor"  # first part of the names of the local params
 
 
 class FromFactor:
@@ -63,26 +67,38 @@ class FromFactor:
         drawn, block = self._shared(batch), self.latents.local_block
         if not block.size:
             return
-        size = block.size if self.hierarchy is None else self.hierarchy.reading.size
         with batch.clients():
-            precision = pyro.param(PRECISION, torch.zeros(batch.num_clients, 1, size, size))
-            shift = pyro.param(SHIFT, torch.zeros(batch.num_clients, 1, size))
+            own = self._own_params(batch)
         if self.hierarchy is None:
             eye = torch.eye(block.size).expand(batch.num_clients, 1, -1, -1)
             normal = dist.MultivariateNormal(eye[..., 0] * 0.0, scale_tril=eye)
-        else:
-            with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
-                normal = _given(self.hierarchy, drawn.vector, precision, shift, batch)
-        with batch.clients():
-            first = pyro.sample("_local", normal, infer={"is_auxiliary": True})
-        if self.hierarchy is None:
+            with batch.clients():
+                first = pyro.sample("_local", normal, infer=AUXILIARY)
             emit(block, first, batch)
             return
-        vector, log_q = self._chosen(drawn, normal, first, batch)
+        width = self.hierarchy.mixing_size + self.hierarchy.normal_size
+        zero = torch.zeros(batch.num_clients, 1, width, dtype=own["shift"].dtype)
+        normal = dist.Normal(zero, torch.ones_like(zero)).to_event(1)
+        with batch.clients():
+            first = pyro.sample("_local", normal, infer=AUXILIARY)
+        vector, log_q = self._chosen(self.hierarchy, drawn, own, first[:, 0], batch)
         moved = dist.Delta(torch.zeros_like(log_q), log_density=log_q - normal.log_prob(first))
         with batch.clients():
-            pyro.sample("_local.chosen", moved, infer={"is_auxiliary": True})
+            pyro.sample("_local.chosen", moved, infer=AUXILIARY)
         emit(block, vector, batch)
+
+    def _own_params(self, batch: ClientBatch) -> dict[str, Tensor]:
+        """Return the local params, one of each client in dimension 0."""
+        size, mixing = self.latents.local_block.size, 0
+        if self.hierarchy is not None:
+            size, mixing = self.hierarchy.reading.size, self.hierarchy.mixing_size
+        shapes = {"precision": (size, size), "shift": (size,)}
+        if mixing:
+            shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
+        return {
+            name: pyro.param(f"{OWN_PARAM}.{name}", torch.zeros(batch.num_clients, 1, *shape))[:, 0]
+            for name, shape in shapes.items()
+        }
 
     def _shared(self, batch: ClientBatch) -> Drawn:
         """Draw the global sites; a program without any is refused once it has been read."""
@@ -92,34 +108,87 @@ class FromFactor:
         return Drawn(none, none, {})
 
     def _chosen(
-        self, drawn: Drawn, normal: Any, first: Tensor, batch: ClientBatch
+        self,
+        hierarchy: Hierarchy,
+        drawn: Drawn,
+        own: dict[str, Tensor],
+        first: Tensor,
+        batch: ClientBatch,
     ) -> tuple[Tensor, Tensor]:
         """Choose one of the candidates by importance weights.
+
+        Args:
+            hierarchy: of the program.
+            drawn: the global sites.
+            own: the local params.
+            first: (C, M + Dn) standard normal numbers of the first candidate.
+            batch: of C clients.
 
         Returns:
             The local vector that is kept (C, 1, D), and the log density (C, 1) of the choice.
         """
-        assert self.hierarchy is not None
+        count = self.candidates * (1 if hierarchy.mixing is None else MORE)
         key = noise.fold(batch.key, noise.word("_local.candidates"))
-        away = noise.normals(
-            key, (self.candidates - 1, first.shape[-1]), first.dtype
-        )  # (C, M - 1, D)
-        others = normal.loc + away @ normal.scale_tril[:, 0].mT
-        each = torch.cat([first, others], 1).movedim(1, 0)[:, :, None]  # (M, C, 1, D)
-        log_normal = normal.log_prob(each)
-        with poutine.block(hide_types=["sample", "observe"]):
-            each, log_scale = self.hierarchy.local_vectors(each, drawn.vector)
+        others = noise.normals(key, (count - 1, first.shape[-1]), first.dtype)
+        e = torch.cat([first[:, None], others], 1).movedim(1, 0)  # (candidates, C, M + Dn)
         density = client_density(self.model, self.latents.local_block, drawn.values, batch)
-        joint = torch.vmap(density)(each)[..., None]  # (M, C, 1)
-        log_weights = joint - log_normal - log_scale
+        with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
+            each = partial(candidate, hierarchy, drawn.vector, own, batch)
+            found: Candidate = torch.vmap(each)(e, sides_of(count, hierarchy))
+            joint = torch.vmap(density)(found.vector[:, :, None])  # (candidates, C)
+        log_weights = joint + found.log_weight
         uniform = noise.uniforms(
             noise.fold(batch.key, noise.word("_local.choice")), (1,), first.dtype
         )
-        at = (log_weights.softmax(0).cumsum(0) < uniform).sum(0, keepdim=True)
-        at = at.clamp(max=self.candidates - 1)
-        kept = each.gather(0, at[..., None].expand(1, *each.shape[1:]))[0]
-        evidence = log_weights.logsumexp(0) - math.log(self.candidates)
-        return kept, joint.gather(0, at)[0] - evidence
+        at = (log_weights.softmax(0).cumsum(0) < uniform[:, 0]).sum(0, keepdim=True)
+        at = at.clamp(max=count - 1)
+        vectors = found.vector
+        kept = vectors.gather(0, at[..., None].expand(1, *vectors.shape[1:]))[0]
+        evidence = log_weights.logsumexp(0) - math.log(count)
+        return kept[:, None], (joint.gather(0, at)[0] - evidence)[:, None]
+
+
+class Candidate(NamedTuple):
+    """Local vectors of clients.
+
+    vector: (C, D).
+    log_weight: (C,) log of p(w, t | z) over the density of the candidate, less the log of the program's own prior
+        density at `vector`.
+    """
+
+    vector: Tensor
+    log_weight: Tensor
+
+
+def candidate(
+    hierarchy: Hierarchy,
+    z: Tensor,
+    own: dict[str, Tensor],
+    batch: ClientBatch,
+    e: Tensor,
+    side: Tensor,
+) -> Candidate:
+    """Return the candidate that standard normal numbers stand for.
+
+    Args:
+        hierarchy: of the program.
+        z: (K,).
+        own: the local params.
+        batch: of C clients.
+        e: (C, M + Dn), standard normal.
+        side: () 1 for a point of the prior alone.
+    """
+    row = first_row(batch)
+    proposals = None
+    if hierarchy.mixing is not None:
+        proposals = Proposal(own["loc"].movedim(1, 0), own["tril"].movedim(1, 0))
+    factor = (own["precision"], own["shift"])
+    at = point(hierarchy, z, row, factor, proposals, e, side, wider=WIDER)
+    v = torch.cat([at.own, z[hierarchy.reading.shared].expand(len(at.own), -1)], 1)
+    log_factor = ((own["shift"] - 0.5 * (own["precision"] @ v[..., None])[..., 0]) * v).sum(-1)
+    vector = hierarchy.local_vectors(at.own, z)
+    prior = hierarchy.log_local(z, vector, row)
+    return Candidate(vector, at.log_weight - log_factor - prior)
 
 
 @family
@@ -138,15 +207,3 @@ def from_factor(
 
 
 from_factor.build.reads_all_rows = True  # type: ignore[attr-defined]
-
-
-def _given(
-    hierarchy: Hierarchy, z: Tensor, precision: Tensor, shift: Tensor, batch: ClientBatch
-) -> Any:
-    """Return the Normal distribution of the local numbers, of batch shape (C, 1), widened."""
-    local = hierarchy.local(z, first_row(batch))
-    given = hierarchy.given(local, z, precision[:, 0], shift[:, 0])
-    _, covariance = given.log_integral()
-    mean = (covariance @ given.shift[..., None])[..., 0]
-    tril = WIDER * torch.linalg.cholesky_ex(covariance).L
-    return dist.MultivariateNormal(mean[:, None], scale_tril=tril[:, None])

@@ -138,6 +138,7 @@ class Client:
             the new client state. A share that is a single number is logged.
         params: (message, own) -> the program's params, for the posterior and predictions.
         adapt: phases of a new client, with the global params fixed; None: the same as `phases`.
+        most_adapting: rounds of `adapt` after which another one changes nothing; None: each counts.
         like_rows: message -> whether to put clients of similar numbers of rows into one chunk, at the price
             of more chunks: for steps that go through the rows so often that padded rows cost more than
             another chunk.
@@ -152,6 +153,7 @@ class Client:
     finish: Callable[[Tree, Tree, Tree, Tensor], tuple[Up, Tree]]
     params: Callable[[Tree, Tree], Params] = _own_params
     adapt: tuple[Phase, ...] | None = None
+    most_adapting: int | None = None
     like_rows: Callable[[Tree], bool] = _never
     seen: Callable[[Tree], Tensor] | None = None
     new: Callable[[Tree], Tree] | None = None

@@ -9,9 +9,10 @@ held-out rows.
 * hierarchical MAP: a hospital's coefficients ~ Normal(mean, scale^2), with one mean and one scale for each
   coefficient. Priors are Normal(0, 2.5^2) and HalfNormal(0.5) (intercept: HalfNormal(1)). The estimate is a
   point, in non-centred coordinates. No row leaves its hospital.
-* hierarchical posterior: the same model by two_stage, whose draws are weighed until they are those of the
-  posterior; it stops by itself, after about four rounds. Each hospital sends a summary of its own, and no row.
-  Predictions average over draws. The 0.5 was chosen among 1, 0.5 and 0.25 by the ELBO of training rows alone.
+* hierarchical posterior: the same model by the method that `fit` chooses for it, two_stage, whose draws are
+  weighed until they are those of the posterior; it stops by itself, after about four rounds. Each hospital sends
+  a summary of its own, and no row. Predictions average over draws. The 0.5 was chosen among 1, 0.5 and 0.25 by
+  the ELBO of training rows alone.
 
 Each method is scored in three settings:
 
@@ -47,7 +48,6 @@ from hierfl.demo.workers import beside
 from hierfl.guides import conditional, delta
 from hierfl.method import Method
 from hierfl.methods.fedsvi import fedsvi
-from hierfl.methods.two_stage import two_stage
 from hierfl.models import logistic
 from hierfl.optimisers import Adam
 from hierfl.posterior.new_clients import predict_from_prior
@@ -65,7 +65,6 @@ class Effort:
 
     Args:
         rounds: rounds of the hierarchical posterior; None: until it stops by itself.
-        weighed: draws of the global sites that the hierarchical posterior weighs.
         map_rounds: rounds of the hierarchical MAP.
         joining: rounds in which a joining hospital fits its own coefficients, by MAP.
         draws: posterior draws of a prediction.
@@ -74,7 +73,6 @@ class Effort:
     """
 
     rounds: int | None = None
-    weighed: int = 1000
     map_rounds: int = 100
     joining: int = 100
     draws: int = 200
@@ -84,7 +82,6 @@ class Effort:
 
 QUICK = Effort(
     rounds=1,
-    weighed=200,
     map_rounds=3,
     joining=2,
     draws=20,
@@ -247,16 +244,11 @@ def hierarchical_map() -> Method:
     )
 
 
-def hierarchical_posterior(draws: int) -> Method:
-    """Return the hierarchy by two_stage with so many draws of the global sites.
-
-    Its result does not depend on the parametrisation; centred, the coefficients themselves are sites.
-    """
-    return two_stage(hierarchy(centred=True), draws=draws)
-
-
 def hierarchy(*, centred: bool) -> Any:
-    """Return logistic regression with varying intercept and slopes, a mean and a scale for each."""
+    """Return logistic regression with varying intercept and slopes, a mean and a scale for each.
+
+    Centred, the coefficients themselves are sites; the posterior does not depend on it.
+    """
     return logistic(
         prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centred=centred
     )
@@ -273,7 +265,7 @@ def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
     with warnings.catch_warnings():
         if effort.rounds is not None:  # quick: that too few rounds are taken is known
             warnings.filterwarnings("ignore", message="the rounds ended while")
-        posterior = go(hierarchical_posterior(effort.weighed), train, rounds=effort.rounds)
+        posterior = go(hierarchy(centred=True), train, rounds=effort.rounds)
     return {
         LOCAL: go(alone(), train, rounds=1),
         POOLED: go(alone(), as_one(train), rounds=1),

@@ -25,6 +25,9 @@ OnClientError = Literal["raise", "skip"]
 # at least: with fewer clients of a small network, starting an operation takes as long as the operation itself
 CLIENTS_PER_CORE = 4
 CHUNK_BYTES = 13 << 20  # of a chunk of clients: a larger one leaves the caches and is no faster
+FEW_ROWS = (
+    1 << 12
+)  # clients times rows of a chunk that cost no more than the overhead of another chunk
 PADDING_BYTES = 1 << 26  # of a chunk: clients of other lengths are then carried apart
 ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores need large chunks
 
@@ -115,8 +118,8 @@ class Federation:
         """Split clients into chunks of nearly equal size.
 
         If the method asks for it (`Client.like_rows`), clients with similar numbers of rows, within a factor
-        of 4, are carried together instead. Chunks that work on all rows and would be padded by more than
-        `PADDING_BYTES` are cut where the lengths of clients differ most.
+        of 4, are carried together instead, unless all of them have few rows. Chunks that work on all rows and
+        would be padded by more than `PADDING_BYTES` are cut where the lengths of clients differ most.
 
         Args:
             ids: (C,) int64, the clients' positions in the data.
@@ -126,7 +129,10 @@ class Federation:
             The ids of each chunk.
         """
         if self.at_once and self.client.like_rows(message):
-            kind = (self.data.counts[ids].clamp(min=1).log2() / 2.0).ceil()
+            counts = self.data.counts[ids].clamp(min=1)
+            if len(ids) * int(counts.max()) <= FEW_ROWS:
+                return ids.split(self.slots)
+            kind = (counts.log2() / 2.0).ceil()
             return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.slots))
         cores = min(self.cores, len(ids))
         fewest = -(-len(ids) // (self.slots * cores)) * cores  # as many for each core

@@ -242,12 +242,15 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
     Args:
         federation: of the new clients alone.
         server: the server's last state.
-        count: rounds; none are run where clients keep no state or have no phases to adapt by.
+        count: rounds; none are run where clients keep no state or have no phases to adapt by, and no more than
+            the method needs.
 
     Returns:
         A row of client state for each client.
     """
     client, n = federation.client, federation.data.num_clients
+    if client.most_adapting is not None:
+        count = min(count, client.most_adapting)
     last = federation.server.last(server, Clock(0, max(count, 1)))
     table = new_table(client.own if client.new is None else client.new(last), n)
     phases = client.phases if client.adapt is None else client.adapt

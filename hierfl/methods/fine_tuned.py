@@ -162,6 +162,7 @@ def _serving(
         finish=finish,
         params=params,
         adapt=(*adapting, phase),
+        most_adapting=None,
         new=new,
     )
 

@@ -30,14 +30,16 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.guides.from_factor import PRECISION, SHIFT, from_factor
+from hierfl.guides.from_factor import OWN_PARAM, from_factor
 from hierfl.guides.global_sites import empirical
+from hierfl.laplace.trials import first_row
 from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.two_stage_server import Rounds, finished, logged
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
+from hierfl.summaries.conditional import Proposal, points_of, proposals_of
 from hierfl.summaries.expectations import Line, nodes_of, rows_of, seen_line
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
@@ -46,7 +48,8 @@ from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weighing import Weigher, standard_points
 
-OWN = ("_shared.", "_factor.")  # params of the guide
+OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide
+FACTOR = ("precision", "shift")
 MOST_ROUNDS = 60  # it stops by itself; cohorts of some clients take longest
 
 
@@ -69,15 +72,18 @@ def two_stage(model: Model, *, draws: int = 4000, seed: int = 0) -> Method:
     Every client sends a summary of its own, as in a meta-analysis (`Method.discloses`).
 
     Args:
-        model: any program whose local sites are Normal or LogNormal given the global ones, with any likelihood;
-            centred, or non-centred with a linear predictor. Every unknown has a prior.
+        model: any program with a prior for every unknown, and any likelihood; centred, or non-centred with a linear
+            predictor. Local sites that are Normal or LogNormal given the global ones are integrated out; of
+            others (Student t, Cauchy, Laplace, the local scales of a horseshoe, Gamma rates) the server samples
+            what it needs, one number for each of their entries and clients.
         draws: S, of the global sites.
         seed: of the server's draws.
 
     Raises:
         ValueError: `draws` is below 100.
-        ProgramError: (at fit) a param would be learned, a local site is not Normal, or the program is
-            non-centred in a form that is not recognised; the message names the site and the mend.
+        ProgramError: (at fit) a param would be learned, the prior of a local site reads rows, or the program is
+            non-centred in a form that is not recognised, or with local sites that are not Normal; the message
+            names the site and the mend.
     """
     if draws < 100:
         raise ValueError(f"draws is {draws}: Pareto-smoothed weights need 100 or more")
@@ -122,7 +128,8 @@ def _client(seen: Seen) -> Client:
     hierarchy = seen.hierarchy
     with double_precision():
         nodes = nodes_of(seen.line)
-        weigher = Weigher(hierarchy, *standard_points(hierarchy.reading.own_size))
+        points = standard_points(hierarchy.normal_size, hierarchy.mixing_size)
+        weigher, tries = Weigher(hierarchy, *points), points_of(hierarchy)
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         # weights are ratios of densities of hundreds of rows: single precision has no digits left for them
@@ -130,16 +137,29 @@ def _client(seen: Seen) -> Client:
             rows = rows_of(seen.line, in_double(batch))
             if "draws" in message:
                 own = Factor(work["precision"], work["shift"], torch.zeros(()))
-                found = weigher.ratios(rows, own, message["draws"])
-                return {**work, "log_ratios": found.log, "inner": found.effective.mean()}
+                where = proposals(message, batch, own)
+                found = weigher.ratios(rows, own, message["draws"], where)
+                inner = found.effective.mean()
+                return {**work, **told(where), "log_ratios": found.log, "inner": inner}
             factor = factor_of(rows, message["loc"], message["covariance"], nodes)
+            own = Factor(rounded(factor.precision), rounded(factor.shift), factor.raised)
+            where = proposals(message, batch, own)
         fields = {name: batch.client_fields[name][0, 0] for name in hierarchy.fields}
-        own = {"precision": rounded(factor.precision), "shift": rounded(factor.shift)}
-        return {**own, "fields": fields, "raised": factor.raised}
+        return {**own._asdict(), **told(where), "fields": fields}
+
+    def proposals(message: Tree, batch: ClientBatch, own: Factor) -> Proposal | None:
+        if hierarchy.mixing is None:
+            return None
+        row = first_row(in_double(batch))
+        factor = (own.precision[None], own.shift[None])
+        return proposals_of(hierarchy, message["few"], row, factor, tries)
+
+    def told(where: Proposal | None) -> Tree:
+        return {} if where is None else {"loc": where.loc, "tril": where.tril}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        factor = {name: work[name] for name in ("precision", "shift")}
-        own = {**factor, "seen": torch.ones(())}
+        factor = {name: work[name] for name in FACTOR}
+        own = {**{name: work[name] for name in kept}, "seen": torch.ones(())}
         if "draws" in message:
             ratios, inner = Each(work["log_ratios"]), Share(work["inner"])
             return {"log_ratios": ratios, "inner_effective": inner}, own
@@ -150,22 +170,31 @@ def _client(seen: Seen) -> Client:
         if not hierarchy.reading.own_size:
             return dict(message["params"])
         dtype = torch.get_default_dtype()
-        local = {PRECISION: own["precision"], SHIFT: own["shift"]}
-        return {**message["params"], **{n: v[None, None].to(dtype) for n, v in local.items()}}
+        local = {f"{OWN_PARAM}.{name}": own[name][None, None].to(dtype) for name in kept}
+        return {**message["params"], **local}
 
-    size, phases = hierarchy.reading.size, (Phase(step, nested=True),)
-    like = torch.zeros(size, size, dtype=torch.float64)
-    none = {"precision": like, "shift": like[0] if size else like.flatten()}
+    phases, none = (Phase(step, nested=True),), nothing(hierarchy)
+    kept = tuple(none)
     return Client(
         own={**none, "seen": torch.zeros(())},
-        start=lambda message, own: {name: own[name] for name in ("precision", "shift")},
+        start=lambda message, own: {name: own[name] for name in kept},
         phases=phases,
         finish=finish,
         params=params,
         adapt=phases,
+        most_adapting=1,
         like_rows=lambda message: True,
         seen=lambda own: own["seen"],
     )
+
+
+def nothing(hierarchy: Hierarchy) -> Tree:
+    """Return what a client keeps before its first round: a factor, and where its mixing numbers lie."""
+    size, mixing = hierarchy.reading.size, hierarchy.mixing_size
+    shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
+    if mixing:
+        shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
+    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
 def _check_priors(program: Program) -> None:

@@ -16,7 +16,7 @@ from hierfl.method import Clock, Reports
 from hierfl.program.few_rows import double_precision
 from hierfl.program.program import Params
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.prior_moments import any_client, prior_draws
+from hierfl.summaries.prior_moments import any_client, mixing_draws, prior_draws
 from hierfl.summaries.sampling import one_thread, sample
 from hierfl.summaries.surrogate import Surrogate
 
@@ -28,6 +28,7 @@ STILL, STILL_SD = 0.1, 0.05
 FITTING = 0.3
 # clients beyond which fewer draws are weighed, as each costs every client a pass over its rows; and the fewest
 MANY, FEWEST_WEIGHED = 1000, 1000
+FEW = 16  # draws of z by which clients find where their mixing numbers lie
 AGAIN = 2  # more turns, at most, from weighed draws whose k-hat is high
 ROUNDING = 1e-9  # log weights that differ by no more are equal
 TAIL = 0.2  # how far above the mean, in nats, the largest weight must be to speak of a tail
@@ -51,7 +52,8 @@ class Rounds:
         """Return the state before the first round."""
         hierarchy = self.surrogate.hierarchy
         program, reading = hierarchy.program, hierarchy.reading
-        count, size, kept = program.num_clients, reading.size, len(reading.origin)
+        count, size = program.num_clients, reading.size
+        kept = len(reading.origin) + self.surrogate.mixed
         weighed = min(self.draws, max(FEWEST_WEIGHED, self.draws * MANY // max(MANY, count)))
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
@@ -61,12 +63,15 @@ class Rounds:
                 for n in hierarchy.fields
             }
             prior = prior_draws(hierarchy, self.seed)
+            mixing = mixing_draws(hierarchy, prior, self.seed)
+            if mixing is not None:
+                prior = torch.cat([prior, mixing.repeat(1, count)], 1)
             equal = torch.full((len(prior),), -math.log(len(prior)))
             none = Factors(
                 torch.zeros(1, size, size), torch.zeros(1, size), {n: like[n][:, 0] for n in fields}
             )
             loc, covariance = any_client(self.surrogate, prior, equal, none)
-            spread = self.surrogate.to_signed(prior[:, hierarchy.outside])
+            spread = self.surrogate.sampled(prior)
             return {
                 "factors": {
                     "precision": torch.zeros(count, size, size),
@@ -91,12 +96,23 @@ class Rounds:
         """Return the message: what any client's v may be, and the draws to weigh once the factors are final."""
         message = self.told(state)
         if int(state["stage"]) == WEIGH:
-            message["draws"] = state["final"]["draws"]
+            message["draws"] = state["final"]["draws"][:, : self.shared]
         return message
 
+    @property
+    def shared(self) -> int:
+        """K, the length of z: the first numbers of a draw, before the clients' mixing numbers."""
+        return len(self.surrogate.hierarchy.reading.origin)
+
     def told(self, state: Tree) -> Tree:
-        """Return what the server believes of any client's v: mean and covariance."""
-        return {name: state[name] for name in ("loc", "covariance")}
+        """Return what the server believes of any client's v, mean and covariance, and a few z if t depend on them."""
+        message = {name: state[name] for name in ("loc", "covariance")}
+        if self.surrogate.mixed:
+            scouts = state["scouts"]
+            message["few"] = resampled(scouts["draws"], scouts["log_weights"], FEW)[
+                :, : self.shared
+            ]
+        return message
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""
@@ -144,7 +160,8 @@ class Rounds:
         scouts = state["scouts"]
         draws, before = scouts["draws"], scouts["log_weights"]
         weights = _smoothed(self._log_p(draws, factors) - scouts["log_p"])
-        moved, changed = _apart(_moments(draws, before), _moments(draws, weights.log))
+        z = draws[:, : self.shared]
+        moved, changed = _apart(_moments(z, before), _moments(z, weights.log))
         if weights.effective < FITTING * len(draws):
             moved = changed = torch.tensor(torch.inf)
         scouts = {**scouts, "log_weights": weights.log}
@@ -223,7 +240,7 @@ class Rounds:
     def params(self, state: Tree) -> Params:
         """Return the guide's params: draws of equal weight."""
         known = state["final"] if int(state["stage"]) != GATHER else state["scouts"]
-        points = resampled(known["draws"], known["log_weights"], self.draws)
+        points = resampled(known["draws"], known["log_weights"], self.draws)[:, : self.shared]
         return {"_shared.points": points.to(torch.get_default_dtype())}
 
 

@@ -215,7 +215,8 @@ class Fit:
 
         Args:
             data: the new clients' rows; unlabelled where the guide needs no labels.
-            rounds: rounds of the clients' own steps; none are taken where the method keeps no client state.
+            rounds: rounds of the clients' own steps; none are taken where the method keeps no client state, and
+                one by two_stage, which needs no more.
 
         Raises:
             ValueError: a field is missing or holds NaN, or labels that the guide reads are missing.

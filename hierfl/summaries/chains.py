@@ -92,6 +92,7 @@ def sampled(
     least: int,
     seed: int,
     even: Tensor,
+    dense: int,
 ) -> Sampled:
     """Sample a density by Hamiltonian Monte Carlo.
 
@@ -104,6 +105,8 @@ def sampled(
         least: iterations after the warm-up, at least.
         seed: of the noise.
         even: (K,) bool, numbers of which the density is an even function: only their sizes count for R-hat.
+        dense: the number of leading coordinates whose correlations are adapted to; the others, of which there
+            may be thousands, are whitened one by one.
     """
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
     renew_at = {round(part * warmup) for part in WINDOWS}
@@ -118,7 +121,7 @@ def sampled(
         if i + 1 in renew_at:
             alive = _alive(moves / len(seen), g)
             seen = [z[alive] for z in seen]
-            whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening)
+            whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening, dense)
             state = _evaluated(density, seen[-1], whitening)
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
     size, kept, moves = math.exp(step.mean), [], torch.zeros(len(start))
@@ -200,13 +203,18 @@ def _alive(share: Tensor, g: torch.Generator) -> Tensor:
     return torch.where(share >= MOVES, index, others)
 
 
-def _renewed(states: Tensor, before: Whitening) -> Whitening:
-    """Return the whitening by the moments of states (n, K), shrunk towards the one before."""
+def _renewed(states: Tensor, before: Whitening, dense: int) -> Whitening:
+    """Return the whitening by the moments of states (n, K), shrunk towards the one before.
+
+    Beyond the first `dense` numbers only variances are adapted to.
+    """
     loc = states.mean(0)
     away = states - loc
     known = before.tril @ before.tril.mT
     covariance = (away.mT @ away + SHRINK * known) / (len(states) + SHRINK)
-    tril, info = torch.linalg.cholesky_ex(covariance)
+    apart = torch.diag_embed(covariance.diagonal())
+    apart[:dense, :dense] = covariance[:dense, :dense]
+    tril, info = torch.linalg.cholesky_ex(apart)
     return before if bool(info) else Whitening(loc, tril)
 
 

@@ -188,6 +188,34 @@ def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
     return alike(*(scores(of, predictors(of)).sum() for of in terms))
 
 
+def check_centred(program: Program, shared: Tensor, normal: Tensor) -> None:
+    """Refuse a program with mixing numbers whose likelihood reads a global number as a scale of a local one.
+
+    Args:
+        program: the program.
+        shared: (U,) positions in z of the numbers that its likelihood reads.
+        normal: (Dn,) positions of the local numbers that are Normal given the mixing numbers.
+
+    Raises:
+        ProgramError: it does; the message shows the centred form.
+    """
+    g = torch.Generator().manual_seed(0)
+    batch = _made_up(program, g)
+    origin = program.latents.global_block.start.double()
+    z = origin + 0.5 * torch.randn(len(origin), generator=g)
+    e = torch.randn(program.latents.local_block.size, generator=g)
+    away = e.index_add(0, normal, torch.randn(len(normal), generator=g))
+    if not all_linked(_terms(program, z, e, batch)):
+        return
+    for j in shared.tolist():
+        one, other = (
+            predictors(_terms(program, at, away, batch)) - predictors(_terms(program, at, e, batch))
+            for at in (z, _stepped(z, j))
+        )
+        if not alike(one, other):
+            raise _not_recognised(program, j)
+
+
 def _not_recognised(program: Program, position: int) -> ProgramError:
     block, local = program.latents.global_block, program.latents.local_block.sites[0].name
     names = [site.name for site in block.sites for _ in range(site.size)]

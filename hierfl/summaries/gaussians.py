@@ -57,6 +57,11 @@ class Quadratic(NamedTuple):
         square = (self.shift * (covariance @ self.shift[..., None])[..., 0]).sum(-1)
         return self.constant + 0.5 * (square - log_det + size * LOG_2_PI), covariance
 
+    def log(self, x: Tensor) -> Tensor:
+        """Return the log of the function at x (..., D), (...)."""
+        turned = (self.precision @ x[..., None])[..., 0]
+        return self.constant + ((self.shift - 0.5 * turned) * x).sum(-1)
+
     def along(self, start: Tensor, slopes: Tensor) -> Quadratic:
         """Return the product over the batch of these functions at x = start + slopes m, a function of m (M,).
 
@@ -76,22 +81,30 @@ def times_factor(normal: Normal, u: Tensor, precision: Tensor, shift: Tensor) ->
 
     Args:
         normal: of w (D,), of each client, or of all.
-        u: (U,).
+        u: (U,), or (C, U).
         precision: (C, D + U, D + U) of each client's factor.
         shift: (C, D + U).
     """
     size = normal.mean.shape[-1]
     pull = (normal.precision @ normal.mean[..., None])[..., 0]
     constant = 0.5 * (normal.log_det - (normal.mean * pull).sum(-1) - size * LOG_2_PI)
+    turned = (precision[:, :, size:] @ u[..., None])[..., 0]
+    of_u = ((shift[:, size:] - 0.5 * turned[:, size:]) * u).sum(-1)
     return Quadratic(
         normal.precision + precision[:, :size, :size],
-        pull + shift[:, :size] - precision[:, :size, size:] @ u,
-        constant + shift[:, size:] @ u - 0.5 * (precision[:, size:, size:] @ u) @ u,
+        pull + shift[:, :size] - turned[:, :size],
+        constant + of_u,
     )
 
 
 def without_own(
-    prior: Tensor, log_det: Tensor, precision: Tensor, shift: Tensor, *, diagonal: bool, summed: bool
+    prior: Tensor,
+    log_det: Tensor,
+    precision: Tensor,
+    shift: Tensor,
+    *,
+    diagonal: bool,
+    summed: bool,
 ) -> Quadratic:
     """Return the integrals of Normal(w; mu, A^-1) times factors of v = (w, u) over w, as functions of (mu, u).
 
@@ -113,7 +126,7 @@ def without_own(
     covariance, whole = inverse_with_diagonal(scale, own) if diagonal else inverse(prior + own)
     pull, to_u = shift[:, :size, None], covariance @ cross
     mean = covariance @ pull
-    parts = (
+    parts: tuple[Tensor, ...] = (
         covariance,
         to_u,
         mean,

@@ -7,6 +7,9 @@ The global numbers z are of two kinds. Given those in s ("scales": all that is n
 
 With the clients' factors exp(eta . v - v' Lambda v / 2) in v = (w, u), where u are entries of z, both integrate
 out in closed form: w_k client by client, then m. What is left is a density of s alone.
+
+Where some local numbers are not Normal, all of this holds given each client's mixing numbers t_k: w are then the
+other local numbers, u has some of t_k in it, and what is left is a density of s and all t_k.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from hierfl.laplace.trials import sites_at
 from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
-from hierfl.program.traces import Site, in_clients, scored
+from hierfl.program.traces import Site, in_clients, per_client, scored
 from hierfl.summaries.gaussians import LOG_2_PI, Normal, Quadratic, times_factor, without_own
+from hierfl.summaries.mixing import Mixing
 from hierfl.summaries.normal_sites import means_of, precision_of
 from hierfl.summaries.reading import Reading
 
@@ -58,6 +62,7 @@ class Hierarchy:
         chained: whether the mean of a local site, and of a site in m, depends on another one of its kind.
         diagonal: whether the local numbers are independent given z.
         slopes: (V, Km), how far (mean of w, u) move with m, where that is the same at any s and for all clients.
+        mixing: what the local sites are Normal given; None: they are as they are.
     """
 
     reading: Reading
@@ -66,15 +71,34 @@ class Hierarchy:
     chained: tuple[bool, bool] = (False, False)
     diagonal: bool = False
     slopes: Tensor | None = None
+    mixing: Mixing | None = None
 
     def __post_init__(self) -> None:
         """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
-        _ = self.inside, self.outside, self._order, self.row
+        _ = self.inside, self.outside, self._order, self.row, self.arrangement
 
     @property
     def program(self) -> Program:
         """Whose prior it is."""
         return self.reading.program
+
+    @property
+    def normal_size(self) -> int:
+        """The number of local numbers of a client that are Normal, given its mixing numbers if it has some."""
+        return self.reading.own_size if self.mixing is None else len(self.mixing.normal)
+
+    @property
+    def mixing_size(self) -> int:
+        """M, the number of mixing numbers of a client."""
+        return 0 if self.mixing is None else self.mixing.size
+
+    @cached_property
+    def arrangement(self) -> Tensor:
+        """Positions in v of the Normal local numbers, of the others, and of u, (V,) int64."""
+        shared = torch.arange(self.reading.own_size, self.reading.size)
+        if self.mixing is None:
+            return torch.arange(self.reading.size)
+        return torch.cat([self.mixing.normal, self.mixing.outside, shared])
 
     @cached_property
     def linear_sites(self) -> tuple[LatentSite, ...]:
@@ -112,11 +136,18 @@ class Hierarchy:
         fields = {name: v[:, :1] for name, v in batch.fields.items()}
         return replace(batch, fields=fields, rows=None, counts=torch.ones_like(batch.counts))
 
-    def batch(self, fields: Values) -> ClientBatch:
-        """Return what the prior reads of C clients: their values of `self.fields`, (C, ...) each."""
-        if not self.fields:
+    def batch(self, fields: Values, count: int = 1) -> ClientBatch:
+        """Return what the prior reads of C clients: one for all where it is the same for all.
+
+        Args:
+            fields: their values of `self.fields`, (C, ...) each.
+            count: C, where each has mixing numbers of its own.
+        """
+        if self.fields:
+            count = len(fields[self.fields[0]])
+        if count == 1 and not self.fields:
             return self.row
-        count, row = len(fields[self.fields[0]]), self.row
+        row = self.row
 
         def repeated(v: Tensor) -> Tensor:
             return v.expand(count, *v.shape[1:])
@@ -131,11 +162,17 @@ class Hierarchy:
         )
 
     def sites(self, z: Tensor, w: Tensor, batch: ClientBatch) -> dict[str, Site]:
-        """Return the sites of the program at z (K,) and w (D,), the same for all clients, by name."""
+        """Return the sites of the program, by name.
+
+        Args:
+            z: (K,).
+            w: (D,) local numbers of all clients, or (C, D).
+            batch: of clients.
+        """
         latents, count = self.program.latents, batch.num_clients
         values = latents.global_block.unflatten(z)[0]
-        if len(w):
-            at = w.expand(count, len(w))[:, None]
+        if w.shape[-1]:
+            at = w.expand(count, w.shape[-1])[:, None]
             values = {**values, **latents.local_block.unflatten(at)[0]}
         return sites_at(self.program, values, in_dtype(batch, z.dtype))
 
@@ -148,17 +185,25 @@ class Hierarchy:
                 total = total + scored(site, site["fn"].log_prob(site["value"])).sum()
         return total + sum(j.sum() for name, j in jacobians.items() if name not in without)
 
-    def local(self, z: Tensor, batch: ClientBatch) -> Normal:
-        """Return p(w | z) of the clients of a batch: (C, D), or (1, D) where it is the same for all."""
-        own, size = self.program.latents.local_block.sites, self.reading.own_size
+    def local(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Normal:
+        """Return p(w | z, t) of the clients of a batch: (C, D), or (1, D) where it is the same for all.
+
+        Args:
+            z: (K,).
+            batch: of clients.
+            t: (C, M) their mixing numbers; None: the program has none.
+        """
+        own, size = self.program.latents.local_block.sites, self.normal_size
+        if self.mixing is not None:
+            own = self.mixing.normal_sites
         if not size:
             none = torch.zeros(1, 0, 0, dtype=z.dtype)
-            return Normal(none[0], none, torch.zeros(1, dtype=z.dtype))
-        found = self.sites(z, torch.zeros(size, dtype=z.dtype), batch)
+            return Normal(none.sum(-1), none, none.sum((-2, -1)))
+        found = self.local_sites(z, torch.zeros(size, dtype=z.dtype), batch, t)
         normal = Normal(means_of(own, found), *precision_of(own, found))
         if self.chained[0]:
             axes = torch.eye(size, dtype=z.dtype)
-            along = torch.vmap(lambda w: means_of(own, self.sites(z, w, batch)))(axes)
+            along = torch.vmap(lambda w: means_of(own, self.local_sites(z, w, batch, t)))(axes)
             normal = normal.unchained((along - normal.mean).permute(1, 2, 0))
         if self.reading.effects is None:
             return normal
@@ -170,16 +215,55 @@ class Hierarchy:
             normal.log_det - 2.0 * scale.slogdet()[1],
         )
 
-    def local_vectors(self, w: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the local numbers of the program at w (..., D), and the log of d w / d them, ().
+    def local_sites(
+        self, z: Tensor, w: Tensor, batch: ClientBatch, t: Tensor | None
+    ) -> dict[str, Site]:
+        """Return the sites of the program at Normal local numbers w, with their distributions given t (C, M)."""
+        if self.mixing is None or t is None:
+            return self.sites(z, w, batch)
+        return self.mixing.given(self.sites(z, self.mixing.whole(w, t), batch), t)
+
+    def log_mixing(self, z: Tensor, batch: ClientBatch, t: Tensor | None) -> Tensor:
+        """Return log p(t | z) of the clients of a batch, (C,), or 0 of a program without mixing numbers."""
+        if self.mixing is None or t is None:
+            return torch.zeros(1, dtype=z.dtype)
+        zero = torch.zeros(self.normal_size, dtype=z.dtype)
+        return self.mixing.log_p(self.sites(z, self.mixing.whole(zero, t), batch), t)
+
+    def rest(self, z: Tensor, t: Tensor | None) -> Tensor:
+        """Return what v holds beside Normal local numbers: u (U,), or (C, O + U)."""
+        u = z[self.reading.shared]
+        if self.mixing is None or t is None:
+            return u
+        o = self.mixing.sampled_part(t)
+        return torch.cat([o, u.expand(len(o), -1)], 1)
+
+    def arranged(self, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Return factors (C, V, V) and (C, V) with the Normal local numbers first."""
+        if self.mixing is None:
+            return precision, shift
+        at = self.arrangement
+        return precision[:, at][:, :, at], shift[:, at]
+
+    def local_vectors(self, w: Tensor, z: Tensor) -> Tensor:
+        """Return the local numbers of the program at w (..., D).
 
         They are w itself, or e of a non-centred program, w = t(z) + T(z) e.
         """
         if self.reading.effects is None:
-            return w, torch.zeros((), dtype=w.dtype)
+            return w
         moved, scale = self.reading.effects.at(z)
-        back = torch.linalg.inv_ex(scale).inverse
-        return (w - moved) @ back.mT, scale.slogdet()[1]
+        return (w - moved) @ torch.linalg.inv_ex(scale).inverse.mT
+
+    def log_local(self, z: Tensor, vectors: Tensor, batch: ClientBatch) -> Tensor:
+        """Return the log prior density of the local sites as the program has them, (C,), at vectors (C, D)."""
+        found, own = self.sites(z, vectors, batch), self.program.latents.local_block
+        jacobians = own.unflatten(vectors[:, None])[1]
+        each = [
+            scored(found[s.name], found[s.name]["fn"].log_prob(found[s.name]["value"]))
+            for s in own.sites
+        ]
+        return torch.stack([per_client(term) for term in (*each, *jacobians.values())]).sum(0)
 
     def means(self, scales: Tensor) -> Normal:
         """Return p(m | s), (1, Km)."""
@@ -199,38 +283,49 @@ class Hierarchy:
         return normal.unchained((along - normal.mean).permute(1, 2, 0))
 
     # ------------------------------------------------------------------------------------ with the factors
-    def given(self, normal: Normal, z: Tensor, precision: Tensor, shift: Tensor) -> Quadratic:
-        """Return p(w | z) times each client's factor, as a function of w.
+    def given(
+        self,
+        normal: Normal,
+        z: Tensor,
+        precision: Tensor,
+        shift: Tensor,
+        t: Tensor | None = None,
+    ) -> Quadratic:
+        """Return p(w | z, t) times each client's factor, as a function of w.
 
         Args:
-            normal: p(w | z).
+            normal: p(w | z, t).
             z: (K,).
             precision: (C, V, V) Lambda of each client.
             shift: (C, V) eta.
+            t: (C, M) mixing numbers; None: the program has none.
         """
-        return times_factor(normal, z[self.reading.shared], precision, shift)
+        return times_factor(normal, self.rest(z, t), *self.arranged(precision, shift))
 
-    def of_means(self, scales: Tensor, factors: Factors) -> Quadratic:
-        """Return the surrogate posterior as a function of m (Km,), with every w_k integrated out, at s (Ks,).
+    def of_means(self, scales: Tensor, factors: Factors, t: Tensor | None = None) -> Quadratic:
+        """Return the surrogate posterior as a function of m (Km,), with every w_k integrated out.
 
-        Its constant has log p(s) in it.
+        Its constant has log p(s) and log p(t | s) in it.
+
+        Args:
+            scales: s, (Ks,).
+            factors: of N clients.
+            t: (N, M) mixing numbers; None: the program has none.
         """
-        count, batch = len(self.inside), self.batch(factors.fields)
+        count, batch = len(self.inside), self.batch(factors.fields, 1 if t is None else len(t))
         z = self.whole(torch.zeros(count, dtype=scales.dtype), scales)
-        own = self.local(z, batch)
+        own, rest = self.local(z, batch, t), self.rest(z, t)
+        precision, shift = self.arranged(factors.precision, factors.shift)
+        summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
         each = without_own(
-            own.precision,
-            own.log_det,
-            factors.precision,
-            factors.shift,
-            diagonal=self.diagonal,
-            summed=len(own.mean) == len(own.precision) == 1,
+            own.precision, own.log_det, precision, shift, diagonal=self.diagonal, summed=summed
         )
-        u = z[self.reading.shared].expand(len(own.mean), -1)
-        start = torch.cat([own.mean, u], 1)  # (mu, u) at m = 0
-        whole = each.along(start, self.slopes_at(z, batch))
+        clients = max(len(own.mean), len(rest) if rest.dim() == 2 else 1)
+        parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
+        whole = each.along(torch.cat(parts, 1), self.slopes_at(z, batch, t))  # m = 0 there
         zero = torch.zeros(self.reading.own_size, dtype=z.dtype)
         log_p = self.log_global(z, self.sites(z, zero, self.row), without=self.linear)
+        log_p = log_p + self.log_mixing(z, batch, t).sum()
         if not count:
             return whole._replace(constant=whole.constant + log_p)
         prior = self.means(scales)
@@ -242,13 +337,19 @@ class Hierarchy:
             log_p + constant + whole.constant,
         )
 
-    def slopes_at(self, z: Tensor, batch: ClientBatch) -> Tensor:
-        """Return how far (mu, u) move with m: (V, Km), or (C, V, Km) where it depends on the client."""
+    def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
+        """Return how far (mean of w, rest) move with m: (V, Km), or (C, V, Km) where it depends on the client."""
         if self.slopes is not None:
             return self.slopes.to(z.dtype)
-        axes = torch.eye(len(self.inside), dtype=z.dtype)
+        count = len(self.inside)
+        if not count:
+            return torch.zeros(self.reading.size, 0, dtype=z.dtype)
+        axes = torch.eye(count, dtype=z.dtype)
         at_zero = z.index_fill(0, self.inside, 0.0)
-        ahead = torch.vmap(lambda m: self.local(self.whole(m, z[self.outside]), batch).mean)(axes)
-        moved = (ahead - self.local(at_zero, batch).mean).permute(1, 2, 0)  # (C, D, Km)
-        shared = self._order[self.reading.shared][:, None] == torch.arange(len(self.inside))
-        return torch.cat([moved, shared.to(z.dtype).expand(len(moved), -1, -1)], 1)
+        ahead = torch.vmap(lambda m: self.local(self.whole(m, z[self.outside]), batch, t).mean)(
+            axes
+        )
+        moved = (ahead - self.local(at_zero, batch, t).mean).permute(1, 2, 0)  # (C, Dn, Km)
+        others = torch.zeros(self.reading.own_size - self.normal_size, count, dtype=z.dtype)
+        shared = (self._order[self.reading.shared][:, None] == torch.arange(count)).to(z.dtype)
+        return torch.cat([moved, *(v.expand(len(moved), -1, -1) for v in (others, shared))], 1)

@@ -56,11 +56,11 @@ def normal_of(fn: Any) -> Any:
         NotNormal: it has none.
     """
     shape = fn.batch_shape
-    fn = _unwrapped(fn)
+    fn = unwrapped(fn)
     if isinstance(fn, TransformedDistribution) and [type(t) for t in fn.transforms] == [
         ExpTransform
     ]:
-        fn = _unwrapped(fn.base_dist)
+        fn = unwrapped(fn.base_dist)
     if isinstance(fn, torch.distributions.MultivariateNormal):
         return fn.expand(shape)
     if isinstance(fn, torch.distributions.Normal):
@@ -68,7 +68,8 @@ def normal_of(fn: Any) -> Any:
     raise NotNormal(kind_of(fn))
 
 
-def _unwrapped(fn: Any) -> Any:
+def unwrapped(fn: Any) -> Any:
+    """Return a distribution without what expands it or declares events of it."""
     while isinstance(fn, WRAPPERS):
         fn = fn.base_dist
     return fn

@@ -50,6 +50,39 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
     return found.nan_to_num().clamp(low, high)
 
 
+def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | None:
+    """Return draws of any client's mixing numbers from about their prior, (S, M), one for each draw of z (S, K).
+
+    None of a program without any.
+    """
+    mixing, program = hierarchy.mixing, hierarchy.program
+    if mixing is None:
+        return None
+    batch, block = in_double(hierarchy.row), program.latents.local_block
+    g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
+    normal = torch.randn(len(draws), mixing.size - len(mixing.outside), generator=g)
+
+    def one(z: Tensor, e: Tensor, d: int | Tensor) -> Tensor:
+        values = program.latents.global_block.unflatten(z)[0]
+        drawn = batch.redrawn(noise.word("mixing")).redrawn(d)
+        with Answer({}, drawn, reparameterised=False):
+            model = poutine.condition(program.model, data=values)
+            nodes: dict[str, Site] = poutine.trace(model).get_trace(drawn).nodes
+        own = block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})
+        mean, sd = mixing.guess(nodes, 1)
+        return torch.cat([own[0, 0, mixing.outside], mean[0] + sd[0] * e])
+
+    with untouched_store():
+        try:
+            found = torch.vmap(one)(draws, normal, torch.arange(len(draws), dtype=torch.int32))
+        except (RuntimeError, ValueError, NotImplementedError):
+            few = min(FEW, len(draws))
+            each = [one(draws[d], normal[d], d) for d in range(few)]
+            found = torch.stack(each)[torch.arange(len(draws)) % few]
+    low, high = (found.quantile(q, 0) for q in (0.01, 0.99))
+    return found.nan_to_num().clamp(low, high)
+
+
 def any_client(
     surrogate: Surrogate, draws: Tensor, log_weights: Tensor, factors: Factors
 ) -> tuple[Tensor, Tensor]:
@@ -57,11 +90,13 @@ def any_client(
 
     Args:
         surrogate: of the program.
-        draws: (S, K) of z.
+        draws: (S, K + N M) of z and the mixing numbers.
         log_weights: (S,) of the draws.
         factors: for the clients' fields.
     """
-    means, covariances = surrogate.moments(draws, factors)  # (S, C, V), (S, C, D, D)
+    draws = draws[:, : len(surrogate.hierarchy.reading.origin)]
+    mixing = mixing_draws(surrogate.hierarchy, draws, 0)
+    means, covariances = surrogate.moments(draws, factors, mixing)  # (S, C, V), (S, C, D, D)
     count, size = means.shape[1], covariances.shape[-1]
     share = log_weights.exp()
     if size:

@@ -38,9 +38,9 @@ def one_thread() -> Iterator[None]:
 class Draws(NamedTuple):
     """Draws of the surrogate.
 
-    draws: (S, K).
-    r_hat: the largest split R-hat of the chains over s.
-    loc: (Ks,), tril: (Ks, Ks): whitening of the coordinates that are sampled, for the next time.
+    draws: (S, K + N M), of z and, where there are some, of all mixing numbers.
+    r_hat: the largest split R-hat of the chains.
+    loc: (X,), tril: (X, X): whitening of the X coordinates that are sampled, for the next time.
     """
 
     draws: Tensor
@@ -66,14 +66,14 @@ def sample(
         factors: of the clients.
         count: S.
         around: mean and lower triangular scale of the coordinates that are sampled, a first guess.
-        known: (S, K) draws to start from, of a posterior nearby; None: start from the guess.
+        known: (S, K + N M) draws to start from, of a posterior nearby; None: start from the guess.
         final: the draws are kept, not only their moments: chains are run longer, and must mix better.
         seed: of the noise.
     """
     hierarchy = surrogate.hierarchy
     g = torch.Generator().manual_seed(noise.word(f"two_stage {seed}") & 0x7FFFFFFF)
     normal = torch.randn(count, len(hierarchy.inside), generator=g)
-    if not len(hierarchy.outside):
+    if not len(surrogate.even):
         scales, r_hat = torch.zeros(count, 0), 1.0
         loc, tril = around
     else:
@@ -96,15 +96,15 @@ def _chains(
     cost = len(factors.shift) * (surrogate.hierarchy.reading.own_size + 1) ** 3
     chains = next(many for most, many in CHAINS if cost <= most)
     density = surrogate.density(factors, chains)
-    whitening, outside = Whitening(*around), surrogate.hierarchy.outside
+    whitening = Whitening(*around)
     if known is None:
         spread = whitening.tril.diagonal().clone()
         whitening = laplace(density, whitening.loc, chains, spread)
-        away = torch.randn(chains, len(outside), generator=g)
+        away = torch.randn(chains, len(surrogate.even), generator=g)
         start, warmup = whitening.loc + away @ whitening.tril.mT, COLD
     else:
         at = torch.randperm(len(known), generator=g)[:chains]
-        start, warmup = surrogate.to_signed(known[at][:, outside]), WARM
+        start, warmup = surrogate.sampled(known[at]), WARM
     least = 2 * LEAST if final else LEAST
     while True:
         found = sampled(
@@ -116,6 +116,7 @@ def _chains(
             least=least,
             seed=seed,
             even=surrogate.even,
+            dense=len(surrogate.hierarchy.outside),
         )
         if not found.r_hat > (MIXED_WELL if final else MIXED):
             return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -16,23 +17,26 @@ from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite
 from hierfl.program.traces import Site, scored
+from hierfl.summaries.effects import check_centred
 from hierfl.summaries.hierarchy import Hierarchy
-from hierfl.summaries.normal_sites import NotNormal, means_of, normal_of, precision_of
+from hierfl.summaries.mixing import SCATTERED, Mixing
+from hierfl.summaries.normal_sites import NotNormal, means_of, normal_of, precision_of, unwrapped
 from hierfl.summaries.reading import Reading
 
+NORMAL, ENTRYWISE, SAMPLED = "normal", "entrywise", "sampled"  # kinds of local sites
 TRIES, EXACT = 3, 1e-6  # random points, and relative differences that are rounding
 FAR = 0.7  # how far a site is moved to see what it changes
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
 
 
 def seen_hierarchy(reading: Reading) -> Hierarchy:
-    """Return the prior of a program whose local sites are Normal given the global ones.
+    """Return the prior of a program, and what its local sites are Normal given.
 
     The answer is tested at random points, not proven.
 
     Raises:
-        ProgramError: a local site is not Normal in unconstrained numbers, or its prior reads a client's rows;
-            the message names the site.
+        ProgramError: the local sites are not Normal given what can be sampled, or their prior reads a client's
+            rows; the message names the site.
     """
     plain = Hierarchy(replace(reading, effects=None))
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False), double_precision():
@@ -41,58 +45,142 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
         points = [_point(reading, g) for _ in range(TRIES)]
         if reading.own_size:
             plain = _with_local(plain, points, batch, g)
+        if plain.mixing is not None:
+            check_centred(plain.program, reading.shared, plain.mixing.normal)
+            if reading.effects is not None:
+                raise _not_centred(plain.mixing)
         found = replace(plain, reading=reading)
-        found = _with_linear(found, [z for z, _ in points], batch)
-        return _with_constants(found, [z for z, _ in points], batch)
+        found = _with_linear(found, points, batch)
+        return _with_constants(found, points, batch)
 
 
-def _point(reading: Reading, g: torch.Generator) -> tuple[Tensor, Tensor]:
+class Point(NamedTuple):
+    """Where the prior is evaluated.
+
+    z: (K,).
+    w: (D,) local numbers.
+    e: (D,) more than the mixing numbers of scattered sites.
+    """
+
+    z: Tensor
+    w: Tensor
+    e: Tensor
+
+    def mixing(self, hierarchy: Hierarchy) -> Tensor | None:
+        """Return the mixing numbers there, (1, M)."""
+        if hierarchy.mixing is None:
+            return None
+        outside = hierarchy.mixing.outside
+        more = hierarchy.mixing_size - len(outside)
+        return torch.cat([self.w[outside], self.e[:more]])[None]
+
+
+def _point(reading: Reading, g: torch.Generator) -> Point:
     z = reading.origin.double()
-    return z + 0.5 * torch.randn(len(z), generator=g), torch.randn(reading.own_size, generator=g)
+    size = reading.own_size
+    start = reading.program.latents.local_block.start.flatten().double() if size else z[:0]
+    w, e = (torch.randn(size, generator=g) for _ in range(2))
+    return Point(z + 0.5 * torch.randn(len(z), generator=g), start + w, 0.5 * e)
 
 
 # ------------------------------------------------------------------------------------ local sites
 def _with_local(
-    plain: Hierarchy, points: list[tuple[Tensor, Tensor]], batch: ClientBatch, g: torch.Generator
+    plain: Hierarchy, points: list[Point], batch: ClientBatch, g: torch.Generator
 ) -> Hierarchy:
     """Return the hierarchy with what was seen of its local sites."""
-    own = plain.program.latents.local_block.sites
-    for z, w in points:
-        sites = plain.sites(z, w, batch)
-        for site in own:
-            try:
-                normal_of(sites[site.name]["fn"])
-            except NotNormal as error:
-                raise _refused(site.name, f"its prior is a {error}") from None
-    chained = any(_moves(plain, own, z, w, batch) for z, w in points)
-    found = replace(plain, chained=(chained, False))
-    for z, w in points:
-        _check_normal(found, z, w, batch)
-    _check_reads_no_rows(found, points[0][0], g)
+    found = _with_mixing(plain, points, batch)
+    if found.normal_size:
+        chained = any(not _alike(*_means(found, p, batch)) for p in points)
+        found = replace(found, chained=(chained, False))
+    for p in points:
+        _check_normal(found, p, batch)
+    _check_reads_no_rows(found, points[0], g)
     moved = perturbed(batch, names_of_labels=frozenset(), g=g)
-    return replace(found, fields=_fields_read(found, points[0][0], moved))
+    return replace(found, fields=_fields_read(found, points[0], moved))
 
 
-def _moves(
-    plain: Hierarchy, own: tuple[LatentSite, ...], z: Tensor, w: Tensor, batch: ClientBatch
-) -> bool:
-    """Return whether the mean of a local site differs between two values of the local sites."""
-    one, other = (means_of(own, plain.sites(z, at, batch)) for at in (w, 0.0 * w))
-    return not _alike(one, other)
+def _with_mixing(plain: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
+    """Return the hierarchy with its mixing numbers: of sites that are not Normal, or that spread others."""
+    block = plain.program.latents.local_block
+    sites = plain.sites(points[0].z, points[0].w, batch)
+    kinds = {site.name: _kind(site, sites[site.name]["fn"]) for site in block.sites}
+    found = _mixed(plain, kinds)
+    for site in block.sites:
+        if kinds[site.name] != SAMPLED and any(_bends(found, site, p, batch) for p in points):
+            kinds[site.name] = SAMPLED
+    return _mixed(plain, kinds)
 
 
-def _check_normal(found: Hierarchy, z: Tensor, w: Tensor, batch: ClientBatch) -> None:
-    """Check that the prior of the local sites at w is the Normal that was read off at 0."""
-    own = found.program.latents.local_block
-    normal = found.local(z, batch)
-    made = normal.log_prob(w)[0]
-    sites = found.sites(z, w, batch)
-    known = _log_prob([sites[site.name] for site in own.sites])
-    known = known + sum(j.sum() for j in own.unflatten(w[None, None])[1].values())
-    if not _alike(made, known):
-        last = own.sites[-1].name
+def _mixed(plain: Hierarchy, kinds: dict[str, str]) -> Hierarchy:
+    sampled, scattered = (
+        tuple(name for name, kind in kinds.items() if kind == wanted)
+        for wanted in (SAMPLED, ENTRYWISE)
+    )
+    if not sampled and not scattered:
+        return plain
+    return replace(plain, mixing=Mixing(plain.program.latents.local_block, sampled, scattered))
+
+
+def _kind(site: LatentSite, fn: Any) -> str:
+    try:
+        normal_of(fn)
+    except NotNormal:
+        free = torch.linspace(-2.0, 2.0, site.size).view(site.free_start.shape)
+        real = torch.equal(site.transform(free), free)
+        return ENTRYWISE if real and isinstance(unwrapped(fn), SCATTERED) else SAMPLED
+    return NORMAL
+
+
+def _bends(found: Hierarchy, site: LatentSite, p: Point, batch: ClientBatch) -> bool:
+    """Return whether a site changes how others are spread, or moves their means in other than straight lines."""
+    block = found.program.latents.local_block
+    mine = [s.name == site.name for s in block.sites for _ in range(s.size)]
+    step = FAR * torch.tensor(mine).to(p.w.dtype)
+    spreads, means = zip(
+        *(_locally(found, p, p.w + by * step, batch) for by in (0.0, 1.0, 2.0)), strict=True
+    )
+    bent = not _alike(means[2] - means[1], means[1] - means[0])
+    return bent or not all(_alike(a, b) for a, b in pairwise(spreads))
+
+
+def _locally(found: Hierarchy, p: Point, w: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
+    """Return what the local numbers w (D,) may not change, and the means of the Normal ones, where t stays."""
+    t, mixing = p.mixing(found), found.mixing
+    sites = found.sites(p.z, w, batch)
+    if mixing is None or t is None:
+        own = found.program.latents.local_block.sites
+        return precision_of(own, sites)[0].flatten(), means_of(own, sites).flatten()
+    own, given = mixing.normal_sites, mixing.given(sites, t)
+    if not own:
+        return mixing.log_p(sites, t), torch.zeros(0)
+    spreads = [precision_of(own, given)[0].flatten(), mixing.log_p(sites, t)]
+    return torch.cat(spreads), means_of(own, given).flatten()
+
+
+def _means(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[Tensor, Tensor]:
+    """Return the means of the Normal local sites at two values of these."""
+    t, own = p.mixing(found), found.program.latents.local_block.sites
+    if found.mixing is not None:
+        own = found.mixing.normal_sites
+    w = p.w if found.mixing is None else p.w[found.mixing.normal]
+    one, other = (means_of(own, found.local_sites(p.z, at, batch, t)) for at in (w, 0.0 * w))
+    return one, other
+
+
+def _check_normal(found: Hierarchy, p: Point, batch: ClientBatch) -> None:
+    """Check that the prior of the local sites at w is the Normal that was read off at 0, given t."""
+    own, t = found.program.latents.local_block, p.mixing(found)
+    w, held = p.w, tuple[str, ...]()
+    if found.mixing is not None:
+        w, held = p.w[found.mixing.normal], found.mixing.sampled
+    sites = found.local_sites(p.z, w, batch, t)
+    names = [site.name for site in own.sites if site.name not in held]
+    known = _log_prob([sites[name] for name in names])
+    jacobians = own.unflatten(p.w[None, None])[1]
+    known = known + sum(jacobians[name].sum() for name in names)
+    if names and not _alike(found.local(p.z, batch, t).log_prob(w)[0], known):
         raise _refused(
-            last, "its spread depends on another local site, or its mean is not linear in one"
+            names[-1], "its spread depends on another local site, or its mean is not linear in one"
         )
 
 
@@ -101,7 +189,7 @@ def _log_prob(sites: list[Site]) -> Tensor:
     return sum(each, torch.zeros(()))
 
 
-def _check_reads_no_rows(found: Hierarchy, z: Tensor, g: torch.Generator) -> None:
+def _check_reads_no_rows(found: Hierarchy, p: Point, g: torch.Generator) -> None:
     """Check that the prior is the same on any row."""
     batch = in_double(found.program.prototype)
     moved = perturbed(batch, names_of_labels=frozenset(), g=g)
@@ -111,29 +199,39 @@ def _check_reads_no_rows(found: Hierarchy, z: Tensor, g: torch.Generator) -> Non
         for i in range(batch.num_rows)
     ]
     rows = [replace(row, client_fields=batch.client_fields) for row in rows]
-    first = found.local(z, rows[0])
+    first = _local(found, p, rows[0])
     for row in rows[1:]:
-        if not _same(first, found.local(z, row)):
+        if not _same(first, _local(found, p, row)):
             site = found.program.latents.local_block.sites[0].name
-            raise _refused(site, "its prior reads the client's rows")
+            raise ProgramError(
+                f"local site '{site}' cannot be integrated out by two_stage: its prior reads the client's rows. Let "
+                f"its prior read client fields alone, and the likelihood the rows, or use fedsvi with "
+                f"guides.structured"
+            )
 
 
-def _fields_read(found: Hierarchy, z: Tensor, batch: ClientBatch) -> tuple[str, ...]:
+def _local(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[Tensor, ...]:
+    """Return p(w | z, t), and the log density of t."""
+    t = p.mixing(found)
+    return (*found.local(p.z, batch, t), found.log_mixing(p.z, batch, t))
+
+
+def _fields_read(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[str, ...]:
     """Return the client fields that change the prior of the local sites."""
     known = found.program.reads.model
     return tuple(
         name
         for name in sorted(batch.client_fields)
-        if name in known and _changes(found, z, batch, name)
+        if name in known and _changes(found, p, batch, name)
     )
 
 
-def _changes(found: Hierarchy, z: Tensor, batch: ClientBatch, name: str) -> bool:
-    value, first = batch.client_fields[name], found.local(z, batch)
+def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
+    value, first = batch.client_fields[name], _local(found, p, batch)
     for other in (1.3 * value + 0.2,) if value.is_floating_point() else (value + 1, 0 * value):
         fields = {**batch.client_fields, name: other.to(value.dtype)}
         try:
-            if not _same(first, found.local(z, replace(batch, client_fields=fields))):
+            if not _same(first, _local(found, p, replace(batch, client_fields=fields))):
                 return True
         except FAILS:
             return True  # a code that the program does not know: it reads the field, somewhere
@@ -141,18 +239,18 @@ def _changes(found: Hierarchy, z: Tensor, batch: ClientBatch, name: str) -> bool
 
 
 # ------------------------------------------------------------------------------------ global sites
-def _with_linear(found: Hierarchy, points: list[Tensor], batch: ClientBatch) -> Hierarchy:
+def _with_linear(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
     """Return the hierarchy with the global sites that are jointly Normal with the local ones, given the rest."""
     sites = found.program.latents.global_block.sites
     names = [site.name for site in sites]
-    kept = [n for n in names if all(_is_normal(found, z, n, batch) for z in points)]
-    kept = [n for n in kept if all(_is_linear(found, z, n, kept, batch) for z in points)]
+    kept = [n for n in names if all(_is_normal(found, p.z, n, batch) for p in points)]
+    kept = [n for n in kept if all(_is_linear(found, p, n, kept, batch) for p in points)]
     if not kept:
         return found
     linear = replace(found, linear=tuple(kept))
-    chained = any(_is_chained(linear, z) for z in points)
+    chained = any(_is_chained(linear, p.z) for p in points)
     linear = replace(linear, chained=(found.chained[0], chained))
-    return linear if all(_is_joint(linear, z, batch) for z in points) else found
+    return linear if all(_is_joint(linear, p, batch) for p in points) else found
 
 
 def _is_normal(found: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bool:
@@ -164,25 +262,27 @@ def _is_normal(found: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bo
     return True
 
 
-def _is_linear(found: Hierarchy, z: Tensor, name: str, kept: list[str], batch: ClientBatch) -> bool:
+def _is_linear(found: Hierarchy, p: Point, name: str, kept: list[str], batch: ClientBatch) -> bool:
     """Return whether a global site moves only means, in straight lines."""
     one = replace(found, linear=(name,))
-    step = FAR * torch.zeros_like(z).index_fill(0, one.inside, 1.0)
+    step = FAR * torch.zeros_like(p.z).index_fill(0, one.inside, 1.0)
     rest, spreads, means = zip(
-        *(_felt(found, z + by * step, name, kept, batch) for by in (0.0, 1.0, 2.0)), strict=True
+        *(_felt(found, p._replace(z=p.z + by * step), kept, batch) for by in (0.0, 1.0, 2.0)),
+        strict=True,
     )
     still = all(_alike(a, b) for v in (rest, spreads) for a, b in pairwise(v))
     return still and _alike(means[2] - means[1], means[1] - means[0])
 
 
 def _felt(
-    found: Hierarchy, z: Tensor, name: str, kept: list[str], batch: ClientBatch
+    found: Hierarchy, p: Point, kept: list[str], batch: ClientBatch
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what must stay when a site moves, all spreads, and all means."""
-    sites = found.sites(z, torch.zeros(found.reading.own_size), batch)
-    rest = found.log_global(z, sites, without=tuple(kept))
+    sites, t = found.sites(p.z, torch.zeros(found.reading.own_size), batch), p.mixing(found)
+    rest = found.log_global(p.z, sites, without=tuple(kept))
+    rest = torch.cat([rest[None], found.log_mixing(p.z, batch, t)])
     others = tuple(s for s in found.program.latents.global_block.sites if s.name in kept)
-    own = found.local(z, batch)
+    own = found.local(p.z, batch, t)
     spreads = [own.precision.flatten(), precision_of(others, sites)[0].flatten()]
     return rest, torch.cat(spreads), torch.cat([own.mean.flatten(), means_of(others, sites)[0]])
 
@@ -194,31 +294,33 @@ def _is_chained(linear: Hierarchy, z: Tensor) -> bool:
     return not _alike(one, two)
 
 
-def _is_joint(linear: Hierarchy, z: Tensor, batch: ClientBatch) -> bool:
+def _is_joint(linear: Hierarchy, p: Point, batch: ClientBatch) -> bool:
     """Return whether log p(z) and the means of the local sites are at z what was read off at m = 0."""
+    z, t = p.z, p.mixing(linear)
     m, s = z[linear.inside], z[linear.outside]
     sites = linear.sites(z, torch.zeros(linear.reading.own_size), batch)
     made = linear.means(s).log_prob(m)[0]
     known = linear.log_global(z, sites, without=())
     rest = linear.log_global(z, sites, without=linear.linear)
-    at_zero = linear.local(linear.whole(0.0 * m, s), batch).mean
+    at_zero = linear.local(linear.whole(0.0 * m, s), batch, t).mean
     along = torch.stack(
-        [linear.local(linear.whole(axis, s), batch).mean - at_zero for axis in torch.eye(len(m))]
+        [linear.local(linear.whole(axis, s), batch, t).mean - at_zero for axis in torch.eye(len(m))]
     )
     mean = at_zero + torch.tensordot(m, along, 1)
-    return _alike(made, known - rest) and _alike(mean, linear.local(z, batch).mean)
+    return _alike(made, known - rest) and _alike(mean, linear.local(z, batch, t).mean)
 
 
-def _with_constants(found: Hierarchy, points: list[Tensor], batch: ClientBatch) -> Hierarchy:
+def _with_constants(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
     """Return the hierarchy with what need not be evaluated at every s."""
-    normals = [found.local(z, batch) for z in points]
+    normals = [found.local(p.z, batch, p.mixing(found)) for p in points]
     diagonal = all(
         bool((n.precision == torch.diag_embed(n.precision.diagonal(dim1=-2, dim2=-1))).all())
         for n in normals
     )
-    slopes = [found.slopes_at(z, batch) for z in points]
+    slopes = [found.slopes_at(p.z, batch, p.mixing(found)) for p in points]
     same = not found.fields and all(_alike(one, slopes[0]) for one in slopes)
-    return replace(found, diagonal=diagonal, slopes=slopes[0][0] if same else None)
+    known = slopes[0] if slopes[0].dim() == 2 else slopes[0][0]
+    return replace(found, diagonal=diagonal, slopes=known if same else None)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -233,4 +335,13 @@ def _refused(site: str, why: str) -> ProgramError:
     return ProgramError(
         f"local site '{site}' cannot be integrated out by two_stage: {why}. Give it a Normal or LogNormal prior "
         f"whose mean is linear in other local sites, or use fedsvi with guides.structured"
+    )
+
+
+def _not_centred(mixing: Mixing) -> ProgramError:
+    site = (*mixing.sampled, *mixing.scattered)[0]
+    return ProgramError(
+        f"local site '{site}' is not Normal, and the program is non-centred: two_stage takes either, not both. Write "
+        f"the centred form, in which the likelihood reads the local sites as they are, or use fedsvi with "
+        f"guides.structured"
     )

@@ -28,7 +28,9 @@ AT_ONCE = 1 << 22  # draws x clients x (D + 1)^2 numbers that are carried at onc
 
 @dataclass(frozen=True, eq=False)
 class Surrogate:
-    """The surrogate posterior of the global numbers.
+    """The surrogate posterior of the global numbers, and of the clients' mixing numbers where there are some.
+
+    A draw of it is (z, t of client 1, t of client 2, ...), of length K + N M.
 
     Args:
         hierarchy: the program's prior.
@@ -36,9 +38,37 @@ class Surrogate:
 
     hierarchy: Hierarchy
 
+    @property
+    def clients(self) -> int:
+        """N."""
+        return self.hierarchy.program.num_clients
+
+    @property
+    def mixed(self) -> int:
+        """N M, the number of mixing numbers of all clients."""
+        return self.clients * self.hierarchy.mixing_size
+
+    def parts(self, draw: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return z (K,) and t (N, M) of a draw; t is None where the program has no mixing numbers."""
+        count = len(self.hierarchy.reading.origin)
+        return draw[:count], self._by_client(draw[count:])
+
+    def _by_client(self, t: Tensor) -> Tensor | None:
+        if self.hierarchy.mixing is None:
+            return None
+        return t.reshape(self.clients, -1)
+
+    def start(self) -> Tensor:
+        """Return (s, t) at the program's starting values, (Ks + N M,)."""
+        hierarchy = self.hierarchy
+        s = hierarchy.reading.origin[hierarchy.outside].double()
+        if hierarchy.mixing is None:
+            return s
+        return torch.cat([s, hierarchy.mixing.centre.repeat(self.clients)])
+
     @cached_property
     def even(self) -> Tensor:
-        """Which numbers of s are logs of a scale that may be 0, (Ks,) bool.
+        """Which numbers of (s, t) are logs of a global scale that may be 0, (Ks + N M,) bool.
 
         Such a number is sampled as a signed scale x, s = log|x|: an even density, smooth at 0, where that of s
         would have a long tail. A scale may be 0 if its prior density there is finite and above 0.
@@ -57,18 +87,23 @@ class Surrogate:
                 return bool((near - nearer).abs() < FLAT)
 
             flags = [logs[j] and at_nought(j) for j in hierarchy.outside.tolist()]
-        return torch.tensor(flags, dtype=torch.bool)
+        return torch.tensor(flags + [False] * self.mixed, dtype=torch.bool)
+
+    def sampled(self, draws: Tensor) -> Tensor:
+        """Return the coordinates x that are sampled, of draws (S, K + N M)."""
+        hierarchy, count = self.hierarchy, len(self.hierarchy.reading.origin)
+        return self.to_signed(torch.cat([draws[:, hierarchy.outside], draws[:, count:]], 1))
 
     def to_signed(self, s: Tensor) -> Tensor:
-        """Return the coordinates x that are sampled, of s (..., Ks)."""
+        """Return the coordinates x that are sampled, of (s, t) (..., Ks + N M)."""
         return torch.where(self.even, s.clamp(max=LARGEST).exp(), s)
 
     def from_signed(self, x: Tensor) -> Tensor:
-        """Return s of the coordinates that are sampled (..., Ks)."""
+        """Return (s, t) of the coordinates that are sampled (..., Ks + N M)."""
         return torch.where(self.even, x.abs().clamp(min=SMALLEST).log(), x)
 
     def density(self, factors: Factors, chains: int) -> Density:
-        """Return the log density of x, with m integrated out, and its gradient at the points of C chains, (C, Ks)."""
+        """Return the log density of x, with m integrated out, and its gradient at C points (C, Ks + N M)."""
         names = self.hierarchy.fields
         inputs = (factors.precision, factors.shift, *(factors.fields[name] for name in names))
         if chains not in self._graphs:
@@ -89,16 +124,17 @@ class Surrogate:
 
     def _traced(self, chains: int, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
         """Trace the density and its gradient into a graph, without the program's Python around it."""
-        start = self.to_signed(self.hierarchy.reading.origin[self.hierarchy.outside].double())
+        start = self.to_signed(self.start())
 
         def evaluate(x: Tensor, precision: Tensor, shift: Tensor, *fields: Tensor) -> Any:
             given = dict(zip(self.hierarchy.fields, fields, strict=True))
             factors = Factors(precision, shift, given)
 
             def one(x: Tensor) -> Tensor:
-                s = self.from_signed(x)
-                jacobian = torch.where(self.even, s, 0.0).sum()
-                return self.hierarchy.of_means(s, factors).log_integral()[0] - jacobian
+                at = self.from_signed(x)
+                jacobian = torch.where(self.even, at, 0.0).sum()
+                s, t = self._scales_and_mixing(at)
+                return self.hierarchy.of_means(s, factors, t).log_integral()[0] - jacobian
 
             slope, value = torch.vmap(grad_and_value(one))(x)
             return value, slope
@@ -106,53 +142,82 @@ class Surrogate:
         with pyro.validation_enabled(False), torch.no_grad():
             return _graph_of(evaluate, start.expand(chains, -1).clone(), *inputs)
 
+    def _scales_and_mixing(self, at: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return s (Ks,) and t (N, M) of (s, t)."""
+        count = len(self.hierarchy.outside)
+        return at[:count], self._by_client(at[count:])
+
     def with_means(self, scales: Tensor, normal: Tensor, factors: Factors) -> Tensor:
-        """Return draws of z (S, K): s as given, m drawn given s.
+        """Return draws of z and all t (S, K + N M): s and t as given, m drawn given them.
 
         Args:
-            scales: (S, Ks) draws of s.
+            scales: (S, Ks + N M) draws of (s, t).
             normal: (S, Km) standard normal numbers.
             factors: of the clients.
         """
 
-        def one(s: Tensor, e: Tensor) -> Tensor:
-            of_means = self.hierarchy.of_means(s, factors)
+        def one(at: Tensor, e: Tensor) -> Tensor:
+            s, t = self._scales_and_mixing(at)
+            of_means = self.hierarchy.of_means(s, factors, t)
             _, covariance = of_means.log_integral()
             tril = torch.linalg.cholesky_ex(covariance).L
-            return self.hierarchy.whole(covariance @ of_means.shift + tril @ e, s)
+            z = self.hierarchy.whole(covariance @ of_means.shift + tril @ e, s)
+            return torch.cat([z, at[len(s) :]])
 
         return self._mapped(one, factors, scales, normal)
 
     def log_marginals(self, draws: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
-        """Return log p(z) and each client's log integral of p(w | z) factor(v) over w, at draws of z (S, K).
+        """Return log p(z) and each client's log integral of p(w, t | z) factor(v) over w.
+
+        Args:
+            draws: (S, K + N M) of z and t.
+            factors: of N clients.
 
         Returns:
             (S,) and (S, N).
         """
 
-        def one(z: Tensor) -> tuple[Tensor, Tensor]:
-            batch = self.hierarchy.batch(factors.fields)
-            normal = self.hierarchy.local(z, batch)
-            given = self.hierarchy.given(normal, z, factors.precision, factors.shift)
+        def one(draw: Tensor) -> tuple[Tensor, Tensor]:
+            z, t = self.parts(draw)
+            batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
+            normal = self.hierarchy.local(z, batch, t)
+            given = self.hierarchy.given(normal, z, factors.precision, factors.shift, t)
             zero = torch.zeros(self.hierarchy.reading.own_size, dtype=z.dtype)
             sites = self.hierarchy.sites(z, zero, self.hierarchy.row)
             log_z = self.hierarchy.log_global(z, sites, without=())
-            return log_z, given.log_integral()[0].expand(len(factors.shift))
+            each = given.log_integral()[0] + self.hierarchy.log_mixing(z, batch, t)
+            return log_z, each.expand(len(factors.shift))
 
         found: tuple[Tensor, Tensor] = self._mapped(one, factors, draws)
         return found
 
-    def moments(self, draws: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
-        """Return means (S, C, V) of v given z, and variances (S, C, D) of its local part, under the prior."""
-        shared = self.hierarchy.reading.shared
+    def moments(
+        self, draws: Tensor, factors: Factors, mixing: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return means (S, C, V) of v given z and t, and covariances (S, C, D, D) of its local part, of the prior.
 
-        def one(z: Tensor) -> tuple[Tensor, Tensor]:
-            normal = self.hierarchy.local(z, self.hierarchy.batch(factors.fields))
-            covariance = torch.linalg.inv_ex(normal.precision).inverse
-            u = z[shared].expand(len(normal.mean), -1)
-            return torch.cat([normal.mean, u], 1), covariance
+        Args:
+            draws: (S, K) of z.
+            factors: for the clients' fields.
+            mixing: (S, M) of any client's t given z; None: the program has none.
+        """
+        hierarchy = self.hierarchy
+        place = torch.eye(hierarchy.reading.own_size)[
+            hierarchy.arrangement[: hierarchy.normal_size]
+        ]
+        back = torch.argsort(hierarchy.arrangement)
 
-        found: tuple[Tensor, Tensor] = self._mapped(one, factors, draws)
+        def one(z: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+            batch = hierarchy.batch(factors.fields)
+            own = None if hierarchy.mixing is None else t.expand(batch.num_clients, -1)
+            normal = hierarchy.local(z, batch, own)
+            covariance = place.mT @ torch.linalg.inv_ex(normal.precision).inverse @ place
+            rest = hierarchy.rest(z, own)
+            rest = rest.expand(len(normal.mean), rest.shape[-1])
+            return torch.cat([normal.mean, rest], 1)[:, back], covariance
+
+        t = torch.zeros(len(draws), 0) if mixing is None else mixing
+        found: tuple[Tensor, Tensor] = self._mapped(one, factors, draws, t)
         return found
 
     def _mapped(self, one: Any, factors: Factors, *draws: Tensor) -> Any:

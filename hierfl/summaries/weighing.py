@@ -2,9 +2,8 @@
 
     log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
 
-The server knows the first term. The expectation is over w ~ p(w | z) factor_k(v), normalised, which is Normal.
-Its points come from the same standard normal points at every z, so that their errors largely cancel between
-two z.
+The server knows the first term. The expectation is over p(w | z) factor_k(v), normalised. Its points come from
+the same standard normal points at every z, so that their errors largely cancel between two z.
 """
 
 from __future__ import annotations
@@ -18,14 +17,16 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import normal_points
 from hierfl.laplace.trials import first_row
+from hierfl.summaries.conditional import Point, Proposal, point, sides_of
 from hierfl.summaries.expectations import Rows, gauss_hermite
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.hierarchy import Hierarchy
 
 NODES = {1: 16, 2: 8}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 64  # quasi-random points where there are more
+MIXED = 256  # the same where some are mixing numbers
 NUMBERS_AT_ONCE = 1 << 21  # clients x draws x points x rows that are carried at once
-CLIENTS = 512  # carried at once, where there are more
+CLIENTS = 128  # carried at once, about, where there are more
 
 
 class Ratios(NamedTuple):
@@ -39,9 +40,19 @@ class Ratios(NamedTuple):
     effective: Tensor
 
 
-def standard_points(size: int) -> tuple[Tensor, Tensor]:
-    """Return standard normal points (M, D) and their log weights (M,), for D = `size` local unknowns."""
+def standard_points(size: int, mixing: int = 0) -> tuple[Tensor, Tensor]:
+    """Return standard normal points and their log weights (P,).
+
+    Args:
+        size: of the local numbers that are Normal, Dn.
+        mixing: M, the number of mixing numbers.
+
+    Returns:
+        (P, M + Dn) and (P,).
+    """
     dtype = torch.get_default_dtype()
+    if mixing:
+        return normal_points(MIXED, mixing + size), torch.full((MIXED,), -math.log(MIXED))
     if size in NODES:
         nodes, weights = gauss_hermite(NODES[size], dtype)
         grid = torch.cartesian_prod(*[nodes] * size).view(-1, size)
@@ -57,39 +68,47 @@ class Weigher:
 
     Args:
         hierarchy: the program's prior.
-        points: (M, D), standard normal.
-        log_weights: (M,), of the points.
+        points: (P, M + Dn), standard normal.
+        log_weights: (P,), of the points.
     """
 
     hierarchy: Hierarchy
     points: Tensor
     log_weights: Tensor
 
-    def ratios(self, rows: Rows, factor: Factor, draws: Tensor) -> Ratios:
-        """Return the ratios of one client at draws of z, (S, K)."""
+    def ratios(
+        self, rows: Rows, factor: Factor, draws: Tensor, proposals: Proposal | None = None
+    ) -> Ratios:
+        """Return the ratios of one client at draws of z, (S, K).
+
+        Args:
+            rows: of the client.
+            factor: of the client.
+            draws: (S, K).
+            proposals: of its mixing numbers, (2, M) and (2, M, M); None: the program has none.
+        """
         hierarchy, batch = self.hierarchy, rows.batch
-        own = first_row(batch)
-        points, log_weights = self.points, self.log_weights
+        own, given = first_row(batch), (factor.precision[None], factor.shift[None])
+        of_one = None if proposals is None else Proposal(*(v[:, None] for v in proposals))
+        sides = sides_of(len(self.points), hierarchy)
 
         def one(z: Tensor) -> Ratios:
-            normal = hierarchy.local(z, own)
-            given = hierarchy.given(normal, z, factor.precision[None], factor.shift[None])
-            covariance = given.log_integral()[1]
-            u = z[hierarchy.reading.shared]
-            w = points
-            if points.shape[1]:
-                tril = torch.linalg.cholesky_ex(covariance[0]).L
-                w = covariance[0] @ given.shift[0] + points @ tril.mT
+            def at(e: Tensor, side: Tensor) -> Point:
+                return point(hierarchy, z, own, given, of_one, e[None], side)
+
+            found: Point = torch.vmap(at)(self.points, sides)
 
             def ratio(w: Tensor) -> Tensor:
-                v = torch.cat([w, u])
+                v = torch.cat([w, z[hierarchy.reading.shared]])
                 return rows.log_likelihood_by_line(v) - factor.log(v)
 
-            each = torch.vmap(ratio)(w) + log_weights
-            effective = 1.0 / (2.0 * each.log_softmax(0) - log_weights).exp().sum()
-            return Ratios(each.logsumexp(0), effective)
+            log_weights = self.log_weights + found.log_weight[:, 0]
+            each = torch.vmap(ratio)(found.own[:, 0]) + log_weights
+            alike = 2.0 * each.log_softmax(0) - self.log_weights
+            effective = 1.0 / alike.exp().sum()
+            return Ratios(each.logsumexp(0) - log_weights.logsumexp(0), effective)
 
         clients = min(CLIENTS, hierarchy.program.num_clients)
-        at_once = max(1, NUMBERS_AT_ONCE // (clients * len(points) * max(1, batch.num_rows)))
+        at_once = max(1, NUMBERS_AT_ONCE // (clients * len(self.points) * max(1, batch.num_rows)))
         found: Ratios = torch.vmap(one, chunk_size=at_once)(draws)
         return found

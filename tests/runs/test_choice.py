@@ -37,10 +37,10 @@ def net(width: int = 3) -> nn.Module:
 
 @hierfl.model(name="students of the choice")
 def students(batch: ClientBatch) -> None:
-    """Local sites that are not Normal, which two_stage refuses."""
+    """Local sites whose prior reads rows, which two_stage refuses."""
     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     with batch.clients():
-        w = pyro.sample("w", dist.StudentT(4.0, mean, 1.0))
+        w = pyro.sample("w", dist.StudentT(4.0, mean + batch.x[..., :1, 0], 1.0))
         with batch.data():
             pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
 
@@ -86,7 +86,12 @@ ROWS: dict[
     str, tuple[Any, str, Any, str]
 ] = {  # a model, made under the test's dtype; its method, its guide if it is fedsvi, in the reason
     "few numbers": (lambda: regression, "two_stage", None, "reads 2 numbers only"),
-    "not Normal": (lambda: students, "fedsvi", structured, "its prior is a StudentT"),
+    "a prior of rows": (
+        lambda: students,
+        "fedsvi",
+        structured,
+        "its prior reads the client's rows",
+    ),
     "a branch": (lambda: branching, "two_stage", None, "reads"),
     "nothing global": (lambda: alone, "fedsvi", structured, "no site is global"),
     "v too long": (

@@ -215,7 +215,11 @@ def grid(top: float = 5.0) -> tuple[Grid, Grid]:
 
 
 def posterior_on(
-    mu: Grid, tau: Grid, log_prior: Grid, log_rows: list[Any]
+    mu: Grid,
+    tau: Grid,
+    log_prior: Grid,
+    log_rows: list[Any],
+    nodes: tuple[Grid, Grid] = (GX, GW),
 ) -> tuple[Grid, list[tuple[float, float]]]:
     """Return p(mu, tau | y) on a grid, and the mean and sd of each client's level.
 
@@ -224,16 +228,18 @@ def posterior_on(
         tau: grid of their sd.
         log_prior: log p(mu, tau) on it.
         log_rows: log likelihood of each client as a function of its level.
+        nodes: values of (level - mu) / tau, and their weights; a Normal distribution's by default.
     """
-    a = mu[..., None] + tau[..., None] * GX
+    x, weights = nodes
+    a = mu[..., None] + tau[..., None] * x
     logs = [rows(a) for rows in log_rows]
-    each = [np.log((np.exp(log) * GW).sum(-1)) for log in logs]
+    each = [np.log((np.exp(log) * weights).sum(-1)) for log in logs]
     total = log_prior + sum(each)
     p = np.exp(total - total.max())
     p /= p.sum()
     levels = []
     for log, own in zip(logs, each, strict=True):
-        share = p[..., None] * np.exp(log - own[..., None]) * GW
+        share = p[..., None] * np.exp(log - own[..., None]) * weights
         mean = float((share * a).sum())
         levels.append((mean, float(np.sqrt((share * (a - mean) ** 2).sum()))))
     return p, levels

@@ -47,6 +47,7 @@ def run(density: Any, *, seed: int = 0, far: float = 3.0, least: int = 60) -> Sa
         least=least,
         seed=seed,
         even=torch.zeros(2, dtype=torch.bool),
+        dense=2,
     )
 
 

@@ -1,0 +1,216 @@
+"""A client's own numbers given the global ones: points of p(w, t | z) times the client's factor, with weights.
+
+Without mixing numbers this is a Normal distribution of w, and points are drawn from it. With them, points come
+from two sides in equal shares: t from a proposal that the client has found for itself, then w from what the
+factor leaves of its Normal distribution; and both from the prior alone. The second keeps weights finite where a
+prior has wide tails and the factor has none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad, jacrev
+
+from hierfl.core.importance_sampling import normal_points
+from hierfl.data.batch import ClientBatch
+from hierfl.laplace.mode import CAP, newton_step
+from hierfl.summaries.gaussians import LOG_2_PI, Quadratic
+from hierfl.summaries.hierarchy import Hierarchy
+
+BEND = 0.5  # a proposal is the sinh of a Normal: its tails are wider than those of any density with exponential ones
+CLIMB = 8  # Newton steps to the mode
+LEAST = 0.04  # curvature at the mode, at least: mixing numbers are logs, mostly, and 5 is a wide sd of one
+PASSES, POINTS = 3, 64  # of adaptive importance sampling after it
+SHARES = (1.0, 0.5, 0.25, 0.0625)  # of a Newton step
+
+
+class Proposal(NamedTuple):
+    """Where clients' mixing numbers may be: t = loc + tril sinh(BEND e) / BEND, e standard normal.
+
+    loc: (..., M).
+    tril: (..., M, M), lower triangular.
+    """
+
+    loc: Tensor
+    tril: Tensor
+
+    def at(self, e: Tensor) -> Tensor:
+        """Return t (..., M) at e (..., M)."""
+        return self.loc + (self.tril @ ((BEND * e).sinh() / BEND)[..., None])[..., 0]
+
+    def log_prob(self, t: Tensor) -> Tensor:
+        """Return the log density at t (..., M)."""
+        away = torch.linalg.solve_triangular(self.tril, (t - self.loc)[..., None], upper=False)
+        e = (BEND * away[..., 0]).asinh() / BEND
+        slope = (BEND * e).cosh().log() + self.tril.diagonal(dim1=-2, dim2=-1).log()
+        return -(0.5 * e.square() + 0.5 * LOG_2_PI + slope).sum(-1)
+
+
+class Point(NamedTuple):
+    """Local numbers of clients at one point.
+
+    own: (C, D).
+    log_weight: (C,) log of p(w, t | z) factor(v) over the density of the point.
+    """
+
+    own: Tensor
+    log_weight: Tensor
+
+
+def point(
+    hierarchy: Hierarchy,
+    z: Tensor,
+    row: ClientBatch,
+    factor: tuple[Tensor, Tensor],
+    proposals: Proposal | None,
+    e: Tensor,
+    side: Tensor,
+    *,
+    wider: float = 1.0,
+) -> Point:
+    """Return the point of each client that standard normal numbers stand for.
+
+    Args:
+        hierarchy: the program's prior.
+        z: (K,).
+        row: one row of each client.
+        factor: Lambda (C, V, V) and eta (C, V).
+        proposals: of the mixing numbers, (2, C, ...): with the factor, and of the prior alone; None: the program
+            has none.
+        e: (C, M + Dn), standard normal.
+        side: () 0, or 1 for a point of the prior alone.
+        wider: factor of the scale of w.
+    """
+    if hierarchy.mixing is None or proposals is None:
+        return _of_normal(hierarchy, z, row, factor, e, wider)
+    size = hierarchy.mixing_size
+    t = proposals.at(e[:, :size])
+    t = torch.where(side > 0, t[1], t[0])
+    normal = hierarchy.local(z, row, t)
+    alone = (factor[0] * 0.0, factor[1] * 0.0)
+    sides = [hierarchy.given(normal, z, *of, t) for of in (factor, alone)]
+    each = [_normal(of, wider) for of in sides]
+    ws = [mean + (tril @ e[:, size:, None])[..., 0] for mean, tril in each]
+    w = torch.where(side > 0, ws[1], ws[0])
+    log_q = torch.stack([_log_normal(w, *of) for of in each]) + proposals.log_prob(t)
+    log_p = hierarchy.log_mixing(z, row, t) + sides[0].log(w)
+    return Point(hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0))
+
+
+def _of_normal(
+    hierarchy: Hierarchy,
+    z: Tensor,
+    row: ClientBatch,
+    factor: tuple[Tensor, Tensor],
+    e: Tensor,
+    wider: float,
+) -> Point:
+    given = hierarchy.given(hierarchy.local(z, row), z, *factor)
+    mean, tril = _normal(given, wider)
+    w = mean + (tril @ e[..., None])[..., 0]
+    # the Normal density at w, over that of the point
+    over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
+    return Point(w, given.log_integral()[0] + over)
+
+
+def _normal(of: Quadratic, wider: float) -> tuple[Tensor, Tensor]:
+    """Return the mean and the lower triangular scale, widened, of the Normal distribution that a quadratic is."""
+    covariance = of.log_integral()[1]
+    mean = (covariance @ of.shift[..., None])[..., 0]
+    return mean, wider * torch.linalg.cholesky_ex(covariance).L
+
+
+def _log_normal(w: Tensor, mean: Tensor, tril: Tensor) -> Tensor:
+    away = torch.linalg.solve_triangular(tril, (w - mean)[..., None], upper=False)[..., 0]
+    scale = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return -0.5 * (away.square().sum(-1) + w.shape[-1] * LOG_2_PI) - scale
+
+
+def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:
+    """Return the side of each of so many points, (count,): of the prior alone for every second one with t."""
+    return torch.arange(count) % 2 * (hierarchy.mixing is not None)
+
+
+def points_of(hierarchy: Hierarchy) -> Tensor:
+    """Return the standard normal points (P, M) of adaptive importance sampling."""
+    size = hierarchy.mixing_size
+    return normal_points(POINTS, size) if size else torch.zeros(1, 0)
+
+
+def proposals_of(
+    hierarchy: Hierarchy,
+    few: Tensor,
+    row: ClientBatch,
+    factor: tuple[Tensor, Tensor],
+    points: Tensor,
+) -> Proposal | None:
+    """Find the proposals of one client, with its factor and of the prior alone; None of a program without t.
+
+    They are found as `proposal_of` does, and have shapes (2, M) and (2, M, M).
+    """
+    if hierarchy.mixing is None:
+        return None
+    alone = (factor[0] * 0.0, factor[1] * 0.0)
+    each = [proposal_of(hierarchy, few, row, of, points) for of in (factor, alone)]
+    return Proposal(*(torch.stack(parts) for parts in zip(*each, strict=True)))
+
+
+def proposal_of(
+    hierarchy: Hierarchy,
+    few: Tensor,
+    row: ClientBatch,
+    factor: tuple[Tensor, Tensor],
+    points: Tensor,
+) -> Proposal:
+    """Find a proposal of one client.
+
+    It has the moments of p(t | z) times the factor, on average over a few z: those of Laplace's approximation at
+    first, then by adaptive importance sampling.
+
+    Args:
+        hierarchy: the program's prior.
+        few: (B, K) of z.
+        row: one row of the client.
+        factor: Lambda (1, V, V) and eta (1, V).
+        points: (P, M) of `points_of`.
+    """
+    mixing = hierarchy.mixing
+    assert mixing is not None
+
+    def density(t: Tensor, z: Tensor) -> Tensor:
+        given = hierarchy.given(hierarchy.local(z, row, t[None]), z, *factor, t[None])
+        return (hierarchy.log_mixing(z, row, t[None]) + given.log_integral()[0])[0]
+
+    def curved(t: Tensor, z: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(-jacrev(grad(density))(t, z))
+        return (vectors * values.nan_to_num(nan=LEAST).clamp(min=LEAST)) @ vectors.mT
+
+    shares = torch.tensor(SHARES)
+
+    def mode(z: Tensor) -> Tensor:
+        t = mixing.centre.to(z.dtype)
+        for _ in range(CLIMB):
+            step = newton_step(grad(density)(t, z), curved(t, z), cap=CAP)
+            tried = torch.vmap(lambda by, t=t, step=step: density(t + by * step, z))(shares)
+            t = t + shares[tried.nan_to_num(nan=-torch.inf).argmax(0)] * step
+        return t
+
+    modes = torch.vmap(mode)(few)
+    within = torch.vmap(lambda t, z: torch.linalg.inv_ex(curved(t, z)).inverse)(modes, few)
+    mean = modes.mean(0)
+    covariance = within.mean(0) + (modes - mean).mT @ (modes - mean) / len(modes)
+    for _ in range(PASSES):
+        found = Proposal(mean, torch.linalg.cholesky_ex(covariance).L)
+        t = found.at(points)
+        log_q = found.log_prob(t)
+        each = torch.vmap(lambda z, t=t: torch.vmap(lambda t: density(t, z))(t))(few)
+        share = (each - log_q).nan_to_num(nan=-torch.inf).softmax(1).mean(0)
+        mean = share @ t
+        away = t - mean
+        eye = torch.eye(len(mean), dtype=mean.dtype)
+        covariance = away.mT @ (share[:, None] * away) + 1e-4 * eye
+    return Proposal(mean, torch.linalg.cholesky_ex(covariance).L)
