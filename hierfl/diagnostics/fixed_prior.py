@@ -128,6 +128,6 @@ def _check_spread(fit: Snapshot, *, shared: bool) -> None:
             )
     if shared and already_weighted(fit):
         raise ValueError(
-            "fedlaplace has resampled its draws, and the points have no density to take a KL from: fit "
-            "with fedlaplace(..., corrections=0)"
+            f"{fit.method.name} has resampled its draws, and the points have no density to take a KL from: fit "
+            f"with fedlaplace(..., corrections=0)"
         )

@@ -102,7 +102,7 @@ def loo(
             fewer where their weights hardly vary.
         correct: "psis": weight the guide's draws, so that the guide need not be the posterior; None: take
             them for draws of the posterior, which is right only as far as the guide is. Draws of fedlaplace
-            are weighted already.
+            and two_stage are weighted already.
         seed: of the draws.
 
     Raises:
