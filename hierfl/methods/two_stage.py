@@ -33,7 +33,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.from_factor import PRECISION, SHIFT, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
-from hierfl.methods.two_stage_server import Rounds, finished, logged
+from hierfl.methods.two_stage_server import Rounds
+from hierfl.methods.two_stage_stages import finished, logged
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
@@ -151,7 +152,7 @@ def _client(seen: Seen) -> Client:
         local = {PRECISION: own["precision"], SHIFT: own["shift"]}
         return {**message["params"], **{n: v[None, None].to(dtype) for n, v in local.items()}}
 
-    size, phases = hierarchy.reading.size, (Phase(step, nested=True),)
+    size, phases = hierarchy.reading.size, (Phase(step, nested=True, eager=True),)
     like = torch.zeros(size, size, dtype=torch.float64)
     none = {"precision": like, "shift": like[0] if size else like.flatten()}
     return Client(

@@ -23,7 +23,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import batch_of, steps
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Each, Method, Phase, Share
-from hierfl.methods.two_stage_server import WEIGH
+from hierfl.methods.two_stage_stages import WEIGH
 from tests.programs import FAMILIES, federation, regression
 
 Shapes = dict[str, tuple[int, ...]]
