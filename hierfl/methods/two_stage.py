@@ -65,7 +65,8 @@ def two_stage(model: Model, *, draws: int = 4000, seed: int = 0) -> Method:
     `fit` stops by itself. Its history has the next stage (0 gather, 1 weigh, 2 done), how far means moved (in
     posterior sds, `moved`) and sds (as ratios, `changed`), split R-hat of the server's chains, the number of
     eigenvalues of factors that were raised to 0 (`raised`), k-hat and the number of effective draws, and the
-    largest k-hat of a single client's ratio.
+    largest k-hat of a single client's ratio. With three or more local unknowns, which a client weighs by
+    quasi-random points, it also has their effective share, a mean over clients and draws (`inner_effective`).
 
     Every client sends a summary of its own, as in a meta-analysis (`Method.discloses`).
 
@@ -123,7 +124,10 @@ def _client(seen: Seen) -> Client:
     hierarchy = seen.hierarchy
     with double_precision():
         nodes = nodes_of(seen.line)
-        weigher = Weigher(hierarchy, *standard_points(hierarchy.reading.own_size))
+        points, log_weights = standard_points(hierarchy.reading.own_size)
+        weigher = Weigher(hierarchy, points, log_weights)
+    # Gauss-Hermite nodes have weights of their own, and no share of them is effective
+    sampled = len(points) > 1 and bool((log_weights == log_weights[0]).all())
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         # weights are ratios of densities of hundreds of rows: single precision has no digits left for them
@@ -142,8 +146,8 @@ def _client(seen: Seen) -> Client:
         own = {**work["own"], "seen": torch.ones(())}
         if "draws" not in message:
             return {"factor": Each(work["factor"]), "raised": Share(work["raised"])}, own
-        marginals, inner = Each(work["log_marginals"]), Share(work["inner"])
-        return {"log_marginals": marginals, "inner_effective": inner}, own
+        up: Up = {"log_marginals": Each(work["log_marginals"])}
+        return {**up, "inner_effective": Share(work["inner"])} if sampled else up, own
 
     def params(message: Tree, own: Tree) -> Params:
         if not hierarchy.reading.own_size:

@@ -261,7 +261,7 @@ def test_what_goes_up_and_down() -> None:
     own = len(down["loc"])
     assert own == 1 and down["covariance"].shape == (1, 1)
     columns = set(found.history.columns)
-    assert {"raised", "k_hat", "effective", "inner_effective"} <= columns, columns
+    assert {"raised", "k_hat", "effective"} <= columns, columns
     assert found.method.discloses == "summaries"
 
 
