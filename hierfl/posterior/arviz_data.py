@@ -14,8 +14,12 @@ from hierfl.posterior.corrected import Corrected, corrected
 from hierfl.posterior.draws import posterior_draws, prior_draws
 from hierfl.posterior.rows import log_likelihoods, observed, sampled
 from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.posterior.weights import WEIGHTED
 
 OF_GUIDE = "draws of a fitted guide, not of a Markov chain: r_hat and ess do not judge them"
+OF_METHOD = (
+    "draws weighted and resampled by the method itself, not of a Markov chain: k_hat judges them"
+)
 RESAMPLED = "draws of a fitted guide, resampled by Pareto-smoothed weights, some several times"
 
 
@@ -37,7 +41,7 @@ def posterior_data(
     if correct is None:
         found = drawn_groups(fit, draws, seed=seed, sites=sites, expand=expand)
         latents = posterior_draws(fit, draws=draws, seed=seed) if log_likelihood else None
-        about_draws: dict[str, Any] = {"approximation": OF_GUIDE}
+        about_draws = _about_uncorrected(fit)
     else:
         weighed = corrected(fit, draws, seed=seed)
         latents = weighed.draws
@@ -48,6 +52,14 @@ def posterior_data(
         found.rows("log_likelihood", log_likelihoods(fit, latents), data)
         found.rows("observed_data", observed(fit, data), data)
     return found.arviz({**attributes(fit, seed), **about_draws})
+
+
+def _about_uncorrected(fit: Snapshot) -> dict[str, Any]:
+    """Return what draws are that no further round has weighted."""
+    k_hats = [record["k_hat"] for record in fit.progress.history if "k_hat" in record]
+    if k_hats and fit.method.name in WEIGHTED:
+        return {"approximation": OF_METHOD, "k_hat": float(k_hats[-1])}
+    return {"approximation": OF_GUIDE}
 
 
 def _about(weighed: Corrected, clients: int) -> dict[str, Any]:

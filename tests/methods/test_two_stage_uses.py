@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,24 @@ def test_a_run_that_ends_while_weighing_is_not_done() -> None:
     assert found.summary().trustworthy is False
 
 
+# ------------------------------------------------------------------------------------ the history
+def three_effects(batch: ClientBatch) -> None:
+    """Three local unknowns, for which a client weighs by quasi-random points."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu.expand(3), 1.0).to_event(1))
+        with batch.data():
+            logits = a[..., 0] + (batch.x * a[..., 1:]).sum(-1)
+            pyro.sample("ill", dist.Bernoulli(logits=logits), obs=batch.ill)
+
+
+def test_the_history_has_an_effective_share_of_points_that_are_samples() -> None:
+    found = fit(two_stage(three_effects, draws=200), people((3, 4)))
+    share = found.history["inner_effective"].iloc[-1]
+    assert 0.3 < share < 1.0
+    assert "inner_effective" not in gaussian().history, "of Gauss-Hermite nodes there is none"
+
+
 # ------------------------------------------------------------------------------------ leaving rows out
 @pytest.mark.parametrize("by", ["row", "client"])
 def test_leave_one_out_is_the_ratio_of_evidences(by: Any) -> None:
@@ -157,3 +176,14 @@ def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
             assert away.max() < 0.15, site
             ratio = (mine[site].std(0) / sd)[moves]
             assert ratio.min() > 0.85 and ratio.max() < 1.18, site
+
+
+# ------------------------------------------------------------------------------------ what a fit is called
+def test_the_report_and_the_draws_say_how_they_were_made(tmp_path: Path) -> None:
+    page = Path(gaussian().report(tmp_path / "r.html", draws=60).path).read_text()
+    assert "none is fitted: draws of the global parameters are weighted" in page
+    assert "from_factor" not in page and "conditional" not in page
+    draws = gaussian().posterior(50)
+    about = getattr(draws, "posterior", draws).attrs or draws.attrs
+    assert "weighted and resampled by the method itself" in about["approximation"]
+    assert about["k_hat"] == gaussian().history["k_hat"].iloc[-1]
