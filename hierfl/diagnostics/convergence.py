@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from hierfl.core.arguments import expect_integer
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
@@ -31,7 +32,7 @@ from hierfl.diagnostics.weighted_moments import (
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.learned import learned_params
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.weights import spread_levels
 
 LOOKS = 4  # draws that show which sites the guide places at points
@@ -97,9 +98,13 @@ def convergence(
             than 40.
 
     Raises:
+        TypeError: `fit` is no fit, or a count is no integer.
         ValueError: `draws` is 1 or negative, or `proposals` is below 100.
         RowsNotSaved: the rows that would be weighted were not saved with the fit.
     """
+    expect_fit(fit)
+    expect_integer(draws, "draws")
+    expect_integer(proposals, "proposals")
     if draws < 0 or draws == 1:
         raise ValueError(
             f"draws is {draws}: it must be 2 or more to estimate the noise of a gradient, "

@@ -15,7 +15,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.learned import learned_params
-from hierfl.posterior.snapshot import Restricted, Snapshot
+from hierfl.posterior.snapshot import Restricted, Snapshot, expect_fit
 from hierfl.posterior.weights import already_weighted
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.traces import is_likelihood, samples
@@ -45,6 +45,7 @@ def check_prior(fit: Snapshot, prior: Snapshot | None) -> None:
             f"is infinite: make it a latent site (pyro.sample)"
         )
     if prior is not None:
+        expect_fit(prior, "prior")
         _check_split(fit, prior)
     _check_factors(fit)
     _check_spread(fit, shared=prior is None)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from hierfl.core.arguments import expect_count, shown
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_groups import Groups, attributes, drawn_groups, given_groups
@@ -35,7 +36,8 @@ def posterior_data(
     log_likelihood: bool,
 ) -> Any:
     """Return draws of the latent sites. Arguments and errors: `Fit.posterior`."""
-    _check_draws(draws)
+    expect_count(draws, "draws")
+    _check_sites(sites)
     if correct not in (None, "psis"):
         raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
     if correct is None:
@@ -79,7 +81,7 @@ def _about(weighed: Corrected, clients: int) -> dict[str, Any]:
 @one_at_a_time
 def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed: int) -> Any:
     """Return labels from the posterior predictive distribution. Arguments and errors: `Fit.posterior_predictive`."""
-    _check_draws(draws)
+    expect_count(draws, "draws")
     asked = fit.federation.data if rows is None else rows
     _check_drawable(fit)
     few = restricted(fit, asked)
@@ -103,7 +105,8 @@ def prior_data(
     predictive: bool,
 ) -> Any:
     """Return draws of the latent sites from the prior. Arguments and errors: `Fit.prior`."""
-    _check_draws(draws)
+    expect_count(draws, "draws")
+    _check_sites(sites)
     drawn = prior_draws(fit, draws=draws, seed=seed)
     found = given_groups(fit, "prior", drawn, sites=sites, expand=expand)
     if predictive:
@@ -120,6 +123,6 @@ def _check_drawable(fit: Snapshot) -> None:
         fit.program.observed_site(None)
 
 
-def _check_draws(draws: int) -> None:
-    if draws < 1:
-        raise ValueError(f"draws is {draws}: it must be 1 or more")
+def _check_sites(sites: object) -> None:
+    if sites is not None and not isinstance(sites, Collection):
+        raise TypeError(f"sites is {shown(sites)}: it must be a list of names, or None for all")

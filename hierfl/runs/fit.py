@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from hierfl.core.arguments import expect_path
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
@@ -110,7 +111,7 @@ def fit(
         chunk=chunk,
         compile=compile,
         device=device,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
+        checkpoint=None if checkpoint is None else expect_path(checkpoint, "checkpoint", "run"),
         every=every,
         resume=resume,
         held_out=held_out,
