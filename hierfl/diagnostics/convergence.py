@@ -20,6 +20,7 @@ import pandas as pd
 from hierfl.core.arguments import expect_integer
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
 from hierfl.diagnostics.weighted_moments import (
     LEAST_EFFECTIVE,
@@ -42,9 +43,14 @@ CLOSER = (
 )
 
 
+def _shown(found: Convergence) -> Shown:
+    return Shown(f"Convergence: {found.answer}", found.sites, found.verdict)
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Convergence:
-    """Whether a run has arrived at the posterior.
+    """Whether a run has arrived at the posterior. It prints as a table of sites, with the verdict under it.
 
     Args:
         converged: `answer` is "good".
