@@ -21,6 +21,7 @@ from hierfl.core.arguments import expect_integer
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
+from hierfl.diagnostics.local_integrals import unseen_error
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
 from hierfl.diagnostics.weighted_moments import (
     LEAST_EFFECTIVE,
@@ -219,7 +220,10 @@ def _of_own(fit: Snapshot, k_hat: float, effective: float) -> tuple[Answer, str]
             f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a standard "
             f"deviation. Allow more points or more rounds."
         )
-    return "good", f"Good: by the weights of '{fit.method.name}' itself {facts}."
+    return (
+        "good",
+        f"Good: by the weights of '{fit.method.name}' itself {facts}. {unseen_error(fit)}".rstrip(),
+    )
 
 
 def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, str]:

@@ -161,13 +161,18 @@ def test_a_fitted_client_personalised_from_its_own_rows_has_the_same_posterior()
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["counts", "tails", "dispersed", "slopes_lkj"])
 def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
-    """Poisson, Student t and negative binomial rows, and correlated slopes."""
+    """Poisson, Student t and negative binomial rows, and correlated slopes.
+
+    NUTS gets the non-centred form of the slopes: in the centred one it is 0.25 sd off after 3,000 draws.
+    """
     model, data = getattr(programs, name), people((5, 4, 6, 3, 7, 5))
     found = fit(two_stage(model, draws=4000), data)
+    model = getattr(programs, f"{name}_raw", model)
     assert found.history["k_hat"].iloc[-1] < 0.7
     drawn, known = found.draws(4000), hierfl.nuts(model, data, draws=3000, warmup=500, seed=1)
     for mine, theirs in ((drawn.shared, known.shared), (drawn.own, known.own)):
-        for site, values in theirs.items():
+        for site in mine.keys() & theirs.keys():
+            values = theirs[site]
             sd = values.std(0)
             moves = (
                 sd > 1e-9
