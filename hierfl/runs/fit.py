@@ -123,5 +123,13 @@ def fit(
     if isinstance(method, Method):
         check_disclosed(method, data, disclose)
         return run(method, data, rounds, how)
-    choice = choose(method, data, disclose=disclose, cohort=cohort, engine=engine, seed=seed)
+    choice = choose(
+        method,
+        data,
+        disclose=disclose,
+        cohort=cohort,
+        engine=engine,
+        seed=seed,
+        on_client_error=on_client_error,
+    )
     return run_chosen(choice, data, rounds, how)

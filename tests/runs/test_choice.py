@@ -182,6 +182,9 @@ def test_sums_with_cohorts_or_many_numbers_leave_fedlaplace_out(
     found = choose(logistic, data, disclose="sums", cohort=2)
     assert (found.method.name, found.method.guide) == ("fedsvi", structured)
     assert choose(logistic, data, cohort=2).method.name == "two_stage"
+    found = choose(logistic, data, disclose="sums", on_client_error="skip")
+    assert found.method.name == "fedsvi", "fedlaplace can leave no client out"
+    assert choose(logistic, data, on_client_error="skip").method.name == "two_stage"
     assert choose(logistic, data, engine="pooled").method.pooled is not None
     monkeypatch.setattr(choice, "SLOW", 3)
     found = choose(logistic, data, disclose="sums")
