@@ -17,6 +17,9 @@ import hierfl
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import loo
+from hierfl.engine.chunks import client_round
+from hierfl.engine.client_store import taken
+from hierfl.method import Clock, Reports
 from hierfl.runs.result import Fit
 from tests.methods.test_two_stage import same
 from tests.programs import exact, federation, fit, slopes, three
@@ -74,6 +77,26 @@ def test_a_client_that_always_fails_is_left_out_and_the_rest_is_the_fit_of_the_o
 def test_skipping_changes_nothing_where_no_client_fails() -> None:
     method, data = two_stage(precise, draws=200), noises(bad=False)
     same(fit(method, data, on_client_error="skip"), fit(method, data))
+
+
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_a_client_that_fails_when_draws_are_weighed_is_not_waited_for() -> None:
+    found = fit(two_stage(exact_means, draws=200), three(), rounds=2)
+    run, state = found.federation, found.progress.server
+    message, ids = run.server.down(state, Clock(2, 60)), torch.tensor([0, 2])
+    own = taken(found.progress.table, ids)
+    up, _ = client_round(run, run.client.phases, message, own, ids, 2)
+    means = {"log_marginals": Reports(up["log_marginals"].value, ids)}
+    assert not run.server.finished(run.server.update(state, means, Clock(2, 60, 2))), "it waits"
+    said = (
+        "1 clients failed when the draws were weighed.*rows of 0 do not count, and those of 1 only"
+    )
+    with pytest.warns(UserWarning, match=said):
+        done = run.server.update(state, means, Clock(2, 60, 2, left_out=(1,)))
+    assert run.server.finished(done)
+    later = {"log_marginals": Reports(up["log_marginals"].value[:1], torch.tensor([1]))}
+    waiting = run.server.update(state, means, Clock(2, 60, 2))
+    assert run.server.finished(run.server.update(waiting, later, Clock(3, 60, 1))), "all answered"
 
 
 def test_a_run_that_ends_while_weighing_is_not_done() -> None:
