@@ -26,11 +26,18 @@ from hierfl.program.sites import Family, Guide, Model
 
 
 class Clock(NamedTuple):
-    """The round, from 0; the number of rounds; and the clients that take part, 0 when clients adapt."""
+    """When a server acts.
+
+    round: from 0.
+    rounds: how many are planned.
+    clients: that take part in the round, 0 when clients adapt.
+    left_out: positions in the data of clients that failed in the round (on_client_error="skip").
+    """
 
     round: int
     rounds: int
     clients: int = 0
+    left_out: tuple[int, ...] = ()
 
 
 class Share(NamedTuple):
@@ -95,6 +102,8 @@ class Phase:
             row will do.
         nested: the step takes derivatives of derivatives, in graphs that differ from round to round: compiling
             them takes minutes, so `fit(..., compile="auto")` leaves the method eager.
+        eager: the step is of operations that inductor does not lower: `fit(..., compile=True)` leaves the method
+            eager as well, and says so.
 
     Raises:
         ValueError: `count` is negative, or `batch_size` is below 1.
@@ -106,6 +115,7 @@ class Phase:
     batch_size: int | None = None
     scores_rows: bool = True
     nested: bool = False
+    eager: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a count or a batch size that is out of range."""

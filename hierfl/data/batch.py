@@ -86,7 +86,9 @@ class ClientBatch:
     @property
     def num_rows(self) -> int:
         """B, the number of rows of each client, padded rows included."""
-        return next(v.shape[1] for v in self.fields.values())
+        # fields that record each access tell it themselves: counting rows reads no field
+        known: int | None = getattr(self.fields, "num_rows", None)
+        return next(v.shape[1] for v in self.fields.values()) if known is None else known
 
     @cached_property
     def _plates(self) -> dict[str, pyro.plate]:

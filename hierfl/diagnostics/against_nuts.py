@@ -12,6 +12,7 @@ import pyro
 import torch
 from pyro import poutine
 
+from hierfl.core.arguments import expect_integer
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
@@ -91,6 +92,8 @@ def against_nuts(
         ProgramError: the model has params inside the clients plate, which NUTS cannot hold fixed.
     """
     expect_fit(fit)
+    for name, value in (("draws", draws), ("warmup", warmup), ("chains", chains)):
+        expect_integer(value, name)
     if draws < LEAST_DRAWS or chains < 1:
         raise ValueError(
             f"draws is {draws} and chains {chains}: standard deviations need at least "

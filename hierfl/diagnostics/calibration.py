@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta, binomtest
 from torch import Tensor
 
-from hierfl.posterior.prediction import Prediction
+from hierfl.posterior.prediction import Prediction, expect_prediction
 
 Floats = NDArray[np.float64]
 
@@ -116,6 +116,7 @@ def confidence(prediction: Prediction) -> tuple[Floats, Floats]:
     Raises:
         ValueError: the rows have no labels, or the site is numeric (see `interval_coverage`).
     """
+    expect_prediction(prediction, "prediction")
     label, _ = prediction.known()
     if prediction.kind == "binary":
         return prediction.mean.double().numpy(), (label > 0.5).double().numpy()
@@ -160,6 +161,7 @@ def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.
         ValueError: the rows have no labels, labels are classes (which have no mean), or `replicates` are of
             other rows.
     """
+    expect_prediction(prediction, "prediction")
     label, _ = prediction.known()
     if prediction.kind == "categorical":
         raise ValueError(

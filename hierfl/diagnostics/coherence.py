@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from hierfl.core.arguments import expect_count, shown
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.batch import ClientBatch
 from hierfl.method import over_draws
 from hierfl.posterior.client_loop import each_client
-from hierfl.posterior.prediction import Prediction
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.prediction import Prediction, expect_prediction
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.program.program import Params
 
 
@@ -39,11 +40,16 @@ def coherence(vectors: Tensor) -> Coherence:
     """Measure the coherence of vectors (N, d), whatever their lengths.
 
     Raises:
+        TypeError: they are no tensor.
         ValueError: there are fewer than two vectors, or one has length 0.
 
     >>> coherence(torch.tensor([[1.0, 0.0], [1.0, 1.0]])).estimate.__round__(3)
     0.5
     """
+    if not isinstance(vectors, Tensor):
+        raise TypeError(
+            f"vectors is {shown(vectors)}: it must be a tensor (N, d), as of client_slopes(fit)"
+        )
     if vectors.dim() != 2 or len(vectors) < 2:
         raise ValueError(
             f"vectors have shape {tuple(vectors.shape)}: it must be (N, d), with N at least 2"
@@ -77,7 +83,8 @@ def client_slopes(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor:
     Raises:
         ValueError: the program has no global param.
     """
-    program = fit.program
+    expect_fit(fit)
+    draws, program = expect_count(draws, "draws"), fit.program
     shared = list(program.start()[0])
     if not shared:
         raise ValueError("the program has no global param, so clients have no gradients to compare")
@@ -116,6 +123,7 @@ def loss_deviations(prediction: Prediction) -> pd.DataFrame:
     Raises:
         ValueError: the rows have no labels, or the site is numeric.
     """
+    expect_prediction(prediction, "prediction")
     label, log_score = prediction.known()
     if prediction.kind == "numeric":
         raise ValueError(f"site '{prediction.site}' is numeric: deviations are by class")

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from hierfl.core.arguments import expect_integer
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
+from hierfl.diagnostics.local_integrals import unseen_error
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
 from hierfl.diagnostics.weighted_moments import (
     LEAST_EFFECTIVE,
@@ -31,7 +34,7 @@ from hierfl.diagnostics.weighted_moments import (
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.learned import learned_params
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.weights import spread_levels
 
 LOOKS = 4  # draws that show which sites the guide places at points
@@ -41,9 +44,14 @@ CLOSER = (
 )
 
 
+def _shown(found: Convergence) -> Shown:
+    return Shown(f"Convergence: {found.answer}", found.sites, found.verdict)
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Convergence:
-    """Whether a run has arrived at the posterior.
+    """Whether a run has arrived at the posterior. It prints as a table of sites, with the verdict under it.
 
     Args:
         converged: `answer` is "good".
@@ -97,9 +105,13 @@ def convergence(
             than 40.
 
     Raises:
+        TypeError: `fit` is no fit, or a count is no integer.
         ValueError: `draws` is 1 or negative, or `proposals` is below 100.
         RowsNotSaved: the rows that would be weighted were not saved with the fit.
     """
+    expect_fit(fit)
+    expect_integer(draws, "draws")
+    expect_integer(proposals, "proposals")
     if draws < 0 or draws == 1:
         raise ValueError(
             f"draws is {draws}: it must be 2 or more to estimate the noise of a gradient, "
@@ -208,7 +220,10 @@ def _of_own(fit: Snapshot, k_hat: float, effective: float) -> tuple[Answer, str]
             f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a standard "
             f"deviation. Allow more points or more rounds."
         )
-    return "good", f"Good: by the weights of '{fit.method.name}' itself {facts}."
+    return (
+        "good",
+        f"Good: by the weights of '{fit.method.name}' itself {facts}. {unseen_error(fit)}".rstrip(),
+    )
 
 
 def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, str]:

@@ -15,7 +15,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.learned import learned_params
-from hierfl.posterior.snapshot import Restricted, Snapshot
+from hierfl.posterior.snapshot import Restricted, Snapshot, expect_fit
 from hierfl.posterior.weights import already_weighted
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.traces import is_likelihood, samples
@@ -45,6 +45,7 @@ def check_prior(fit: Snapshot, prior: Snapshot | None) -> None:
             f"is infinite: make it a latent site (pyro.sample)"
         )
     if prior is not None:
+        expect_fit(prior, "prior")
         _check_split(fit, prior)
     _check_factors(fit)
     _check_spread(fit, shared=prior is None)
@@ -128,6 +129,6 @@ def _check_spread(fit: Snapshot, *, shared: bool) -> None:
             )
     if shared and already_weighted(fit):
         raise ValueError(
-            "fedlaplace has resampled its draws, and the points have no density to take a KL from: fit "
-            "with fedlaplace(..., corrections=0)"
+            f"{fit.method.name} has resampled its draws, and the points have no density to take a KL from: fit "
+            f"with fedlaplace(..., corrections=0)"
         )

@@ -15,7 +15,7 @@ from hierfl.diagnostics.pac_bayes import PacBayes
 from hierfl.diagnostics.scores import HIGHER_IS_BETTER, across_clients
 from hierfl.engine.aggregate import means_of, summed
 from hierfl.method import LogShare
-from hierfl.posterior.prediction import Prediction
+from hierfl.posterior.prediction import Prediction, expect_prediction
 
 
 def _shown(found: Gap) -> Shown:
@@ -59,12 +59,15 @@ def generalisation_gap(
         terms: from `hierfl.pac_bayes`, kept in the result.
 
     Raises:
+        TypeError: an argument is no prediction.
         ValueError: rows have no labels, or the predictions are of different kinds.
         KeyError: a client has held-out rows but no training rows.
     """
     asked = {"train": train, "held_out": held_out} | (
         {} if new_clients is None else {"new_clients": new_clients}
     )
+    for name, value in asked.items():
+        expect_prediction(value, name)
     if len({p.kind for p in asked.values()}) != 1:
         raise ValueError(
             f"predictions are of different kinds: {', '.join(f'{n} {p.kind}' for n, p in asked.items())}"

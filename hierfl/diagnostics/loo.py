@@ -26,6 +26,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from hierfl.core.arguments import expect_integer, shown
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -102,7 +103,7 @@ def loo(
             fewer where their weights hardly vary.
         correct: "psis": weight the guide's draws, so that the guide need not be the posterior; None: take
             them for draws of the posterior, which is right only as far as the guide is. Draws of fedlaplace
-            are weighted already.
+            and two_stage are weighted already.
         seed: of the draws.
 
     Raises:
@@ -112,6 +113,8 @@ def loo(
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
+    expect_integer(draws, "draws")
+    expect_integer(inner, "inner")
     _check_arguments(fit, by, draws, correct)
     if by == "client":
         scored = scored_clients(fit, draws, inner, correct, seed)
@@ -216,9 +219,12 @@ def compare(
         difference).
 
     Raises:
+        TypeError: `fits` is no mapping.
         ValueError: there are fewer than two fits, they are of different data, or one leaves out rows and
             another clients; or as `loo`.
     """
+    if not isinstance(fits, Mapping):
+        raise TypeError(f"fits is {shown(fits)}: it must be a dict, compare({{name: fit, ...}})")
     if len(fits) < 2:
         raise ValueError(
             f"fits has {len(fits)} entries: it must have two or more, compare({{name: fit, ...}})"

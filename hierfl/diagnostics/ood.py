@@ -16,7 +16,7 @@ from scipy.stats import gaussian_kde, mannwhitneyu, norm
 from torch import Tensor, special
 
 from hierfl.core.tables import Shown, cell, shown_as
-from hierfl.posterior.prediction import Prediction
+from hierfl.posterior.prediction import Prediction, expect_prediction
 
 Floats = NDArray[np.float64]
 
@@ -26,6 +26,7 @@ def predictive_entropy(prediction: Prediction) -> Tensor:
 
     For a numeric site it is the entropy of a Normal with the predictive standard deviation.
     """
+    expect_prediction(prediction, "prediction")
     if prediction.kind == "numeric":
         assert prediction.sd is not None
         return prediction.sd.log() + 0.5 * math.log(2.0 * math.pi * math.e)
@@ -43,6 +44,7 @@ def mutual_information(prediction: Prediction) -> Tensor:
     Raises:
         ValueError: the site is numeric.
     """
+    expect_prediction(prediction, "prediction")
     if prediction.noise is None:
         raise ValueError(
             f"site '{prediction.site}' is numeric: "
@@ -110,6 +112,8 @@ def out_of_distribution(own: Prediction, foreign: Prediction) -> OutOfDistributi
         KeyError: a client has foreign rows but no own rows.
         ValueError: the predictions are of different sites.
     """
+    expect_prediction(own, "own")
+    expect_prediction(foreign, "foreign")
     if own.site != foreign.site:
         raise ValueError(
             f"own rows are predicted at site '{own.site}', foreign rows at '{foreign.site}': "

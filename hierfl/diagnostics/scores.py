@@ -15,8 +15,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import shown
 from hierfl.diagnostics.calibration import calibration_error, confidence, interval_coverage
-from hierfl.posterior.prediction import Prediction
+from hierfl.posterior.prediction import Prediction, expect_prediction
 
 HIGHER_IS_BETTER = {
     "log_score": True,
@@ -47,6 +48,7 @@ def client_scores(
     Raises:
         ValueError: the rows have no labels, or `replicates` are of other rows.
     """
+    expect_prediction(prediction, "prediction")
     table, label = prediction.scores(), prediction.known()[0]
     if prediction.kind == "numeric":
         assert prediction.sd is not None
@@ -109,8 +111,11 @@ def across_clients(table: pd.DataFrame) -> pd.DataFrame:
         mean over the worst tenth of the clients, at least one; `worst`, the name of the worst client.
 
     Raises:
+        TypeError: it is no frame.
         ValueError: the table has none of these scores.
     """
+    if not isinstance(table, pd.DataFrame):
+        raise TypeError(f"table is {shown(table)}: hand over client_scores(prediction)")
     scores = [name for name in table.columns if name in HIGHER_IS_BETTER]
     if not scores:
         raise ValueError(f"the table has none of the scores {', '.join(HIGHER_IS_BETTER)}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from hierfl.core.arguments import shown
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import nbytes
@@ -65,7 +66,7 @@ def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summar
     draws = _affordable(fit) if draws is None else draws
     if not isinstance(draws, int) or draws < LEAST_DRAWS:
         raise ValueError(
-            f"draws is {draws!r}: a 90 % interval needs an integer of {LEAST_DRAWS} or more"
+            f"draws is {shown(draws)}: a 90 % interval needs an integer of {LEAST_DRAWS} or more"
         )
     table = site_table(fit, draws=draws, seed=seed)
     judged = verdict(fit, table, seed=seed)

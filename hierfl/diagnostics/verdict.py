@@ -12,6 +12,7 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.trees import named_leaves
 from hierfl.data.absent import RowsNotSaved
 from hierfl.diagnostics.convergence import convergence
+from hierfl.diagnostics.local_integrals import unseen_error
 from hierfl.engine.client_store import taken
 from hierfl.engine.rounds import records_of
 from hierfl.posterior.site_table import SiteTable
@@ -114,6 +115,9 @@ def _of_weights(fit: Snapshot) -> Verdict | None:
             False,
             f"Not trustworthy: {facts}, fewer than {FEWEST}. Allow more rounds, or more draws.",
         )
+    unseen = unseen_error(fit)
+    if unseen:
+        return Verdict(None, f"Trustworthy as far as weights tell: {facts}. {unseen}")
     return Verdict(True, f"Trustworthy: the weighted draws are right ({facts}).")
 
 

@@ -149,7 +149,9 @@ def one_round(
     if not len(cohort.ids):
         raise _all_left_out(federation, clock, cohort.left_out)
     means = means_of(cohort.total)
-    state = server.update(progress.server, means, clock._replace(clients=len(cohort.ids)))
+    left_out = tuple(sorted(one.client for one in cohort.left_out))
+    at = clock._replace(clients=len(cohort.ids), left_out=left_out)
+    state = server.update(progress.server, means, at)
     record = {
         "round": clock.round,
         "clients": len(cohort.ids),

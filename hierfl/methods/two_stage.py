@@ -34,7 +34,8 @@ from hierfl.guides.from_factor import OWN_PARAM, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.laplace.trials import first_row
 from hierfl.method import Client, Each, Method, Phase, Server, Share, Up
-from hierfl.methods.two_stage_server import Rounds, finished, logged
+from hierfl.methods.two_stage_server import Rounds
+from hierfl.methods.two_stage_stages import finished, logged
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
@@ -67,7 +68,8 @@ def two_stage(model: Model, *, draws: int = 4000, seed: int = 0) -> Method:
     `fit` stops by itself. Its history has the next stage (0 gather, 1 weigh, 2 done), how far means moved (in
     posterior sds, `moved`) and sds (as ratios, `changed`), split R-hat of the server's chains, the number of
     eigenvalues of factors that were raised to 0 (`raised`), k-hat and the number of effective draws, and the
-    largest k-hat of a single client's ratio.
+    largest k-hat of a single client's ratio. With three or more local unknowns, which a client weighs by
+    quasi-random points, it also has their effective share, a mean over clients and draws (`inner_effective`).
 
     Every client sends a summary of its own, as in a meta-analysis (`Method.discloses`).
 
@@ -128,8 +130,10 @@ def _client(seen: Seen) -> Client:
     hierarchy = seen.hierarchy
     with double_precision():
         nodes = nodes_of(seen.line)
-        points = standard_points(hierarchy.normal_size, hierarchy.mixing_size)
-        weigher, tries = Weigher(hierarchy, *points), points_of(hierarchy)
+        points, log_weights = standard_points(hierarchy.normal_size, hierarchy.mixing_size)
+        weigher, tries = Weigher(hierarchy, points, log_weights), points_of(hierarchy)
+    # Gauss-Hermite nodes have weights of their own, and no share of them is effective
+    sampled = len(points) > 1 and bool((log_weights == log_weights[0]).all())
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         # weights are ratios of densities of hundreds of rows: single precision has no digits left for them
@@ -160,11 +164,11 @@ def _client(seen: Seen) -> Client:
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         factor = {name: work[name] for name in FACTOR}
         own = {**{name: work[name] for name in kept}, "seen": torch.ones(())}
-        if "draws" in message:
-            ratios, inner = Each(work["log_ratios"]), Share(work["inner"])
-            return {"log_ratios": ratios, "inner_effective": inner}, own
-        sent = Each({**factor, "fields": work["fields"]})
-        return {"factor": sent, "raised": Share(work["raised"])}, own
+        if "draws" not in message:
+            sent = Each({**factor, "fields": work["fields"]})
+            return {"factor": sent, "raised": Share(work["raised"])}, own
+        up: Up = {"log_ratios": Each(work["log_ratios"])}
+        return {**up, "inner_effective": Share(work["inner"])} if sampled else up, own
 
     def params(message: Tree, own: Tree) -> Params:
         if not hierarchy.reading.own_size:
@@ -173,7 +177,7 @@ def _client(seen: Seen) -> Client:
         local = {f"{OWN_PARAM}.{name}": own[name][None, None].to(dtype) for name in kept}
         return {**message["params"], **local}
 
-    phases, none = (Phase(step, nested=True),), nothing(hierarchy)
+    phases, none = (Phase(step, nested=True, eager=True),), nothing(hierarchy)
     kept = tuple(none)
     return Client(
         own={**none, "seen": torch.zeros(())},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import pyro
@@ -13,6 +12,7 @@ from torch import Tensor
 from hierfl.core.importance_sampling import K_HAT, Weights, resampled, smoothed
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports
+from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGH, warn
 from hierfl.program.few_rows import double_precision
 from hierfl.program.program import Params
 from hierfl.summaries.hierarchy import Factors
@@ -20,8 +20,6 @@ from hierfl.summaries.prior_moments import any_client, mixing_draws, prior_draws
 from hierfl.summaries.sampling import one_thread, sample
 from hierfl.summaries.surrogate import Surrogate
 
-GATHER, WEIGH, DONE = range(3)
-STAGES = ("gathering factors", "weighing", "done")
 # how little means may move, in posterior sds, and sds may change, for the factors to be final
 STILL, STILL_SD = 0.1, 0.05
 # share of the draws that must be effective under new factors for the draws to be kept
@@ -85,6 +83,7 @@ class Rounds:
                 "final": _none(weighed, kept),
                 "ratios": torch.zeros(weighed),
                 "weighed": torch.zeros(count, dtype=torch.bool),
+                "failed": torch.zeros(count, dtype=torch.bool),
                 "scales": {"loc": spread.mean(0), "tril": torch.diag(_sds(spread))},
                 "sampled": torch.tensor(False),
                 "stage": torch.tensor(GATHER),
@@ -117,12 +116,14 @@ class Rounds:
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""
         left = clock.rounds - clock.round - 1
+        reports = means["log_ratios" if int(state["stage"]) == WEIGH else "factor"]
+        state = {**state, "failed": _failed(state["failed"], reports, clock)}
         with double_precision(), one_thread(), torch.no_grad(), pyro.validation_enabled(False):
             if int(state["stage"]) == WEIGH:
-                state = self.weighed(state, means["log_ratios"], left)
+                state = self.weighed(state, reports, left)
             else:
-                state = self.gathered(state, means["factor"], clock)
-        _warn(state, left)
+                state = self.gathered(state, reports, clock)
+        warn(state, left)
         return tree_map(lambda v: v.detach().clone(), state)
 
     def gathered(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
@@ -142,11 +143,12 @@ class Rounds:
         still = bool(state["moved"] < STILL) and bool(state["changed"] < STILL_SD)
         if not still:
             state = self._sampled(state, factors, "scouts", clock)
-        elif bool(seen.all()):
+        elif bool((seen | state["failed"]).all()):
             state = {
                 **self._sampled(state, factors, "final", clock),
                 "stage": torch.tensor(WEIGH),
                 "weighed": torch.zeros_like(seen),
+                "failed": torch.zeros_like(seen),
                 "ratios": torch.zeros_like(state["ratios"]),
             }
         scouts = state["scouts"]
@@ -213,9 +215,12 @@ class Rounds:
             "k_hat": torch.tensor(weights.k_hat),
             "effective": torch.tensor(weights.effective),
         }
-        if not bool(seen.all()) and left > 0:
+        complete = bool((seen | state["failed"]).all())
+        if not complete and left > 0:
             return state
         state = {**state, "final": {**final, "log_weights": weights.log}}
+        if not complete:
+            return state
         if weights.k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
             return self._from_weighed(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
@@ -244,18 +249,10 @@ class Rounds:
         return {"_shared.points": points.to(torch.get_default_dtype())}
 
 
-LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client")
-
-
-def finished(state: Tree) -> bool:
-    """Return whether all stages are done."""
-    return int(state["stage"]) == DONE
-
-
-def logged(state: Tree) -> dict[str, float]:
-    """Return the next stage, how far the posterior moved, R-hat, k-hat and the effective draws."""
-    numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+def _failed(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:
+    """Return which clients failed when they were last asked, (N,) bool: nobody waits for them."""
+    answered = failed.index_fill(0, reports.ids, False)
+    return answered.index_fill(0, torch.tensor(clock.left_out, dtype=torch.long), True)
 
 
 def _none(count: int, size: int) -> Tree:
@@ -297,23 +294,3 @@ def _apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Te
     (mean, sd), (new_mean, new_sd) = one, other
     ratio = (new_sd / sd).log().abs().max().expm1()
     return ((new_mean - mean).abs() / new_sd).max(), ratio
-
-
-def _warn(state: Tree, left: int) -> None:
-    """Warn where the posterior is not to be trusted: k-hat is high, chains stuck, or the rounds ended too early."""
-    stage, k_hat = int(state["stage"]), float(state["k_hat"])
-    if stage == DONE and k_hat >= K_HAT:
-        warnings.warn(
-            f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of the posterior, and "
-            f"weights cannot correct for it ({float(state['effective']):.0f} effective draws; largest k-hat of one "
-            f"client {float(state['k_hat_client']):.2f}). Do not trust tails and spreads: give local sites tighter "
-            f"priors, or take fedsvi with guides.structured",
-            stacklevel=4,
-        )
-    if stage != DONE and left == 0:
-        missing = int((~state["weighed" if stage == WEIGH else "seen"]).sum())
-        warnings.warn(
-            f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): the posterior is "
-            f"not final; allow more rounds",
-            stacklevel=4,
-        )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from hierfl.core.arguments import expect_count, shown
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_groups import Groups, attributes, drawn_groups, given_groups
@@ -14,8 +15,12 @@ from hierfl.posterior.corrected import Corrected, corrected
 from hierfl.posterior.draws import posterior_draws, prior_draws
 from hierfl.posterior.rows import log_likelihoods, observed, sampled
 from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.posterior.weights import WEIGHTED
 
 OF_GUIDE = "draws of a fitted guide, not of a Markov chain: r_hat and ess do not judge them"
+OF_METHOD = (
+    "draws weighted and resampled by the method itself, not of a Markov chain: k_hat judges them"
+)
 RESAMPLED = "draws of a fitted guide, resampled by Pareto-smoothed weights, some several times"
 
 
@@ -31,13 +36,14 @@ def posterior_data(
     log_likelihood: bool,
 ) -> Any:
     """Return draws of the latent sites. Arguments and errors: `Fit.posterior`."""
-    _check_draws(draws)
+    expect_count(draws, "draws")
+    _check_sites(sites)
     if correct not in (None, "psis"):
         raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
     if correct is None:
         found = drawn_groups(fit, draws, seed=seed, sites=sites, expand=expand)
         latents = posterior_draws(fit, draws=draws, seed=seed) if log_likelihood else None
-        about_draws: dict[str, Any] = {"approximation": OF_GUIDE}
+        about_draws = _about_uncorrected(fit)
     else:
         weighed = corrected(fit, draws, seed=seed)
         latents = weighed.draws
@@ -48,6 +54,14 @@ def posterior_data(
         found.rows("log_likelihood", log_likelihoods(fit, latents), data)
         found.rows("observed_data", observed(fit, data), data)
     return found.arviz({**attributes(fit, seed), **about_draws})
+
+
+def _about_uncorrected(fit: Snapshot) -> dict[str, Any]:
+    """Return what draws are that no further round has weighted."""
+    k_hats = [record["k_hat"] for record in fit.progress.history if "k_hat" in record]
+    if k_hats and fit.method.name in WEIGHTED:
+        return {"approximation": OF_METHOD, "k_hat": float(k_hats[-1])}
+    return {"approximation": OF_GUIDE}
 
 
 def _about(weighed: Corrected, clients: int) -> dict[str, Any]:
@@ -67,7 +81,7 @@ def _about(weighed: Corrected, clients: int) -> dict[str, Any]:
 @one_at_a_time
 def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed: int) -> Any:
     """Return labels from the posterior predictive distribution. Arguments and errors: `Fit.posterior_predictive`."""
-    _check_draws(draws)
+    expect_count(draws, "draws")
     asked = fit.federation.data if rows is None else rows
     _check_drawable(fit)
     few = restricted(fit, asked)
@@ -91,7 +105,8 @@ def prior_data(
     predictive: bool,
 ) -> Any:
     """Return draws of the latent sites from the prior. Arguments and errors: `Fit.prior`."""
-    _check_draws(draws)
+    expect_count(draws, "draws")
+    _check_sites(sites)
     drawn = prior_draws(fit, draws=draws, seed=seed)
     found = given_groups(fit, "prior", drawn, sites=sites, expand=expand)
     if predictive:
@@ -108,6 +123,6 @@ def _check_drawable(fit: Snapshot) -> None:
         fit.program.observed_site(None)
 
 
-def _check_draws(draws: int) -> None:
-    if draws < 1:
-        raise ValueError(f"draws is {draws}: it must be 1 or more")
+def _check_sites(sites: object) -> None:
+    if sites is not None and not isinstance(sites, Collection):
+        raise TypeError(f"sites is {shown(sites)}: it must be a list of names, or None for all")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect_count, expect_integer
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
@@ -69,7 +70,7 @@ def each_client(
         seed: of the clients' keys.
         salt: decorrelates the random streams of different purposes.
     """
-    federation, message = fit.federation, fit.message
+    federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
     data = federation.data if rows is None else rows
     at = (noise.word(salt),)
     most = min(federation.slots, CLIENTS_AT_ONCE)
@@ -140,7 +141,7 @@ def each_draw(
         salt: as in `each_client`.
         first: the number of the first draw.
     """
-    program = fit.program
+    program, draws = fit.program, expect_count(draws, "draws")
 
     def all_draws(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
         def at_draw(d: Tensor) -> Tree:

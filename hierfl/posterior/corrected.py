@@ -29,6 +29,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect_integer
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import shown_as
@@ -112,6 +113,8 @@ def corrected(
             `inner` or `rounds` is below 1.
     """
     expect_fit(fit)
+    for name, value in (("draws", draws), ("inner", inner), ("rounds", rounds)):
+        expect_integer(value, name)
     count = max(2 * draws, 4000) if proposals is None else proposals
     if min(draws, inner, rounds) < 1 or count < LEAST_PROPOSALS:
         raise ValueError(

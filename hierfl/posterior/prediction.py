@@ -13,6 +13,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect_count, shown
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
@@ -99,6 +100,20 @@ class Prediction:
             }
         squares = (self.mean - y).square()
         return {"rmse": squares.flatten(1).mean(1) if squares.dim() > 1 else squares}
+
+
+def expect_prediction(value: Any, what: str) -> None:
+    """Refuse what is no prediction, where one is expected.
+
+    Args:
+        value: as a user passes it.
+        what: name of the argument.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(value, Prediction):
+        raise TypeError(f"{what} is {shown(value)}, not a Prediction: hand over fit.predict(rows)")
 
 
 def kind_of(fn: Any) -> str:
@@ -239,7 +254,7 @@ def predicted(
             number, as many as the count.
         draws: S.
     """
-    known = program.labels[site] in rows.fields
+    known, draws = program.labels[site] in rows.fields, expect_count(draws, "draws")
     kinds: set[str] = set()
 
     def score(params: Params, values: Values, asked: ClientBatch) -> Tree:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from hierfl.core.arguments import shown
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
@@ -85,15 +86,19 @@ class Restricted:
         return pd.DataFrame(list(self.progress.history))
 
 
-def expect_fit(value: Any) -> None:
+def expect_fit(value: Any, what: str = "fit") -> None:
     """Refuse what is no fit, where one is expected.
+
+    Args:
+        value: as a user passes it.
+        what: name of the argument.
 
     Raises:
         TypeError: it has no federation.
     """
     if not isinstance(getattr(value, "federation", None), Federation):
         raise TypeError(
-            f"fit is a {type(value).__name__}: hand over what hierfl.fit(method, data, ...) returned"
+            f"{what} is {shown(value)}: hand over what hierfl.fit(method, data, ...) returned"
         )
 
 

@@ -28,6 +28,8 @@ LIMIT = (
     2000  # unknowns, local or global, beyond which one draw outweighs all others whatever the guide
 )
 
+WEIGHTED = ("fedlaplace", "two_stage")  # methods that weight and resample draws of the global sites
+
 
 @dataclass(frozen=True, eq=False)
 class Weighed:
@@ -238,7 +240,13 @@ def check_density(fit: Snapshot, *, shared: bool) -> None:
 
 def already_weighted(fit: Snapshot) -> bool:
     """Return whether the method has weighted the global sites itself, and resampled them to points."""
-    return fit.method.name == "fedlaplace" and False not in spread_levels(fit)
+    return fit.method.name in WEIGHTED and not _ended_early(fit) and False not in spread_levels(fit)
+
+
+def _ended_early(fit: Snapshot) -> bool:
+    """Return whether the rounds ended before a method that stops by itself was done."""
+    server = fit.federation.server
+    return server.stops_itself and not server.finished(fit.progress.server)
 
 
 def spread_levels(fit: Snapshot) -> set[bool]:
@@ -265,8 +273,13 @@ def _check_varies(fit: Snapshot, drawn: Draws, *, shared: bool) -> None:
 def _no_density(fit: Snapshot, site: str) -> str:
     if already_weighted(fit):
         return (
-            "fedlaplace has weighted its draws already, and the resampled points have no density: "
-            "see k_hat in fit.history"
+            f"{fit.method.name} has weighted its draws already, and the resampled points have no density: "
+            f"leave correct= out, and see k_hat in fit.history"
+        )
+    if fit.method.name in WEIGHTED and _ended_early(fit):
+        return (
+            f"the rounds ended before {fit.method.name} had weighted its draws, which have no density: allow "
+            f"more rounds"
         )
     return (
         f"the guide of '{fit.method.name}' places site '{site}' at points, which have no density: "

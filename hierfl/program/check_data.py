@@ -105,7 +105,7 @@ def fields_read(program: Model, batch: ClientBatch, handler: Messenger) -> froze
     read: set[str] = set()
     recorded = replace(
         batch,
-        fields=_Recorded(batch.fields, read),
+        fields=_Recorded(batch.fields, read, batch.num_rows),
         client_fields=_Recorded(batch.client_fields, read),
     )
     with handler:
@@ -114,10 +114,12 @@ def fields_read(program: Model, batch: ClientBatch, handler: Messenger) -> froze
 
 
 class _Recorded(Mapping[str, Any]):
-    """Fields that record each access in `read`."""
+    """Fields that record each access in `read`; the number of their rows is known without one."""
 
-    def __init__(self, fields: Mapping[str, Any], read: set[str]) -> None:
-        self.fields, self.read = fields, read
+    def __init__(
+        self, fields: Mapping[str, Any], read: set[str], num_rows: int | None = None
+    ) -> None:
+        self.fields, self.read, self.num_rows = fields, read, num_rows
 
     def __getitem__(self, name: str) -> Any:
         value = self.fields[name]

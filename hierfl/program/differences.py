@@ -52,10 +52,8 @@ def _compared(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bool, str
     if isinstance(wanted.get("code"), Mapping) or isinstance(found.get("code"), Mapping):
         yield from _compared_by_code(found, wanted, where)
     elif _text(_name_of(found)) != _text(_name_of(wanted)):
-        yield (
-            True,
-            f"{where or 'kind'}: {_short(_name_of(found))} there, {_short(_name_of(wanted))} here",
-        )
+        both = f"{_named(found)} there, {_named(wanted)} here"
+        yield True, f"{where}: {both}" if where else both
         return
     for key in ("with", "mapping"):
         yield from _compared_by_key(found.get(key), wanted.get(key), where)
@@ -101,6 +99,17 @@ def _is_sequence(found: Mapping[str, Any]) -> bool:
 def _name_of(description: Mapping[str, Any]) -> JSON:
     """Return a description without its options and its fingerprint."""
     return {k: v for k, v in description.items() if k not in ("with", "mapping", "code")}
+
+
+def _named(description: Mapping[str, Any]) -> str:
+    """Return what a description calls or names, in words; of one's own `Method` also its name."""
+    name = _name_of(description)
+    told = next(iter(name.values())) if len(name) == 1 else name
+    if not isinstance(told, str):
+        return _short(name)
+    options = description.get("with")
+    own = options.get("name") if told == "hierfl.Method" and isinstance(options, Mapping) else None
+    return f"{told} '{own}'" if isinstance(own, str) else told
 
 
 def _text(value: JSON) -> str:

@@ -16,6 +16,7 @@ from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
+from hierfl.core.arguments import shown
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
@@ -285,6 +286,8 @@ class Program:
             ValueError: `name` is None, and the model does not observe exactly one site a row; or it is that
                 of a factor.
         """
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"site is {shown(name)}: it must be the name of an observed site")
         of_rows = self.sites_of_rows
         joint = next((site for site in self.joint if name in (None, site)), None)
         if joint is not None and (name is not None or not of_rows):

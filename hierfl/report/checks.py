@@ -17,6 +17,7 @@ from hierfl.report.checks_of_rounds import chains_of_rounds, clients_of_rounds
 from hierfl.report.measurements import Measured
 
 UNCERTAINTY = "Does every parameter have an uncertainty?"
+OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 LITTLE = 0.1  # nats: divergence of two Normals of equal sd, 0.45 sd apart; too little to tell clients apart
 
 
@@ -182,10 +183,15 @@ def _scales(found: Measured, points: list[str]) -> Iterator[Check]:
             "do not assume independence.",
         )
     elif family is not None:
+        where = (
+            f"in draws of {found.fit.method.name}"
+            if family == OF_FACTORS
+            else f"in the guide ({family})"
+        )
         yield Check(
             question,
             "good",
-            f"Yes: in the guide ({family}), the clients' parameters depend on {listed(scales)}.",
+            f"Yes: {where}, the clients' parameters depend on {listed(scales)}.",
         )
     else:
         yield Check(

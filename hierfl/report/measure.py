@@ -20,7 +20,7 @@ from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.new_clients import expected_of_clients
 from hierfl.posterior.prediction import Prediction, predict, predict_at
 from hierfl.posterior.rows import replicate, sampled
-from hierfl.posterior.snapshot import Snapshot, restricted
+from hierfl.posterior.snapshot import Snapshot, expect_fit, restricted
 from hierfl.program.program import ProgramError
 from hierfl.report.measurements import Measured
 
@@ -149,6 +149,7 @@ def _alone(fit: Snapshot, alone: Snapshot, seed: int) -> dict[str, Tensor]:
         KeyError: it lacks one of the clients.
         ValueError: it has none of the local sites of `fit`.
     """
+    expect_fit(alone, "alone")
     place = alone.federation.data.index(fit.clients)
     found = {
         name: value.mean(0)[place]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
+from hierfl.core.arguments import expect_path
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.outputs import replace_text
 from hierfl.core.tables import Shown, shown_as
@@ -64,7 +65,7 @@ def write(
     seed: int = 0,
 ) -> Report:
     """Measure a fit and write the report. The arguments and errors are those of `Fit.report`."""
-    where = Path(path)
+    where = expect_path(path, "path", "report.html")
     _check_place(where)
     found = measure(
         fit, held_out=held_out, foreign=foreign, alone=alone, site=site, draws=draws, seed=seed

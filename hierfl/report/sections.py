@@ -17,6 +17,11 @@ from hierfl.report.rounds import table_of_rounds
 
 SHOWN = 3  # local scalars that are drawn: those in which clients differ most
 ROWS = 200  # most rows of a table
+# guides whose name says little to a reader of the page
+GUIDES = {
+    "from_factor": "none is fitted: draws of the global parameters are weighted; a client's own are drawn given "
+    "them, by the Gaussian factor of its likelihood, and weighted",
+}
 
 
 def sections(found: Measured) -> list[Section]:
@@ -36,12 +41,13 @@ def _run(found: Measured) -> Section:
     """Describe the settings, size and cost of the run."""
     fit, data = found.fit, found.fit.federation.data
     history, counts = fit.history, data.counts
-    guide, latents = fit.method.guide, fit.program.latents
+    latents = fit.program.latents
+    guide: str = getattr(fit.method.guide, "__name__", type(fit.method.guide).__name__)
     software = {"hierfl": "hierfl", "torch": "torch", "pyro-ppl": "Pyro", "arviz": "ArviZ"}
     facts = {
         "Method": chosen_of(fit.progress.history) or fit.method.name,
         "Model": getattr(fit.method.model, "__name__", type(fit.method.model).__name__),
-        "Guide (approximate posterior)": getattr(guide, "__name__", type(guide).__name__),
+        "Guide (approximate posterior)": GUIDES.get(guide, guide),
         "Clients": f"{data.num_clients}, with {int(counts.min())} to {int(counts.max())} rows "
         f"(median {int(counts.median())})",
         "Parameters": f"{latents.global_block.size:,} global, {latents.local_block.size:,} for "

@@ -143,6 +143,13 @@ def load(
             record = read_record(path)
             if round_of(path) != record["round"]:
                 raise CheckpointError(f"it holds round {record['round']}: it was renamed")
+        except CheckpointError as error:
+            reasons.append(f"{path.name}: {error}")
+            continue
+        unknown = check_same(
+            path, record["about"], about or {}
+        )  # before the files of another method are read
+        try:
             state = Progress(
                 _read(path / "global.safetensors", record["hashes"]["global"], template.server),
                 _read_table(path, record["hashes"]["local"], template.table),
@@ -153,7 +160,6 @@ def load(
         except CheckpointError as error:
             reasons.append(f"{path.name}: {error}")
             continue
-        unknown = check_same(path, record["about"], about or {})
         if unknown:
             warnings.warn(
                 f"whether '{path}' is of this run is not certain: {'; '.join(unknown[:3])}",

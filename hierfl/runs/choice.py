@@ -8,7 +8,7 @@ from typing import Literal
 
 from hierfl import methods
 from hierfl.data.clients import ClientData
-from hierfl.engine.federation import Engine, cohort_size, federate
+from hierfl.engine.federation import Engine, OnClientError, cohort_size, federate
 from hierfl.guides.delta import delta
 from hierfl.guides.mean_field import mean_field
 from hierfl.guides.structured import structured
@@ -61,6 +61,7 @@ def choose(
     cohort: int | float | None = None,
     engine: Engine = "vectorised",
     seed: int = 0,
+    on_client_error: OnClientError = "raise",
 ) -> Choice:
     """Choose a method for a model by the rule of docs/methods.md. The same arguments give the same choice.
 
@@ -71,13 +72,15 @@ def choose(
         cohort: clients a round, as in `hierfl.fit`.
         engine: as in `hierfl.fit`.
         seed: of the run.
+        on_client_error: as in `hierfl.fit`; with "skip" clients may be missing from a round.
 
     Raises:
         ValueError: `disclose` is another word; bad data; `cohort` is out of range.
         ProgramError: a model that cannot be run as it is written.
     """
     check_word(disclose)
-    everyone = cohort_size(cohort, data.num_clients) == data.num_clients
+    whole = cohort_size(cohort, data.num_clients) == data.num_clients
+    everyone = whole and on_client_error != "skip"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run of the chosen method says them
         program = read(model, delta, data, seed=seed)

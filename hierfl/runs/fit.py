@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from hierfl.core.arguments import expect_path
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
@@ -110,7 +111,7 @@ def fit(
         chunk=chunk,
         compile=compile,
         device=device,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
+        checkpoint=None if checkpoint is None else expect_path(checkpoint, "checkpoint", "run"),
         every=every,
         resume=resume,
         held_out=held_out,
@@ -122,5 +123,13 @@ def fit(
     if isinstance(method, Method):
         check_disclosed(method, data, disclose)
         return run(method, data, rounds, how)
-    choice = choose(method, data, disclose=disclose, cohort=cohort, engine=engine, seed=seed)
+    choice = choose(
+        method,
+        data,
+        disclose=disclose,
+        cohort=cohort,
+        engine=engine,
+        seed=seed,
+        on_client_error=on_client_error,
+    )
     return run_chosen(choice, data, rounds, how)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from hierfl.core.arguments import expect_path
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation, federate
@@ -52,6 +53,7 @@ def load(
             rest by `RowsNotSaved`.
 
     Raises:
+        TypeError: `folder` is no path.
         CheckpointError: the folder holds no undamaged checkpoint, or one of another method or of other
             clients; the message names what differs.
         CannotRemake: the method cannot be built again, or the model or guide is another one.
@@ -61,7 +63,7 @@ def load(
     handed = {k: v for k, v in (("model", model), ("guide", guide)) if v is not None}
     if method is not None and handed:
         raise ValueError("a method has its model and guide: leave model= and guide= out")
-    root = Path(folder)
+    root = _root(folder)
     found = state.checkpoints(root)
     if not found:
         raise state.CheckpointError(f"'{folder}' holds no hierfl run")
@@ -85,3 +87,12 @@ def load(
     federation = replace(guarded(who, set_up) if method is None else set_up(), cohort=who["cohort"])
     progress = state.load(root, begin(federation), same | about_data(federation.data))
     return Fit(made, federation, progress, who["rounds"])
+
+
+def _root(folder: object) -> Path:
+    """Return the folder as a path."""
+    if isinstance(folder, Fit):
+        raise TypeError(
+            "folder is a Fit, which needs no loading: use it as it is, or name the folder it was saved in"
+        )
+    return expect_path(folder, "folder", "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -183,6 +184,13 @@ def _check(rounds: int, how: How, data: ClientData) -> None:
 def _compiles(compile: str | bool, method: Method, federation: Federation, rounds: int) -> bool:
     """Return whether a new run compiles its local steps."""
     if federation.engine != "vectorised":
+        return False
+    if compile is True and any(phase.eager for phase in federation.client.phases):
+        warnings.warn(
+            f"compile is True, and local steps of '{method.name}' cannot be compiled: they run eagerly, which "
+            f"gives the same numbers; leave compile= out",
+            stacklevel=2,
+        )
         return False
     if compile != "auto":
         return bool(compile)

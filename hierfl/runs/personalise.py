@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from hierfl.core.arguments import expect_count
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import full_batch
@@ -28,8 +29,11 @@ def personalised(fit: Snapshot, data: ClientData, rounds: int) -> tuple[Federati
         The federation of the new clients, and the run's progress with their client states.
 
     Raises:
-        ValueError: a field is missing or holds NaN, or labels that the method or its guide reads are missing.
+        TypeError: `rounds` is no integer.
+        ValueError: `rounds` is negative; a field is missing or holds NaN, or labels that the method or its
+            guide reads are missing.
     """
+    rounds = expect_count(rounds, "rounds", least=0)
     check_rows(fit, data, fit.program.reads.model | fit.program.reads.guide)
     federation = replace(fit.federation, data=data)
     _check_labels(fit, federation)

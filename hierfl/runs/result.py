@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 from torch import Tensor
 
+from hierfl.core.arguments import expect_path
 from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
@@ -266,6 +267,7 @@ class Fit:
             RowsNotSaved: the fit was itself loaded without its rows.
             OSError: the disk is full, or the folder cannot be written to.
         """
+        folder = expect_path(folder, "folder", "run")
         who = about(self.method, self.federation, self.rounds)
         saved.write(folder, self.progress, who, self.federation, with_data=with_data)
 

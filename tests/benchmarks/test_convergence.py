@@ -45,7 +45,7 @@ def test_every_problem_is_drawn_from_its_seed() -> None:
 
 
 def test_the_table_counts_right_and_wrong_answers() -> None:
-    record = one(3, 0)
+    record = one(8, 0)  # the spread of a Gaussian hierarchy, by fedlaplace
     assert {"answer", "narrowest", "widest", "shift"} <= set(record)
     base = {"problem": "global", "way": "bfi", "seconds": 1.0, "shift": 0.1, "k_hat": 0.1}
     right = {**base, "answer": "good", "narrowest": 0.9, "widest": 1.1}

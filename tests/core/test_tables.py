@@ -47,6 +47,7 @@ def results() -> dict[str, Any]:
             "prediction": prediction,
             "unlabelled": found.predict(data.without("y"), draws=5),
             "corrected": diagnostics.corrected(found, 100, proposals=100, rounds=1),
+            "convergence": diagnostics.convergence(found, draws=2, proposals=100),
             "loo": diagnostics.loo(found, draws=100),
             "gap": diagnostics.generalisation_gap(prediction, prediction),
             "ood": diagnostics.out_of_distribution(prediction, prediction),
@@ -73,8 +74,8 @@ def test_no_result_is_long_or_a_dump_of_tensors(results: dict[str, Any]) -> None
 
 
 TABLES = (
-    "fit summary draws reference against prediction unlabelled corrected loo gap ood sbc pac_bayes program scaling "
-    "labelled"
+    "fit summary draws reference against prediction unlabelled corrected convergence loo gap ood sbc pac_bayes "
+    "program scaling labelled"
 ).split()
 
 

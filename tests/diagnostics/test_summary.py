@@ -19,7 +19,7 @@ from hierfl import ClientBatch, ClientData, Method, diagnostics, guides, methods
 from hierfl.core.trees import tree_map
 from hierfl.posterior.shrinkage import shrinkage
 from hierfl.posterior.site_table import site_table
-from tests.programs import exact, federation, fit, means, regression, slopes, three
+from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
 from tests.same_numbers import CASES
 
 
@@ -145,6 +145,11 @@ def weighed() -> hierfl.Fit:
 
 VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
     "weights that are right": (weighed, True, r"Trustworthy: .*k-hat is .*draws are effective"),
+    "weights by Laplace's integrals, which are not exact": (
+        lambda: fit(methods.fedlaplace(logistic, weighed=512, enough=200), federation(), rounds=15),
+        None,
+        r"Trustworthy as far as weights tell: k-hat .*do not see the error of Laplace.*two_stage",
+    ),
     "a high k-hat": (
         lambda: with_history(weighed(), k_hat=0.9),
         False,

@@ -287,3 +287,20 @@ def test_a_site_named_as_a_guides_own(family: Any) -> None:
 
     with pytest.raises(ProgramError, match=r"the guide fails.*two sites are named '_shared'"):
         read(clash, family, federation())
+
+
+def test_counting_rows_reads_no_field() -> None:
+    """Rows that are predicted or personalised need the fields that the model reads, not the first of all fields."""
+
+    def level(batch: ClientBatch) -> None:
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(loc, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+
+    data = federation()
+    assert next(iter(data.fields)) != "y"
+    for family in (guides.structured, guides.conditional):
+        program = read(level, family, data)
+        assert program.reads.model == {"y"} and program.reads.guide <= {"y"}

@@ -18,7 +18,7 @@ from hierfl.method import Method
 from hierfl.optimisers import SGD, Adam, TorchOptimiser
 from hierfl.runs import checkpoint as state
 from hierfl.runs.result import Fit
-from tests.programs import federation, fit, regression
+from tests.programs import federation, fit, logistic, regression
 
 
 def personal() -> Any:
@@ -270,6 +270,18 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "method": (
         {"method": lambda: hierfl.methods.fedsvi(regression, batch_size=3, local_steps=1)},
         "differs in method",
+    ),
+    "a method with other states": (
+        {"method": lambda: hierfl.methods.pvi(regression)},
+        r"differs in method \(hierfl\.methods\.fedsvi there, hierfl\.methods\.pvi here\)",
+    ),
+    "a guide with other states": (
+        {"method": lambda: METHODS["conditional"]()},
+        r"differs in method \(guide: hierfl\.guides\.structured there, hierfl\.guides\.conditional here",
+    ),
+    "a model with other states": (
+        {"method": lambda: hierfl.methods.fedsvi(logistic, batch_size=2, local_steps=1)},
+        r"differs in method \(model: ",
     ),
     "optimiser": (
         {

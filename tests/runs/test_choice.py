@@ -187,6 +187,9 @@ def test_sums_with_cohorts_or_many_numbers_leave_fedlaplace_out(
     found = choose(logistic, data, disclose="sums", cohort=2)
     assert (found.method.name, found.method.guide) == ("fedsvi", structured)
     assert choose(logistic, data, cohort=2).method.name == "two_stage"
+    found = choose(logistic, data, disclose="sums", on_client_error="skip")
+    assert found.method.name == "fedsvi", "fedlaplace can leave no client out"
+    assert choose(logistic, data, on_client_error="skip").method.name == "two_stage"
     assert choose(logistic, data, engine="pooled").method.pooled is not None
     monkeypatch.setattr(choice, "SLOW", 3)
     found = choose(logistic, data, disclose="sums")
@@ -287,7 +290,9 @@ def test_a_killed_run_chooses_the_same_and_goes_on(
     same(again, whole)
     assert again.chosen == whole.chosen and again.rounds == whole.rounds
     same(hierfl.load(tmp_path, data=federation()), whole)
-    with pytest.raises(hierfl.CheckpointError, match="no undamaged checkpoint"):
+    with pytest.raises(
+        hierfl.CheckpointError, match=r"fedsvi there, hierfl\.methods\.fedlaplace here"
+    ):
         run(resume=True, disclose="sums")
 
 

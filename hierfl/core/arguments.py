@@ -1,0 +1,76 @@
+"""Checks of the kinds of a user's arguments: counts, seeds and paths. The messages name the argument and the mend."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from pathlib import Path
+from typing import Any
+
+PLAIN = (str, int, float, bool, type(None))  # kinds of which a message shows the value
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message: as it is written where it is plain, else its kind.
+
+    >>> shown("x"), shown(2.5), shown([1, 2])
+    ("'x'", '2.5', 'a list')
+    """
+    kind = type(value).__name__
+    if isinstance(value, PLAIN):
+        return repr(value)
+    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
+
+
+def expect_count(value: Any, what: str, *, least: int = 1) -> int:
+    """Return `value`, which must be an integer that is large enough.
+
+    Args:
+        value: as a user passes it.
+        what: name of the argument.
+        least: the smallest that is accepted.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is too small.
+
+    >>> expect_count(3, "draws")
+    3
+    """
+    number = expect_integer(value, what, f"{least} or more")
+    if number < least:
+        raise ValueError(f"{what} is {number}: it must be {least} or more")
+    return number
+
+
+def expect_integer(value: Any, what: str, which: str = "") -> int:
+    """Return `value`, which must be an integer, such as a seed.
+
+    Args:
+        value: as a user passes it.
+        what: name of the argument.
+        which: which integers are accepted, for the message; "": all.
+
+    Raises:
+        TypeError: it is no integer.
+    """
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    of = f" of {which}" if which else ""
+    raise TypeError(f"{what} is {shown(value)}: it must be an integer{of}")
+
+
+def expect_path(value: Any, what: str, like: str) -> Path:
+    """Return `value` as a path.
+
+    Args:
+        value: as a user passes it.
+        what: name of the argument.
+        like: an example, for the message.
+
+    Raises:
+        TypeError: it is neither a string nor a path.
+    """
+    if isinstance(value, str | os.PathLike) and not isinstance(value, bytes):
+        return Path(value)
+    raise TypeError(f"{what} is {shown(value)}, not a path: name one, such as {like!r}")

@@ -1,0 +1,52 @@
+"""The stages of two_stage: gather factors, weigh, done; what the history has of them, and warnings."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.trees import Tree
+
+GATHER, WEIGH, DONE = range(3)
+STAGES = ("gathering factors", "weighing", "done")
+LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client")
+
+
+def finished(state: Tree) -> bool:
+    """Return whether all stages are done."""
+    return int(state["stage"]) == DONE
+
+
+def logged(state: Tree) -> dict[str, float]:
+    """Return the next stage, how far the posterior moved, R-hat, k-hat and the effective draws."""
+    numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def warn(state: Tree, left: int) -> None:
+    """Warn where the posterior is not to be trusted: k-hat is high, chains stuck, or the rounds ended too early."""
+    stage, k_hat = int(state["stage"]), float(state["k_hat"])
+    if stage == DONE and k_hat >= K_HAT:
+        warnings.warn(
+            f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of the posterior, and "
+            f"weights cannot correct for it ({float(state['effective']):.0f} effective draws; largest k-hat of one "
+            f"client {float(state['k_hat_client']):.2f}). Do not trust tails and spreads: give local sites tighter "
+            f"priors, or take fedsvi with guides.structured",
+            stacklevel=4,
+        )
+    lost, unweighed = (int((~state[name]).sum()) for name in ("seen", "weighed"))
+    if stage == DONE and unweighed:
+        warnings.warn(
+            f"{unweighed} clients failed when the draws were weighed (history['left_out'] names them): the rows of "
+            f"{lost} do not count, and those of {unweighed - lost} only as their Gaussian factors say; mend their "
+            f"rows and fit again",
+            stacklevel=4,
+        )
+    if stage != DONE and left == 0:
+        missing = int((~state["weighed" if stage == WEIGH else "seen"]).sum())
+        warnings.warn(
+            f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): the posterior is "
+            f"not final; allow more rounds",
+            stacklevel=4,
+        )

@@ -1,0 +1,142 @@
+"""Arguments of another kind: one sentence that names the argument and the mend, wherever a user hands them over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hierfl
+from hierfl import diagnostics
+from hierfl.core.arguments import expect_count, expect_integer, expect_path, shown
+from hierfl.posterior.prediction import Prediction
+from tests.programs import federation, fit, logistic
+
+
+@cache
+def fitted() -> hierfl.Fit:
+    return fit(hierfl.methods.fedsvi(logistic), federation(), rounds=2)
+
+
+@cache
+def predicted() -> Prediction:
+    return fitted().predict(federation(), draws=2)
+
+
+def wrong() -> list[Any]:
+    """Return what users hand over by mistake."""
+    frame = pd.DataFrame({"x": [1.0]})
+    return ["x", 2.5, True, [1], frame, federation(), fitted(), predicted(), fitted().method]
+
+
+def test_integers_of_any_kind_are_counts() -> None:
+    assert expect_count(np.int64(3), "draws") == 3 and expect_integer(-3, "seed") == -3
+    with pytest.raises(ValueError, match="draws is 0: it must be 1 or more"):
+        expect_count(0, "draws")
+    with pytest.raises(TypeError, match=r"rounds is 2\.5: it must be an integer of 0 or more"):
+        expect_count(2.5, "rounds", least=0)
+    assert shown(predicted()) == "a Prediction" and shown(None) == "None"
+    assert expect_path(Path("a"), "folder", "run") == Path("a")
+
+
+COUNTS: dict[str, Callable[[hierfl.Fit, Any], Any]] = {
+    "draws": lambda f, v: f.draws(v),
+    "posterior": lambda f, v: f.posterior(v),
+    "posterior_predictive": lambda f, v: f.posterior_predictive(v),
+    "prior": lambda f, v: f.prior(v),
+    "predict": lambda f, v: f.predict(federation(), draws=v),
+    "replicate": lambda f, v: f.replicate(federation(), draws=v),
+    "predict_from_prior": lambda f, v: hierfl.predict_from_prior(f, federation(), draws=v),
+    "personalise": lambda f, v: f.personalise(federation(), rounds=v),
+    "summary": lambda f, v: f.summary(draws=v),
+    "check": lambda f, v: f.check(draws=v),
+    "loo": lambda f, v: diagnostics.loo(f, draws=v),
+    "corrected": lambda f, v: diagnostics.corrected(f, v),
+    "convergence": lambda f, v: diagnostics.convergence(f, draws=v),
+    "client_slopes": lambda f, v: diagnostics.client_slopes(f, draws=v),
+    "seed": lambda f, v: f.draws(2, seed=v),
+    "seed of a prediction": lambda f, v: f.predict(federation(), draws=2, seed=v),
+}
+
+
+@pytest.mark.parametrize("what", COUNTS)
+def test_a_count_that_is_no_integer(what: str) -> None:
+    """Also 2.5 and True, which range() or torch may take for a number of draws."""
+    for value in wrong():
+        with pytest.raises((TypeError, ValueError), match=r"(draws|rounds|seed) is .*integer"):
+            COUNTS[what](fitted(), value)
+
+
+FITS: dict[str, Callable[[Any], Any]] = {
+    "convergence": diagnostics.convergence,
+    "client_slopes": diagnostics.client_slopes,
+    "loo": diagnostics.loo,
+    "against_nuts": diagnostics.against_nuts,
+    "the prior of pac_bayes": lambda v: hierfl.pac_bayes(fitted(), prior=v),
+}
+
+
+@pytest.mark.parametrize("what", FITS)
+def test_what_is_no_fit(what: str) -> None:
+    for value in wrong():
+        if not isinstance(value, hierfl.Fit):
+            with pytest.raises(TypeError, match=r"(fit|prior) is .*: hand over what hierfl\.fit"):
+                FITS[what](value)
+
+
+PREDICTIONS: dict[str, Callable[[Any], Any]] = {
+    "generalisation_gap": lambda v: diagnostics.generalisation_gap(v, v),
+    "generalisation_gap of held-out": lambda v: diagnostics.generalisation_gap(predicted(), v),
+    "out_of_distribution": lambda v: diagnostics.out_of_distribution(predicted(), v),
+    "client_scores": diagnostics.client_scores,
+    "confidence": diagnostics.confidence,
+    "client_rates": lambda v: diagnostics.client_rates(v, predicted().mean[None]),
+    "predictive_entropy": diagnostics.predictive_entropy,
+    "mutual_information": diagnostics.mutual_information,
+    "loss_deviations": diagnostics.loss_deviations,
+}
+
+
+@pytest.mark.parametrize("what", PREDICTIONS)
+def test_what_is_no_prediction(what: str) -> None:
+    for value in wrong():
+        if not isinstance(value, Prediction):
+            with pytest.raises(
+                TypeError, match=r"not a Prediction: hand over fit\.predict\(rows\)"
+            ):
+                PREDICTIONS[what](value)
+
+
+def test_what_is_no_path() -> None:
+    with pytest.raises(TypeError, match="folder is a Fit, which needs no loading: use it as it is"):
+        hierfl.load(fitted())  # type: ignore[arg-type]
+    for call in (
+        hierfl.load,
+        fitted().save,
+        fitted().report,
+        lambda v: fit(fitted().method, federation(), rounds=1, checkpoint=v),
+    ):
+        with pytest.raises(
+            TypeError, match=r"(folder|path|checkpoint) is a ClientData, not a path"
+        ):
+            call(federation())  # type: ignore[arg-type]
+
+
+def test_other_arguments_of_another_kind() -> None:
+    with pytest.raises(TypeError, match="fits is a Fit: it must be a dict"):
+        diagnostics.compare(fitted())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"sites is 2\.5: it must be a list of names"):
+        fitted().posterior(2, sites=2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="site is a list: it must be the name of an observed site"):
+        fitted().predict(federation(), site=["ill"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="vectors is a Fit: it must be a tensor"):
+        diagnostics.coherence(fitted())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="table is a Prediction: hand over client_scores"):
+        diagnostics.across_clients(predicted())
+    with pytest.raises(TypeError, match=r"alone is a ClientData: hand over what hierfl\.fit"):
+        fitted().report("never.html", alone=federation())  # type: ignore[arg-type]

@@ -1,0 +1,217 @@
+"""What is done with a two_stage fit: compiling it, skipping clients, leaving rows out, personalising, comparing."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.diagnostics import loo
+from hierfl.engine.chunks import client_round
+from hierfl.engine.client_store import taken
+from hierfl.method import Clock, Reports
+from hierfl.runs.result import Fit
+from tests.methods.test_two_stage import same
+from tests.programs import exact, federation, fit, slopes, three
+from tests.programs import means as exact_means
+from tests.summaries import programs
+from tests.summaries.programs import people
+
+two_stage = hierfl.methods.two_stage
+COUNTS = (5, 3, 7, 2)
+
+
+@cache
+def gaussian() -> Fit:
+    """Return a fit whose factors are exact: all variances are known."""
+    return fit(two_stage(slopes, draws=4000), federation(COUNTS))
+
+
+# ------------------------------------------------------------------------------------ compiling
+def test_compiling_is_left_out_and_changes_nothing() -> None:
+    """The graph of a client's factor takes minutes to trace, and inductor does not lower it."""
+    method, data = two_stage(exact_means, draws=200), three()
+    with pytest.warns(UserWarning, match="compile is True, and local steps of 'two_stage' cannot"):
+        compiled = hierfl.fit(method, data, compile=True)
+    same(compiled, hierfl.fit(method, data, compile=False))
+
+
+# ------------------------------------------------------------------------------------ clients that fail
+def precise(batch: ClientBatch) -> None:
+    """Rows whose precision overflows where `noise` is 1e-170."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(a, batch.noise), obs=batch.y)
+
+
+def noises(*, bad: bool) -> ClientData:
+    noise = torch.full((13,), 0.7)
+    noise[9:] = 1e-170 if bad else 0.7  # of the last client: the program is read on the first ones
+    return people((3, 1, 5, 4)).with_fields(noise=noise)
+
+
+def test_a_client_that_always_fails_is_left_out_and_the_rest_is_the_fit_of_the_others() -> None:
+    method = two_stage(precise, draws=2000)
+    with pytest.warns(UserWarning, match=r"1 clients failed.*the rows of 1 do not count"):
+        found = fit(method, noises(bad=True), on_client_error="skip")
+    others = fit(method, noises(bad=True).select([0, 1, 2]))
+    assert len(found.history) == len(others.history) < 6
+    one, other = (f.draws(2000).shared["mu"] for f in (found, others))
+    assert abs(one.mean() - other.mean()) < 0.08 * other.std()
+    assert 0.94 < one.std() / other.std() < 1.06
+    assert "Not trustworthy: client 'c3' was left out" in str(found.summary())
+
+
+def test_skipping_changes_nothing_where_no_client_fails() -> None:
+    method, data = two_stage(precise, draws=200), noises(bad=False)
+    same(fit(method, data, on_client_error="skip"), fit(method, data))
+
+
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_a_client_that_fails_when_draws_are_weighed_is_not_waited_for() -> None:
+    found = fit(two_stage(exact_means, draws=200), three(), rounds=2)
+    run, state = found.federation, found.progress.server
+    message, ids = run.server.down(state, Clock(2, 60)), torch.tensor([0, 2])
+    own = taken(found.progress.table, ids)
+    up, _ = client_round(run, run.client.phases, message, own, ids, 2)
+    means = {"log_ratios": Reports(up["log_ratios"].value, ids)}
+    assert not run.server.finished(run.server.update(state, means, Clock(2, 60, 2))), "it waits"
+    said = (
+        "1 clients failed when the draws were weighed.*rows of 0 do not count, and those of 1 only"
+    )
+    with pytest.warns(UserWarning, match=said):
+        done = run.server.update(state, means, Clock(2, 60, 2, left_out=(1,)))
+    assert run.server.finished(done)
+    later = {"log_ratios": Reports(up["log_ratios"].value[:1], torch.tensor([1]))}
+    waiting = run.server.update(state, means, Clock(2, 60, 2))
+    assert run.server.finished(run.server.update(waiting, later, Clock(3, 60, 1))), "all answered"
+
+
+def test_a_run_that_ends_while_weighing_is_not_done() -> None:
+    """Draws that only some clients have weighed are no posterior, and are said to be none."""
+    method = two_stage(exact_means, draws=200)
+    rounds = len(fit(method, three(), cohort=2, seed=1).history)
+    with pytest.warns(UserWarning, match=r"ended while weighing \(1 clients have not"):
+        found = fit(method, three(), cohort=2, seed=1, rounds=rounds - 1)
+    assert found.summary().trustworthy is False
+
+
+# ------------------------------------------------------------------------------------ the history
+def three_effects(batch: ClientBatch) -> None:
+    """Three local unknowns, for which a client weighs by quasi-random points."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu.expand(3), 1.0).to_event(1))
+        with batch.data():
+            logits = a[..., 0] + (batch.x * a[..., 1:]).sum(-1)
+            pyro.sample("ill", dist.Bernoulli(logits=logits), obs=batch.ill)
+
+
+def test_the_history_has_an_effective_share_of_points_that_are_samples() -> None:
+    found = fit(two_stage(three_effects, draws=200), people((3, 4)))
+    share = found.history["inner_effective"].iloc[-1]
+    assert 0.3 < share < 1.0
+    assert "inner_effective" not in gaussian().history, "of Gauss-Hermite nodes there is none"
+
+
+# ------------------------------------------------------------------------------------ leaving rows out
+@pytest.mark.parametrize("by", ["row", "client"])
+def test_leave_one_out_is_the_ratio_of_evidences(by: Any) -> None:
+    data = federation(COUNTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        psis, plain = (loo(gaussian(), by, draws=8000, correct=how).table for how in ("psis", None))
+    whole = exact(data, "slopes").log_evidence
+    if by == "client":
+        rest = [data.select([n for n in data.names if n != name]) for name in data.names]
+    else:
+        rest = [without(data, i) for i in range(data.num_rows)]
+    elpd = np.array([whole - exact(d, "slopes").log_evidence for d in rest])
+    for table in (psis, plain):
+        good = (table["k_hat"] < 0.6).to_numpy()
+        off, error = np.abs(table["elpd"].to_numpy() - elpd)[good], table["mc_se"].to_numpy()[good]
+        assert good.sum() >= 0.5 * len(elpd)
+        assert np.median(off) < 0.03 and (off < 0.03 + 4.0 * error).all()
+
+
+def without(data: ClientData, row: int) -> ClientData:
+    kept = torch.arange(data.num_rows) != row
+    x, y = (data.fields[name][kept] for name in ("x", "y"))
+    return ClientData.from_arrays(data.row_client[kept], names=data.names, x=x, y=y)
+
+
+def test_weights_are_not_taken_twice() -> None:
+    with pytest.raises(ValueError, match="two_stage has weighted its draws already"):
+        gaussian().posterior(100, correct="psis")
+    with pytest.raises(ValueError, match="two_stage has resampled its draws"):
+        hierfl.pac_bayes(gaussian())
+
+
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_a_run_that_has_not_weighed_is_refused() -> None:
+    cut = fit(two_stage(exact_means, draws=200), three(), rounds=1)
+    with pytest.raises(
+        ValueError, match="the rounds ended before two_stage had weighted its draws"
+    ):
+        loo(cut, "client")
+
+
+# ------------------------------------------------------------------------------------ new clients
+def test_a_fitted_client_personalised_from_its_own_rows_has_the_same_posterior() -> None:
+    found, data = gaussian(), federation(COUNTS)
+    one = found.draws(4000).own["b"]
+    other = found.personalise(data, rounds=1).draws(4000, seed=1).own["b"]
+    assert ((one.mean(0) - other.mean(0)).abs() < 0.08 * one.std(0)).all()
+    assert torch.allclose(one.std(0), other.std(0), rtol=0.06)
+    known = exact(data, "slopes")
+    sd = known.own_cov.diagonal(dim1=-2, dim2=-1).sqrt()
+    assert ((other.mean(0).view_as(sd) - known.own_loc).abs() < 0.08 * sd).all()
+
+
+# ------------------------------------------------------------------------------------ against NUTS
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["counts", "tails", "dispersed", "slopes_lkj"])
+def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
+    """Poisson, Student t and negative binomial rows, and correlated slopes.
+
+    NUTS gets the non-centred form of the slopes: in the centred one it is 0.25 sd off after 3,000 draws.
+    """
+    model, data = getattr(programs, name), people((5, 4, 6, 3, 7, 5))
+    found = fit(two_stage(model, draws=4000), data)
+    model = getattr(programs, f"{name}_raw", model)
+    assert found.history["k_hat"].iloc[-1] < 0.7
+    drawn, known = found.draws(4000), hierfl.nuts(model, data, draws=3000, warmup=500, seed=1)
+    for mine, theirs in ((drawn.shared, known.shared), (drawn.own, known.own)):
+        for site in mine.keys() & theirs.keys():
+            values = theirs[site]
+            sd = values.std(0)
+            moves = (
+                sd > 1e-9
+            )  # the first row of a triangular factor of a correlation matrix does not
+            away = ((mine[site].mean(0) - values.mean(0)).abs() / sd)[moves]
+            assert away.max() < 0.15, site
+            ratio = (mine[site].std(0) / sd)[moves]
+            assert ratio.min() > 0.85 and ratio.max() < 1.18, site
+
+
+# ------------------------------------------------------------------------------------ what a fit is called
+def test_the_report_and_the_draws_say_how_they_were_made(tmp_path: Path) -> None:
+    page = Path(gaussian().report(tmp_path / "r.html", draws=60).path).read_text()
+    assert "none is fitted: draws of the global parameters are weighted" in page
+    assert "from_factor" not in page and "conditional" not in page
+    draws = gaussian().posterior(50)
+    about = getattr(draws, "posterior", draws).attrs or draws.attrs
+    assert "weighted and resampled by the method itself" in about["approximation"]
+    assert about["k_hat"] == gaussian().history["k_hat"].iloc[-1]
