@@ -130,10 +130,8 @@ def _client(seen: Seen) -> Client:
     hierarchy = seen.hierarchy
     with double_precision():
         nodes = nodes_of(seen.line)
-        points, log_weights = standard_points(hierarchy.normal_size, hierarchy.mixing_size)
-        weigher, tries = Weigher(hierarchy, points, log_weights), points_of(hierarchy)
-    # Gauss-Hermite nodes have weights of their own, and no share of them is effective
-    sampled = len(points) > 1 and bool((log_weights == log_weights[0]).all())
+        points = standard_points(hierarchy.normal_size, hierarchy.mixing_size)
+        weigher, tries = Weigher(hierarchy, *points), points_of(hierarchy)
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         # weights are ratios of densities of hundreds of rows: single precision has no digits left for them
@@ -168,7 +166,7 @@ def _client(seen: Seen) -> Client:
             sent = Each({**factor, "fields": work["fields"]})
             return {"factor": sent, "raised": Share(work["raised"])}, own
         up: Up = {"log_ratios": Each(work["log_ratios"])}
-        return {**up, "inner_effective": Share(work["inner"])} if sampled else up, own
+        return {**up, "inner_effective": Share(work["inner"])} if weigher.sampled else up, own
 
     def params(message: Tree, own: Tree) -> Params:
         if not hierarchy.reading.own_size:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hierfl.core import noise
 from hierfl.core.importance_sampling import normal_points
+from hierfl.data.batch import ClientBatch
 from hierfl.laplace.trials import first_row
 from hierfl.summaries.conditional import Point, Proposal, point, sides_of
 from hierfl.summaries.expectations import Rows, gauss_hermite
@@ -76,6 +79,10 @@ class Weigher:
     points: Tensor
     log_weights: Tensor
 
+    def __post_init__(self) -> None:
+        """Look at the points outside of any transform of torch.func."""
+        _ = self.sampled
+
     def ratios(
         self, rows: Rows, factor: Factor, draws: Tensor, proposals: Proposal | None = None
     ) -> Ratios:
@@ -90,13 +97,13 @@ class Weigher:
         hierarchy, batch = self.hierarchy, rows.batch
         own, given = first_row(batch), (factor.precision[None], factor.shift[None])
         of_one = None if proposals is None else Proposal(*(v[:, None] for v in proposals))
-        sides = sides_of(len(self.points), hierarchy)
+        points, sides = self._turned(batch), sides_of(len(self.points), hierarchy)
 
         def one(z: Tensor) -> Ratios:
             def at(e: Tensor, side: Tensor) -> Point:
                 return point(hierarchy, z, own, given, of_one, e[None], side)
 
-            found: Point = torch.vmap(at)(self.points, sides)
+            found: Point = torch.vmap(at)(points, sides)
 
             def ratio(w: Tensor) -> Tensor:
                 v = torch.cat([w, z[hierarchy.reading.shared]])
@@ -112,3 +119,19 @@ class Weigher:
         at_once = max(1, NUMBERS_AT_ONCE // (clients * len(self.points) * max(1, batch.num_rows)))
         found: Ratios = torch.vmap(one, chunk_size=at_once)(draws)
         return found
+
+    @cached_property
+    def sampled(self) -> bool:
+        """Whether the points are quasi-random, and not the nodes of a sum."""
+        return len(self.points) > 1 and bool((self.log_weights == self.log_weights[0]).all())
+
+    def _turned(self, batch: ClientBatch) -> Tensor:
+        """Return the points, quasi-random ones turned at random for each client.
+
+        Clients would otherwise err in the same direction, and their errors add up.
+        """
+        if not self.sampled:
+            return self.points
+        size = self.points.shape[1]
+        key = noise.fold(batch.key, noise.word("two_stage.weigh"))
+        return self.points @ torch.linalg.qr(noise.normals(key, (size, size))[0])[0]
