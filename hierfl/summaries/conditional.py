@@ -20,6 +20,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.laplace.mode import CAP, newton_step
 from hierfl.summaries.gaussians import LOG_2_PI, Quadratic
 from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.integrated import given
 
 BEND = 0.5  # a proposal is the sinh of a Normal: its tails are wider than those of any density with exponential ones
 CLIMB = 8  # Newton steps to the mode
@@ -92,7 +93,7 @@ def point(
     t = torch.where(side > 0, t[1], t[0])
     normal = hierarchy.local(z, row, t)
     alone = (factor[0] * 0.0, factor[1] * 0.0)
-    sides = [hierarchy.given(normal, z, *of, t) for of in (factor, alone)]
+    sides = [given(hierarchy, normal, z, *of, t) for of in (factor, alone)]
     each = [_normal(of, wider) for of in sides]
     ws = [mean + (tril @ e[:, size:, None])[..., 0] for mean, tril in each]
     w = torch.where(side > 0, ws[1], ws[0])
@@ -109,12 +110,12 @@ def _of_normal(
     e: Tensor,
     wider: float,
 ) -> Point:
-    given = hierarchy.given(hierarchy.local(z, row), z, *factor)
-    mean, tril = _normal(given, wider)
+    of_w = given(hierarchy, hierarchy.local(z, row), z, *factor)
+    mean, tril = _normal(of_w, wider)
     w = mean + (tril @ e[..., None])[..., 0]
     # the Normal density at w, over that of the point
     over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
-    return Point(w, given.log_integral()[0] + over)
+    return Point(w, of_w.log_integral()[0] + over)
 
 
 def _normal(of: Quadratic, wider: float) -> tuple[Tensor, Tensor]:
@@ -182,8 +183,8 @@ def proposal_of(
     assert mixing is not None
 
     def density(t: Tensor, z: Tensor) -> Tensor:
-        given = hierarchy.given(hierarchy.local(z, row, t[None]), z, *factor, t[None])
-        return (hierarchy.log_mixing(z, row, t[None]) + given.log_integral()[0])[0]
+        of_w = given(hierarchy, hierarchy.local(z, row, t[None]), z, *factor, t[None])
+        return (hierarchy.log_mixing(z, row, t[None]) + of_w.log_integral()[0])[0]
 
     def curved(t: Tensor, z: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(-jacrev(grad(density))(t, z))

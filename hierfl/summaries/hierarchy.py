@@ -5,11 +5,7 @@ The global numbers z are of two kinds. Given those in s ("scales": all that is n
 
     m | s ~ Normal,    w_k | z ~ Normal(a_k + M_k m, A^-1),    a, M, A functions of s
 
-With the clients' factors exp(eta . v - v' Lambda v / 2) in v = (w, u), where u are entries of z, both integrate
-out in closed form: w_k client by client, then m. What is left is a density of s alone.
-
-Where some local numbers are not Normal, all of this holds given each client's mixing numbers t_k: w are then the
-other local numbers, u has some of t_k in it, and what is left is a density of s and all t_k.
+Where some local numbers are not Normal, this holds given each client's mixing numbers t_k, and w are the others.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
 from hierfl.program.traces import Site, in_clients, per_client, scored
-from hierfl.summaries.gaussians import LOG_2_PI, Normal, Quadratic, times_factor, without_own
+from hierfl.summaries.gaussians import Normal
 from hierfl.summaries.mixing import Mixing
 from hierfl.summaries.normal_sites import means_of, precision_of
 from hierfl.summaries.reading import Reading
@@ -230,21 +226,6 @@ class Hierarchy:
         zero = torch.zeros(self.normal_size, dtype=z.dtype)
         return self.mixing.log_p(self.sites(z, self.mixing.whole(zero, t), batch), t)
 
-    def rest(self, z: Tensor, t: Tensor | None) -> Tensor:
-        """Return what v holds beside Normal local numbers: u (U,), or (C, O + U)."""
-        u = z[self.reading.shared]
-        if self.mixing is None or t is None:
-            return u
-        o = self.mixing.sampled_part(t)
-        return torch.cat([o, u.expand(len(o), -1)], 1)
-
-    def arranged(self, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Return factors (C, V, V) and (C, V) with the Normal local numbers first."""
-        if self.mixing is None:
-            return precision, shift
-        at = self.arrangement
-        return precision[:, at][:, :, at], shift[:, at]
-
     def local_vectors(self, w: Tensor, z: Tensor) -> Tensor:
         """Return the local numbers of the program at w (..., D).
 
@@ -281,61 +262,6 @@ class Hierarchy:
         axes = torch.eye(size, dtype=scales.dtype)
         along = torch.vmap(lambda m: means_of(sites, found(m)))(axes)
         return normal.unchained((along - normal.mean).permute(1, 2, 0))
-
-    # ------------------------------------------------------------------------------------ with the factors
-    def given(
-        self,
-        normal: Normal,
-        z: Tensor,
-        precision: Tensor,
-        shift: Tensor,
-        t: Tensor | None = None,
-    ) -> Quadratic:
-        """Return p(w | z, t) times each client's factor, as a function of w.
-
-        Args:
-            normal: p(w | z, t).
-            z: (K,).
-            precision: (C, V, V) Lambda of each client.
-            shift: (C, V) eta.
-            t: (C, M) mixing numbers; None: the program has none.
-        """
-        return times_factor(normal, self.rest(z, t), *self.arranged(precision, shift))
-
-    def of_means(self, scales: Tensor, factors: Factors, t: Tensor | None = None) -> Quadratic:
-        """Return the surrogate posterior as a function of m (Km,), with every w_k integrated out.
-
-        Its constant has log p(s) and log p(t | s) in it.
-
-        Args:
-            scales: s, (Ks,).
-            factors: of N clients.
-            t: (N, M) mixing numbers; None: the program has none.
-        """
-        count, batch = len(self.inside), self.batch(factors.fields, 1 if t is None else len(t))
-        z = self.whole(torch.zeros(count, dtype=scales.dtype), scales)
-        own, rest = self.local(z, batch, t), self.rest(z, t)
-        precision, shift = self.arranged(factors.precision, factors.shift)
-        summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
-        each = without_own(
-            own.precision, own.log_det, precision, shift, diagonal=self.diagonal, summed=summed
-        )
-        clients = max(len(own.mean), len(rest) if rest.dim() == 2 else 1)
-        parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
-        whole = each.along(torch.cat(parts, 1), self.slopes_at(z, batch, t))  # m = 0 there
-        zero = torch.zeros(self.reading.own_size, dtype=z.dtype)
-        log_p = self.log_global(z, self.sites(z, zero, self.row), without=self.linear)
-        log_p = log_p + self.log_mixing(z, batch, t).sum()
-        if not count:
-            return whole._replace(constant=whole.constant + log_p)
-        prior = self.means(scales)
-        pull = (prior.precision @ prior.mean[..., None])[0, :, 0]
-        constant = 0.5 * (prior.log_det[0] - prior.mean[0] @ pull - count * LOG_2_PI)
-        return Quadratic(
-            prior.precision[0] + whole.precision,
-            pull + whole.shift,
-            log_p + constant + whole.constant,
-        )
 
     def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
         """Return how far (mean of w, rest) move with m: (V, Km), or (C, V, Km) where it depends on the client."""

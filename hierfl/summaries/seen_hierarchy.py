@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro
 import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.trials import alike, perturbed
+from hierfl.laplace.trials import perturbed
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
@@ -22,10 +22,10 @@ from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.mixing import SCATTERED, Mixing
 from hierfl.summaries.normal_sites import NotNormal, means_of, normal_of, precision_of, unwrapped
 from hierfl.summaries.reading import Reading
+from hierfl.summaries.seen_means import FAR, Point, alike_here, point_of, same, with_linear
 
 NORMAL, ENTRYWISE, SAMPLED = "normal", "entrywise", "sampled"  # kinds of local sites
-TRIES, EXACT = 3, 1e-6  # random points, and relative differences that are rounding
-FAR = 0.7  # how far a site is moved to see what it changes
+TRIES = 3  # random points
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
 
 
@@ -42,7 +42,7 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False), double_precision():
         g = torch.Generator().manual_seed(0)
         batch = in_double(plain.row)
-        points = [_point(reading, g) for _ in range(TRIES)]
+        points = [point_of(reading, g) for _ in range(TRIES)]
         if reading.own_size:
             plain = _with_local(plain, points, batch, g)
         if plain.mixing is not None:
@@ -50,37 +50,8 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
             if reading.effects is not None:
                 raise _not_centred(plain.mixing)
         found = replace(plain, reading=reading)
-        found = _with_linear(found, points, batch)
+        found = with_linear(found, points, batch)
         return _with_constants(found, points, batch)
-
-
-class Point(NamedTuple):
-    """Where the prior is evaluated.
-
-    z: (K,).
-    w: (D,) local numbers.
-    e: (D,) more than the mixing numbers of scattered sites.
-    """
-
-    z: Tensor
-    w: Tensor
-    e: Tensor
-
-    def mixing(self, hierarchy: Hierarchy) -> Tensor | None:
-        """Return the mixing numbers there, (1, M)."""
-        if hierarchy.mixing is None:
-            return None
-        outside = hierarchy.mixing.outside
-        more = hierarchy.mixing_size - len(outside)
-        return torch.cat([self.w[outside], self.e[:more]])[None]
-
-
-def _point(reading: Reading, g: torch.Generator) -> Point:
-    z = reading.origin.double()
-    size = reading.own_size
-    start = reading.program.latents.local_block.start.flatten().double() if size else z[:0]
-    w, e = (torch.randn(size, generator=g) for _ in range(2))
-    return Point(z + 0.5 * torch.randn(len(z), generator=g), start + w, 0.5 * e)
 
 
 # ------------------------------------------------------------------------------------ local sites
@@ -90,7 +61,7 @@ def _with_local(
     """Return the hierarchy with what was seen of its local sites."""
     found = _with_mixing(plain, points, batch)
     if found.normal_size:
-        chained = any(not _alike(*_means(found, p, batch)) for p in points)
+        chained = any(not alike_here(*_means(found, p, batch)) for p in points)
         found = replace(found, chained=(chained, False))
     for p in points:
         _check_normal(found, p, batch)
@@ -139,8 +110,8 @@ def _bends(found: Hierarchy, site: LatentSite, p: Point, batch: ClientBatch) -> 
     spreads, means = zip(
         *(_locally(found, p, p.w + by * step, batch) for by in (0.0, 1.0, 2.0)), strict=True
     )
-    bent = not _alike(means[2] - means[1], means[1] - means[0])
-    return bent or not all(_alike(a, b) for a, b in pairwise(spreads))
+    bent = not alike_here(means[2] - means[1], means[1] - means[0])
+    return bent or not all(alike_here(a, b) for a, b in pairwise(spreads))
 
 
 def _locally(found: Hierarchy, p: Point, w: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
@@ -178,7 +149,7 @@ def _check_normal(found: Hierarchy, p: Point, batch: ClientBatch) -> None:
     known = _log_prob([sites[name] for name in names])
     jacobians = own.unflatten(p.w[None, None])[1]
     known = known + sum(jacobians[name].sum() for name in names)
-    if names and not _alike(found.local(p.z, batch, t).log_prob(w)[0], known):
+    if names and not alike_here(found.local(p.z, batch, t).log_prob(w)[0], known):
         raise _refused(
             names[-1], "its spread depends on another local site, or its mean is not linear in one"
         )
@@ -201,7 +172,7 @@ def _check_reads_no_rows(found: Hierarchy, p: Point, g: torch.Generator) -> None
     rows = [replace(row, client_fields=batch.client_fields) for row in rows]
     first = _local(found, p, rows[0])
     for row in rows[1:]:
-        if not _same(first, _local(found, p, row)):
+        if not same(first, _local(found, p, row)):
             site = found.program.latents.local_block.sites[0].name
             raise ProgramError(
                 f"local site '{site}' cannot be integrated out by two_stage: its prior reads the client's rows. Let "
@@ -231,83 +202,11 @@ def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
     for other in (1.3 * value + 0.2,) if value.is_floating_point() else (value + 1, 0 * value):
         fields = {**batch.client_fields, name: other.to(value.dtype)}
         try:
-            if not _same(first, _local(found, p, replace(batch, client_fields=fields))):
+            if not same(first, _local(found, p, replace(batch, client_fields=fields))):
                 return True
         except FAILS:
             return True  # a code that the program does not know: it reads the field, somewhere
     return False
-
-
-# ------------------------------------------------------------------------------------ global sites
-def _with_linear(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
-    """Return the hierarchy with the global sites that are jointly Normal with the local ones, given the rest."""
-    sites = found.program.latents.global_block.sites
-    names = [site.name for site in sites]
-    kept = [n for n in names if all(_is_normal(found, p.z, n, batch) for p in points)]
-    kept = [n for n in kept if all(_is_linear(found, p, n, kept, batch) for p in points)]
-    if not kept:
-        return found
-    linear = replace(found, linear=tuple(kept))
-    chained = any(_is_chained(linear, p.z) for p in points)
-    linear = replace(linear, chained=(found.chained[0], chained))
-    return linear if all(_is_joint(linear, p, batch) for p in points) else found
-
-
-def _is_normal(found: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bool:
-    sites = found.sites(z, torch.zeros(found.reading.own_size), batch)
-    try:
-        normal_of(sites[name]["fn"])
-    except NotNormal:
-        return False
-    return True
-
-
-def _is_linear(found: Hierarchy, p: Point, name: str, kept: list[str], batch: ClientBatch) -> bool:
-    """Return whether a global site moves only means, in straight lines."""
-    one = replace(found, linear=(name,))
-    step = FAR * torch.zeros_like(p.z).index_fill(0, one.inside, 1.0)
-    rest, spreads, means = zip(
-        *(_felt(found, p._replace(z=p.z + by * step), kept, batch) for by in (0.0, 1.0, 2.0)),
-        strict=True,
-    )
-    still = all(_alike(a, b) for v in (rest, spreads) for a, b in pairwise(v))
-    return still and _alike(means[2] - means[1], means[1] - means[0])
-
-
-def _felt(
-    found: Hierarchy, p: Point, kept: list[str], batch: ClientBatch
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what must stay when a site moves, all spreads, and all means."""
-    sites, t = found.sites(p.z, torch.zeros(found.reading.own_size), batch), p.mixing(found)
-    rest = found.log_global(p.z, sites, without=tuple(kept))
-    rest = torch.cat([rest[None], found.log_mixing(p.z, batch, t)])
-    others = tuple(s for s in found.program.latents.global_block.sites if s.name in kept)
-    own = found.local(p.z, batch, t)
-    spreads = [own.precision.flatten(), precision_of(others, sites)[0].flatten()]
-    return rest, torch.cat(spreads), torch.cat([own.mean.flatten(), means_of(others, sites)[0]])
-
-
-def _is_chained(linear: Hierarchy, z: Tensor) -> bool:
-    sites, w = linear.linear_sites, torch.zeros(linear.reading.own_size)
-    other = z.index_fill(0, linear.inside, 0.0)
-    one, two = (means_of(sites, linear.sites(at, w, linear.row)) for at in (z, other))
-    return not _alike(one, two)
-
-
-def _is_joint(linear: Hierarchy, p: Point, batch: ClientBatch) -> bool:
-    """Return whether log p(z) and the means of the local sites are at z what was read off at m = 0."""
-    z, t = p.z, p.mixing(linear)
-    m, s = z[linear.inside], z[linear.outside]
-    sites = linear.sites(z, torch.zeros(linear.reading.own_size), batch)
-    made = linear.means(s).log_prob(m)[0]
-    known = linear.log_global(z, sites, without=())
-    rest = linear.log_global(z, sites, without=linear.linear)
-    at_zero = linear.local(linear.whole(0.0 * m, s), batch, t).mean
-    along = torch.stack(
-        [linear.local(linear.whole(axis, s), batch, t).mean - at_zero for axis in torch.eye(len(m))]
-    )
-    mean = at_zero + torch.tensordot(m, along, 1)
-    return _alike(made, known - rest) and _alike(mean, linear.local(z, batch, t).mean)
 
 
 def _with_constants(found: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
@@ -318,17 +217,9 @@ def _with_constants(found: Hierarchy, points: list[Point], batch: ClientBatch) -
         for n in normals
     )
     slopes = [found.slopes_at(p.z, batch, p.mixing(found)) for p in points]
-    same = not found.fields and all(_alike(one, slopes[0]) for one in slopes)
+    everywhere = not found.fields and all(alike_here(one, slopes[0]) for one in slopes)
     known = slopes[0] if slopes[0].dim() == 2 else slopes[0][0]
-    return replace(found, diagonal=diagonal, slopes=known if same else None)
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return alike(one, other, exact=EXACT)
-
-
-def _same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
-    return all(_alike(a, b) for a, b in zip(one, other, strict=True))
+    return replace(found, diagonal=diagonal, slopes=known if everywhere else None)
 
 
 def _refused(site: str, why: str) -> ProgramError:

@@ -19,6 +19,7 @@ from hierfl.program.few_rows import double_precision
 from hierfl.program.sites import LatentSite
 from hierfl.summaries.chains import Density
 from hierfl.summaries.hierarchy import Factors, Hierarchy
+from hierfl.summaries.integrated import given, of_means, rest_of
 
 # logs of scales near 0 at which a prior density is compared, and the difference, in nats, that counts as none
 NEAR, FLAT = (-7.0, -14.0), 0.1
@@ -134,7 +135,7 @@ class Surrogate:
                 at = self.from_signed(x)
                 jacobian = torch.where(self.even, at, 0.0).sum()
                 s, t = self._scales_and_mixing(at)
-                return self.hierarchy.of_means(s, factors, t).log_integral()[0] - jacobian
+                return of_means(self.hierarchy, s, factors, t).log_integral()[0] - jacobian
 
             slope, value = torch.vmap(grad_and_value(one))(x)
             return value, slope
@@ -158,10 +159,10 @@ class Surrogate:
 
         def one(at: Tensor, e: Tensor) -> Tensor:
             s, t = self._scales_and_mixing(at)
-            of_means = self.hierarchy.of_means(s, factors, t)
-            _, covariance = of_means.log_integral()
+            of_m = of_means(self.hierarchy, s, factors, t)
+            _, covariance = of_m.log_integral()
             tril = torch.linalg.cholesky_ex(covariance).L
-            z = self.hierarchy.whole(covariance @ of_means.shift + tril @ e, s)
+            z = self.hierarchy.whole(covariance @ of_m.shift + tril @ e, s)
             return torch.cat([z, at[len(s) :]])
 
         return self._mapped(one, factors, scales, normal)
@@ -181,11 +182,11 @@ class Surrogate:
             z, t = self.parts(draw)
             batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
             normal = self.hierarchy.local(z, batch, t)
-            given = self.hierarchy.given(normal, z, factors.precision, factors.shift, t)
+            factored = given(self.hierarchy, normal, z, factors.precision, factors.shift, t)
             zero = torch.zeros(self.hierarchy.reading.own_size, dtype=z.dtype)
             sites = self.hierarchy.sites(z, zero, self.hierarchy.row)
             log_z = self.hierarchy.log_global(z, sites, without=())
-            each = given.log_integral()[0] + self.hierarchy.log_mixing(z, batch, t)
+            each = factored.log_integral()[0] + self.hierarchy.log_mixing(z, batch, t)
             return log_z, each.expand(len(factors.shift))
 
         found: tuple[Tensor, Tensor] = self._mapped(one, factors, draws)
@@ -212,7 +213,7 @@ class Surrogate:
             own = None if hierarchy.mixing is None else t.expand(batch.num_clients, -1)
             normal = hierarchy.local(z, batch, own)
             covariance = place.mT @ torch.linalg.inv_ex(normal.precision).inverse @ place
-            rest = hierarchy.rest(z, own)
+            rest = rest_of(hierarchy, z, own)
             rest = rest.expand(len(normal.mean), rest.shape[-1])
             return torch.cat([normal.mean, rest], 1)[:, back], covariance
 

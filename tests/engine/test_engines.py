@@ -21,11 +21,15 @@ from hierfl.core import noise
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.engine.federation import federate
+from hierfl.engine.rounds import adapt
 from hierfl.method import Method
 from hierfl.optimisers import SGD, Adam
 from hierfl.program.stacking import stacked
 from hierfl.runs.result import Fit
 from tests.programs import FAMILIES, federation, fit, read, regression
+from tests.summaries import programs
+from tests.summaries.programs import people
 
 WAYS: dict[str, dict[str, Any]] = {
     "in chunks": {"chunk": 2},
@@ -331,3 +335,30 @@ def test_batches_of_a_program_are_plain_tensors() -> None:
     seen.clear()
     fit(hierfl.methods.fedsvi(spied, guides.delta), data, rounds=1)
     assert seen[-1] == (1, 1, 7, 2)
+
+
+def test_clients_of_few_rows_are_one_chunk() -> None:
+    """A method that asks for similar numbers of rows gets chunks by their size only where padding would cost."""
+    few, many = (
+        federate(hierfl.methods.two_stage(programs.spread), people(counts))
+        for counts in ((1, 2, 4, 8), (1, 2, 400, 2000))
+    )
+    assert [len(part) for part in few.parts(torch.arange(4), {})] == [4]
+    assert [len(part) for part in many.parts(torch.arange(4), {})] == [1, 1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_a_new_client_of_two_stage_takes_one_round() -> None:
+    """More rounds would compute the same factor again."""
+    fitted = fit(hierfl.methods.two_stage(programs.spread), people(), rounds=1)
+    steps: list[None] = []
+    phase = fitted.federation.client.phases[0]
+
+    def step(*args: Any) -> Any:
+        steps.append(None)
+        return phase.step(*args)
+
+    client = replace(fitted.federation.client, adapt=(replace(phase, step=step),))
+    federation = replace(fitted.federation, client=client)
+    adapt(federation, fitted.progress.server, 200)
+    assert len(steps) == 1

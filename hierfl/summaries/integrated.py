@@ -1,0 +1,96 @@
+"""What integrates out of a hierarchy and its clients' factors in closed form.
+
+With factors exp(eta . v - v' Lambda v / 2) in v = (w, u), where u are entries of z, the local numbers w integrate
+out client by client, and then the means m. What is left is a density of the scales s alone. Where clients have
+mixing numbers t, u has some of these in it, and what is left is a density of s and all t.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hierfl.summaries.gaussians import LOG_2_PI, Normal, Quadratic, times_factor, without_own
+from hierfl.summaries.hierarchy import Factors, Hierarchy
+
+
+def rest_of(hierarchy: Hierarchy, z: Tensor, t: Tensor | None) -> Tensor:
+    """Return what v holds beside Normal local numbers: u (U,), or (C, O + U)."""
+    u = z[hierarchy.reading.shared]
+    if hierarchy.mixing is None or t is None:
+        return u
+    o = hierarchy.mixing.sampled_part(t)
+    return torch.cat([o, u.expand(len(o), -1)], 1)
+
+
+def arranged(hierarchy: Hierarchy, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factors (C, V, V) and (C, V) with the Normal local numbers first."""
+    if hierarchy.mixing is None:
+        return precision, shift
+    at = hierarchy.arrangement
+    return precision[:, at][:, :, at], shift[:, at]
+
+
+def given(
+    hierarchy: Hierarchy,
+    normal: Normal,
+    z: Tensor,
+    precision: Tensor,
+    shift: Tensor,
+    t: Tensor | None = None,
+) -> Quadratic:
+    """Return p(w | z, t) times each client's factor, as a function of w.
+
+    Args:
+        hierarchy: the program's prior.
+        normal: p(w | z, t).
+        z: (K,).
+        precision: (C, V, V) Lambda of each client.
+        shift: (C, V) eta.
+        t: (C, M) mixing numbers; None: the program has none.
+    """
+    return times_factor(normal, rest_of(hierarchy, z, t), *arranged(hierarchy, precision, shift))
+
+
+def of_means(
+    hierarchy: Hierarchy, scales: Tensor, factors: Factors, t: Tensor | None = None
+) -> Quadratic:
+    """Return the surrogate posterior as a function of m (Km,), with every w_k integrated out.
+
+    Its constant has log p(s) and log p(t | s) in it.
+
+    Args:
+        hierarchy: the program's prior.
+        scales: s, (Ks,).
+        factors: of N clients.
+        t: (N, M) mixing numbers; None: the program has none.
+    """
+    count, batch = (
+        len(hierarchy.inside),
+        hierarchy.batch(factors.fields, 1 if t is None else len(t)),
+    )
+    z = hierarchy.whole(torch.zeros(count, dtype=scales.dtype), scales)
+    own, rest = hierarchy.local(z, batch, t), rest_of(hierarchy, z, t)
+    precision, shift = arranged(hierarchy, factors.precision, factors.shift)
+    summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
+    each = without_own(
+        own.precision, own.log_det, precision, shift, diagonal=hierarchy.diagonal, summed=summed
+    )
+    clients = max(len(own.mean), len(rest) if rest.dim() == 2 else 1)
+    parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
+    whole = each.along(torch.cat(parts, 1), hierarchy.slopes_at(z, batch, t))  # m = 0 there
+    zero = torch.zeros(hierarchy.reading.own_size, dtype=z.dtype)
+    log_p = hierarchy.log_global(
+        z, hierarchy.sites(z, zero, hierarchy.row), without=hierarchy.linear
+    )
+    log_p = log_p + hierarchy.log_mixing(z, batch, t).sum()
+    if not count:
+        return whole._replace(constant=whole.constant + log_p)
+    prior = hierarchy.means(scales)
+    pull = (prior.precision @ prior.mean[..., None])[0, :, 0]
+    constant = 0.5 * (prior.log_det[0] - prior.mean[0] @ pull - count * LOG_2_PI)
+    return Quadratic(
+        prior.precision[0] + whole.precision,
+        pull + whole.shift,
+        log_p + constant + whole.constant,
+    )
