@@ -94,7 +94,7 @@ def point(
     normal = hierarchy.local(z, row, t)
     alone = (factor[0] * 0.0, factor[1] * 0.0)
     sides = [given(hierarchy, normal, z, *of, t) for of in (factor, alone)]
-    each = [_normal(of, wider) for of in sides]
+    each = [_normal(of, wider)[1:] for of in sides]
     ws = [mean + (tril @ e[:, size:, None])[..., 0] for mean, tril in each]
     w = torch.where(side > 0, ws[1], ws[0])
     log_q = torch.stack([_log_normal(w, *of) for of in each]) + proposals.log_prob(t)
@@ -111,18 +111,18 @@ def _of_normal(
     wider: float,
 ) -> Point:
     of_w = given(hierarchy, hierarchy.local(z, row), z, *factor)
-    mean, tril = _normal(of_w, wider)
+    integral, mean, tril = _normal(of_w, wider)
     w = mean + (tril @ e[..., None])[..., 0]
     # the Normal density at w, over that of the point
     over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
-    return Point(w, of_w.log_integral()[0] + over)
+    return Point(w, integral + over)
 
 
-def _normal(of: Quadratic, wider: float) -> tuple[Tensor, Tensor]:
-    """Return the mean and the lower triangular scale, widened, of the Normal distribution that a quadratic is."""
-    covariance = of.log_integral()[1]
+def _normal(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log integral of a quadratic, and the mean and the lower triangular scale, widened, of its Normal."""
+    integral, covariance = of.log_integral()
     mean = (covariance @ of.shift[..., None])[..., 0]
-    return mean, wider * torch.linalg.cholesky_ex(covariance).L
+    return integral, mean, wider * torch.linalg.cholesky_ex(covariance).L
 
 
 def _log_normal(w: Tensor, mean: Tensor, tril: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from hierfl.summaries.hierarchy import Hierarchy
 
 NODES = {1: 16, 2: 8}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 64  # quasi-random points where there are more
-MIXED = 256  # the same where some are mixing numbers
+MIXED = 128  # the same where some are mixing numbers
 NUMBERS_AT_ONCE = 1 << 21  # clients x draws x points x rows that are carried at once
 CLIENTS = 128  # carried at once, about, where there are more
 
