@@ -28,6 +28,7 @@ from hierfl.summaries.hierarchy import Hierarchy
 NODES = {1: 16, 2: 8}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 64  # quasi-random points where there are more
 MIXED = 128  # the same where some are mixing numbers
+ENOUGH = 4  # points a dimension for their covariance to be made the identity
 NUMBERS_AT_ONCE = 1 << 21  # clients x draws x points x rows that are carried at once
 CLIENTS = 128  # carried at once, about, where there are more
 
@@ -55,14 +56,27 @@ def standard_points(size: int, mixing: int = 0) -> tuple[Tensor, Tensor]:
     """
     dtype = torch.get_default_dtype()
     if mixing:
-        return normal_points(MIXED, mixing + size), torch.full((MIXED,), -math.log(MIXED))
+        return _standardised(MIXED, mixing + size), torch.full((MIXED,), -math.log(MIXED))
     if size in NODES:
         nodes, weights = gauss_hermite(NODES[size], dtype)
         grid = torch.cartesian_prod(*[nodes] * size).view(-1, size)
         return grid, torch.cartesian_prod(*[weights.log()] * size).view(-1, size).sum(1)
     count = POINTS if size else 1
-    points = normal_points(count, size) if size else torch.zeros(1, 0)
+    points = _standardised(count, size) if size else torch.zeros(1, 0)
     return points, torch.full((count,), -math.log(count))
+
+
+def _standardised(count: int, size: int) -> Tensor:
+    """Return quasi-random standard normal points whose covariance is the identity, or whose variances are 1.
+
+    Where clients' likelihoods are Gaussian about another spread than their factors, all of them would otherwise
+    err in the same direction.
+    """
+    points = normal_points(count, size)
+    if count < ENOUGH * size:
+        return points / points.square().mean(0).sqrt()
+    tril = torch.linalg.cholesky(points.mT @ points / count)
+    return torch.linalg.solve_triangular(tril, points.mT, upper=False).mT
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,3 +64,14 @@ def test_gaussian_rows_are_exact() -> None:
         known = torch.distributions.MultivariateNormal(mu.expand(5), covariance).log_prob(y)
         assert torch.allclose(log, known, atol=1e-8)
     assert torch.allclose(found.effective, torch.ones(4), atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [3, 10, 28])
+def test_quasi_random_points_have_the_moments_of_a_standard_normal(size: int) -> None:
+    """Their mean is 0, and their variances are 1: likelihoods of another spread than a factor's are integrated right."""
+    points, log_weights = standard_points(size)
+    assert torch.allclose(points.mean(0), torch.zeros(size), atol=1e-12)
+    assert torch.allclose(points.square().mean(0), torch.ones(size))
+    assert torch.allclose(log_weights.exp().sum(), torch.ones(()))
+    if size < 16:
+        assert torch.allclose(points.mT @ points / len(points), torch.eye(size), atol=1e-12)
