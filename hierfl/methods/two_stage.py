@@ -68,8 +68,10 @@ def two_stage(model: Model, *, draws: int = 4000, seed: int = 0) -> Method:
     `fit` stops by itself. Its history has the next stage (0 gather, 1 weigh, 2 done), how far means moved (in
     posterior sds, `moved`) and sds (as ratios, `changed`), split R-hat of the server's chains, the number of
     eigenvalues of factors that were raised to 0 (`raised`), k-hat and the number of effective draws, and the
-    largest k-hat of a single client's ratio. With three or more local unknowns, which a client weighs by
-    quasi-random points, it also has their effective share, a mean over clients and draws (`inner_effective`).
+    largest k-hat of a single client's ratio. With three or more local unknowns, or some that are not Normal, a
+    client weighs by quasi-random points: then it also has the variance of the error that they leave in a
+    client's log ratio (`inner_variance`, a mean over clients), and the sd of the error of the log weights
+    (`inner_error`, in nats).
 
     Every client sends a summary of its own, as in a meta-analysis (`Method.discloses`).
 
@@ -141,7 +143,7 @@ def _client(seen: Seen) -> Client:
                 own = Factor(work["precision"], work["shift"], torch.zeros(()))
                 where = proposals(message, batch, own)
                 found = weigher.ratios(rows, own, message["draws"], where)
-                inner = found.effective.mean()
+                inner = found.error.var()  # an error that is the same at all draws does no harm
                 return {**work, **told(where), "log_ratios": found.log, "inner": inner}
             factor = factor_of(rows, message["loc"], message["covariance"], nodes)
             own = Factor(rounded(factor.precision), rounded(factor.shift), factor.raised)
@@ -166,7 +168,7 @@ def _client(seen: Seen) -> Client:
             sent = Each({**factor, "fields": work["fields"]})
             return {"factor": sent, "raised": Share(work["raised"])}, own
         up: Up = {"log_ratios": Each(work["log_ratios"])}
-        return {**up, "inner_effective": Share(work["inner"])} if weigher.sampled else up, own
+        return {**up, "inner_variance": Share(work["inner"])} if weigher.sampled else up, own
 
     def params(message: Tree, own: Tree) -> Params:
         if not hierarchy.reading.own_size:

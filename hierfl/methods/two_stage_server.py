@@ -120,6 +120,7 @@ class Rounds:
         state = {**state, "failed": _failed(state["failed"], reports, clock)}
         with double_precision(), one_thread(), torch.no_grad(), pyro.validation_enabled(False):
             if int(state["stage"]) == WEIGH:
+                state = _with_error(state, reports, means.get("inner_variance"))
                 state = self.weighed(state, reports, left)
             else:
                 state = self.gathered(state, reports, clock)
@@ -150,6 +151,7 @@ class Rounds:
                 "weighed": torch.zeros_like(seen),
                 "failed": torch.zeros_like(seen),
                 "ratios": torch.zeros_like(state["ratios"]),
+                "inner_error": torch.tensor(torch.nan),
             }
         scouts = state["scouts"]
         loc, covariance = any_client(
@@ -247,6 +249,18 @@ class Rounds:
         known = state["final"] if int(state["stage"]) != GATHER else state["scouts"]
         points = resampled(known["draws"], known["log_weights"], self.draws)[:, : self.shared]
         return {"_shared.points": points.to(torch.get_default_dtype())}
+
+
+def _with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
+    """Return the state with the sd of the error of the log weights, where clients' points are samples.
+
+    Clients' errors are independent, as their points are turned at random: variances add up.
+    """
+    if variance is None:
+        return state
+    new = int((~state["weighed"][reports.ids]).sum())
+    total = state["inner_error"].nan_to_num().square() + new * torch.as_tensor(variance).double()
+    return {**state, "inner_error": total.sqrt()}
 
 
 def _failed(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:

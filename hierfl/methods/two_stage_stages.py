@@ -10,7 +10,8 @@ from hierfl.core.trees import Tree
 
 GATHER, WEIGH, DONE = range(3)
 STAGES = ("gathering factors", "weighing", "done")
-LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client")
+LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client", "inner_error")
+UNSURE = 1.0  # sd of the error of the log weights, in nats, above which they are not to be trusted
 
 
 def finished(state: Tree) -> bool:
@@ -32,6 +33,14 @@ def warn(state: Tree, left: int) -> None:
             f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of the posterior, and "
             f"weights cannot correct for it ({float(state['effective']):.0f} effective draws; largest k-hat of one "
             f"client {float(state['k_hat_client']):.2f}). Do not trust tails and spreads: give local sites tighter "
+            f"priors, or take fedsvi with guides.structured",
+            stacklevel=4,
+        )
+    error = float(state["inner_error"])
+    if stage == DONE and error > UNSURE:
+        warnings.warn(
+            f"the weights are unsure by a factor of {math.exp(error):.1f}: some clients' likelihoods are so far from "
+            f"Gaussian that their integrals are inaccurate. Do not trust tails and spreads: give local sites tighter "
             f"priors, or take fedsvi with guides.structured",
             stacklevel=4,
         )

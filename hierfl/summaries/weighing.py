@@ -37,11 +37,12 @@ class Ratios(NamedTuple):
     """A client's marginal likelihoods over those of its factor, at S draws.
 
     log: (S,) log E[ p(y_k | v) / factor_k(v) ].
-    effective: (S,) effective share of the points, 1 where the factor is exact.
+    error: (S,) error of it, by the difference of two halves of the points; 0 of a sum's nodes. All points together
+        have moments that halves have not, so that it is too large rather than too small.
     """
 
     log: Tensor
-    effective: Tensor
+    error: Tensor
 
 
 def standard_points(size: int, mixing: int = 0) -> tuple[Tensor, Tensor]:
@@ -95,7 +96,7 @@ class Weigher:
 
     def __post_init__(self) -> None:
         """Look at the points outside of any transform of torch.func."""
-        _ = self.sampled
+        _ = self.sampled, self.halves
 
     def ratios(
         self, rows: Rows, factor: Factor, draws: Tensor, proposals: Proposal | None = None
@@ -125,9 +126,11 @@ class Weigher:
 
             log_weights = self.log_weights + found.log_weight[:, 0]
             each = torch.vmap(ratio)(found.own[:, 0]) + log_weights
-            alike = 2.0 * each.log_softmax(0) - self.log_weights
-            effective = 1.0 / alike.exp().sum()
-            return Ratios(each.logsumexp(0) - log_weights.logsumexp(0), effective)
+            whole = each.logsumexp(0) - log_weights.logsumexp(0)
+            if not self.sampled:
+                return Ratios(whole, torch.zeros_like(whole))
+            one, other = (each[h].logsumexp(0) - log_weights[h].logsumexp(0) for h in self.halves)
+            return Ratios(whole, 0.5 * (one - other))
 
         clients = min(CLIENTS, hierarchy.program.num_clients)
         at_once = max(1, NUMBERS_AT_ONCE // (clients * len(self.points) * max(1, batch.num_rows)))
@@ -138,6 +141,12 @@ class Weigher:
     def sampled(self) -> bool:
         """Whether the points are quasi-random, and not the nodes of a sum."""
         return len(self.points) > 1 and bool((self.log_weights == self.log_weights[0]).all())
+
+    @cached_property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Positions of two halves of the points, a point and its reflection in the same, (P / 2,) each."""
+        second = torch.arange(len(self.points)) // 2 % 2 == 1
+        return (~second).nonzero()[:, 0], second.nonzero()[:, 0]
 
     def _turned(self, batch: ClientBatch) -> Tensor:
         """Return the points, quasi-random ones turned at random for each client.

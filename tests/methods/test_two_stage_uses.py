@@ -20,6 +20,7 @@ from hierfl.diagnostics import loo
 from hierfl.engine.chunks import client_round
 from hierfl.engine.client_store import taken
 from hierfl.method import Clock, Reports
+from hierfl.methods.two_stage_stages import DONE, warn
 from hierfl.runs.result import Fit
 from tests.methods.test_two_stage import same
 from tests.programs import exact, federation, fit, slopes, three
@@ -109,21 +110,23 @@ def test_a_run_that_ends_while_weighing_is_not_done() -> None:
 
 
 # ------------------------------------------------------------------------------------ the history
-def three_effects(batch: ClientBatch) -> None:
-    """Three local unknowns, for which a client weighs by quasi-random points."""
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    with batch.clients():
-        a = pyro.sample("a", dist.Normal(mu.expand(3), 1.0).to_event(1))
-        with batch.data():
-            logits = a[..., 0] + (batch.x * a[..., 1:]).sum(-1)
-            pyro.sample("ill", dist.Bernoulli(logits=logits), obs=batch.ill)
+def test_the_history_has_the_error_of_points_that_are_samples() -> None:
+    found = fit(two_stage(programs.three_effects, draws=200), people((3, 4)))
+    last = found.history.iloc[-1]
+    assert 0.0 < last["inner_error"] < 0.1
+    assert last["inner_error"] == pytest.approx((2 * last["inner_variance"]) ** 0.5)
+    assert "inner_error" not in gaussian().history, "of Gauss-Hermite nodes there is none"
 
 
-def test_the_history_has_an_effective_share_of_points_that_are_samples() -> None:
-    found = fit(two_stage(three_effects, draws=200), people((3, 4)))
-    share = found.history["inner_effective"].iloc[-1]
-    assert 0.3 < share < 1.0
-    assert "inner_effective" not in gaussian().history, "of Gauss-Hermite nodes there is none"
+def test_weights_that_are_unsure_are_said() -> None:
+    state = {
+        **{name: torch.tensor(0.1) for name in ("k_hat", "effective", "k_hat_client")},
+        **{name: torch.ones(4, dtype=torch.bool) for name in ("seen", "weighed")},
+        "stage": torch.tensor(DONE),
+        "inner_error": torch.tensor(2.0),
+    }
+    with pytest.warns(UserWarning, match="unsure by a factor of 7.4"):
+        warn(state, 3)
 
 
 # ------------------------------------------------------------------------------------ leaving rows out

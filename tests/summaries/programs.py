@@ -202,6 +202,16 @@ def nested(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal((part * (a + b)).sum(-1), 0.7), obs=batch.y)
 
 
+def three_effects(batch: ClientBatch) -> None:
+    """Three local unknowns, for which a client weighs by quasi-random points."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(mu.expand(3), 1.0).to_event(1))
+        with batch.data():
+            logits = a[..., 0] + (batch.x * a[..., 1:]).sum(-1)
+            pyro.sample("ill", dist.Bernoulli(logits=logits), obs=batch.ill)
+
+
 # ------------------------------------------------------------------------------------ grids
 Grid = NDArray[np.float64]
 GX, GW = np.polynomial.hermite_e.hermegauss(50)
