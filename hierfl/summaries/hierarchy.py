@@ -41,11 +41,6 @@ class Factors(NamedTuple):
     shift: Tensor
     fields: Values
 
-    def some(self, ids: Tensor) -> Factors:
-        """Return those of some clients, at positions (n,)."""
-        fields = {name: values[ids] for name, values in self.fields.items()}
-        return Factors(self.precision[ids], self.shift[ids], fields)
-
 
 @dataclass(frozen=True, eq=False)
 class Hierarchy:

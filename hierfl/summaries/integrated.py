@@ -65,10 +65,8 @@ def of_means(
         factors: of N clients.
         t: (N, M) mixing numbers; None: the program has none.
     """
-    count, batch = (
-        len(hierarchy.inside),
-        hierarchy.batch(factors.fields, 1 if t is None else len(t)),
-    )
+    count = len(hierarchy.inside)
+    batch = hierarchy.batch(factors.fields, 1 if t is None else len(t))
     z = hierarchy.whole(torch.zeros(count, dtype=scales.dtype), scales)
     own, rest = hierarchy.local(z, batch, t), rest_of(hierarchy, z, t)
     precision, shift = arranged(hierarchy, factors.precision, factors.shift)
