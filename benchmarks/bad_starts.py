@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from benchmarks.rounds import SELF_STOPPING, best_of, method_of
 from benchmarks.rounds_table import Record
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.data.batch import full_batch
+from hierfl.method import Method, Server
+from hierfl.program.program import Program
 
 COUNT = 20
 ARRIVED = 0.15  # largest error of a mean, in reference sd, from 4,000 draws
@@ -29,12 +32,29 @@ FAR = 3.0  # how much wider than the prior the starts are spread, on the scale w
 
 
 def options(name: str, problem: Problem, number: int) -> dict[str, Any]:
-    """Return the options that make a start bad: `start`, where the method has it, and none otherwise.
+    """Return the options that make a start bad, `start`, where the method has it, and its seed, where it has one."""
+    known = inspect.signature(getattr(hierfl.methods, name)).parameters
+    found: dict[str, Any] = {"start": far_values(problem, number)} if "start" in known else {}
+    return {**found, "seed": number} if "seed" in known else found
 
-    A method without such an option varies by its seed alone.
+
+def misled(method: Method, number: int) -> Method:
+    """Return a method whose server first believes in a place far from the prior's, `FAR` of its sds away.
+
+    It is for methods that start from the server's belief of any client's numbers: two_stage.
     """
-    builder = inspect.signature(getattr(hierfl.methods, name))
-    return {"start": far_values(problem, number)} if "start" in builder.parameters else {}
+
+    def server(program: Program) -> Server:
+        plain = method.server(program)
+        if not isinstance(plain.state, dict) or "covariance" not in plain.state:
+            return plain
+        g = torch.Generator().manual_seed(number)
+        state = plain.state
+        away = torch.randn(len(state["loc"]), generator=g, dtype=state["loc"].dtype)
+        tril = torch.linalg.cholesky(state["covariance"])
+        return replace(plain, state={**state, "loc": state["loc"] + FAR * tril @ away})
+
+    return replace(method, server=server)
 
 
 def far_values(problem: Problem, number: int) -> dict[str, Tensor]:
@@ -59,6 +79,7 @@ def arrival(name: str, problem: Problem, number: int) -> Record:
         warnings.simplefilter("ignore")  # of k-hat, which is kept
         try:
             method = method_of(name, best_of(problem).model, **options(name, problem, number))
+            method = misled(method, number)
             fit = hierfl.fit(
                 method, problem.data(), rounds=SELF_STOPPING[name], seed=number, progress=False
             )

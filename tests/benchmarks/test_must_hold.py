@@ -16,6 +16,7 @@ from benchmarks.rounds import best_of, method_of, way_of
 from benchmarks.rounds_models import ALL
 from benchmarks.rounds_table import HEADINGS, POOLED, row, section
 from hierfl.datasets import Summary
+from hierfl.engine.federation import federate
 
 FOUND: dict[str, Any] = {
     "rounds": 3,
@@ -231,3 +232,19 @@ def test_truth_of_the_many_clients_is_in_the_order_of_their_names() -> None:
     residual = data.fields["y"] / data.fields["exposure"]
     mean = torch.zeros(120).double().index_add(0, data.row_client, residual.double()) / data.counts
     assert np.corrcoef(mean.clamp_min(0.01).log().numpy(), truth["a"])[0, 1] > 0.8
+
+
+def test_a_misled_server_starts_elsewhere_and_differs_by_number() -> None:
+    """Three prior sds away, at the median; fits to the same data start from the prior otherwise."""
+    problem = ALL["eight_schools_centred"]
+    method = method_of("two_stage", best_of(problem).model, seed=0)
+    starts = [
+        federate(bad_starts.misled(method, number), problem.data()).server.state["loc"]
+        for number in (0, 1)
+    ]
+    plain = federate(method, problem.data()).server.state
+    sd = plain["covariance"].diagonal().sqrt()
+    away = torch.stack([(one - plain["loc"]).abs() / sd for one in starts])
+    assert (away > 0.0).all() and float(away.max()) > 1.0
+    assert not torch.equal(*starts)
+    assert bad_starts.options("two_stage", problem, 3) == {"seed": 3}
