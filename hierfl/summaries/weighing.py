@@ -26,7 +26,7 @@ from hierfl.summaries.factor import Factor
 from hierfl.summaries.hierarchy import Hierarchy
 
 NODES = {1: 16, 2: 8}  # Gauss-Hermite nodes a dimension, by the number of local unknowns
-POINTS = 64  # quasi-random points where there are more
+POINTS = 128  # quasi-random points where there are more
 MIXED = 128  # the same where some are mixing numbers
 ENOUGH = 4  # points a dimension for their covariance to be made the identity
 NUMBERS_AT_ONCE = 1 << 21  # clients x draws x points x rows that are carried at once
