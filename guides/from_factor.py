@@ -19,7 +19,7 @@ from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, family
-from hierfl.summaries.conditional import Proposal, point, sides_of
+from hierfl.summaries.conditional import Proposal, own_shapes, point, sides_of
 from hierfl.summaries.hierarchy import Hierarchy
 
 AUXILIARY: Any = {"is_auxiliary": True}
@@ -92,12 +92,9 @@ class FromFactor:
         size, mixing = self.latents.local_block.size, 0
         if self.hierarchy is not None:
             size, mixing = self.hierarchy.reading.size, self.hierarchy.mixing_size
-        shapes = {"precision": (size, size), "shift": (size,)}
-        if mixing:
-            shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
         return {
             name: pyro.param(f"{OWN_PARAM}.{name}", torch.zeros(batch.num_clients, 1, *shape))[:, 0]
-            for name, shape in shapes.items()
+            for name, shape in own_shapes(size, mixing).items()
         }
 
     def _shared(self, batch: ClientBatch) -> Drawn:

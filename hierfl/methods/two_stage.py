@@ -40,7 +40,7 @@ from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
-from hierfl.summaries.conditional import Proposal, points_of, proposals_of
+from hierfl.summaries.conditional import Proposal, own_shapes, points_of, proposals_of
 from hierfl.summaries.expectations import Line, nodes_of, rows_of, seen_line
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
@@ -194,10 +194,7 @@ def _client(seen: Seen) -> Client:
 
 def nothing(hierarchy: Hierarchy) -> Tree:
     """Return what a client keeps before its first round: a factor, and where its mixing numbers lie."""
-    size, mixing = hierarchy.reading.size, hierarchy.mixing_size
-    shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
-    if mixing:
-        shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
+    shapes = own_shapes(hierarchy.reading.size, hierarchy.mixing_size)
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 

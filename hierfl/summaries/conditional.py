@@ -51,6 +51,14 @@ class Proposal(NamedTuple):
         return -(0.5 * e.square() + 0.5 * LOG_2_PI + slope).sum(-1)
 
 
+def own_shapes(size: int, mixing: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what a client keeps: its factor in V = `size` numbers, and proposals of M = `mixing`."""
+    shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
+    if mixing:
+        shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
+    return shapes
+
+
 class Point(NamedTuple):
     """Local numbers of clients at one point.
 

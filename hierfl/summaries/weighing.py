@@ -129,8 +129,8 @@ class Weigher:
             whole = each.logsumexp(0) - log_weights.logsumexp(0)
             if not self.sampled:
                 return Ratios(whole, torch.zeros_like(whole))
-            one, other = (each[h].logsumexp(0) - log_weights[h].logsumexp(0) for h in self.halves)
-            return Ratios(whole, 0.5 * (one - other))
+            half, other = (each[h].logsumexp(0) - log_weights[h].logsumexp(0) for h in self.halves)
+            return Ratios(whole, 0.5 * (half - other))
 
         clients = min(CLIENTS, hierarchy.program.num_clients)
         at_once = max(1, NUMBERS_AT_ONCE // (clients * len(self.points) * max(1, batch.num_rows)))
