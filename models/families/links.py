@@ -1,0 +1,84 @@
+"""Links: centres and spreads of a response on their scale, and logits of probabilities in stable form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hierfl.models.families.family import Response
+
+NO_COUNTS = 0.1  # stands for a mean of 0 under a log link, as 0.1 is added to zeros by brms
+
+
+def check_link(link: str, known: Sequence[str], family: str) -> None:
+    """Refuse a link that a family does not have.
+
+    Raises:
+        ValueError: the link is none of those known.
+    """
+    if link not in known:
+        raise ValueError(f"link is {link!r}: family '{family}' has {', '.join(map(repr, known))}")
+
+
+def identity_scale(response: Response) -> tuple[float, float]:
+    """Return the mean and standard deviation of the response."""
+    return response.mean, response.sd
+
+
+def log_scale(response: Response) -> tuple[float, float]:
+    """Return the log of the mean, and the sd on the log scale of a log-normal of the same mean and sd."""
+    mean = response.mean if response.mean > 0.0 else NO_COUNTS
+    return math.log(mean), math.sqrt(math.log1p((response.sd / mean) ** 2))
+
+
+def inverse_scale(response: Response) -> tuple[float, float]:
+    """Return the inverse of the mean, and the spread by the delta method; (0, 2.5) for a mean of 0."""
+    if response.mean == 0.0:
+        return 0.0, 2.5
+    return 1.0 / response.mean, response.sd / response.mean**2
+
+
+def unit_scale(response: Response) -> tuple[float, float]:
+    """Return (0, 2.5): for probabilities brms centres nothing, whatever the responses are."""
+    return 0.0, 2.5
+
+
+def probit_logits(eta: Tensor) -> Tensor:
+    """Return the log odds of probabilities Phi(eta), finite in both tails.
+
+    Args:
+        eta: linear predictor, of any shape.
+    """
+    return torch.special.log_ndtr(eta) - torch.special.log_ndtr(-eta)
+
+
+def cloglog_logits(eta: Tensor) -> Tensor:
+    """Return the log odds of probabilities 1 - exp(-exp(eta)), finite in both tails.
+
+    Args:
+        eta: linear predictor, of any shape. Above 80 it counts as 80, where the probability is 1.
+    """
+    rate = eta.clamp(max=80.0).exp()
+    # log(expm1(rate)) = rate + log(1 - exp(-rate)); below exp(-8) it is log(rate) + rate / 2 to 1e-8
+    small = eta < -8.0
+    safe = torch.where(small, torch.ones_like(rate), rate)
+    return torch.where(small, eta + 0.5 * rate, safe + log1mexp(safe))
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """Return log(1 - exp(-x)) for x > 0, exact for small and for large x.
+
+    Args:
+        x: numbers > 0, of any shape.
+    """
+    is_small = x < math.log(2.0)
+    one = torch.ones_like(x)
+    # each branch sees only numbers that it can compute, so that the other's gradient is not nan
+    small = (-torch.expm1(-torch.where(is_small, x, one))).log()
+    large = torch.log1p(-torch.where(is_small, one, x).neg().exp())
+    return torch.where(is_small, small, large)

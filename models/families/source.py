@@ -1,0 +1,134 @@
+"""`as_source`: a prior as the Python expression that makes it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from hierfl.models.families.ordered import Ordered
+from hierfl.models.priors import Prior
+
+LONGEST = 100  # numbers that an expression may hold
+
+
+def as_source(prior: Prior) -> str:
+    """Return the Python expression of a prior, which evaluates to an equal distribution.
+
+    Names in it are `dist` (pyro.distributions), `torch` and `families` (hierfl.models.families).
+
+    Args:
+        prior: a distribution of Pyro with at most 100 numbers, or a known number or tensor.
+
+    Raises:
+        TypeError: the prior is a distribution that cannot be written out, such as a masked one.
+        ValueError: the prior has more than 100 numbers.
+
+    >>> as_source(dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    'dist.Normal(0.0, 1.0).expand([3]).to_event(1)'
+    """
+    if not isinstance(prior, torch.distributions.Distribution):
+        return _value(torch.as_tensor(prior))
+    fn: Any = prior
+    if isinstance(fn, torch.distributions.Independent):
+        return f"{as_source(fn.base_dist)}.to_event({fn.reinterpreted_batch_ndims})"
+    if isinstance(fn, dist.ExpandedDistribution):
+        return f"{as_source(fn.base_dist)}.expand({list(fn.batch_shape)})"
+    if isinstance(fn, dist.FoldedDistribution):
+        return f"dist.FoldedDistribution({as_source(fn.base_dist)})"
+    if isinstance(fn, Ordered):
+        return f"families.Ordered({as_source(fn.base)}, {fn.size}){_expanded(fn.batch_shape)}"
+    name = type(fn).__name__
+    if getattr(dist, name, None) is not type(fn) or isinstance(fn, dist.MaskedDistribution):
+        raise TypeError(
+            f"a {name} cannot be written as an expression: use a distribution of pyro.distributions"
+        )
+    return f"dist.{name}({_arguments(fn)}){_expanded(_expansion(fn))}"
+
+
+def _given(fn: Any) -> dict[str, Any]:
+    """Return the constructor's arguments of a distribution, name -> value, without defaults left alone."""
+    found = {}
+    for name, parameter in inspect.signature(type(fn).__init__).parameters.items():
+        if name in ("self", "validate_args") or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        alternatives = {"probs", "logits", "covariance_matrix", "precision_matrix", "scale_tril"}
+        if name in alternatives and name not in vars(fn):
+            continue
+        if not hasattr(fn, name):
+            raise TypeError(
+                f"a {type(fn).__name__} cannot be written as an expression, since it does not keep its "
+                f"'{name}': use another distribution of pyro.distributions"
+            )
+        found[name] = getattr(fn, name)
+    if "covariance_matrix" in found:
+        found.pop("scale_tril", None)
+    return found
+
+
+def _expansion(fn: Any) -> torch.Size:
+    """Return the batch shape that a distribution of equal numbers is to be expanded to; else ()."""
+    return fn.batch_shape if _is_constant(fn) else torch.Size()
+
+
+def _is_constant(fn: Any) -> bool:
+    if not len(fn.batch_shape):
+        return False
+    return (
+        all(
+            bool((value == value.flatten()[0]).all())
+            for value in _given(fn).values()
+            if isinstance(value, Tensor)
+        )
+        and not fn.event_shape
+    )
+
+
+def _arguments(fn: Any) -> str:
+    given, constant = _given(fn), _is_constant(fn)
+    parts, positional = [], True
+    for name in inspect.signature(type(fn).__init__).parameters:
+        if name in ("self", "validate_args"):
+            continue
+        if name not in given:
+            positional = False
+            continue
+        value = given[name]
+        if isinstance(value, Tensor) and constant:
+            value = value.flatten()[0]
+        text = _value(value) if isinstance(value, Tensor) else repr(value)
+        parts.append(text if positional else f"{name}={text}")
+    return ", ".join(parts)
+
+
+def _expanded(shape: torch.Size) -> str:
+    return f".expand({list(shape)})" if len(shape) else ""
+
+
+def _value(value: Tensor) -> str:
+    """Return a tensor as source: a number, or torch.tensor(...) of the shortest digits of its dtype."""
+    if value.numel() > LONGEST:
+        raise ValueError(
+            f"the prior has {value.numel()} numbers, of which {LONGEST} can be written out: "
+            f"give fewer, or the prior of one number"
+        )
+    numbers = value.detach().cpu().numpy()
+    if not value.dim():
+        return _number(numbers[()])
+    return f"torch.tensor({_nested(numbers)})"
+
+
+def _nested(numbers: Any) -> str:
+    if numbers.ndim:
+        return f"[{', '.join(_nested(row) for row in numbers)}]"
+    return _number(numbers[()])
+
+
+def _number(value: Any) -> str:
+    if not np.isfinite(value):
+        return f"float('{value}')"
+    return str(value)

@@ -1,0 +1,156 @@
+"""Checks of response values and row fields: what a family cannot have is refused, with the family that can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Numbers = NDArray[np.float64]
+CODES = {0: "exact", 1: "right", -1: "left", 2: "interval"}
+
+
+def _whole(x: Numbers) -> NDArray[np.bool_]:
+    return x == np.floor(x)
+
+
+# kind of values -> which are allowed, and in words
+ALLOWED: dict[str, tuple[Callable[[Numbers], NDArray[np.bool_]], str]] = {
+    "real": (np.isfinite, "a finite number"),
+    "positive": (lambda x: x > 0, "a number above 0"),
+    "time": (lambda x: x > 0, "a time above 0"),
+    "count": (lambda x: (x >= 0) & _whole(x), "a count 0, 1, 2, ..."),
+    "binary": (lambda x: (x == 0) | (x == 1), "0 or 1"),
+    "unit": (lambda x: (x > 0) & (x < 1), "a number strictly between 0 and 1"),
+    "category": (lambda x: (x >= 0) & _whole(x), "a level, or its code 0, 1, 2, ..."),
+    "ordered": (lambda x: (x >= 0) & _whole(x), "a level, or its code 0, 1, 2, ..."),
+}
+
+
+def check_values(family: str, kind: str, values: ArrayLike) -> None:
+    """Refuse responses outside of what a kind allows.
+
+    Args:
+        family: its name, for the message.
+        kind: of values, as in `ResponseFamily`.
+        values: (N,) responses.
+
+    Raises:
+        ValueError: the first value that is not allowed, its row and the mend.
+    """
+    column = np.asarray(values)
+    if column.dtype.kind in "OUS" and kind in ("category", "ordered"):
+        missing = [
+            row for row, value in enumerate(column.tolist()) if value != value or value is None
+        ]
+        if missing:
+            raise _missing("response", missing[0])
+        return
+    numbers = _numbers(family, column)
+    inside, words = ALLOWED[kind]
+    rows = np.flatnonzero(~(inside(numbers) & np.isfinite(numbers)))
+    if rows.size:
+        row = int(rows[0])
+        raise ValueError(
+            f"value {numbers[row]:g} in row {row}: a response of family '{family}' is {words}; "
+            f"{_mend(kind, float(numbers[row]))}"
+        )
+
+
+def check_additions(family: str, values: ArrayLike, additions: Mapping[str, ArrayLike]) -> None:
+    """Refuse row fields that do not fit the responses.
+
+    Args:
+        family: its name, for the message.
+        values: (N,) responses, checked.
+        additions: name -> (N,) values: "trials", "cens", "upper" or "entry".
+
+    Raises:
+        ValueError: the first value that does not fit, its row and the mend.
+    """
+    rows = {name: _numbers(family, np.asarray(column), name) for name, column in additions.items()}
+    if not rows:
+        return
+    y = _numbers(family, np.asarray(values))
+    for name, column in rows.items():
+        if column.shape != y.shape:
+            raise ValueError(
+                f"'{name}' has {column.size} values for {y.size} responses: give one a row"
+            )
+    cens = rows.get("cens", np.zeros_like(y))
+    entry = rows.get("entry", np.zeros_like(y))
+    if "trials" in rows:
+        _check_trials(y, rows["trials"])
+    _refuse(
+        ~np.isin(cens, [*CODES]),
+        "cens",
+        cens,
+        "it must be 0 (exact), 1 (right), -1 (left) or 2 (interval)",
+    )
+    _refuse(
+        ~((entry >= 0) & (entry < y)),
+        "entry",
+        entry,
+        "it must be 0 or more, and below the row's time",
+    )
+    interval = cens == 2
+    if "upper" in rows:
+        bad = interval & ~((rows["upper"] > y) & np.isfinite(rows["upper"]))
+        mend = "it must be above the row's time and finite; a time with no upper end has cens 1"
+        _refuse(bad, "upper", rows["upper"], mend)
+    elif interval.any():
+        row = int(np.flatnonzero(interval)[0])
+        raise ValueError(
+            f"cens 2 in row {row} is an interval without an upper end: add the row field 'upper'"
+        )
+
+
+def _check_trials(y: Numbers, trials: Numbers) -> None:
+    mend = "trials must be whole, 0 or more, and no fewer than the row's successes"
+    _refuse(~((trials >= y) & _whole(trials) & np.isfinite(trials)), "trials", trials, mend)
+
+
+def _refuse(bad: NDArray[np.bool_], name: str, column: Numbers, mend: str) -> None:
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise ValueError(f"{name} {column[row]:g} in row {row}: {mend}")
+
+
+def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -> Numbers:
+    """Return a column as float64, refusing words and missing values; `upper` may be missing."""
+    try:
+        numbers: Numbers = column.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the {name} holds {column.ravel()[0]!r}, and family '{family}' needs numbers: "
+            f"code it as a number, or use family='categorical'"
+        ) from error
+    missing = np.flatnonzero(np.isnan(numbers))
+    if missing.size and name != "upper":
+        raise _missing(name, int(missing[0]))
+    return numbers
+
+
+def _missing(name: str, row: int) -> ValueError:
+    return ValueError(f"the {name} in row {row} is missing: drop the row")
+
+
+def _mend(kind: str, value: float) -> str:
+    """Return what to do about a value: the family that can have it."""
+    if not np.isfinite(value):
+        return "drop the row"
+    whole = value == np.floor(value)
+    if kind == "binary" and whole and value > 0:
+        return "use family='poisson' for counts, or 'binomial' for successes among trials"
+    if kind == "binary" and 0 < value < 1:
+        return "use family='beta' for shares"
+    if kind in ("positive", "time") and value == 0:
+        return "use a time or amount above 0, or family='poisson' for counts"
+    if kind == "count" and value > 0:
+        return "use family='gamma' for positive amounts"
+    if kind == "unit" and value in (0.0, 1.0):
+        return "use family='bernoulli' for 0 and 1, or 'binomial' with trials"
+    if kind in ("category", "ordered"):
+        return "give the levels as text"
+    return "use family='gaussian'"
