@@ -6,20 +6,58 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from hierfl.models.families.bernoulli import bernoulli
+from hierfl.models.families.beta import beta
+from hierfl.models.families.beta_binomial import beta_binomial
+from hierfl.models.families.binomial import binomial
+from hierfl.models.families.categorical import categorical
+from hierfl.models.families.cumulative import cumulative
+from hierfl.models.families.exponential import exponential
 from hierfl.models.families.family import ResponseFamily
+from hierfl.models.families.gamma import gamma
 from hierfl.models.families.gaussian import gaussian
+from hierfl.models.families.lognormal import lognormal
+from hierfl.models.families.negative_binomial import negative_binomial
 from hierfl.models.families.poisson import poisson
+from hierfl.models.families.student import student
+from hierfl.models.families.weibull import weibull
+from hierfl.models.families.zero_inflated_poisson import zero_inflated_poisson
 
 FAMILIES: dict[str, Callable[[], ResponseFamily]] = {
     "bernoulli": bernoulli,
+    "beta": beta,
+    "beta_binomial": beta_binomial,
+    "binomial": binomial,
+    "categorical": categorical,
+    "cumulative": cumulative,
+    "exponential": exponential,
+    "gamma": gamma,
     "gaussian": gaussian,
+    "lognormal": lognormal,
+    "negative_binomial": negative_binomial,
     "poisson": poisson,
+    "student": student,
+    "weibull": weibull,
+    "zero_inflated_poisson": zero_inflated_poisson,
 }
 ALIASES = {
+    "betabinomial": "beta_binomial",
     "binary": "bernoulli",
+    "count": "poisson",
     "linear": "gaussian",
+    "log_normal": "lognormal",
     "logistic": "bernoulli",
+    "multinomial": "categorical",
+    "negbin": "negative_binomial",
+    "negbinomial": "negative_binomial",
+    "negativebinomial": "negative_binomial",
     "normal": "gaussian",
+    "ordered": "cumulative",
+    "ordinal": "cumulative",
+    "proportional_odds": "cumulative",
+    "softmax": "categorical",
+    "student_t": "student",
+    "t": "student",
+    "zip": "zero_inflated_poisson",
 }
 
 
@@ -37,6 +75,11 @@ def named(name: str) -> ResponseFamily:
     """
     word = name.strip().lower().replace("-", "_").replace(" ", "_")
     word = ALIASES.get(word, word)
+    if word in ("piecewise_exponential", "piecewise"):
+        raise ValueError(
+            "family 'piecewise_exponential' needs its breaks: use "
+            "families.piecewise_exponential(breaks=(1.0, 2.0)), in the unit of the response"
+        )
     if word in FAMILIES:
         return FAMILIES[word]()
     near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=0.6)

@@ -1,0 +1,217 @@
+"""Times with a hazard that is constant between breaks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from hierfl.models.families.censored import censored
+from hierfl.models.families.family import Response, ResponseFamily
+from hierfl.models.families.links import log_scale, unit_scale
+from hierfl.models.priors import Prior
+from hierfl.program.recipes import recorded
+
+
+def _parameters(pieces: int) -> Callable[[Response], dict[str, Prior]]:
+    def parameters(response: Response) -> dict[str, Prior]:
+        # one event a unit of follow-up as long as the mean time
+        centre = -log_scale(response)[0] if math.isfinite(response.mean) else 0.0
+        return {"log_hazard": dist.StudentT(3.0, centre, 2.5).expand([pieces]).to_event(1)}
+
+    return parameters
+
+
+@recorded
+def piecewise_exponential(breaks: tuple[float, ...]) -> ResponseFamily:
+    """Return the family of times whose baseline hazard is constant between breaks.
+
+        hazard(t) = exp(eta + log_hazard_j)    for breaks_{j - 1} <= t < breaks_j,  j = 1, ..., J
+        log_hazard_j ~ StudentT(3, -log(mean(y)), 2.5)
+
+    eta is a log hazard ratio, and the baseline hazards take the intercept's place. Times may be censored or
+    entered late (`Censored`): the row fields "cens", "upper" and "entry".
+
+    Args:
+        breaks: J - 1 times > 0, increasing, in the unit of the response.
+
+    Raises:
+        ValueError: breaks do not increase from above 0.
+
+    >>> piecewise_exponential((1.0, 2.0)).expression()
+    'families.PiecewiseExponential(eta, log_hazard, breaks=(1.0, 2.0))'
+    """
+    known = tuple(float(one) for one in breaks)
+    check_breaks(known)
+    base = f"families.PiecewiseExponential(eta, log_hazard, breaks={known})"
+    return ResponseFamily(
+        name="piecewise_exponential",
+        link="log",
+        kind="time",
+        likelihood=censored(base),
+        parameters=_parameters(len(known) + 1),
+        scale=unit_scale,
+        additions=("cens", "upper", "entry"),
+        has_intercept=False,
+    )
+
+
+class PiecewiseExponential(dist.TorchDistribution):
+    """Times whose hazard is constant between breaks, multiplied by exp(eta).
+
+        hazard(t) = exp(eta + log_hazard_j)    for breaks_{j - 1} <= t < breaks_j
+
+    Args:
+        eta: log hazard ratio, of any shape.
+        log_hazard: (J,) logarithms of the baseline hazards, per unit of time.
+        breaks: J - 1 times > 0, increasing. The last hazard holds from the last break on.
+        validate_args: whether to check values. Default None: Pyro's setting.
+
+    Raises:
+        ValueError: breaks do not increase from above 0, or there is not one hazard more than breaks.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "eta": dist.constraints.real,
+        "log_hazard": dist.constraints.real_vector,
+    }
+    support = dist.constraints.positive
+
+    def __init__(
+        self,
+        eta: Tensor,
+        log_hazard: Tensor,
+        breaks: tuple[float, ...],
+        *,
+        validate_args: bool | None = None,
+    ) -> None:
+        check_breaks(breaks)
+        if log_hazard.shape[-1] != len(breaks) + 1:
+            raise ValueError(
+                f"log_hazard has {log_hazard.shape[-1]} entries for {len(breaks)} breaks: give one more "
+                f"than breaks"
+            )
+        shape = torch.broadcast_shapes(eta.shape, log_hazard.shape[:-1])
+        self.eta = eta.expand(shape)
+        self.log_hazard = log_hazard.expand(*shape, log_hazard.shape[-1])
+        self.breaks = tuple(breaks)
+        super().__init__(shape, torch.Size(), validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> PiecewiseExponential:
+        """Return the same distribution with a larger batch shape."""
+        made: Any = self._get_checked_instance  # untyped in torch
+        new: PiecewiseExponential = made(PiecewiseExponential, _instance)
+        shape = torch.Size(batch_shape)
+        new.eta, new.breaks = self.eta.expand(shape), self.breaks
+        new.log_hazard = self.log_hazard.expand(*shape, self.log_hazard.shape[-1])
+        super(PiecewiseExponential, new).__init__(shape, torch.Size(), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def _starts(self) -> Tensor:
+        """Return the times at which the hazards start, (J,)."""
+        return self.eta.new_tensor((0.0, *self.breaks))
+
+    def _hazard(self) -> Tensor:
+        """Return the hazards, (..., J)."""
+        return (self.eta[..., None] + self.log_hazard).exp()
+
+    def _steps(self) -> Tensor:
+        """Return the cumulative hazards at the starts, (..., J)."""
+        starts = self._starts()
+        steps = self._hazard()[..., :-1] * (starts[1:] - starts[:-1])
+        return torch.nn.functional.pad(steps.cumsum(-1), (1, 0))
+
+    def _piece(self, time: Tensor) -> Tensor:
+        """Return one-hot rows of the piece that times lie in, (..., J) bool."""
+        starts = self._starts()
+        after = time[..., None] >= starts
+        before = time[..., None] < torch.nn.functional.pad(starts[1:], (0, 1), value=math.inf)
+        return after & before
+
+    def cumulative_hazard(self, time: Tensor) -> Tensor:
+        """Return H at times >= 0."""
+        starts = self._starts()
+        inside = (time[..., None] - starts).clamp(min=0.0)
+        length = torch.nn.functional.pad(starts[1:] - starts[:-1], (0, 1), value=math.inf)
+        return (self._hazard() * torch.minimum(inside, length)).sum(-1)
+
+    def log_density(self, time: Tensor) -> Tensor:
+        """Return the log density at times > 0."""
+        level = torch.where(self._piece(time), self.log_hazard, self.eta.new_zeros(())).sum(-1)
+        return self.eta + level - self.cumulative_hazard(time)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density in nats, of the batch shape.
+
+        Args:
+            value: times > 0.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        return self.log_density(value)
+
+    def time_at(self, hazard: Tensor) -> Tensor:
+        """Return the times at which H has some values >= 0."""
+        steps = self._steps()
+        piece = (hazard[..., None] >= steps).sum(-1, keepdim=True) - 1
+        shape = (*piece.shape[:-1], steps.shape[-1])
+        start, reached, rate = (
+            x.expand(shape).gather(-1, piece)[..., 0]
+            for x in (self._starts(), steps, self._hazard())
+        )
+        return start + (hazard - reached) / rate
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Return draws, (*sample_shape, *batch_shape)."""
+        with torch.no_grad():
+            shape = self._extended_shape(torch.Size(sample_shape))
+            return self.time_at(self.eta.new_empty(shape).exponential_())
+
+    def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the time given that it is beyond entry, piece by piece."""
+        starts, rate = self._starts().double(), self._hazard().double()
+        entry = entry.double()[..., None]
+        left = (starts - entry).clamp(min=0.0)  # residual time at which each piece is reached
+        ends = torch.nn.functional.pad(starts[1:], (0, 1), value=math.inf)
+        length = (ends - torch.maximum(starts, entry)).clamp(min=0.0)
+        hazard = rate * length
+        before = torch.nn.functional.pad(hazard[..., :-1].cumsum(-1), (1, 0))
+        lost = torch.exp(-hazard)
+        # integrals over a piece of S(t) dt and of the residual time times S(t) dt, given the survival
+        finite = torch.where(length.isfinite(), length, torch.zeros_like(length))
+        area = -torch.expm1(-hazard) / rate
+        moment = (area - finite * lost) / rate + left * area
+        alive = torch.exp(-before)
+        mean = (alive * area).sum(-1)
+        second = 2.0 * (alive * moment).sum(-1)
+        like = self.eta.dtype
+        return (mean + entry[..., 0]).to(like), (second - mean**2).clamp(min=0.0).to(like)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean, of the batch shape."""
+        return self.moments_beyond(torch.zeros_like(self.eta))[0]
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance, of the batch shape."""
+        return self.moments_beyond(torch.zeros_like(self.eta))[1]
+
+
+def check_breaks(breaks: tuple[float, ...]) -> None:
+    """Refuse breaks that do not increase from above 0.
+
+    Raises:
+        ValueError: there are none, one is not above 0 and finite, or they do not increase.
+    """
+    known = (0.0, *breaks, math.inf)
+    if not breaks or any(not low < high for low, high in pairwise(known)):
+        raise ValueError(
+            f"breaks are {tuple(breaks)}: give one or more times above 0 that increase, such as (1.0, 2.0)"
+        )

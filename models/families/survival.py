@@ -1,0 +1,177 @@
+"""Times by their hazards: what censoring and late entry need of a distribution of times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributions as torch_dist
+from torch import Tensor
+
+DEEPEST = 700.0  # cumulative hazards above it are survival probabilities of 0 in double precision
+
+
+class Hazards(Protocol):
+    """A distribution of times T > 0 in terms of its cumulative hazard H(t) = -log P(T > t)."""
+
+    def log_density(self, time: Tensor) -> Tensor:
+        """Return the log density at times > 0."""
+
+    def cumulative_hazard(self, time: Tensor) -> Tensor:
+        """Return H at times >= 0; it is 0 at time 0."""
+
+    def time_at(self, hazard: Tensor) -> Tensor:
+        """Return the times at which H has some values >= 0."""
+
+    def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of T given T > entry."""
+
+
+def hazards(fn: Any) -> Hazards:
+    """Return the hazards of a distribution of times.
+
+    Args:
+        fn: dist.Exponential, dist.Weibull, dist.LogNormal, or any distribution that has the methods of
+            `Hazards` itself, such as `PiecewiseExponential`.
+
+    Raises:
+        TypeError: the distribution is none of these.
+    """
+    if isinstance(fn, torch_dist.Exponential):
+        return ExponentialHazards(fn.rate)
+    if isinstance(fn, torch_dist.Weibull):
+        return WeibullHazards(fn.scale, fn.concentration)
+    if isinstance(fn, torch_dist.LogNormal):
+        return LogNormalHazards(fn)
+    if all(
+        hasattr(fn, name)
+        for name in ("log_density", "cumulative_hazard", "time_at", "moments_beyond")
+    ):
+        own: Hazards = fn
+        return own
+    raise TypeError(
+        f"a {type(fn).__name__} has no cumulative hazard: use an Exponential, a Weibull, a LogNormal or a "
+        f"PiecewiseExponential"
+    )
+
+
+@dataclass(frozen=True)
+class ExponentialHazards:
+    """Constant hazards.
+
+    Args:
+        rate: > 0, per unit of time.
+    """
+
+    rate: Tensor
+
+    def log_density(self, time: Tensor) -> Tensor:
+        """Return log rate - rate t."""
+        return self.rate.log() - self.rate * time
+
+    def cumulative_hazard(self, time: Tensor) -> Tensor:
+        """Return rate t."""
+        return self.rate * time
+
+    def time_at(self, hazard: Tensor) -> Tensor:
+        """Return H / rate."""
+        return hazard / self.rate
+
+    def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
+        """Return entry + 1 / rate and 1 / rate^2."""
+        return entry + 1.0 / self.rate, (1.0 / self.rate**2).expand_as(entry + self.rate)
+
+
+@dataclass(frozen=True)
+class WeibullHazards:
+    """Hazards that are powers of time.
+
+    Args:
+        scale: > 0, in units of time.
+        shape: > 0.
+    """
+
+    scale: Tensor
+    shape: Tensor
+
+    def log_density(self, time: Tensor) -> Tensor:
+        """Return log(shape / t) + log H - H."""
+        log_hazard = self.shape * (time.log() - self.scale.log())
+        return self.shape.log() - time.log() + log_hazard - log_hazard.exp()
+
+    def cumulative_hazard(self, time: Tensor) -> Tensor:
+        """Return (t / scale)^shape."""
+        # log 0 is left out before the power, not after it: else the gradient at time 0 is nan
+        there = time > 0.0
+        log_time = torch.where(there, time, torch.ones_like(time)).log()
+        found = (self.shape * (log_time - self.scale.log())).exp()
+        return torch.where(there, found, torch.zeros_like(found))
+
+    def time_at(self, hazard: Tensor) -> Tensor:
+        """Return scale H^(1 / shape)."""
+        return self.scale * hazard ** (1.0 / self.shape)
+
+    def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance beyond entry, by the upper incomplete gamma function."""
+        scale, shape, entry = (x.double() for x in (self.scale, self.shape, entry))
+        hazard = WeibullHazards(scale, shape).cumulative_hazard(entry)
+        first = scale * _upper_gamma(1.0 + 1.0 / shape, hazard)
+        second = scale**2 * _upper_gamma(1.0 + 2.0 / shape, hazard)
+        like = self.scale.dtype
+        return first.to(like), (second - first**2).clamp(min=0.0).to(like)
+
+
+def _upper_gamma(a: Tensor, x: Tensor) -> Tensor:
+    """Return exp(x) times the upper incomplete gamma function of (a, x), for a > 1 and x >= 0."""
+    a, x = torch.broadcast_tensors(a, x)
+    far = x > a + 100.0
+    near = torch.where(far, torch.zeros_like(x), x)
+    by_ratio = (torch.special.gammaincc(a, near).log() + torch.lgamma(a) + near).exp()
+    beyond = torch.where(far, x, a + 101.0)
+    term, total = torch.ones_like(x), torch.ones_like(x)
+    for n in range(1, 12):  # the asymptotic series, whose terms fall by (a - n) / x
+        term = term * (a - n) / beyond
+        total = total + term
+    return torch.where(far, beyond ** (a - 1.0) * total, by_ratio)
+
+
+@dataclass(frozen=True)
+class LogNormalHazards:
+    """Hazards of times whose logarithm is Normal.
+
+    Args:
+        fn: the distribution of times.
+    """
+
+    fn: Any
+
+    def log_density(self, time: Tensor) -> Tensor:
+        """Return the log density of the distribution."""
+        found: Tensor = self.fn.log_prob(time)
+        return found
+
+    def cumulative_hazard(self, time: Tensor) -> Tensor:
+        """Return -log Phi((loc - log t) / scale)."""
+        there = time > 0.0
+        log_time = torch.where(there, time, torch.ones_like(time)).log()
+        found = -torch.special.log_ndtr((self.fn.loc - log_time) / self.fn.scale)
+        return torch.where(there, found, torch.zeros_like(found))
+
+    def time_at(self, hazard: Tensor) -> Tensor:
+        """Return exp(loc - scale Phi^-1(exp(-H)))."""
+        quantile = torch.special.ndtri((-hazard.double().clamp(max=DEEPEST)).exp())
+        return (self.fn.loc - self.fn.scale * quantile.to(self.fn.loc.dtype)).exp()
+
+    def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance beyond entry, by those of a truncated Normal."""
+        loc, scale, entry = (x.double() for x in (self.fn.loc, self.fn.scale, entry))
+        z = (torch.where(entry > 0.0, entry, torch.zeros_like(entry)).log() - loc) / scale
+        survival = torch.special.log_ndtr(-z)
+
+        def moment(n: int) -> Tensor:
+            above = torch.special.log_ndtr(n * scale - z)
+            return (n * loc + 0.5 * (n * scale) ** 2 + above - survival).exp()
+
+        first, like = moment(1), self.fn.loc.dtype
+        return first.to(like), (moment(2) - first**2).clamp(min=0.0).to(like)
