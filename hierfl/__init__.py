@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
     from hierfl.engine.chunks import ClientError
     from hierfl.engine.client_store import CheckpointError
+    from hierfl.formulas.formula import Formula, formula, schema
+    from hierfl.formulas.schema import Schema
     from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
     from hierfl.posterior.new_clients import predict_from_prior
     from hierfl.posterior.nuts import nuts
@@ -51,6 +53,7 @@ __all__ = [
     "Clock",
     "Fit",
     "FolderInUse",
+    "Formula",
     "LogShare",
     "Method",
     "PacBayes",
@@ -60,12 +63,14 @@ __all__ = [
     "ProgramError",
     "RowsNotSaved",
     "Scaling",
+    "Schema",
     "Server",
     "Share",
     "datasets",
     "diagnostics",
     "fill_missing",
     "fit",
+    "formula",
     "full_batch",
     "guide",
     "guides",
@@ -80,6 +85,7 @@ __all__ = [
     "plots",
     "predict_from_prior",
     "read",
+    "schema",
     "standardise",
 ]
 
@@ -95,6 +101,7 @@ _MODULE_OF = {
     "Clock": "hierfl.method",
     "Fit": "hierfl.runs.result",
     "FolderInUse": "hierfl.runs.folder_lock",
+    "Formula": "hierfl.formulas.formula",
     "LogShare": "hierfl.method",
     "Method": "hierfl.method",
     "PacBayes": "hierfl.diagnostics.pac_bayes",
@@ -104,12 +111,14 @@ _MODULE_OF = {
     "ProgramError": "hierfl.program.program",
     "RowsNotSaved": "hierfl.data.absent",
     "Scaling": "hierfl.data.preprocess",
+    "Schema": "hierfl.formulas.schema",
     "Server": "hierfl.method",
     "Share": "hierfl.method",
     "datasets": "hierfl.datasets",
     "diagnostics": "hierfl.diagnostics",
     "fill_missing": "hierfl.data.preprocess",
     "fit": "hierfl.runs.fit",
+    "formula": "hierfl.formulas.formula",
     "full_batch": "hierfl.data.batch",
     "guide": "hierfl.program.marked",
     "guides": "hierfl.guides",
@@ -124,6 +133,7 @@ _MODULE_OF = {
     "plots": "hierfl.plots",
     "predict_from_prior": "hierfl.posterior.new_clients",
     "read": "hierfl.program.read",
+    "schema": "hierfl.formulas.formula",
     "standardise": "hierfl.data.preprocess",
 }
 

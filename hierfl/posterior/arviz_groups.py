@@ -18,6 +18,7 @@ from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.layer_summaries import STATISTICS, Network, split, summaries
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.without_rows import global_sites
+from hierfl.program.sites import dims_of
 
 EXPAND = 1000  # the largest network, in numbers of one client or of the global level, to write out
 ROW, CLIENT = "row", "client"
@@ -46,7 +47,13 @@ class Groups:
         for name, value in {**draws.shared, **draws.own}.items():
             lead = [CLIENT] if name in draws.own else []
             dims: list[str] = []
-            for i, size in enumerate(value.shape[1 + len(lead) :]):
+            sizes = value.shape[1 + len(lead) :]
+            declared = dims_of(self.fit.program.model).get(name, ())
+            if [len(labels) for _, labels in declared] == list(sizes):
+                dims = [dim for dim, _ in declared]
+                self.coords.update({dim: list(labels) for dim, labels in declared})
+                sizes = sizes[:0]
+            for i, size in enumerate(sizes):
                 label = feature_dim(features, size)
                 unnamed = label is None or label in dims  # a dimension may not appear twice
                 dims.append(f"{name}_dim_{i}" if unnamed else str(label))

@@ -26,7 +26,7 @@ from hierfl.posterior.shrinkage import shrinkage, width_of
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.posterior.without_rows import by_state_alone, global_sites, lacks_rows
 from hierfl.program.program import Params
-from hierfl.program.sites import Values
+from hierfl.program.sites import Values, dims_of
 
 COLUMNS = ("site", "entry", "client", "mean", "sd", "low", "high", "shrinkage")
 LOW, HIGH = 0.05, 0.95  # of the draws: the 90 % interval
@@ -236,7 +236,7 @@ def _frame(
     if network is not None:
         entries = [f"{layer} {what}".strip() for layer in network.layers for what in STATISTICS]
     else:
-        entries = _entries(fit, site.at.shape[2:])
+        entries = _entries(fit, name, site.at.shape[2:])
     both = list(product(entries, clients))
     flat = site.at.reshape(4, len(clients), -1).transpose(0, 2, 1).reshape(4, -1)
     columns: dict[str, Any] = {
@@ -251,8 +251,15 @@ def _frame(
     return pd.DataFrame(columns, columns=list(COLUMNS), index=range(len(both)))
 
 
-def _entries(fit: Snapshot, shape: Sequence[int]) -> list[str]:
-    """Return the labels of a site's numbers: names of features where one field alone has as many, else positions."""
+def _entries(fit: Snapshot, name: str, shape: Sequence[int]) -> list[str]:
+    """Return the labels of a site's numbers.
+
+    They are what the model declares (`dims_of`); else names of features where one field alone has as many;
+    else positions.
+    """
+    declared = [labels for _, labels in dims_of(fit.program.model).get(name, ())]
+    if declared and [len(labels) for labels in declared] == list(shape):
+        return [", ".join(entry) for entry in product(*declared)]
     features = fit.federation.data.features
     labels: list[Sequence[str]] = []
     for size in shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -194,6 +194,19 @@ def family(build: Callable[..., Guide], **options: Any) -> Family:
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
         object.__setattr__(made, attribute, getattr(build, attribute))
     return made
+
+
+def dims_of(model: object) -> Mapping[str, Sequence[tuple[str, Sequence[str]]]]:
+    """Return what a model says of its sites' dimensions, as a `hierfl.formula` does; empty for other models.
+
+    Args:
+        model: with a property `dims`, or without.
+
+    Returns:
+        Site -> (name, labels) of each dimension of its event.
+    """
+    found: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = getattr(model, "dims", {})
+    return found if isinstance(found, Mapping) else {}
 
 
 def repeat_over_clients(site: LatentSite, start: Tensor, batch: ClientBatch) -> Tensor:

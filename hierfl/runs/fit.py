@@ -10,6 +10,7 @@ import torch
 from hierfl.core.arguments import expect_path
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
+from hierfl.formulas.frames import Frames, of_frames
 from hierfl.method import Method
 from hierfl.program.sites import Model
 from hierfl.runs.check_arguments import check_kinds
@@ -23,7 +24,7 @@ from hierfl.runs.until_good import run_chosen
 @one_at_a_time
 def fit(
     method: Method | Model,
-    data: ClientData,
+    data: ClientData | Frames,
     *,
     rounds: int | None = None,
     seed: int = 0,
@@ -35,7 +36,7 @@ def fit(
     checkpoint: str | Path | None = None,
     every: int = 10,
     resume: bool = False,
-    held_out: ClientData | None = None,
+    held_out: ClientData | Frames | None = None,
     score_every: int = 10,
     patience: int | None = None,
     progress: bool | None = None,
@@ -49,8 +50,9 @@ def fit(
         method: from `hierfl.methods`, or one's own `Method`. Or a model: then the method is chosen by the rule in
             docs/methods.md, and `Fit.chosen` says which and why. A chosen method that does not stop by itself runs
             for 200 rounds, and anew for 600 and for 2000 where `hierfl.diagnostics.convergence` asks for more;
-            `Fit.posterior` then corrects its draws by importance weights where these can be trusted.
-        data: the clients' training rows.
+            `Fit.posterior` then corrects its draws by importance weights where these can be trusted. A model may
+            be a `hierfl.formula`; without a schema, clients first agree on one.
+        data: the clients' training rows; of a formula one frame with the column of clients, or {client: frame}.
         rounds: exchanges between server and clients, at most: a method that stops by itself may take fewer.
             None: until the method stops by itself, after `method.most_rounds` at the latest, which is the same
             run as with that number; other methods need a number, unless they are chosen here.
@@ -100,6 +102,7 @@ def fit(
         ClientError: a client fails, or its update is not finite; with on_client_error="skip", all clients of a
             round.
     """
+    method, data, held_out = of_frames(method, data, held_out)
     counts: dict[str, object] = {"rounds": rounds, "every": every, "score_every": score_every}
     counts |= {"seed": seed, "cohort": cohort, "chunk": chunk, "patience": patience}
     check_kinds(method, data, held_out, counts | {"least_rows": least_rows})

@@ -18,6 +18,7 @@ from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
 from hierfl.diagnostics.summary import Summary, brief, summary
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of, is_corrected
+from hierfl.formulas.frames import Frames, rows_of
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_data import posterior_data, predictive_data, prior_data
 from hierfl.posterior.arviz_groups import EXPAND
@@ -82,6 +83,10 @@ class Fit:
         clock = Clock(self.progress.round, max(self.rounds, 1))
         return self.federation.server.last(self.progress.server, clock)
 
+    def _rows(self, rows: ClientData | Frames) -> Any:
+        """Return rows as the program reads them: frames are for a fit of a `hierfl.formula`."""
+        return rows_of(self.program.model, rows)
+
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
         """Draw the latent sites as tensors: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
         return posterior_draws(self, draws=draws, seed=seed)
@@ -133,7 +138,7 @@ class Fit:
         )
 
     def posterior_predictive(
-        self, draws: int = 500, *, rows: ClientData | None = None, seed: int = 0
+        self, draws: int = 500, *, rows: ClientData | Frames | None = None, seed: int = 0
     ) -> InferenceData:
         """Draw labels from the posterior predictive distribution.
 
@@ -148,7 +153,8 @@ class Fit:
             KeyError: a client was not fitted.
             ValueError: a field is missing or holds NaN; `draws` is below 1.
         """
-        return predictive_data(self, draws, rows=rows, seed=seed)
+        asked = None if rows is None else self._rows(rows)
+        return predictive_data(self, draws, rows=asked, seed=seed)
 
     def prior(
         self,
@@ -175,7 +181,7 @@ class Fit:
         return prior_data(self, draws, seed=seed, sites=sites, expand=expand, predictive=predictive)
 
     def predict(
-        self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
+        self, rows: ClientData | Frames, *, site: str | None = None, draws: int = 200, seed: int = 0
     ) -> Prediction:
         """Predict each row by its own client's posterior; labels may be absent.
 
@@ -190,10 +196,10 @@ class Fit:
             ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is
                 None.
         """
-        return predict(self, rows, site=site, draws=draws, seed=seed)
+        return predict(self, self._rows(rows), site=site, draws=draws, seed=seed)
 
     def replicate(
-        self, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
+        self, rows: ClientData | Frames, *, site: str | None = None, draws: int = 200, seed: int = 0
     ) -> Tensor:
         """Draw labels of some rows from the posterior predictive distribution, (S, n).
 
@@ -209,9 +215,9 @@ class Fit:
         Raises:
             KeyError, ValueError: as `predict`.
         """
-        return replicate(self, rows, site=site, draws=draws, seed=seed)
+        return replicate(self, self._rows(rows), site=site, draws=draws, seed=seed)
 
-    def personalise(self, data: ClientData, *, rounds: int = 200) -> Fit:
+    def personalise(self, data: ClientData | Frames, *, rounds: int = 200) -> Fit:
         """Infer the local sites of new clients, global params fixed; return a Fit of those clients.
 
         Args:
@@ -222,7 +228,7 @@ class Fit:
         Raises:
             ValueError: a field is missing or holds NaN, or labels that the guide reads are missing.
         """
-        federation, progress = personalised(self, data, rounds)
+        federation, progress = personalised(self, self._rows(data), rounds)
         return replace(self, federation=federation, progress=progress)
 
     def summary(self, *, draws: int | None = None, seed: int = 0) -> Summary:
@@ -275,8 +281,8 @@ class Fit:
         self,
         path: str | Path = "report.html",
         *,
-        held_out: ClientData | None = None,
-        foreign: ClientData | None = None,
+        held_out: ClientData | Frames | None = None,
+        foreign: ClientData | Frames | None = None,
         alone: Fit | None = None,
         site: str | None = None,
         title: str | None = None,
@@ -312,8 +318,8 @@ class Fit:
         return write(
             self,
             path,
-            held_out=held_out,
-            foreign=foreign,
+            held_out=None if held_out is None else self._rows(held_out),
+            foreign=None if foreign is None else self._rows(foreign),
             alone=alone,
             site=site,
             title=title,

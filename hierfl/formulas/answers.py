@@ -1,0 +1,242 @@
+"""What one client answers while clients agree on a schema: counts and sums of its rows, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hierfl.formulas.columns import Kind, kind_of, named, numbers, prepared
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.design import design
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.terms import (
+    ENVIRONMENT,
+    described,
+    options_of,
+    stateful_calls,
+    with_constants,
+)
+from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
+
+
+@dataclass(frozen=True)
+class OfColumn:
+    """What a client answers of one column.
+
+    Args:
+        kind: "number" or "category".
+        unit: that its frame declares in `attrs["units"]`.
+        sums: of a number.
+        counts: of a category, level -> rows, for levels of at least `least_count` rows.
+        hidden: rows of the levels that are not listed.
+        declared: the levels in order where the column is an ordered pandas category.
+    """
+
+    kind: Kind
+    unit: str = ""
+    sums: Sums | None = None
+    counts: Mapping[str, int] | None = None
+    hidden: int = 0
+    declared: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OfGroups:
+    """What a client answers of one kind of group.
+
+    Args:
+        distinct: the number of its groups.
+        counts: group -> rows, for groups of at least `least_count` rows; none where groups are named within clients.
+    """
+
+    distinct: int
+    counts: Mapping[str, int]
+
+
+def of_columns(
+    frame: pd.DataFrame,
+    kinds: Mapping[str, Kind | None],
+    client: str,
+    least: int,
+    known: frozenset[str],
+) -> dict[str, OfColumn]:
+    """Return a client's counts and sums of its columns.
+
+    Args:
+        frame: its rows, none of which misses a value.
+        kinds: column -> "number", "category", or None for what the column holds.
+        client: its name, for messages.
+        least: smallest count of a level that is named.
+        known: columns whose levels are agreed already, of which nothing is told.
+
+    Raises:
+        TypeError, ValueError: a column holds neither numbers nor categories, or not what the formula needs.
+    """
+    found = {}
+    for name, wanted in kinds.items():
+        unit = str(frame.attrs.get("units", {}).get(name, ""))
+        if name in known:
+            found[name] = OfColumn("category", unit, None, {}, 0)
+            continue
+        kind = wanted if wanted == "category" else kind_of(frame[name], name, client)
+        if wanted == "number" and kind != "number":
+            raise ValueError(
+                f"column '{name}' of client '{client}' holds {frame[name].tolist()[0]!r}, and the formula reads it as "
+                f"a number: convert it"
+            )
+        if kind == "number":
+            found[name] = OfColumn("number", unit, sums(numbers(frame[name])))
+            continue
+        counts = Counter(named(frame[name], name, client).tolist())
+        told = {level: n for level, n in counts.items() if n >= least}
+        hidden = sum(counts.values()) - sum(told.values())
+        found[name] = OfColumn("category", unit, None, told, hidden, _declared(frame[name]))
+    return found
+
+
+def _declared(series: Any) -> tuple[str, ...]:
+    """Return the levels of an ordered category, the only order that is told."""
+    if hasattr(series, "cat") and series.cat.ordered:
+        return tuple(map(str, series.cat.categories))
+    return ()
+
+
+def of_groups(
+    frame: pd.DataFrame, by: tuple[str, ...], clients: str, client: str, least: int
+) -> OfGroups:
+    """Return a client's counts of the groups of some columns; the names of groups within clients stay there."""
+    names = group_names(frame, tuple(name for name in by if name != clients), client)
+    counts = Counter(names.tolist())
+    if clients in by:
+        return OfGroups(len(counts), {})
+    return OfGroups(len(counts), {name: n for name, n in counts.items() if n >= least})
+
+
+def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
+    """Return the group of each row, (n,): the names of the columns' values, joined by ":"."""
+    parts = [named(frame[name], name, client) for name in by]
+    if not parts:
+        return np.full(len(frame), "", dtype=np.str_)
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = np.char.add(np.char.add(joined, ":"), part)
+    return joined
+
+
+def count_rare(frame: pd.DataFrame, name: str, client: str, levels: tuple[str, ...]) -> int:
+    """Return how many rows of a client have a level that is not among the agreed ones."""
+    return int((~np.isin(named(frame[name], name, client), levels)).sum())
+
+
+def count_outside(
+    frame: pd.DataFrame, by: tuple[str, ...], client: str, groups: tuple[str, ...]
+) -> int:
+    """Return how many rows of a client lie in none of the agreed groups."""
+    return int((~np.isin(group_names(frame, by, client), groups)).sum())
+
+
+# ------------------------------------------------------------------------------------------ the formula's parts
+@dataclass(frozen=True)
+class OfCall:
+    """What a client answers of the argument of one transform.
+
+    Args:
+        sums: of the argument.
+        more: counts in bins for `bs`, sums of powers for `poly`; () before mean and sd are agreed.
+    """
+
+    sums: Sums
+    more: tuple[float, ...] = ()
+
+
+def of_call(
+    declared: Declaration,
+    schema: Schema,
+    frame: pd.DataFrame,
+    client: str,
+    text: str,
+    at: tuple[float, float] | None,
+) -> OfCall:
+    """Return a client's counts or sums of a transform's argument.
+
+    Args:
+        declared: the formula.
+        schema: what is agreed so far.
+        frame: the client's rows, none of which misses a value.
+        client: its name, for messages.
+        text: the call.
+        at: mean and sd of the argument, once agreed.
+
+    Raises:
+        ValueError: the argument is not finite in some row.
+    """
+    call = next(
+        calls[text]
+        for found in declared.described
+        if text in (calls := stateful_calls(with_constants(found, schema.transforms)))
+    )
+    values = np.asarray(
+        call.args[0].eval(prepared(frame, schema.columns, client), ENVIRONMENT), dtype=np.float64
+    )
+    if not np.isfinite(values).all():
+        row = int((~np.isfinite(values)).argmax())
+        raise ValueError(
+            f"'{text}' is not finite in row {row} of client '{client}': correct the row"
+        )
+    if at is None:
+        return OfCall(sums(values))
+    needs = STATEFUL[str(call.callee)]
+    if needs == "counts":
+        return OfCall(sums(values), counted(values, *at, schema.least_count))
+    return OfCall(sums(values), powers(values, *at, int(options_of(call).get("degree", 1))))
+
+
+@dataclass(frozen=True)
+class OfDesign:
+    """What a client answers of the common columns and the response.
+
+    Args:
+        columns: of the design -> its sums.
+        constant: the columns with one value in all its rows.
+        response: sums of the response; None of a category.
+    """
+
+    columns: Mapping[str, Sums]
+    constant: frozenset[str]
+    response: Sums | None
+
+
+def of_design(declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str) -> OfDesign:
+    """Return a client's sums of the common columns and of the response.
+
+    Args:
+        declared: the formula.
+        schema: what is agreed so far.
+        frame: the client's rows, none of which misses a value.
+        client: its name, for messages.
+
+    Raises:
+        ValueError: a term is not finite in some row, or the response has a value that the family does not have.
+    """
+    common = design(
+        with_constants(described(declared.parts.common), schema.transforms), schema.columns
+    )
+    rows = prepared(frame, schema.columns, client)
+    matrix, _ = common.evaluate(rows, client)
+    names = common.columns
+    constant = {name for j, name in enumerate(names) if np.ptp(matrix[:, j]) == 0.0}
+    response = rows[declared.parts.response]
+    total = None
+    if schema.columns[declared.parts.response].kind == "number":
+        values = response.to_numpy()
+        if "trials" in declared.parts.additions:
+            values = values / rows[declared.parts.additions["trials"]].to_numpy()
+        total = sums(values)
+    return OfDesign(
+        {n: sums(matrix[:, j]) for j, n in enumerate(names)}, frozenset(constant), total
+    )

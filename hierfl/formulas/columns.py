@@ -1,0 +1,267 @@
+"""The columns of one client's frame, as numbers or as names of categories, checked against what clients agreed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hierfl.data.client_ids import MISSING, look_alike
+from hierfl.data.frames import is_column
+
+Kind = Literal["number", "category"]
+Names = NDArray[np.str_]
+
+
+@dataclass(frozen=True)
+class Column:
+    """What clients agree on of one column.
+
+    Args:
+        kind: "number" or "category".
+        unit: of a number, such as "years"; "" where none was declared.
+        mean: of a number over all rows.
+        sd: of a number over all rows.
+        levels: of a category, in order; the first is the reference.
+        rare: the level that stands for all that are not listed; "" where such values are refused.
+    """
+
+    kind: Kind
+    unit: str = ""
+    mean: float = 0.0
+    sd: float = 0.0
+    levels: tuple[str, ...] = ()
+    rare: str = ""
+
+
+def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
+    """Return each client's rows by its name.
+
+    Args:
+        frames: one pandas frame with a column of clients, or {client: frame}.
+        clients: the column's name.
+
+    Raises:
+        TypeError: `frames` is neither.
+        KeyError: the frame has no such column.
+        ValueError: a client has no rows, or no name.
+    """
+    if isinstance(frames, pd.DataFrame):
+        if not is_column(frames, clients):
+            raise KeyError(
+                f"the frame has no column '{clients}', which names the clients: its columns are "
+                f"{list(map(str, frames.columns))}"
+            )
+        names = named(frames[clients], clients, "the frame")
+        if (names == "").any():
+            row = int((names == "").argmax())
+            raise ValueError(
+                f"column '{clients}' has no client in row {row}: name it, or leave the row out"
+            )
+        order = sorted(set(names.tolist()), key=_place(frames[clients]))
+        return {name: frames[names == name] for name in order}
+    if not isinstance(frames, Mapping) or not all(
+        isinstance(frame, pd.DataFrame) for frame in frames.values()
+    ):
+        raise TypeError(
+            f"frames is a {type(frames).__name__}: give one pandas frame with the column '{clients}', or a frame for "
+            f"each client, {{name: frame}}"
+        )
+    if not frames:
+        raise ValueError("frames is empty: give the frame of at least one client")
+    for name, frame in frames.items():
+        if not len(frame):
+            raise ValueError(f"client '{name}' has no rows: leave it out, or give it at least one")
+    return {str(name): frame for name, frame in frames.items()}
+
+
+def _place(series: Any) -> Any:
+    """Return the order of a column's names: of its categories, by number, or by the alphabet."""
+    if hasattr(series, "cat"):
+        at = {_name(v): i for i, v in enumerate(series.cat.categories)}
+        return at.__getitem__
+    if series.dtype.kind in "iuf":
+        return float
+    return str
+
+
+def kind_of(series: Any, name: str, client: str) -> Kind:
+    """Return whether a column holds numbers or categories.
+
+    Raises:
+        TypeError: it holds neither, such as dates.
+        ValueError: it holds numbers written as strings.
+    """
+    if hasattr(series, "cat"):
+        return "category"
+    if series.dtype.kind in "iufb":
+        return "number"
+    values = [v for v in series.tolist() if not _is_missing(v)]
+    if series.dtype.kind in "Mm" or not all(isinstance(v, str | bool | np.bool_) for v in values):
+        odd = next((v for v in values if not isinstance(v, str)), series.dtype)
+        raise TypeError(
+            f"column '{name}' of client '{client}' holds {odd!r}: make it numbers, strings or categories"
+        )
+    if values and all(isinstance(v, bool | np.bool_) for v in values):
+        return "number"
+    digits = next((v for v in values if isinstance(v, str) and _is_number(v)), None)
+    if digits is not None:
+        raise ValueError(
+            f"column '{name}' of client '{client}' holds the number '{digits}' as a string: convert it with "
+            f"pandas.to_numeric, or make the column a category if its values are names"
+        )
+    return "category"
+
+
+def numbers(series: Any) -> NDArray[np.float64]:
+    """Return a column of numbers as float64, NaN where it is missing."""
+    found: NDArray[np.float64] = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
+    return found
+
+
+def named(series: Any, name: str, client: str) -> Names:
+    """Return the names of a column's values, (n,), "" where one is missing; 1.0 is named "1".
+
+    Raises:
+        ValueError: two names look alike.
+    """
+    found = np.array(["" if _is_missing(v) else _name(v) for v in series.tolist()], dtype=np.str_)
+    different = sorted(set(found.tolist()) - {""})
+    alike = look_alike(different, "".join(different)) if different else None
+    if alike:
+        raise ValueError(
+            f"values {alike[0]!r} and {alike[1]!r} of column '{name}' of client '{client}' differ only in spaces or in "
+            f"Unicode form: make them one"
+        )
+    return found
+
+
+def ordered(names: Names) -> tuple[str, ...]:
+    """Return the different names in order: by number where all of them are numbers, else by the alphabet."""
+    different = set(names.tolist()) - {""}
+    if different and all(map(_is_number, different)):
+        return tuple(sorted(different, key=float))
+    return tuple(sorted(different))
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _is_missing(value: Any) -> bool:
+    return bool(pd.isna(value)) or (isinstance(value, str) and value in MISSING)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------ one client's frame
+def complete(
+    frame: pd.DataFrame, columns: Mapping[str, Kind | None], client: str, missing: str
+) -> pd.DataFrame:
+    """Return a client's rows without those that miss a value.
+
+    Args:
+        frame: the client's.
+        columns: column -> its kind, None where it is as the frame has it.
+        client: its name, for messages.
+        missing: "refuse" or "drop".
+
+    Raises:
+        KeyError: the frame lacks a column.
+        ValueError: a value is missing and `missing` is "refuse"; or every row misses one; or a number is
+            infinite.
+    """
+    gone = np.zeros(len(frame), dtype=bool)
+    for name in columns:
+        if not is_column(frame, name):
+            raise KeyError(
+                f"client '{client}' has no column '{name}': its columns are {list(map(str, frame.columns))}"
+            )
+        lost = np.array([_is_missing(v) for v in frame[name].tolist()], dtype=bool)
+        if lost.any() and missing == "refuse":
+            raise ValueError(
+                f"column '{name}' of client '{client}' has {int(lost.sum())} missing values, the first in row "
+                f"{int(lost.argmax())}: fill them, or leave their rows out with formula(..., missing='drop')"
+            )
+        gone |= lost
+        if frame[name].dtype.kind == "f" and np.isinf(frame[name].to_numpy()).any():
+            row = int(np.isinf(frame[name].to_numpy()).argmax())
+            raise ValueError(
+                f"column '{name}' of client '{client}' is infinite in row {row}: mend the value"
+            )
+    if gone.all():
+        raise ValueError(
+            f"every row of client '{client}' misses a value: leave the client out, or fill them"
+        )
+    return frame[~gone] if gone.any() else frame
+
+
+def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int64]:
+    """Return the numbers of a category's levels, (n,).
+
+    Raises:
+        ValueError: a value is none of the agreed levels.
+    """
+    names = named(series, name, client)
+    place = {level: i for i, level in enumerate(column.levels)}
+    codes = np.array(
+        [place.get(v, place.get(column.rare, -1)) for v in names.tolist()], dtype=np.int64
+    )
+    if (codes < 0).any():
+        row = int((codes < 0).argmax())
+        raise ValueError(
+            f"column '{name}' of client '{client}' has the value '{names[row]}' in row {row}, which is none of the "
+            f"agreed levels {', '.join(column.levels)}: correct it, or agree on a schema that has it"
+        )
+    return codes
+
+
+def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) -> pd.DataFrame:
+    """Return a client's columns as `formulae` is to see them: numbers as float64, categories with all their levels.
+
+    Args:
+        frame: the client's, without missing values.
+        columns: column -> what was agreed of it.
+        client: its name, for messages.
+
+    Raises:
+        ValueError: a column is of another kind or unit than agreed, or has a value that is no agreed level.
+    """
+    found: dict[str, Any] = {}
+    for name, column in columns.items():
+        series = frame[name]
+        check_unit(frame, name, client, column.unit)
+        if column.kind == "category":
+            codes = coded(series, name, client, column)
+            found[name] = pd.Categorical.from_codes(
+                codes, categories=list(column.levels), ordered=True
+            )
+            continue
+        if kind_of(series, name, client) != "number":
+            raise ValueError(
+                f"column '{name}' of client '{client}' holds {series.tolist()[0]!r}, and clients have agreed on "
+                f"numbers: convert it, or agree on a schema anew"
+            )
+        found[name] = numbers(series)
+    return pd.DataFrame(found, index=range(len(frame)))
+
+
+def check_unit(frame: pd.DataFrame, name: str, client: str, unit: str) -> None:
+    """Refuse a column whose frame declares another unit, in `frame.attrs["units"]`, than clients have agreed on."""
+    own = str(frame.attrs.get("units", {}).get(name, ""))
+    if own and unit and own != unit:
+        raise ValueError(
+            f"column '{name}' of client '{client}' is in {own}, and clients have agreed on {unit}: convert it"
+        )

@@ -1,0 +1,77 @@
+"""What a user declares: a formula, a family and the column of the clients; and the columns that this reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from hierfl.formulas.columns import Kind
+from hierfl.formulas.parse import Group, Parts, parse
+from hierfl.formulas.terms import coded_columns, columns_of, described
+from hierfl.models.families import ResponseFamily
+
+Missing = Literal["refuse", "drop"]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A formula before clients have agreed on a schema.
+
+    Args:
+        text: the formula.
+        family: of the response.
+        clients: the column that names the clients.
+        missing: "refuse" rows that miss a value, or "drop" them.
+    """
+
+    text: str
+    family: ResponseFamily
+    clients: str
+    missing: Missing = "refuse"
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The formula, taken apart."""
+        return parse(self.text)
+
+    @property
+    def common(self) -> Any:
+        """The common terms as a new `formulae` model, which evaluation changes."""
+        return described(self.parts.common)
+
+    def of_group(self, group: Group) -> Any:
+        """Return the terms of a group as a new `formulae` model."""
+        return described(group.terms)
+
+    @property
+    def described(self) -> tuple[Any, ...]:
+        """The common terms, and those of each group."""
+        return (self.common, *(self.of_group(group) for group in self.parts.groups))
+
+    @cached_property
+    def groupings(self) -> tuple[tuple[str, ...], ...]:
+        """The columns of each kind of group but the clients, each once."""
+        found = dict.fromkeys(group.by for group in self.parts.groups)
+        return tuple(by for by in found if by != (self.clients,))
+
+    @cached_property
+    def columns(self) -> dict[str, Kind | None]:
+        """The columns that terms, response and additions read: "category" where C() makes one; None: as they are."""
+        coded = {name for found in self.described for name in coded_columns(found)}
+        names = [name for found in self.described for name in columns_of(found)]
+        kinds: dict[str, Kind | None] = {
+            name: "category" if name in coded else None for name in dict.fromkeys(names)
+        }
+        labels = self.family.kind in ("category", "ordered")
+        kinds[self.parts.response] = "category" if labels else "number"
+        for addition, column in self.parts.additions.items():
+            kinds[column] = None if addition == "cens" else "number"
+        return kinds
+
+    @property
+    def rows_of(self) -> dict[str, Kind | None]:
+        """All columns of a frame that the formula reads, those of groups too, but for the clients'."""
+        by = {name: None for grouping in self.groupings for name in grouping}
+        found: dict[str, Kind | None] = {**by, **self.columns}
+        return {name: kind for name, kind in found.items() if name != self.clients}

@@ -1,0 +1,165 @@
+"""The columns of a design, evaluated on one client's rows with the constants and levels of the schema."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from formulae.matrices import DesignMatrices
+from formulae.terms.call import Call
+from numpy.typing import NDArray
+
+from hierfl.formulas.columns import Column
+from hierfl.formulas.terms import ENVIRONMENT, columns_of
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a design, `age` or `sex`, which may have several columns.
+
+    Args:
+        name: the term as it is written.
+        columns: the names of its columns, "age", or "sex[male]".
+        coords: the part of each name in brackets, "male"; () of a single number.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    coords: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """The terms of a text, ready to be evaluated on any client's rows.
+
+    Args:
+        terms: in order, without the intercept and offsets.
+        has_intercept: "1" is among the terms.
+        has_offset: offset() is among them.
+        matrix: `formulae`'s matrix; None where there are no terms.
+        offsets: names of the offset terms.
+    """
+
+    terms: tuple[Term, ...]
+    has_intercept: bool
+    matrix: Any
+    offsets: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of all columns, in the order of `evaluate`."""
+        return tuple(name for term in self.terms for name in term.columns)
+
+    def evaluate(self, frame: pd.DataFrame, client: str) -> tuple[Matrix, Matrix]:
+        """Evaluate the terms on a client's rows.
+
+        Args:
+            frame: as `hierfl.formulas.columns.prepared` returns it.
+            client: its name, for messages.
+
+        Returns:
+            The columns, (n, P), and the sum of the offsets, (n,).
+
+        Raises:
+            ValueError: a value is not finite, such as the log of zero.
+        """
+        if self.matrix is None:
+            return np.zeros((len(frame), 0)), np.zeros(len(frame))
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is not finite is refused by name below
+            found = self.matrix.evaluate_new_data(frame)
+        for name, place in found.slices.items():
+            bad = ~np.isfinite(found.design_matrix[:, place]).all(axis=1)
+            if bad.any():
+                raise ValueError(
+                    f"the term '{name}' is not finite in row {int(bad.argmax())} of client '{client}': correct the "
+                    f"row, or take another function"
+                )
+        wanted = [found.design_matrix[:, found.slices[term.name]] for term in self.terms]
+        offset = sum(found.design_matrix[:, found.slices[name]].sum(1) for name in self.offsets)
+        columns = np.concatenate(wanted, 1) if wanted else np.zeros((len(frame), 0))
+        return columns.astype(np.float64), np.zeros(len(frame)) + offset
+
+
+def design(found: Any, columns: Mapping[str, Column]) -> Design:
+    """Return the design of a `formulae` model.
+
+    The model is evaluated once on a frame that is made of the schema, so that codings depend on nothing else.
+
+    Args:
+        found: from `hierfl.formulas.terms.described`, with its constants set.
+        columns: column -> what was agreed of it.
+
+    Raises:
+        ValueError: a category has one level, so that it has no effect; or a term cannot be evaluated.
+    """
+    names = [name for name in columns_of(found) if name in columns]
+    _check_levels(names, columns)
+    size = max([2, *(len(columns[name].levels) for name in names)])
+    frame = pd.DataFrame({name: _typical(columns[name], size) for name in names}, index=range(size))
+    has_intercept = any(type(term).__name__ == "Intercept" for term in found.common_terms)
+    if not any(hasattr(term, "components") for term in found.common_terms):
+        return Design((), has_intercept, None, ())
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            matrix = DesignMatrices(found, frame, ENVIRONMENT).common
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"the terms {', '.join(t.name for t in found.common_terms)} cannot be evaluated ({error}): check the "
+                f"kinds of their columns"
+            ) from error
+    terms, offsets = [], []
+    for name, term in matrix.terms.items():
+        if name == "Intercept":
+            continue
+        if term.kind == "offset":
+            offsets.append(name)
+            continue
+        width = matrix.slices[name].stop - matrix.slices[name].start
+        terms.append(_named(name, term, width))
+    return Design(tuple(terms), has_intercept, matrix, tuple(offsets))
+
+
+def _check_levels(names: list[str], columns: Mapping[str, Column]) -> None:
+    for name in names:
+        if columns[name].kind == "category" and len(columns[name].levels) < 2:
+            level = next(iter(columns[name].levels), "")
+            raise ValueError(
+                f"column '{name}' has the single level '{level}', so that it has no effect: take it out of the formula"
+            )
+
+
+def _typical(column: Column, size: int) -> Any:
+    """Return values of a column: every level of a category; the mean of a number."""
+    if column.kind == "category":
+        codes = np.arange(size) % len(column.levels)
+        return pd.Categorical.from_codes(codes, categories=list(column.levels), ordered=True)
+    return np.full(size, column.mean)
+
+
+def _named(name: str, term: Any, width: int) -> Term:
+    """Return a term with the names of its columns."""
+    labels = tuple(term.labels)
+    if width == 1 and not _is_coded(term):
+        return Term(name, (name,), ())
+    coords = tuple(
+        label.removeprefix(name).strip("[]") if label.startswith(f"{name}[") else label
+        for label in labels
+    )
+    return Term(name, labels, coords)
+
+
+def _is_coded(term: Any) -> bool:
+    """Return whether a term has a category among its parts."""
+    return any(
+        component.kind == "categoric"
+        for component in term.components
+        if isinstance(component, Call) or hasattr(component, "kind")
+    )

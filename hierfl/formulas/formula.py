@@ -1,0 +1,238 @@
+"""`formula`: a mixed model as one line of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.formulas.agree import Rare, agree_on_columns, agree_on_formula, complete_rows
+from hierfl.formulas.columns import by_client
+from hierfl.formulas.declaration import Declaration, Missing
+from hierfl.formulas.dims import Dims, dims
+from hierfl.formulas.layout import Layout, layout
+from hierfl.formulas.priors import all_priors
+from hierfl.formulas.rows import client_data
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.source import additions_of, source
+from hierfl.models import families
+from hierfl.models.families import ResponseFamily
+from hierfl.models.priors import Prior
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """A mixed model as one line of text; with a schema it is a Pyro model, a function of a `ClientBatch`.
+
+    Args:
+        text: the formula.
+        family: of the response.
+        clients: the column that names the clients.
+        priors: of sites, by name.
+        missing: "refuse" rows that miss a value, or "drop" them.
+        schema: that clients have agreed on; None: `hierfl.fit` makes it first.
+    """
+
+    text: str
+    family: ResponseFamily
+    clients: str
+    priors: Mapping[str, Prior] = field(default_factory=dict)
+    missing: Missing = "refuse"
+    schema: Schema | None = None
+
+    @cached_property
+    def declared(self) -> Declaration:
+        """The formula, its family and its clients."""
+        return Declaration(self.text, self.family, self.clients, self.missing)
+
+    @property
+    def agreed(self) -> Schema:
+        """The schema.
+
+        Raises:
+            ValueError: clients have not agreed on one.
+        """
+        if self.schema is None or self.schema.formula != self.text:
+            raise ValueError(
+                f"clients have not agreed on a schema for '{self.text}' yet: fit it, hierfl.fit(formula, frames), "
+                f"or take formula.on(frames)"
+            )
+        return self.schema
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Which coefficients are global and which are a client's own."""
+        return layout(self.declared, self.agreed)
+
+    @cached_property
+    def all_priors(self) -> dict[str, Prior]:
+        """The prior of every site, or of each column of it, the user's and the defaults."""
+        return all_priors(self.declared, self.agreed, self.layout, self.priors)
+
+    def on(self, frames: Any) -> Formula:
+        """Return the formula with the schema that some frames agree on; its own where it has one.
+
+        Args:
+            frames: one frame with the column of clients, or {client: frame}.
+
+        Raises:
+            KeyError, TypeError, ValueError: as `schema`.
+        """
+        if self.schema is not None and self.schema.formula == self.text:
+            return self
+        return replace(self, schema=schema(frames, self, start=self.schema))
+
+    def program(self) -> str:
+        """Return the Pyro program that the formula stands for. It is the text that runs: copy it, and change it.
+
+        Raises:
+            ValueError: clients have not agreed on a schema.
+        """
+        return source(self.declared, self.agreed, self.layout, self.all_priors, "model")
+
+    @cached_property
+    def model(self) -> Callable[[ClientBatch], None]:
+        """The program as a function."""
+        # Its mark would be that of every formula in the process; a recipe holds the formula itself.
+        text = self.program().replace("@hierfl.model\n", "")
+        scope: dict[str, Any] = {}
+        exec(compile(text, f"<program of '{self.text}'>", "exec"), scope)
+        made: Callable[[ClientBatch], None] = scope["model"]
+        return made
+
+    @cached_property
+    def dims(self) -> dict[str, Dims]:
+        """Site -> name and labels of each of its dimensions, for ArviZ and tables."""
+        return dims(self.declared, self.agreed, self.layout)
+
+    def __call__(self, batch: ClientBatch) -> None:
+        """Run the program."""
+        self.model(batch)
+
+    def data(self, frames: Any, *, labelled: bool = True) -> ClientData:
+        """Return clients' rows as the program reads them.
+
+        Args:
+            frames: one frame with the column of clients, or {client: frame}.
+            labelled: the frames have the response.
+
+        Raises:
+            KeyError, TypeError, ValueError: a column is missing, or a value is not as agreed.
+        """
+        return client_data(self.declared, self.agreed, self.layout, frames, labelled=labelled)
+
+
+def formula(
+    text: str,
+    family: str | ResponseFamily = "gaussian",
+    *,
+    clients: str,
+    priors: Mapping[str, Prior] | None = None,
+    missing: Missing = "refuse",
+    schema: Schema | None = None,
+) -> Formula:
+    """Declare a mixed model as one line of text.
+
+        hierfl.fit(hierfl.formula("mortality ~ age + (1 + age | hospital)", "bernoulli", clients="hospital"), frames)
+
+    The syntax is that of brms and lme4. `(1 + age | hospital)` gives each hospital an intercept and a slope of its
+    own, which may be correlated; with `||` they are not. Groups other than the clients' are read off the data:
+    `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them is local, `(1 | year)` at several
+    of them is global. Products `a * b`, `C(x)`, `offset(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)` and
+    functions such as `log(x)` are terms. Additions to the response are `y | trials(n)`, `weights(w)`, and of times
+    `event(status)`, `cens(status, upper)`, `entry(start)`.
+
+    Args:
+        text: the formula.
+        family: of the response, or its name: docs/formulas.md lists them. Default "gaussian".
+        clients: the column that names the clients.
+        priors: site -> distribution of Pyro: "age", or one column "sex[male]"; "b" for all common coefficients,
+            "sd" for all standard deviations of groups, "sd_hospital", "cor" (the concentration of an LKJ), "sigma".
+            Default: weakly informative ones, which `Formula.all_priors` has.
+        missing: "refuse" rows that miss a value, or "drop" them.
+        schema: that clients have agreed on. Default None: `hierfl.fit` makes it from their counts and sums.
+
+    Raises:
+        TypeError: an argument is of another kind.
+        ValueError: the formula cannot be read, or has what is not supported; the message names it and the
+            nearest thing that is.
+    """
+    chosen = families.named(family) if isinstance(family, str) else family
+    if not isinstance(chosen, ResponseFamily):
+        raise TypeError(
+            f"family is {family!r}: give a name such as 'bernoulli', or hierfl.models.families.bernoulli()"
+        )
+    if not isinstance(clients, str):
+        raise TypeError(
+            f"clients is {clients!r}: give the name of the column that names the clients"
+        )
+    if missing not in ("refuse", "drop"):
+        raise ValueError(f"missing is {missing!r}: it must be 'refuse' or 'drop'")
+    made = Formula(text, chosen, clients, dict(priors or {}), missing, schema)
+    made.declared.described  # noqa: B018  # what cannot be read is refused now
+    chosen.expression(additions_of(made.declared))
+    return made
+
+
+def schema(
+    frames: Any,
+    formula: Formula | None = None,
+    *,
+    clients: str | None = None,
+    units: Mapping[str, str] | None = None,
+    levels: Mapping[str, Sequence[str]] | None = None,
+    least_count: int = 5,
+    rare: Rare = "refuse",
+    start: Schema | None = None,
+) -> Schema:
+    """Return what clients agree on before the first round, from counts and sums of each client alone.
+
+    Args:
+        frames: one frame with the column of clients, or {client: frame}. A unit may stand in
+            `frame.attrs["units"]`, column -> unit.
+        formula: what the schema is for. Default None: all columns, and nothing of a formula.
+        clients: the column that names the clients, where there is no formula.
+        units: column -> unit, such as {"age": "years"}.
+        levels: column -> levels of a category, or groups, that are agreed beforehand; clients tell nothing of them.
+        least_count: levels with fewer rows at a client are not named by it.
+        rare: what becomes of a level that no client names: "refuse", or "merge" into the level "other".
+        start: a schema of columns to begin with.
+
+    Raises:
+        KeyError: a client lacks a column.
+        TypeError, ValueError: clients disagree on a column, or a value is not as the formula needs it; the
+            message names the client, the column and the value.
+    """
+    if formula is None and clients is None:
+        raise TypeError(
+            "schema needs clients='hospital', the column that names the clients, or a formula"
+        )
+    if rare not in ("refuse", "merge"):
+        raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
+    if not isinstance(least_count, int) or least_count < 1:
+        raise ValueError(f"least_count is {least_count!r}: it must be an integer, 1 or more")
+    by = formula.clients if formula is not None else str(clients)
+    parts = by_client(frames, by)
+    if formula is None:
+        first = next(iter(parts.values()))
+        kinds: Any = {str(name): None for name in first.columns if name != by}
+        rows = complete_rows(parts, kinds, "drop")
+    else:
+        rows = complete_rows(parts, formula.declared.rows_of, formula.missing)
+        kinds = formula.declared.columns
+    if start is None or not set(kinds) <= set(start.columns):
+        start = agree_on_columns(
+            rows,
+            kinds,
+            by,
+            units=units or {},
+            levels=levels or {},
+            least_count=least_count,
+            rare=rare,
+        )
+    if formula is None:
+        return start
+    return agree_on_formula(start, formula.declared, rows, levels or {})

@@ -1,0 +1,51 @@
+"""Frames in the place of `ClientData`, wherever the model is a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from hierfl.data.clients import ClientData
+from hierfl.formulas.formula import Formula
+
+Frames = pd.DataFrame | Mapping[str, pd.DataFrame]
+M = TypeVar("M")
+
+
+def of_frames(model: M, data: Any, held_out: Any) -> tuple[M, Any, Any]:
+    """Return a model, its rows and held-out rows as `hierfl.fit` runs them: a formula has a schema then.
+
+    What is no formula is returned as it is.
+
+    Args:
+        model: a method, a model or a formula.
+        data: training rows.
+        held_out: rows to score, or None.
+
+    Raises:
+        KeyError, TypeError, ValueError: as `hierfl.schema` and `Formula.data`.
+    """
+    if not isinstance(model, Formula):
+        return model, data, held_out
+    ready: Any = model if isinstance(data, ClientData) else model.on(data)
+    return ready, rows_of(ready, data), None if held_out is None else rows_of(ready, held_out)
+
+
+def rows_of(model: object, rows: Any) -> Any:
+    """Return rows as a program reads them.
+
+    Args:
+        model: of a program.
+        rows: frames where the model is a formula; `ClientData` and all else is returned as it is.
+
+    Raises:
+        KeyError, TypeError, ValueError: as `Formula.data`.
+    """
+    if not isinstance(model, Formula) or isinstance(rows, ClientData):
+        return rows
+    frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
+    response = model.declared.parts.response
+    labelled = all(response in getattr(frame, "columns", ()) for frame in frames)
+    return model.data(rows, labelled=labelled)

@@ -1,0 +1,143 @@
+"""Which coefficient of a formula is global, which is a client's own, and which rows and columns each multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.design import Design, design
+from hierfl.formulas.parse import Group
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.terms import described, with_constants
+
+INTERCEPT = "Intercept"
+Place = Literal["clients", "above", "within", "crossed"]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTerm:
+    """A term with a bar, once it is known how its groups lie to the clients.
+
+    Args:
+        group: as it is written.
+        place: "clients": a client is a group; "above", "within", "crossed" as in `Grouping`.
+        site: name of its coefficients.
+        design: of its terms.
+        columns: names of its columns, Intercept first where it has one.
+        size: the number of its groups, or the largest number at one client.
+        levels: the groups' names; () of clients and of groups within them.
+    """
+
+    group: Group
+    place: Place
+    site: str
+    design: Design
+    columns: tuple[str, ...]
+    size: int
+    levels: tuple[str, ...]
+
+    @property
+    def is_single(self) -> bool:
+        """It is `(1 | g)`: one number a group."""
+        return self.columns == (INTERCEPT,)
+
+    @property
+    def sd(self) -> str:
+        """Name of the site of its standard deviations."""
+        return f"sd_{self.site}"
+
+    @property
+    def cor(self) -> str | None:
+        """Name of its correlations, a deterministic site; None where there are none."""
+        return f"cor_{self.site}" if self.group.correlated and len(self.columns) > 1 else None
+
+    @property
+    def cholesky(self) -> str:
+        """Name of the site of the Cholesky factor of its correlations."""
+        return f"L_{self.site}"
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A formula's coefficients and the columns that they multiply.
+
+    Args:
+        common: the design of the common terms.
+        has_intercept: the site Intercept exists.
+        is_centred: `Intercept`, or the thresholds in its place, are at the means of the common columns.
+        groups: the terms with a bar.
+        own: column -> the term of `groups` at the clients whose coefficient takes the common one as its mean.
+        above: common columns that are constant at each client and move its own intercept.
+        read: the other common columns, which the likelihood reads.
+    """
+
+    common: Design
+    has_intercept: bool
+    is_centred: bool
+    groups: tuple[GroupTerm, ...]
+    own: Mapping[str, GroupTerm]
+    above: tuple[str, ...]
+    read: tuple[str, ...]
+
+    def at(self, place: Place) -> tuple[GroupTerm, ...]:
+        """Return the terms with a bar whose groups lie at a place."""
+        return tuple(term for term in self.groups if term.place == place)
+
+
+def layout(declared: Declaration, schema: Schema) -> Layout:
+    """Return the layout of a formula under a schema.
+
+    Raises:
+        ValueError: two terms would have one name; the message names it.
+    """
+    common = design(
+        with_constants(described(declared.parts.common), schema.transforms), schema.columns
+    )
+    groups: list[GroupTerm] = []
+    for group in declared.parts.groups:
+        groups.append(_group_term(group, declared, schema, {term.site for term in groups}))
+    own: dict[str, GroupTerm] = {}
+    for term in groups:
+        if term.place == "clients":
+            own.update({name: term for name in term.columns if name not in own})
+    takes_intercept = common.has_intercept and declared.family.has_intercept
+    above = tuple(
+        name
+        for name in common.columns
+        if INTERCEPT in own and name not in own and schema.design[name].above
+    )
+    read = tuple(name for name in common.columns if name not in own and name not in above)
+    found = Layout(common, takes_intercept, common.has_intercept, tuple(groups), own, above, read)
+    _check_names(found, declared)
+    return found
+
+
+def _group_term(group: Group, declared: Declaration, schema: Schema, taken: set[str]) -> GroupTerm:
+    terms = design(with_constants(described(group.terms), schema.transforms), schema.columns)
+    if terms.offsets:
+        raise ValueError(f"the term '{group.text}' has an offset: put it among the common terms")
+    columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
+    if not columns:
+        raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
+    site = group.name if group.name not in taken else f"{group.name}.{columns[0]}"
+    if group.by == (declared.clients,):
+        return GroupTerm(group, "clients", site, terms, columns, 0, ())
+    found = schema.groups[group.name]
+    size = found.most if found.level == "within" else len(found.levels)
+    return GroupTerm(group, found.level, site, terms, columns, size, found.levels)
+
+
+def _check_names(found: Layout, declared: Declaration) -> None:
+    """Refuse two sites of one name."""
+    names = [term.name for term in found.common.terms]
+    for group in found.groups:
+        names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]
+    reserved = {INTERCEPT: "the intercept", declared.parts.response: "the response"}
+    for name in names:
+        if name in reserved:
+            raise ValueError(
+                f"the term '{name}' has the name of {reserved[name]}: rename the column"
+            )
+        reserved[name] = "another term"

@@ -1,0 +1,254 @@
+"""The parts of a formula's text: the response with its additions, the common terms and the groups.
+
+`formulae` reads the common terms. What it does not read is separated here, on its own scanner's tokens: brms's
+additions to the response (`y | trials(n)`), uncorrelated groups (`||`) and nested groups (`a/b`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from formulae.scanner import ScanError, Scanner
+
+# Addition to the response -> what its column holds.
+ADDITIONS = {
+    "trials": "the number of trials",
+    "weights": "how many times a row counts in the likelihood",
+    "cens": "how a time is censored: 0 or 'none', 1 or 'right', -1 or 'left', 2 or 'interval'",
+    "event": "1 where a time was observed, 0 where it is right-censored",
+    "upper": "the upper end of the interval in which an event happened",
+    "entry": "the time at which observation began",
+}
+# What other packages call them -> what to write here.
+ELSEWHERE = {
+    "Surv": "time | event(status)",
+    "p": "successes | trials(n)",
+    "prop": "successes | trials(n)",
+    "proportion": "successes | trials(n)",
+    "cbind": "successes | trials(n)",
+    "censored": "time | cens(status)",
+    "trunc": "time | entry(start)",
+    "rate": "count ~ offset(log(exposure))",
+    "se": "a Pyro program with a known scale (docs/recipes.md)",
+    "mi": "a Pyro program with latent values (docs/recipes.md)",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One term in parentheses with a bar, `(1 + age | hospital)`.
+
+    Args:
+        terms: text on the left of the bar, "1 + age".
+        by: columns whose combinations are the groups, ("hospital",), or ("hospital", "ward") for `hospital:ward`.
+        correlated: its coefficients may be correlated: `|`, not `||`.
+    """
+
+    terms: str
+    by: tuple[str, ...]
+    correlated: bool
+
+    @property
+    def name(self) -> str:
+        """The groups' name, "hospital" or "hospital:ward"."""
+        return ":".join(self.by)
+
+    @property
+    def text(self) -> str:
+        """The term as it is written in a formula."""
+        return f"({self.terms} {'|' if self.correlated else '||'} {self.name})"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A formula, taken apart.
+
+    Args:
+        response: the column on the left of `~`.
+        additions: addition -> its column, {"trials": "n"}.
+        common: text of the terms that all clients share, for `formulae`, "1 + age + sex".
+        groups: the terms with a bar.
+    """
+
+    response: str
+    additions: Mapping[str, str]
+    common: str
+    groups: tuple[Group, ...]
+
+
+def parse(text: str) -> Parts:
+    """Take a formula apart.
+
+    Args:
+        text: "y ~ x + (1 + x | hospital)".
+
+    Raises:
+        TypeError: `text` is no string.
+        ValueError: there is no `~` or no response; a parenthesis is open; an addition or a group is not
+            understood; the message names the part and what to write in its place.
+
+    >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").groups[1]
+    Group(terms='1 + age', by=('site', 'ward'), correlated=False)
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"the formula is a {type(text).__name__}: it must be a string, 'y ~ x'")
+    tokens = _tokens(text)
+    at = [i for i, token in enumerate(tokens) if token.kind == "TILDE"]
+    if len(at) != 1:
+        raise ValueError(
+            f"the formula '{text}' has {len(at)} signs '~': write 'response ~ terms', as in 'y ~ x'"
+        )
+    left, right = tokens[: at[0]], tokens[at[0] + 1 :]
+    if not left or not right:
+        raise ValueError(
+            f"the formula '{text}' has nothing on one side of '~': write 'response ~ terms', '1' for no terms"
+        )
+    response, additions = _response(left)
+    common, groups = [], []
+    for sign, term in _summands(right):
+        bars = [i for i, token in enumerate(_inside(term)) if token.kind == "PIPE"]
+        if not bars:
+            common.append((sign, _text(term)))
+            continue
+        if sign == "-":
+            raise ValueError(f"the formula takes '{_text(term)}' away: leave it out instead")
+        groups += list(_groups(_inside(term), bars))
+    _check_different(groups)
+    written = " ".join(f"{sign} {term}" for sign, term in common).removeprefix("+ ")
+    return Parts(response, additions, written or "1", tuple(groups))
+
+
+def _tokens(text: str) -> list[Any]:
+    if not text.strip():
+        raise ValueError("the formula is empty: write 'response ~ terms', as in 'y ~ x'")
+    if text.count("`") % 2:
+        raise ValueError(f"the formula '{text}' has a back-quote that is not closed: close it")
+    try:
+        tokens = Scanner(text).scan(add_intercept=False)[:-1]
+    except ScanError as error:
+        raise ValueError(f"the formula '{text}' cannot be read ({error}): remove it") from error
+    depth = 0
+    for token in tokens:
+        depth += {"LEFT_PAREN": 1, "RIGHT_PAREN": -1}.get(token.kind, 0)
+        if depth < 0:
+            break
+    if depth:
+        raise ValueError(f"the formula '{text}' has a parenthesis without its partner: add it")
+    return tokens
+
+
+def _text(tokens: Sequence[Any]) -> str:
+    """Return tokens as text, with spaces where they help to read it."""
+    out = ""
+    for token in tokens:
+        spaced = token.kind in ("PLUS", "MINUS", "STAR", "SLASH", "PIPE", "EQUAL_EQUAL")
+        out += f" {token.lexeme} " if spaced else token.lexeme
+        out += " " if token.kind == "COMMA" else ""
+    return out.replace("|  |", "||").strip()
+
+
+def _summands(tokens: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the terms of a sum with their signs; what stands in parentheses is one term."""
+    depth, sign = 0, "+"
+    term: list[Any] = []
+    for token in tokens:
+        depth += {"LEFT_PAREN": 1, "RIGHT_PAREN": -1}.get(token.kind, 0)
+        if depth == 0 and token.kind in ("PLUS", "MINUS"):
+            if term:
+                yield sign, term
+            sign, term = token.lexeme, []
+        else:
+            term.append(token)
+    if not term:
+        raise ValueError(f"the formula ends with '{sign}': remove it, or write a term after it")
+    yield sign, term
+
+
+def _inside(term: Sequence[Any]) -> Sequence[Any]:
+    """Return what stands inside the parentheses of a term that is one pair of them."""
+    wrapped = len(term) > 2 and term[0].kind == "LEFT_PAREN" and term[-1].kind == "RIGHT_PAREN"
+    return term[1:-1] if wrapped else term
+
+
+def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
+    """Yield the groups of one term with a bar; `a/b` stands for `a` and `a:b`."""
+    whole = _text(tokens)
+    correlated = len(bars) == 1
+    if len(bars) > 2 or (len(bars) == 2 and bars[1] != bars[0] + 1):
+        raise ValueError(f"the term '({whole})' has several bars: write one term for each")
+    terms, by = _text(tokens[: bars[0]]), tokens[bars[-1] + 1 :]
+    if not terms or not by:
+        raise ValueError(f"the term '({whole})' lacks a side of its bar: write (1 | hospital)")
+    kinds = {token.kind for token in by}
+    if not kinds <= {"IDENTIFIER", "BQNAME", "COLON", "SLASH"}:
+        raise ValueError(
+            f"the groups '{_text(by)}' of '({whole})' are no columns: name one column, a:b for combinations, "
+            f"or a/b for b within a"
+        )
+    columns = [token.lexeme.strip("`") for token in by if token.kind in ("IDENTIFIER", "BQNAME")]
+    signs = [token.kind for token in by if token.kind in ("COLON", "SLASH")]
+    if len(columns) != len(signs) + 1:
+        raise ValueError(
+            f"the groups '{_text(by)}' of '({whole})' are no columns: write a:b or a/b"
+        )
+    for place, sign in enumerate(signs, 1):
+        if sign == "SLASH":
+            yield Group(terms, tuple(columns[:place]), correlated)
+    yield Group(terms, tuple(columns), correlated)
+
+
+def _check_different(groups: Sequence[Group]) -> None:
+    """Refuse two terms of the same groups and the same text."""
+    seen = set()
+    for group in groups:
+        if (group.by, group.terms) in seen:
+            raise ValueError(f"the term '{group.text}' stands in the formula twice: remove one")
+        seen.add((group.by, group.terms))
+
+
+def _response(tokens: Sequence[Any]) -> tuple[str, dict[str, str]]:
+    """Return the response's column and its additions, "time | event(status) + entry(start)"."""
+    kinds = [token.kind for token in tokens]
+    bar = kinds.index("PIPE") if "PIPE" in kinds else len(tokens)
+    name = tokens[:bar]
+    if len(name) != 1 or name[0].kind not in ("IDENTIFIER", "BQNAME"):
+        called = name[0].lexeme if name else ""
+        mend = ELSEWHERE.get(called)
+        raise ValueError(
+            f"the response '{_text(name)}' is no column: "
+            + (f"write {mend}" if mend else "make a column of it first")
+        )
+    additions: dict[str, str] = {}
+    if bar == len(tokens):
+        return name[0].lexeme.strip("`"), additions
+    for _, term in _summands(tokens[bar + 1 :]):
+        for addition, column in _addition(term):
+            if addition in additions:
+                raise ValueError(f"the response has the addition '{addition}' twice: remove one")
+            additions[addition] = column
+    if {"cens", "event"} <= additions.keys():
+        raise ValueError("the response has both cens() and event(): keep one")
+    return name[0].lexeme.strip("`"), additions
+
+
+def _addition(term: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yield an addition and its column; brms's cens(status, upper) is two."""
+    called = term[0].lexeme
+    arguments = [t.lexeme.strip("`") for t in term[2:-1] if t.kind in ("IDENTIFIER", "BQNAME")]
+    plain = {t.kind for t in term[1:]} <= {
+        *("LEFT_PAREN", "RIGHT_PAREN", "IDENTIFIER", "BQNAME", "COMMA")
+    }
+    if called not in ADDITIONS:
+        mend = ELSEWHERE.get(called)
+        known = f"write {mend}" if mend else f"the additions are {', '.join(ADDITIONS)}"
+        raise ValueError(f"the addition '{_text(term)}' of the response is not known: {known}")
+    allowed = 2 if called == "cens" else 1
+    if not plain or not 1 <= len(arguments) <= allowed:
+        raise ValueError(
+            f"the addition '{_text(term)}' needs one column, {ADDITIONS[called]}: write {called}(column)"
+        )
+    yield called, arguments[0]
+    if len(arguments) == 2:
+        yield "upper", arguments[1]

@@ -1,0 +1,116 @@
+"""Priors of a formula's sites: those that the user names, and weakly informative defaults for the rest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+import pyro.distributions as dist
+from torch.distributions import Distribution
+
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.schema import Schema
+from hierfl.models.families import Response, half_student, intercept_prior
+from hierfl.models.priors import Prior, check_scale
+
+Priors = Mapping[str, Prior]
+# How many outcome spreads the change of one predictor by one sd may make: rstanarm's default.
+SLOPE = 2.5
+
+
+def response_of(declared: Declaration, schema: Schema) -> Response:
+    """Return what the schema knows of the response, as the family needs it."""
+    column = schema.columns[declared.parts.response]
+    if schema.response is None:
+        return Response(float("nan"), float("nan"), column.levels)
+    return Response(schema.response.mean, schema.response.sd)
+
+
+def all_priors(
+    declared: Declaration, schema: Schema, found: Layout, own: Priors
+) -> dict[str, Prior]:
+    """Return the prior of each number of each site.
+
+    Defaults, as brms has them where it has proper ones:
+
+    * `Intercept`: StudentT(3, centre, max(2.5, spread)), at the means of the predictors; centre and spread are
+      those of the response on the scale of the linear predictor.
+    * a common coefficient: Normal(0, 2.5 spread / sd of its column), rstanarm's; brms has a flat one.
+    * standard deviations of groups: half-StudentT(3, 0, max(2.5, spread)).
+    * correlations: LKJ(1).
+    * parameters of the family: `ResponseFamily.parameters`.
+
+    Args:
+        declared: the formula.
+        schema: that clients agree on.
+        found: the formula's layout.
+        own: the user's: site, or column of a site, or "b" for all common coefficients, "sd" for all standard
+            deviations of groups, "cor" for all correlations -> prior.
+
+    Returns:
+        Site, or column of a site with several -> prior; for "cor_..." the concentration of the LKJ.
+
+    Raises:
+        ValueError: a key of `own` is no site; the prior of a scale allows negative values.
+        TypeError: a prior is no distribution of Pyro.
+    """
+    response = response_of(declared, schema)
+    centre, spread = declared.family.scale(response)
+    known: dict[str, Prior] = dict(declared.family.parameters(response))
+    if found.has_intercept:
+        known[INTERCEPT] = intercept_prior(centre, spread)
+    for name in found.common.columns:
+        scale = SLOPE * spread / schema.design[name].sd
+        known[name] = dist.Normal(0.0, float(f"{scale:.6g}"))
+    for term in found.groups:
+        known.update(_of_group(term, spread))
+    terms = {term.name for term in found.common.terms} | {g.sd for g in found.groups}
+    _check_keys(own, {*known, *terms, "b", "sd", "cor"})
+    chosen = dict(known)
+    for name, prior in known.items():
+        chosen[name] = _chosen(name, prior, found, own)
+    return chosen
+
+
+def _of_group(term: GroupTerm, spread: float) -> dict[str, Prior]:
+    names = [f"{term.sd}[{column}]" for column in term.columns] if not term.is_single else [term.sd]
+    found: dict[str, Prior] = {name: half_student(spread) for name in names}
+    return found | ({term.cor: 1.0} if term.cor else {})
+
+
+def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
+    """Return the prior that the user gives for a site or column, by its own name first; else the default."""
+    keys = [name]
+    keys += [term.name for term in found.common.terms if name in term.columns]
+    if name in found.common.columns:
+        keys.append("b")
+    for term in found.groups:
+        if name == term.sd or name.startswith(f"{term.sd}["):
+            keys += [term.sd, "sd"]
+        if name == term.cor:
+            keys.append("cor")
+    prior = next((own[key] for key in keys if key in own), default)
+    if "cor" in keys:
+        if isinstance(prior, Distribution) or not float(prior) > 0.0:
+            raise ValueError(
+                f"the prior of '{name}' is {prior}: give the concentration of an LKJ, a number > 0"
+            )
+        return float(prior)
+    if not isinstance(prior, Distribution):
+        raise TypeError(
+            f"the prior of '{name}' is {prior!r}: give a distribution of Pyro, such as dist.Normal(0, 1)"
+        )
+    if "sd" in keys:
+        check_scale(f"the prior of '{name}'", prior)
+    return prior
+
+
+def _check_keys(own: Priors, known: set[str]) -> None:
+    for key in own:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            mend = f"did you mean '{near[0]}'? " if near else ""
+            raise ValueError(
+                f"priors has '{key}', which the formula does not have: {mend}it has {', '.join(sorted(known))}"
+            )

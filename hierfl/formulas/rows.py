@@ -1,0 +1,239 @@
+"""Clients' frames as the `ClientData` that a formula's program reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from hierfl.data.clients import ClientData
+from hierfl.formulas.answers import group_names
+from hierfl.formulas.columns import by_client, complete, prepared
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.source import columns_field, index_of, rows_of_above
+
+Fields = dict[str, NDArray[Any]]
+# brms's words for its codes of censoring
+CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2}
+
+
+def client_data(
+    declared: Declaration, schema: Schema, found: Layout, frames: Any, *, labelled: bool
+) -> ClientData:
+    """Return the rows of clients as the formula's program reads them.
+
+    Args:
+        declared: the formula.
+        schema: that clients agree on.
+        found: the formula's layout.
+        frames: one frame with the column of clients, or {client: frame}.
+        labelled: the frames have the response.
+
+    Raises:
+        KeyError, TypeError, ValueError: a column is missing, or has a value that is not as agreed; the message
+            names the client, the column and the value.
+    """
+    kinds = dict(declared.rows_of)
+    if not labelled:
+        for name in (declared.parts.response, *_of_response(declared)):
+            kinds.pop(name, None)
+    rows: dict[str, Fields] = {}
+    above: dict[str, Fields] = {}
+    for client, frame in by_client(frames, declared.clients).items():
+        own = complete(frame, kinds, client, declared.missing)
+        rows[client], above[client] = _of_client(declared, schema, found, own, client, labelled)
+    names = next(iter(above.values()))
+    tensors = {
+        name: torch.as_tensor(np.stack([fields[name] for fields in above.values()]))
+        for name in names
+    }
+    return ClientData.from_clients(
+        {client: {n: _tensor(v) for n, v in fields.items()} for client, fields in rows.items()},
+        client_fields={n: _of_dtype(v) for n, v in tensors.items()},
+    )
+
+
+def _tensor(values: NDArray[Any]) -> torch.Tensor:
+    return _of_dtype(torch.tensor(values))
+
+
+def _of_dtype(values: torch.Tensor) -> torch.Tensor:
+    return values.to(torch.get_default_dtype()) if values.is_floating_point() else values
+
+
+def _of_response(declared: Declaration) -> tuple[str, ...]:
+    """Return the columns of additions that only a known response has: censoring and weights."""
+    return tuple(
+        column
+        for addition, column in declared.parts.additions.items()
+        if addition not in declared.family.required
+    )
+
+
+def _of_client(
+    declared: Declaration,
+    schema: Schema,
+    found: Layout,
+    frame: pd.DataFrame,
+    client: str,
+    labelled: bool,
+) -> tuple[Fields, Fields]:
+    """Return the fields of a client's rows, and those of the client itself."""
+    known = {name: column for name, column in schema.columns.items() if name in frame.columns}
+    ready = prepared(
+        frame, {n: c for n, c in known.items() if n in _needed(declared, labelled)}, client
+    )
+    fields: Fields = {}
+    matrix, offset = found.common.evaluate(ready, client)
+    place = {name: j for j, name in enumerate(found.common.columns)}
+    if found.read:
+        fields["x"] = matrix[:, [place[name] for name in found.read]]
+    if found.common.offsets:
+        fields["offset"] = offset
+    for term in found.groups:
+        fields.update(_of_group(term, found, schema, ready, frame, client))
+    if labelled:
+        fields.update(_labels(declared, schema, ready, client))
+    if not fields:
+        fields["ones"] = np.ones(len(ready))
+    of_client: Fields = {}
+    if found.above:
+        _check_constant(found, matrix, place, client)
+        of_client["above"] = matrix[0, [place[name] for name in found.above]]
+    for term in found.at("above"):
+        of_client[index_of(term)] = _groups_of(term, frame, client)[0]
+    return fields, of_client
+
+
+def _needed(declared: Declaration, labelled: bool) -> set[str]:
+    names = set(declared.columns)
+    return names if labelled else names - {declared.parts.response, *_of_response(declared)}
+
+
+def _check_constant(found: Layout, matrix: Any, place: Mapping[str, int], client: str) -> None:
+    for name in found.above:
+        values = matrix[:, place[name]]
+        if np.ptp(values) != 0.0:
+            raise ValueError(
+                f"the column '{name}' has several values at client '{client}', such as {values.min():.6g} and "
+                f"{values.max():.6g}; clients have agreed that it has one at each: agree on a schema anew"
+            )
+
+
+def _of_group(
+    term: GroupTerm,
+    found: Layout,
+    schema: Schema,
+    ready: pd.DataFrame,
+    frame: pd.DataFrame,
+    client: str,
+) -> Fields:
+    """Return the columns of a term with a bar, and the number of each row's group."""
+    fields: Fields = {}
+    matrix, _ = term.design.evaluate(ready, client)
+    if INTERCEPT in term.columns:
+        matrix = np.concatenate([np.ones((len(ready), 1)), matrix], axis=1)
+    if term.place == "above":
+        left = rows_of_above(found, term)
+        # The own coefficients take up the others.
+        matrix = matrix * np.array([name in left for name in term.columns])
+        if not left:
+            return fields
+    if not term.is_single:
+        fields[columns_field(term)] = matrix
+    if term.place == "crossed":
+        fields[index_of(term)] = _groups_of(term, frame, client)
+    if term.place == "within":
+        by = tuple(name for name in term.group.by if name != schema.clients)
+        names = group_names(frame, by, client)
+        levels, codes = np.unique(names, return_inverse=True)
+        if len(levels) > term.size:
+            raise ValueError(
+                f"client '{client}' has {len(levels)} groups of '{term.group.name}', and clients have agreed on at "
+                f"most {term.size}: agree on a schema anew"
+            )
+        fields[index_of(term)] = codes.astype(np.int64)
+    return fields
+
+
+def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.int64]:
+    """Return the number of each row's group among the agreed ones, (n,).
+
+    Raises:
+        ValueError: a group is not among them.
+    """
+    names = group_names(frame, term.group.by, client)
+    if term.place == "above" and len(set(names.tolist())) > 1:
+        raise ValueError(
+            f"client '{client}' lies in the groups {', '.join(sorted(set(names.tolist()))[:2])} of "
+            f"'{term.group.name}'; clients have agreed that each lies in one: agree on a schema anew"
+        )
+    place = {level: i for i, level in enumerate(term.levels)}
+    codes = np.array([place.get(name, -1) for name in names.tolist()], dtype=np.int64)
+    if (codes < 0).any():
+        row = int((codes < 0).argmax())
+        raise ValueError(
+            f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, which is none of "
+            f"{', '.join(term.levels)}: agree on a schema that has it"
+        )
+    return codes
+
+
+def _labels(declared: Declaration, schema: Schema, ready: pd.DataFrame, client: str) -> Fields:
+    """Return the response and its additions, once the family can have them."""
+    column = ready[declared.parts.response]
+    labels = column.cat.codes.to_numpy() if hasattr(column, "cat") else column.to_numpy()
+    fields: Fields = {"y": np.asarray(labels, dtype=np.float64)}
+    for addition, name in declared.parts.additions.items():
+        values = ready[name]
+        if addition == "cens":
+            fields["cens"] = _codes(values, name, client)
+        elif addition == "event":
+            fields["cens"] = _of_events(values, name, client)
+        else:
+            fields[addition] = values.to_numpy(dtype=np.float64)
+    if "weights" in fields and not (fields["weights"] >= 0.0).all():
+        row = int((fields["weights"] < 0.0).argmax())
+        raise ValueError(
+            f"the weight in row {row} of client '{client}' is {fields['weights'][row]}: it must be 0 or more"
+        )
+    read = {name: v for name, v in fields.items() if name in declared.family.additions}
+    try:
+        declared.family.check(fields["y"], read)
+    except ValueError as error:
+        raise ValueError(
+            f"column '{declared.parts.response}' of client '{client}': {error}"
+        ) from error
+    return fields
+
+
+def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
+    """Return brms's codes of censoring, of codes or of its words."""
+    if hasattr(values, "cat"):
+        words = values.astype(str).tolist()
+        odd = next((w for w in words if w not in CENSORED), None)
+        if odd is not None:
+            raise ValueError(
+                f"column '{name}' of client '{client}' has the value '{odd}': censoring is none, right, left "
+                f"or interval"
+            )
+        return np.array([CENSORED[w] for w in words], dtype=np.float64)
+    return values.to_numpy(dtype=np.float64)
+
+
+def _of_events(values: Any, name: str, client: str) -> NDArray[np.float64]:
+    """Return codes of censoring from events: 1 where a time was observed, 0 where it is right-censored."""
+    found = values.to_numpy(dtype=np.float64)
+    if not np.isin(found, (0.0, 1.0)).all():
+        row = int((~np.isin(found, (0.0, 1.0))).argmax())
+        raise ValueError(
+            f"column '{name}' of client '{client}' has the value {found[row]:g} in row {row}: event() is 1 for an "
+            f"observed time and 0 for a right-censored one"
+        )
+    return 1.0 - found

@@ -1,0 +1,175 @@
+"""The schema that clients agree on before the first round, as JSON that people can read, compare and sign."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hierfl.formulas.columns import Column
+from hierfl.formulas.transforms import Constants
+
+Level = Literal["above", "within", "crossed"]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """What clients agree on of groups other than the clients.
+
+    Args:
+        level: "above", each client lies in one group; "within", each group lies in one client; "crossed", groups
+            are the same at several clients.
+        levels: the groups' names; none of those within clients, which stay there.
+        most: of groups within clients, the largest number at one client.
+    """
+
+    level: Level
+    levels: tuple[str, ...] = ()
+    most: int = 0
+
+
+@dataclass(frozen=True)
+class Margin:
+    """Mean and sd over all rows of the response, or of one column of the design.
+
+    Args:
+        mean: over all rows.
+        sd: over all rows.
+        above: every client has one value in all its rows.
+    """
+
+    mean: float
+    sd: float
+    above: bool = False
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What clients have agreed on.
+
+    Args:
+        clients: the column that names the clients.
+        rows: of all clients together.
+        least_count: smallest count of a category at one client that left it.
+        columns: column -> its kind, unit, mean and sd, or levels.
+        formula: that the rest is about; "" where the schema is of columns alone.
+        transforms: call in the formula -> its constants.
+        groups: groups other than clients -> how they lie to the clients.
+        design: column of the design -> its mean and sd.
+        response: mean and sd of the response; None of a category.
+    """
+
+    clients: str
+    rows: int
+    least_count: int
+    columns: Mapping[str, Column]
+    formula: str = ""
+    transforms: Mapping[str, Constants] = field(default_factory=dict)
+    groups: Mapping[str, Grouping] = field(default_factory=dict)
+    design: Mapping[str, Margin] = field(default_factory=dict)
+    response: Margin | None = None
+
+    def json(self) -> str:
+        """Return the schema as JSON, with sorted keys so that two can be compared line by line."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the schema to a file.
+
+        Raises:
+            FileExistsError: the file holds another text.
+        """
+        path = Path(path)
+        if path.exists() and path.read_text() != self.json():
+            raise FileExistsError(
+                f"'{path}' holds another text: remove it, or save under another name"
+            )
+        path.write_text(self.json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schema:
+        """Read a schema from a file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it holds no schema; the message names the part.
+        """
+        return cls.of_json(Path(path).read_text())
+
+    @classmethod
+    def of_json(cls, text: str) -> Schema:
+        """Return the schema of a text.
+
+        Raises:
+            ValueError: the text is no JSON, lacks a part, or a part is of another kind.
+        """
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the schema is no JSON ({error}): save it again") from error
+        return _remade(cls, found, "schema")
+
+
+# Part of a schema -> what its entries are.
+_ENTRIES: dict[str, type] = {
+    "columns": Column,
+    "transforms": Constants,
+    "groups": Grouping,
+    "design": Margin,
+}
+_ONE_OF = {"kind": ("number", "category"), "level": ("above", "within", "crossed")}
+
+
+def _remade(made: type, found: Any, place: str) -> Any:
+    """Return a dataclass from a JSON object whose entries are checked one by one."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{place} is {found!r}: it must be an object with names")
+    known = made.__dataclass_fields__  # type: ignore[attr-defined]
+    unknown = set(found) - set(known)
+    if unknown:
+        raise ValueError(f"{place} has the unknown part '{min(unknown)}': remove it")
+    values = {name: _part(name, value, f"{place}.{name}") for name, value in found.items()}
+    try:
+        return made(**values)
+    except TypeError as error:
+        raise ValueError(f"{place} lacks a part ({error}): save it again") from error
+
+
+def _part(name: str, value: Any, place: str) -> Any:
+    if name in _ENTRIES:
+        if not isinstance(value, dict):
+            raise ValueError(f"{place} is {value!r}: it must be an object with names")
+        return {
+            key: _remade(_ENTRIES[name], entry, f"{place}['{key}']") for key, entry in value.items()
+        }
+    if name == "response":
+        return None if value is None else _remade(Margin, value, place)
+    if name in _ONE_OF and value not in _ONE_OF[name]:
+        raise ValueError(f"{place} is {value!r}: it must be one of {', '.join(_ONE_OF[name])}")
+    if name in ("levels", "knots", "polynomials"):
+        if not isinstance(value, list):
+            raise ValueError(f"{place} is {value!r}: it must be a list")
+        return tuple(tuple(v) if isinstance(v, list) else _leaf(name, v, place) for v in value)
+    return _leaf(name, value, place)
+
+
+_TEXT = {"clients", "formula", "unit", "rare", "levels", "kind", "level"}
+_WHOLE = {"rows", "least_count", "most", "degree"}
+
+
+def _leaf(name: str, value: Any, place: str) -> Any:
+    """Return a single value once it is of the kind that its part has."""
+    if name in _TEXT:
+        right, wanted = isinstance(value, str), "a string"
+    elif name == "above":
+        right, wanted = isinstance(value, bool), "true or false"
+    elif name in _WHOLE:
+        right, wanted = isinstance(value, int) and not isinstance(value, bool), "an integer"
+    else:
+        right = isinstance(value, int | float) and not isinstance(value, bool)
+        wanted = "a number"
+    if not right:
+        raise ValueError(f"{place} is {value!r}: it must be {wanted}")
+    return value

@@ -1,0 +1,217 @@
+"""Transforms whose constants clients agree on: `scale`, `center`, `bs` and `poly`.
+
+In `formulae` a transform learns its constants from the first frame that it sees. Here they come from counts
+and sums of all clients, and every client applies the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import BSpline
+
+Values = NDArray[np.float64]
+
+# Transform -> what else it needs of its argument besides mean and sd.
+STATEFUL = {"scale": "", "standardize": "", "center": "", "bs": "counts", "poly": "powers"}
+NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")
+# Functions of numbers that a formula may call, besides the transforms above and formulae's C, S, T, I, offset.
+FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
+FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
+CODINGS = ("C", "S", "T")
+OTHERS = ("I", "offset")
+# What other packages offer -> the nearest that is there.
+NEAREST = {
+    "s": "bs(x, df=5)",
+    "t2": "bs(x, df=5)",
+    "te": "bs(x, df=5) of each",
+    "ns": "bs(x, df=5)",
+    "cr": "bs(x, df=5)",
+    "cc": "bs(x, df=5)",
+    "tp": "bs(x, df=5)",
+    "rcs": "bs(x, df=5)",
+    "hsgp": "bs(x, df=5)",
+    "gp": "a Pyro program with batch.joint_normal (docs/recipes.md)",
+    "mo": "C(x), or x as a number",
+    "me": "a Pyro program with measurement error (docs/recipes.md)",
+    "factor": "C(x)",
+    "as.factor": "C(x)",
+    "log2p": "log2(x + 1)",
+    "B": "a column of 0 and 1",
+    "binary": "a column of 0 and 1",
+    "mi": "a Pyro program with latent values (docs/recipes.md)",
+}
+# Edges of the bins in which values are counted, in sds from the mean: quantiles are found to a fraction of a bin.
+EDGES = np.linspace(-6.0, 6.0, 241)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What clients agree on of one transform's argument.
+
+    Args:
+        mean: of the argument over all rows.
+        sd: its standard deviation over all rows, with n in the denominator.
+        knots: of `bs`, the ends repeated, as `scipy.interpolate.BSpline` takes them.
+        degree: of `bs` or `poly`.
+        polynomials: of `poly`, row j has the coefficients of the polynomial of degree j + 1 in (x - mean) / sd,
+            lowest power first.
+    """
+
+    mean: float
+    sd: float
+    knots: tuple[float, ...] = ()
+    degree: int = 0
+    polynomials: tuple[tuple[float, ...], ...] = ()
+
+    def __call__(self, name: str, x: Any) -> Values:
+        """Apply a transform to values.
+
+        Args:
+            name: of the transform.
+            x: (n,).
+
+        Returns:
+            (n,), or (n, columns) of `bs` and `poly`.
+        """
+        values = np.asarray(x, dtype=np.float64)
+        if name == "center":
+            return values - self.mean
+        if name == "bs":
+            basis = BSpline.design_matrix(
+                values, np.array(self.knots), self.degree, extrapolate=True
+            )
+            # All columns sum to one, which the intercept has already: the first is dropped, as in R.
+            dense: Values = basis.toarray()[:, 1:]
+            return dense
+        scaled = (values - self.mean) / self.sd
+        if name == "poly":
+            powers = scaled[:, None] ** np.arange(self.degree + 1)
+            columns: Values = powers @ np.array(self.polynomials).T
+            return columns
+        return scaled
+
+
+def applied(name: str, constants: Constants) -> Callable[..., Values]:
+    """Return a transform with its constants, to be called as the formula calls it."""
+    return lambda x, *args, **options: constants(name, x)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What one client returns of one argument.
+
+    Args:
+        count: of its rows.
+        total: sum of the values.
+        squares: sum of their squares.
+    """
+
+    count: int
+    total: float
+    squares: float
+
+
+def sums(values: Values) -> Sums:
+    """Return a client's count, sum and sum of squares."""
+    return Sums(len(values), float(values.sum()), float((values**2).sum()))
+
+
+def moments(parts: Sequence[Sums]) -> tuple[float, float]:
+    """Return mean and sd over all clients, the sd with n in the denominator."""
+    count = sum(part.count for part in parts)
+    mean = sum(part.total for part in parts) / count
+    variance = sum(part.squares for part in parts) / count - mean**2
+    # The difference of two large sums has an error of their rounding, which may exceed a small variance.
+    rounding = 1e-14 * sum(part.squares for part in parts) / count
+    return mean, float(np.sqrt(variance)) if variance > 16 * rounding else 0.0
+
+
+def counted(values: Values, mean: float, sd: float, least: int) -> tuple[int, ...]:
+    """Return how many values lie at or below each of `EDGES`, rounded to multiples of `least`."""
+    below = np.searchsorted(np.sort((values - mean) / sd), EDGES, side="right")
+    return tuple(int(n) for n in least * np.rint(below / least))
+
+
+def powers(values: Values, mean: float, sd: float, degree: int) -> tuple[float, ...]:
+    """Return the sums of the powers 0 to 2 `degree` of the standardised values."""
+    scaled = (values - mean) / sd
+    return tuple(float((scaled**j).sum()) for j in range(2 * degree + 1))
+
+
+def spline_of(
+    name: str, mean: float, sd: float, counts: Sequence[Sequence[int]], options: Mapping[str, Any]
+) -> Constants:
+    """Return the knots of `bs` from counts of all clients.
+
+    Args:
+        name: the call, for messages.
+        mean: of the argument.
+        sd: of the argument.
+        counts: of each client, as `counted` returns them.
+        options: of the call: df, degree, lower_bound, upper_bound.
+
+    Raises:
+        ValueError: df is not given or too small; the bounds leave knots outside; an option is not known.
+    """
+    unknown = set(options) - {"df", "degree", "lower_bound", "upper_bound"}
+    if unknown:
+        raise ValueError(
+            f"'{name}' has the option '{min(unknown)}', which is not known: give df, degree, lower_bound or "
+            f"upper_bound"
+        )
+    degree, df = options.get("degree", 3), options.get("df")
+    if not isinstance(df, int) or df < max(degree, 1):
+        raise ValueError(
+            f"'{name}' has df {df}: give the number of its columns, at least its degree {degree}"
+        )
+    total = np.sum(np.array(counts, dtype=np.float64), axis=0)
+    at = mean + sd * EDGES
+    found = np.flatnonzero((total > 0) & (total < total[-1]))
+    ends = (at[max(found[0] - 1, 0)], at[found[-1] + 1]) if len(found) else (at[0], at[-1])
+    low, high = options.get("lower_bound", ends[0]), options.get("upper_bound", ends[1])
+    wanted = np.linspace(0, 1, df - degree + 2)[1:-1] * total[-1]
+    inner = np.interp(wanted, total, at)
+    if not low < high or np.any(inner <= low) or np.any(inner >= high):
+        raise ValueError(
+            f"'{name}' has knots {inner.round(4).tolist()} that are not between its bounds {low:.4g} and "
+            f"{high:.4g}: give lower_bound and upper_bound around them"
+        )
+    knots = np.concatenate([[low] * (degree + 1), inner, [high] * (degree + 1)])
+    return Constants(mean, sd, tuple(map(float, knots)), degree)
+
+
+def polynomials_of(
+    name: str, mean: float, sd: float, sums_of_powers: Sequence[Sequence[float]], degree: int
+) -> Constants:
+    """Return polynomials that are uncorrelated and have sd 1 over all rows.
+
+    They are R's `poly` times the square root of n. Row j of the inverse Cholesky factor of the moments
+    E[u^(i + j)] has the coefficients of degree j (Golub and Welsch 1969, doi:10.2307/2004418).
+
+    Args:
+        name: the call, for messages.
+        mean: of the argument.
+        sd: of the argument.
+        sums_of_powers: of each client, as `powers` returns them.
+        degree: the highest.
+
+    Raises:
+        ValueError: there are no more different values than `degree`.
+    """
+    total = np.sum(np.array(sums_of_powers), axis=0)
+    average = total / total[0]
+    hankel = average[np.add.outer(np.arange(degree + 1), np.arange(degree + 1))]
+    try:
+        lower = np.linalg.cholesky(hankel)
+        rows = np.linalg.inv(lower)[1:]
+    except np.linalg.LinAlgError as error:
+        raise ValueError(
+            f"'{name}' has too few different values for degree {degree}: lower the degree"
+        ) from error
+    return Constants(mean, sd, (), degree, tuple(tuple(map(float, row)) for row in rows))
