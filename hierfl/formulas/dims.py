@@ -43,8 +43,8 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
         if group.place == "clients" and many:
             sites[group.site] = many
         if group.place in ("above", "crossed"):
-            sites[group.site] = ((group.group.name, group.levels), *many)
+            sites[group.site] = ((f"{group.site}_group", group.levels), *many)
         if group.place == "within":
             numbers = tuple(str(i) for i in range(group.size))
-            sites[group.site] = ((f"{group.site}_number", numbers), *many)
+            sites[group.site] = ((f"{group.site}_group", numbers), *many)
     return sites

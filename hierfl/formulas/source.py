@@ -40,9 +40,8 @@ TAKEN = {
         "eta",
         "loc",
         "base",
-        "own",
+        "means",
         "read",
-        "above",
     ),
     *keyword.kwlist,
 }
@@ -69,6 +68,8 @@ class Writer:
     def sample(self, site: str, distribution: str, *, note: str = "") -> None:
         """Add the line that draws a site."""
         name = self.named(site)
+        # Names of levels come from data: none may end the comment and go on as code.
+        note = "".join(c if c.isprintable() else "?" for c in note)
         self.add(
             f"{name} = pyro.sample({site!r}, {distribution})" + (f"  # {note}" if note else "")
         )
@@ -225,8 +226,8 @@ def _deviations(group: GroupTerm, scale: str, cor: str | None, outputs: int) -> 
         normal = (
             f"dist.MultivariateNormal(torch.zeros({size}), scale_tril={scale}[:, None] * {cor})"
         )
-        return f"{normal}.expand([{group.size}]).to_event(1)"
-    zeros = f"torch.zeros({group.size})" if single else f"torch.zeros({group.size}, {size})"
+        return f"{normal}.expand([{int(group.size)}]).to_event(1)"
+    zeros = f"torch.zeros({int(group.size)})" if single else f"torch.zeros({int(group.size)}, {size})"
     return f"dist.Normal({zeros}, {scale}).to_event({1 if single else 2})"
 
 
@@ -251,17 +252,19 @@ def _vector(out: Writer, found: Layout, names: Sequence[str]) -> str:
 def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
     """Write the predictor of a row whose columns are all zero."""
     start = out.named(INTERCEPT) if found.has_intercept else ""
-    names = [n for n in found.common.columns if schema.design[n].mean != 0.0]
+    # A mean of 1e-17 is the rounding of a column that is centred already.
+    margins = {n: schema.design[n] for n in found.common.columns}
+    names = [n for n, of in margins.items() if abs(of.mean) > 1e-9 * of.sd]
+    if found.read:
+        out.add(f"read = {_vector(out, found, found.read)}")
     if not found.is_centred or not names:
         out.add(f"base = {start or 'torch.zeros(())'}")
         return
-    means = ", ".join(f"{schema.design[n].mean:.9g}" for n in names)
-    product = f"(torch.tensor([{means}]){'[:, None]' if outputs > 1 else ''} * {_vector(out, found, names)}).sum(0)"
-    out.add(
-        f"base = {start} - {product}  # where all predictors are 0"
-        if start
-        else f"base = -{product}"
-    )
+    out.add(f"means = torch.tensor([{', '.join(f'{margins[n].mean:.9g}' for n in names)}])")
+    slopes = "read" if tuple(names) == found.read else _vector(out, found, names)
+    wide = "means[:, None]" if outputs > 1 else "means"
+    where = "  # where all predictors are 0"
+    out.add(f"base = {start + ' ' if start else ''}- ({wide} * {slopes}).sum(0){where}")
 
 
 def _own(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> None:
@@ -329,7 +332,7 @@ def _predictor(out: Writer, found: Layout, outputs: int) -> None:
     if found.common.offsets:
         parts.append("batch.offset[..., None]" if outputs > 1 else "batch.offset")
     if found.read:
-        parts.append(_product("batch.x", _vector(out, found, found.read), outputs))
+        parts.append(_product("batch.x", "read", outputs))
     for term in found.at("clients"):
         own = out.named(term.site)
         if term.is_single and outputs == 1:

@@ -127,7 +127,7 @@ def with_constants(found: Any, constants: Mapping[str, Constants]) -> Any:
         found: the model; it is changed.
         constants: text of a call -> its constants.
     """
-    for text, call in stateful_calls(found).items():
-        if text in constants:
-            call.stateful_transform = applied(str(call.callee), constants[text])
+    for call in calls(found):  # products hold copies of their parts
+        if str(call) in constants:
+            call.stateful_transform = applied(str(call.callee), constants[str(call)])
     return found

@@ -180,7 +180,8 @@ def seen_linear(program: Program) -> Linear:
     if not own.size:
         return UNKNOWN
     g = torch.Generator().manual_seed(0)
-    batch = perturbed(program.prototype, names_of_labels=frozenset(program.labels.values()), g=g)
+    labels = frozenset(program.labels.values())
+    batch = perturbed(program.prototype, names_of_labels=labels, g=g, codes=program.codes)
     with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
         found = frozenset(
             name for name in names if _try(partial(_is_linear, program, name, batch, g))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -16,12 +17,30 @@ from hierfl.program.traces import Site, samples
 
 
 def perturbed(
-    batch: ClientBatch, *, names_of_labels: frozenset[str], g: torch.Generator
+    batch: ClientBatch,
+    *,
+    names_of_labels: frozenset[str],
+    g: torch.Generator,
+    codes: Mapping[str, tuple[int, int]] | None = None,
 ) -> ClientBatch:
-    """Return a batch with its floating features perturbed and its labels kept."""
+    """Return a batch with its floating features perturbed and its labels kept.
+
+    Args:
+        batch: some rows.
+        names_of_labels: fields that are kept.
+        g: of the random numbers.
+        codes: field of integers -> its range, in which each row's is drawn anew: the first rows of a client
+            often have one code, and what it stands for could not be told from the client's own sites. None:
+            integers are kept.
+    """
 
     def moved(name: str, v: Tensor) -> Tensor:
-        if name in names_of_labels or not v.is_floating_point():
+        if name in names_of_labels:
+            return v
+        if codes is not None and name in codes:
+            low, high = codes[name]
+            return torch.randint(low, high + 1, v.shape, generator=g).to(v.dtype)
+        if not v.is_floating_point():
             return v
         u = torch.rand(v.shape, generator=g, dtype=v.dtype)  # positive features stay positive
         return v * (1.0 + 0.3 * u) + 0.1 * u

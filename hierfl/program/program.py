@@ -108,6 +108,7 @@ class Program:
         prototype: a few rows of one client, used wherever a value does not depend on rows.
         keyed: every draw is a function of its key under `torch.vmap`; otherwise clients run one at a time.
         mapped: model and guide can be computed under `torch.vmap`; otherwise clients run one at a time.
+        codes: field of integers, one or a few a row -> its least and its largest value over all rows.
         reads_all_rows: the guide needs every row of a client at each step.
         joint: observed sites with one density for all rows of a client -> whether their event is the rows
             (`hierfl.program.joint_sites`).
@@ -129,6 +130,7 @@ class Program:
     joint: Mapping[str, bool] = field(default_factory=dict)
     factors: Mapping[str, bool] = field(default_factory=dict)
     mapped: bool = True
+    codes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def in_vmap(self) -> bool:

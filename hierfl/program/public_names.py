@@ -15,7 +15,9 @@ from typing import Any
 
 # Public module -> the names of it that a recipe may hold.
 NAMES = {
-    "hierfl": ("Method",),
+    "hierfl": ("Formula", "Method", "Schema"),
+    # not ResponseFamily: its likelihood is a text that is run
+    "hierfl.formulas": ("Column", "Constants", "Grouping", "Margin"),
     "hierfl.guides": tuple(
         (
             "amortised conditional constructed delta diagonal_normal full_normal low_rank low_rank_normal "
@@ -32,6 +34,12 @@ NAMES = {
         (
             "PersonalHeads batch_norm_network bayesian_network bregman_network linear logistic map_network "
             "network poisson softmax"
+        ).split()
+    ),
+    "hierfl.models.families": tuple(
+        (
+            "bernoulli beta beta_binomial binomial categorical cumulative exponential gamma gaussian lognormal "
+            "negative_binomial piecewise_exponential poisson student weibull zero_inflated_poisson"
         ).split()
     ),
     "hierfl.models.bregman": tuple("BregmanPrior bernoulli exponential gaussian poisson".split()),

@@ -131,6 +131,7 @@ def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, lear
             keyed=keyed,
             reads_all_rows=_reads_all_rows(guide),
             joint=joint,
+            codes=_codes(data),
         )
         _check_whole(program, data)
     return check_steps(program, one) if learn else program
@@ -140,6 +141,15 @@ def _reads(model: Model, guide: Guide, batch: ClientBatch) -> Reads:
     with untouched_store():
         of_guide = fields_read(guide, batch, Answer({}, batch))
         return Reads(fields_read(model, batch, _Start()), of_guide)
+
+
+def _codes(data: ClientData) -> dict[str, tuple[int, int]]:
+    """Return the range of each field of integers that may be codes: at most two dimensions, so no images."""
+    return {
+        name: (int(values.min()), int(values.max()))
+        for name, values in data.fields.items()
+        if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2
+    }
 
 
 def _check_whole(program: Program, data: ClientData) -> None:

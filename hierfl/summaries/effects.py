@@ -129,7 +129,8 @@ def _made_up(program: Program, g: torch.Generator) -> ClientBatch:
     index = torch.arange(max(rows, 3 * program.latents.local_block.size + 3)) % rows
     fields = {name: v.index_select(1, index) for name, v in batch.fields.items()}
     labels = frozenset(program.labels.values())
-    return perturbed(replace(batch, fields=fields, rows=None), names_of_labels=labels, g=g)
+    made = replace(batch, fields=fields, rows=None)
+    return perturbed(made, names_of_labels=labels, g=g, codes=program.codes)
 
 
 def _terms(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> dict[str, Site]:
@@ -171,7 +172,8 @@ def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across
     other = _stepped(z, j)
     (base, design), (new_base, new_design) = (predicted(program, at, batch) for at in (z, other))
     moved = torch.cat([(new_base - base)[:, None], new_design - design], 1)
-    if not alike(across @ moved, torch.zeros_like(moved)):
+    # what moves nothing is not absorbed: no made-up row has its code
+    if alike(moved, torch.zeros_like(moved)) or not alike(across @ moved, 0.0 * moved):
         return False
     e = torch.zeros(design.shape[1])
     one, two = (scores(_terms(program, at, e, batch), base).sum() for at in (z, other))

@@ -228,7 +228,8 @@ def seen_line(reading: Reading) -> Line:
     ):
         g = torch.Generator().manual_seed(0)
         labels = frozenset(reading.program.labels.values())
-        batch = perturbed(in_double(reading.program.prototype), names_of_labels=labels, g=g)
+        rows, codes = in_double(reading.program.prototype), reading.program.codes
+        batch = perturbed(rows, names_of_labels=labels, g=g, codes=codes)
         try:
             found = _tried(reading, batch, g)
         except (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError):

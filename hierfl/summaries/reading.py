@@ -108,7 +108,8 @@ def read_likelihood(program: Program) -> Reading:
     with untouched_store(), pyro.validation_enabled(False), double_precision():
         g = torch.Generator().manual_seed(0)
         labels = frozenset(program.labels.values())
-        batch = perturbed(in_double(program.prototype), names_of_labels=labels, g=g)
+        rows = in_double(program.prototype)
+        batch = perturbed(rows, names_of_labels=labels, g=g, codes=program.codes)
         felt = torch.zeros(block.size)
         for _ in range(TRIES):
             v = start_of(everything).double()
