@@ -3,7 +3,7 @@
 from hierfl.models.families.bernoulli import bernoulli
 from hierfl.models.families.beta import beta
 from hierfl.models.families.beta_binomial import beta_binomial
-from hierfl.models.families.binomial import binomial
+from hierfl.models.families.binomial import Binomial, binomial
 from hierfl.models.families.categorical import categorical
 from hierfl.models.families.censored import Censored
 from hierfl.models.families.cumulative import cumulative, cumulative_logits
@@ -25,6 +25,7 @@ from hierfl.models.families.weibull import weibull
 from hierfl.models.families.zero_inflated_poisson import zero_inflated_poisson
 
 __all__ = [
+    "Binomial",
     "Censored",
     "Ordered",
     "PiecewiseExponential",
