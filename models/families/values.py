@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Numbers = NDArray[np.float64]
-CODES = {0: "exact", 1: "right", -1: "left", 2: "interval"}
+CODES = (0, 1, -1, 2)
+CENS = "it must be 0 (exact), 1 (right), -1 (left) or 2 (interval)"
 
 
 def _whole(x: Numbers) -> NDArray[np.bool_]:
@@ -82,10 +83,10 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
     if "trials" in rows:
         _check_trials(y, rows["trials"])
     _refuse(
-        ~np.isin(cens, [*CODES]),
+        ~np.isin(cens, CODES),
         "cens",
         cens,
-        "it must be 0 (exact), 1 (right), -1 (left) or 2 (interval)",
+        CENS,
     )
     interval = cens == 2
     if "entry" in rows:
@@ -122,9 +123,13 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
         row, value = next(
             (i, v) for i, v in enumerate(column.ravel().tolist()) if not _is_number(v)
         )
+        mend = "code it as a number"
+        if name == "cens":
+            mend = CENS
+        elif name == "response":
+            mend += ", or use family='categorical'"
         raise ValueError(
-            f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: "
-            f"code it as a number, or use family='categorical'"
+            f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {mend}"
         ) from error
     missing = np.flatnonzero(np.isnan(numbers))
     if missing.size and name != "upper":

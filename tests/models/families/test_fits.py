@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import hierfl
-from benchmarks.family_programs import NAMES, additions_of, drawn, program
+from benchmarks.family_programs import NAMES, additions_of, drawn, family_of, program
 from hierfl import guides
 from hierfl.methods import fedsvi, two_stage
-from hierfl.runs.result import Fit
 
 QUICK = ("poisson",)  # by two_stage, where the others take 10 to 30 seconds each
 
@@ -21,14 +20,12 @@ def test_a_short_fit_predicts_and_draws(name: str) -> None:
     method = fedsvi(program(name, additions_of(name)), guides.mean_field, local_steps=2)
     found = hierfl.fit(method, data, rounds=1, progress=False)
     assert np.isfinite(found.history["elbo"]).all()
-    predicted = hierfl_predicted(found, name)
-    assert predicted
-    again = found.posterior_predictive(draws=3)
-    assert again is not None
-
-
-def hierfl_predicted(found: Fit, name: str) -> bool:
-    return bool(found.predict(drawn(name, 1, clients=3, rows=5)[1], draws=5))
+    predicted = found.predict(data, draws=5)
+    assert bool(predicted.mean.isfinite().all())
+    labels = found.posterior_predictive(draws=3)["posterior_predictive"]["y"].to_numpy()
+    fields = {k: np.tile(data.fields[k].numpy(), 3) for k in additions_of(name)}
+    fields = {k: v for k, v in fields.items() if k == "trials"}  # times are drawn uncensored
+    family_of(name).check(labels.reshape(-1), fields)
 
 
 @pytest.mark.parametrize(

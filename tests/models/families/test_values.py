@@ -44,6 +44,8 @@ def test_refused_values(name: str, values: list[Any], message: str) -> None:
 
 
 LATE = [
+    ("text", {"cens": [0, "right"]}, "the cens in row 1 is 'right', .* it must be 0 .exact."),
+    ("alone", {"upper": [1, 2]}, "'upper' is read where .* add 'cens'"),
     ("cens", {"cens": [0, 3]}, "cens 3 in row 1: it must be 0 .exact., 1 .right., -1 .left. or 2"),
     ("upper", {"cens": [0, 2]}, "cens 2 in row 1 is an interval .*: add the row field 'upper'"),
     ("below", {"cens": [0, 2], "upper": [0, 0.9]}, "upper 0.9 in row 1: it must be above"),
