@@ -1,13 +1,14 @@
 """Generative models: Pyro programs over a `ClientBatch`, one file per model.
 
-Likelihoods for networks are in `hierfl.models.likelihood`, priors that use a Bregman divergence in
+Likelihoods for networks are in `hierfl.models.likelihood`, response families of formulas in
+`hierfl.models.families`, priors that use a Bregman divergence in
 `hierfl.models.bregman`, and the learned priors of FedMAP in `hierfl.models.map_priors`.
 """
 
 if __name__ != "hierfl.models":
     raise ImportError("import hierfl.models, not the folder models/")
 
-from hierfl.models import bregman, likelihood, map_priors
+from hierfl.models import bregman, families, likelihood, map_priors
 from hierfl.models.batch_norm_network import batch_norm_network
 from hierfl.models.bayesian_network import bayesian_network, network
 from hierfl.models.bregman_network import bregman_network
@@ -24,6 +25,7 @@ __all__ = [
     "bayesian_network",
     "bregman",
     "bregman_network",
+    "families",
     "likelihood",
     "linear",
     "logistic",

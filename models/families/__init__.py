@@ -2,8 +2,8 @@
 
 from hierfl.models.families.bernoulli import bernoulli
 from hierfl.models.families.beta import beta
-from hierfl.models.families.beta_binomial import beta_binomial
-from hierfl.models.families.binomial import binomial
+from hierfl.models.families.beta_binomial import BetaBinomial, beta_binomial
+from hierfl.models.families.binomial import Binomial, binomial
 from hierfl.models.families.categorical import categorical
 from hierfl.models.families.censored import Censored
 from hierfl.models.families.cumulative import cumulative, cumulative_logits
@@ -15,21 +15,25 @@ from hierfl.models.families.gaussian import gaussian
 from hierfl.models.families.links import cloglog_logits, probit_logits
 from hierfl.models.families.lognormal import lognormal
 from hierfl.models.families.names import named
-from hierfl.models.families.negative_binomial import negative_binomial
+from hierfl.models.families.negative_binomial import NegativeBinomial, negative_binomial
 from hierfl.models.families.ordered import Ordered
 from hierfl.models.families.piecewise_exponential import PiecewiseExponential, piecewise_exponential
 from hierfl.models.families.poisson import poisson
 from hierfl.models.families.source import as_source
 from hierfl.models.families.student import student
-from hierfl.models.families.weibull import weibull
+from hierfl.models.families.weibull import Weibull, weibull
 from hierfl.models.families.zero_inflated_poisson import zero_inflated_poisson
 
 __all__ = [
+    "BetaBinomial",
+    "Binomial",
     "Censored",
+    "NegativeBinomial",
     "Ordered",
     "PiecewiseExponential",
     "Response",
     "ResponseFamily",
+    "Weibull",
     "as_source",
     "bernoulli",
     "beta",

@@ -9,7 +9,6 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from hierfl.models.families.links import log1mexp
 from hierfl.models.families.survival import hazards
 
 ADDITIONS = ("cens", "upper", "entry")
@@ -94,23 +93,20 @@ class Censored(dist.TorchDistribution):
             self._validate_sample(value)
         of = hazards(self.base)
         exact = of.log_density(value)
-        at_entry = torch.zeros_like(exact)
-        if self.entry is not None:
-            at_entry = of.cumulative_hazard(self.entry.to(exact.dtype))
+        entry = torch.zeros_like(exact) if self.entry is None else self.entry.to(exact.dtype)
+        before = torch.zeros_like(exact) if self.entry is None else of.cumulative_hazard(entry)
         if self.cens is None:
-            return exact + at_entry
-        cens, until = self.cens, of.cumulative_hazard(value)
-        left, between = cens == -1, cens == 2
-        low, high = torch.where(left, at_entry, until), until
+            return exact + before
+        left, between = self.cens == -1, self.cens == 2
+        # rows that are no interval get one that is not empty: its unused gradient must be finite
+        low = torch.where(left, entry, torch.where(between, value, 0.5 * value))
+        high = value
         if self.upper is not None:
-            # the upper end of other rows may be anything, nan too, and must not reach a gradient
-            end = torch.where(between, self.upper.to(value.dtype), value)
-            high = torch.where(between, of.cumulative_hazard(end), until)
-        # rows that are no interval get any gap > 0, so that its logarithm has a finite gradient
-        gap = torch.where(left | between, high - low, torch.ones_like(high))
-        inside = -low + log1mexp(gap)
-        found = torch.where(left | between, inside, torch.where(cens == 1, -until, exact))
-        return found + at_entry
+            high = torch.where(between, self.upper.to(value.dtype), value)
+        inside = of.log_between(low, high)
+        after = -of.cumulative_hazard(value)
+        known = torch.where(self.cens == 1, after, exact)
+        return torch.where(left | between, inside, known) + before
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Return uncensored times beyond entry, (*sample_shape, *batch_shape)."""

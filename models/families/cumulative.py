@@ -8,7 +8,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import check_link, log1mexp, unit_scale
+from hierfl.models.families.links import (
+    check_link,
+    log1mexp,
+    log_normal_between,
+    log_normal_cdf,
+    unit_scale,
+)
 from hierfl.models.families.ordered import Ordered
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
@@ -40,12 +46,8 @@ def cumulative_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> T
         inner = logsigmoid(high) + logsigmoid(-low) + log1mexp(high - low)
         ends = logsigmoid(at[..., :1]), logsigmoid(-at[..., -1:])
     else:
-        # in the upper tail by symmetry, so that the two are subtracted where they are small
-        flip = low + high > 0.0
-        above = torch.special.log_ndtr(torch.where(flip, -low, high))
-        below = torch.special.log_ndtr(torch.where(flip, -high, low))
-        inner = above + log1mexp(above - below)
-        ends = torch.special.log_ndtr(at[..., :1]), torch.special.log_ndtr(-at[..., -1:])
+        inner = log_normal_between(low, high)
+        ends = log_normal_cdf(at[..., :1]), log_normal_cdf(-at[..., -1:])
     return torch.cat([ends[0], inner, ends[1]], -1)
 
 

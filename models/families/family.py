@@ -153,6 +153,8 @@ class ResponseFamily:
             if name not in self.additions:
                 takes = " and ".join(self.additions) if self.additions else "no row fields"
                 raise ValueError(f"family '{self.name}' takes {takes}, not '{name}': leave it out")
+        if "upper" in present and "cens" not in present:
+            raise ValueError("'upper' is read where the row field 'cens' is 2 alone: add 'cens'")
         for name in self.required:
             if name not in present:
                 raise ValueError(f"family '{self.name}' needs the row field '{name}': add it")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hierfl.models.families.censored import censored
 from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import log_scale, unit_scale
+from hierfl.models.families.links import log1mexp, log_scale, unit_scale
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
@@ -140,6 +140,11 @@ class PiecewiseExponential(dist.TorchDistribution):
         inside = (time[..., None] - starts).clamp(min=0.0)
         length = torch.nn.functional.pad(starts[1:] - starts[:-1], (0, 1), value=math.inf)
         return (self._hazard() * torch.minimum(inside, length)).sum(-1)
+
+    def log_between(self, low: Tensor, high: Tensor) -> Tensor:
+        """Return log P(low < T <= high), with 0 <= low < high."""
+        until = self.cumulative_hazard(low)
+        return log1mexp(self.cumulative_hazard(high) - until) - until
 
     def log_density(self, time: Tensor) -> Tensor:
         """Return the log density at times > 0."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import pyro.distributions as dist
 import torch
 import torch.distributions as torch_dist
 from torch import Tensor
 
+from hierfl.models.families.links import log1mexp, log_normal_between, log_normal_cdf
+
+FAR = 1e4  # stands for infinity where a logarithm of time 0 is meant
+METHODS = ("log_density", "cumulative_hazard", "log_between", "time_at", "moments_beyond")
 DEEPEST = 700.0  # cumulative hazards above it are survival probabilities of 0 in double precision
 
 
@@ -20,6 +25,9 @@ class Hazards(Protocol):
 
     def cumulative_hazard(self, time: Tensor) -> Tensor:
         """Return H at times >= 0; it is 0 at time 0."""
+
+    def log_between(self, low: Tensor, high: Tensor) -> Tensor:
+        """Return log P(low < T <= high), with 0 <= low < high."""
 
     def time_at(self, hazard: Tensor) -> Tensor:
         """Return the times at which H has some values >= 0."""
@@ -74,6 +82,10 @@ class ExponentialHazards:
         """Return rate t."""
         return self.rate * time
 
+    def log_between(self, low: Tensor, high: Tensor) -> Tensor:
+        """Return -H(low) + log(1 - exp(-(H(high) - H(low))))."""
+        return log1mexp(self.rate * (high - low)) - self.rate * low
+
     def time_at(self, hazard: Tensor) -> Tensor:
         """Return H / rate."""
         return hazard / self.rate
@@ -107,6 +119,18 @@ class WeibullHazards:
         log_time = torch.where(there, time, torch.ones_like(time)).log()
         found = (self.shape * (log_time - self.scale.log())).exp()
         return torch.where(there, found, torch.zeros_like(found))
+
+    def log_between(self, low: Tensor, high: Tensor) -> Tensor:
+        """Return -H(low) + log(1 - exp(-(H(high) - H(low)))), by the logarithm of the difference."""
+        there = low > 0.0
+        apart = self.shape * (high.log() - torch.where(there, low, 0.5 * high).log())
+        share = torch.where(there, log1mexp(apart), torch.zeros_like(apart))
+        log_gap = self.shape * (high.log() - self.scale.log()) + share
+        # a small gap may be 0 in single precision, where its logarithm is not
+        small = log_gap < -12.0
+        gap = torch.where(small, torch.ones_like(log_gap), log_gap).exp()
+        near = log_gap - 0.5 * log_gap.clamp(max=0.0).exp()
+        return torch.where(small, near, log1mexp(gap)) - self.cumulative_hazard(low)
 
     def time_at(self, hazard: Tensor) -> Tensor:
         """Return scale H^(1 / shape)."""
@@ -146,31 +170,44 @@ class LogNormalHazards:
 
     fn: Any
 
+    def _standard(self, time: Tensor) -> Tensor:
+        """Return (log t - loc) / scale, far below for time 0."""
+        there = time > 0.0
+        log_time = torch.where(there, time, torch.ones_like(time)).log()
+        z: Tensor = (log_time - self.fn.loc) / self.fn.scale
+        return torch.where(there, z, torch.full_like(z, -FAR))
+
     def log_density(self, time: Tensor) -> Tensor:
         """Return the log density of the distribution."""
         found: Tensor = self.fn.log_prob(time)
         return found
 
     def cumulative_hazard(self, time: Tensor) -> Tensor:
-        """Return -log Phi((loc - log t) / scale)."""
-        there = time > 0.0
-        log_time = torch.where(there, time, torch.ones_like(time)).log()
-        found = -torch.special.log_ndtr((self.fn.loc - log_time) / self.fn.scale)
-        return torch.where(there, found, torch.zeros_like(found))
+        """Return -log Phi(-z)."""
+        return -log_normal_cdf(-self._standard(time))
+
+    def log_between(self, low: Tensor, high: Tensor) -> Tensor:
+        """Return log(Phi(z_high) - Phi(z_low))."""
+        return log_normal_between(self._standard(low), self._standard(high))
 
     def time_at(self, hazard: Tensor) -> Tensor:
-        """Return exp(loc - scale Phi^-1(exp(-H)))."""
-        quantile = torch.special.ndtri((-hazard.double().clamp(max=DEEPEST)).exp())
-        return (self.fn.loc - self.fn.scale * quantile.to(self.fn.loc.dtype)).exp()
+        """Return exp(loc + scale z), where Phi(-z) is exp(-H)."""
+        deep = hazard.double().clamp(max=DEEPEST)
+        low = torch.special.ndtri(
+            -torch.expm1(-deep)
+        )  # exact where H is small, the other where large
+        z = torch.where(deep < 0.5, low, -torch.special.ndtri((-deep).exp()))
+        time: Tensor = (self.fn.loc + self.fn.scale * z.to(self.fn.loc.dtype)).exp()
+        return time
 
     def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance beyond entry, by those of a truncated Normal."""
-        loc, scale, entry = (x.double() for x in (self.fn.loc, self.fn.scale, entry))
-        z = (torch.where(entry > 0.0, entry, torch.zeros_like(entry)).log() - loc) / scale
-        survival = torch.special.log_ndtr(-z)
+        loc, scale = self.fn.loc.double(), self.fn.scale.double()
+        z = LogNormalHazards(dist.LogNormal(loc, scale))._standard(entry.double())
+        survival = log_normal_cdf(-z)
 
         def moment(n: int) -> Tensor:
-            above = torch.special.log_ndtr(n * scale - z)
+            above = log_normal_cdf(n * scale - z)
             return (n * loc + 0.5 * (n * scale) ** 2 + above - survival).exp()
 
         first, like = moment(1), self.fn.loc.dtype

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Numbers = NDArray[np.float64]
-CODES = {0: "exact", 1: "right", -1: "left", 2: "interval"}
+CODES = (0, 1, -1, 2)
+CENS = "it must be 0 (exact), 1 (right), -1 (left) or 2 (interval)"
 
 
 def _whole(x: Numbers) -> NDArray[np.bool_]:
@@ -79,22 +80,19 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
                 f"'{name}' has {column.size} values for {y.size} responses: give one a row"
             )
     cens = rows.get("cens", np.zeros_like(y))
-    entry = rows.get("entry", np.zeros_like(y))
     if "trials" in rows:
         _check_trials(y, rows["trials"])
     _refuse(
-        ~np.isin(cens, [*CODES]),
+        ~np.isin(cens, CODES),
         "cens",
         cens,
-        "it must be 0 (exact), 1 (right), -1 (left) or 2 (interval)",
-    )
-    _refuse(
-        ~((entry >= 0) & (entry < y)),
-        "entry",
-        entry,
-        "it must be 0 or more, and below the row's time",
+        CENS,
     )
     interval = cens == 2
+    if "entry" in rows:
+        entry = rows["entry"]
+        fits = (entry >= 0) & ((entry < y) | (interval & (entry == y)))
+        _refuse(~fits, "entry", entry, "it must be 0 or more, and below the row's time")
     if "upper" in rows:
         bad = interval & ~((rows["upper"] > y) & np.isfinite(rows["upper"]))
         mend = "it must be above the row's time and finite; a time with no upper end has cens 1"
@@ -122,14 +120,29 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
     try:
         numbers: Numbers = column.astype(np.float64)
     except (TypeError, ValueError) as error:
+        row, value = next(
+            (i, v) for i, v in enumerate(column.ravel().tolist()) if not _is_number(v)
+        )
+        mend = "code it as a number"
+        if name == "cens":
+            mend = CENS
+        elif name == "response":
+            mend += ", or use family='categorical'"
         raise ValueError(
-            f"the {name} holds {column.ravel()[0]!r}, and family '{family}' needs numbers: "
-            f"code it as a number, or use family='categorical'"
+            f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {mend}"
         ) from error
     missing = np.flatnonzero(np.isnan(numbers))
     if missing.size and name != "upper":
         raise _missing(name, int(missing[0]))
     return numbers
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _missing(name: str, row: int) -> ValueError:
@@ -146,7 +159,9 @@ def _mend(kind: str, value: float) -> str:
     if kind == "binary" and 0 < value < 1:
         return "use family='beta' for shares"
     if kind in ("positive", "time") and value == 0:
-        return "use a time or amount above 0, or family='poisson' for counts"
+        if kind == "time":
+            return "give a time above 0 (an interval from 0 on is its upper end, with cens -1)"
+        return "use family='poisson' for counts, or 'gaussian'"
     if kind == "count" and value > 0:
         return "use family='gamma' for positive amounts"
     if kind == "unit" and value in (0.0, 1.0):

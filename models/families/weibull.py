@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import pyro.distributions as dist
+from torch import Tensor
+
 from hierfl.models.families.censored import censored
 from hierfl.models.families.default_priors import shape_prior
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.links import log_scale
+from hierfl.models.families.survival import hazards
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
+
+
+class Weibull(dist.Weibull):  # type: ignore[misc]  # Any in Pyro
+    """dist.Weibull with a log density that stays finite where (t / scale)^shape underflows."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density in nats, of the batch shape.
+
+        Args:
+            value: times > 0.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        return hazards(self).log_density(value)
 
 
 def _parameters(response: Response) -> dict[str, Prior]:
@@ -24,13 +42,13 @@ def weibull() -> ResponseFamily:
     row fields "cens", "upper" and "entry".
 
     >>> weibull().expression()
-    'dist.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)'
+    'families.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)'
     """
     return ResponseFamily(
         name="weibull",
         link="log",
         kind="time",
-        likelihood=censored("dist.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)"),
+        likelihood=censored("families.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)"),
         parameters=_parameters,
         scale=log_scale,
         additions=("cens", "upper", "entry"),

@@ -1,0 +1,143 @@
+"""Simulation-based calibration of every response family, `python -m benchmarks.sbc_of_families --families weibull`.
+
+8 clients of 12 rows and one covariate (`benchmarks.family_programs`). Each replication draws the parameters
+from the priors and rows given them, fits two_stage, and ranks the parameters among its draws. Replications
+are kept one by one in the user's cache folder, so that a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+import hierfl
+from benchmarks.family_programs import NAMES, additions_of, drawn, program
+from benchmarks.reference import cache
+from benchmarks.rounds_table import Record
+from benchmarks.sbc_of_methods import kept
+from hierfl.diagnostics.sbc import Sbc
+from hierfl.methods import two_stage
+
+REPLICATIONS, DRAWS = 200, 399
+
+
+def ranked(name: str, seed: int) -> Record:
+    """Fit one replication, and return the number of draws below each true value, and how the fit went."""
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    truth, data = drawn(name, seed)
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of k-hat, which is kept
+        try:
+            method = two_stage(program(name, additions_of(name)), seed=seed)
+            fit = hierfl.fit(method, data, seed=seed, progress=False)
+            found = fit.draws(DRAWS, seed=seed)
+        except (RuntimeError, ValueError) as error:
+            return {"family": name, "seed": seed, "stops": str(error)}
+    draws = {**found.shared, **found.own}
+    ranks = {site: (draws[site].double() < true).sum(0).tolist() for site, true in truth.items()}
+    return {
+        "family": name,
+        "seed": seed,
+        "ranks": ranks,
+        "k_hat": float(fit.history["k_hat"].iloc[-1]),
+        "rounds": len(fit.history),
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+
+
+def run(
+    name: str, replications: int, *, workers: int = 1, file: Path | None = None
+) -> list[Record]:
+    """Run the replications of a family that are missing, and return all of them.
+
+    Args:
+        name: of the family.
+        replications: how many in all.
+        workers: processes that share them.
+        file: of results, to be appended to. Default None: one in the user's cache folder.
+    """
+    file = cache() / f"sbc_family_{name}.jsonl" if file is None else file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    done = kept(file)
+    left = [seed for seed in range(replications) if seed not in done]
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool, file.open("a") as out:
+        for answer in as_completed(pool.submit(ranked, name, seed) for seed in left):
+            record = answer.result()
+            done[record["seed"]] = record
+            out.write(json.dumps(record) + "\n")
+            out.flush()
+    return [done[seed] for seed in range(replications)]
+
+
+def calibration(records: Sequence[Record]) -> Sbc:
+    """Return the ranks of all replications that ended."""
+    ended = [record["ranks"] for record in records if "ranks" in record]
+    ranks = {site: np.array([one[site] for one in ended], dtype=np.int64) for site in ended[0]}
+    own = ranks.pop("a")
+    return Sbc(
+        shared=ranks,
+        own={"a": own},
+        draws=DRAWS,
+        clients=tuple(str(k) for k in range(own.shape[1])),
+        rows=(12,) * own.shape[1],
+        elbo=np.full(len(ended), np.nan),
+    )
+
+
+def table(name: str, records: Sequence[Record]) -> pd.DataFrame:
+    """Return, by global number, coverage, the chi-square p-value, and whether the ECDF leaves its 99 % band."""
+    found = calibration(records)
+    scores = found.table()
+    scores = scores[scores["client"].isna()].drop(columns=["client", "rows"])
+    outside = []
+    for site, number in zip(scores["site"], scores["number"], strict=True):
+        band = found.ecdf(site, prob=0.99)
+        column = band[number]
+        outside.append(bool(((column < band["low"]) | (column > band["high"])).any()))
+    return (
+        scores.assign(outside=outside).assign(family=name).set_index(["family", "site", "number"])
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sbc_of_families", description=__doc__
+    )
+    parser.add_argument("--families", nargs="+", default=NAMES, choices=NAMES)
+    parser.add_argument("--replications", type=int, default=REPLICATIONS)
+    parser.add_argument("--workers", type=int, default=1)
+    args = parser.parse_args(argv)
+    for name in args.families:
+        records = run(name, args.replications, workers=args.workers)
+        print(table(name, records).to_string())
+        print(json.dumps({"family": name, **summary(records)}), flush=True)
+
+
+def summary(records: Sequence[Record]) -> Record:
+    """Return failures, k-hat, rounds and seconds as JSON-compatible values."""
+    ended = [record for record in records if "ranks" in record]
+    return {
+        "replications": len(records),
+        "failed": len(records) - len(ended),
+        "k_hat_above_0.7": sum(record["k_hat"] >= 0.7 for record in ended),
+        "most_rounds": max(record["rounds"] for record in ended),
+        "median_seconds": float(np.median([record["seconds"] for record in ended])),
+    }
+
+
+if __name__ == "__main__":
+    main()

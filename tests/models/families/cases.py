@@ -1,0 +1,194 @@
+"""Each family with parameters, a few responses, and its log density by scipy or written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.stats as st
+import torch
+from numpy.typing import NDArray
+from scipy.special import expit, gamma, log_softmax
+from torch import Tensor
+
+from hierfl.models import families
+from hierfl.models.families import ResponseFamily
+
+Array = NDArray[np.float64]
+
+ETA = np.array([[-1.3, 0.0, 0.4], [0.9, 1.7, -0.2]])
+TRIALS = np.array([[5, 7, 1], [12, 3, 4]])
+COUNTS = np.array([[0, 3, 1], [12, 2, 4]])
+REALS = np.array([[-2.1, 0.3, 1.9], [0.2, 1.7, 6.0]])
+TIMES = np.array([[0.2, 1.3, 2.9], [0.7, 1.0, 6.0]])
+SHARES = np.array([[0.02, 0.3, 0.9], [0.5, 0.71, 0.33]])
+LEVELS = np.array([[0, 1, 2], [3, 1, 0]])
+THRESHOLDS = np.array([-1.0, 0.2, 1.5])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family at some parameters: responses, and the log density of each by reference.
+
+    Args:
+        family: to test.
+        values: (2, 3) responses.
+        by_hand: linear predictor -> (2, 3) log densities.
+        parameters: name -> value.
+        additions: name -> (2, 3) row fields.
+        eta: linear predictor.
+    """
+
+    family: ResponseFamily
+    values: NDArray[np.generic]
+    by_hand: Callable[[Array], Array]
+    parameters: dict[str, float | list[float]] = field(default_factory=dict)
+    additions: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    eta: Array = field(default_factory=lambda: ETA)
+
+    def names(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        """Return parameters and additions as tensors."""
+        own = {k: torch.tensor(v, dtype=dtype) for k, v in self.parameters.items()}
+        return own | {k: torch.tensor(v) for k, v in self.additions.items()}
+
+
+def _cumulative(cdf: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    def by_hand(eta: Array) -> Array:
+        at = np.concatenate([[-np.inf], THRESHOLDS, [np.inf]])
+        p = cdf(at[LEVELS + 1] - eta) - cdf(at[LEVELS] - eta)
+        return np.log(p)
+
+    return by_hand
+
+
+def _zero_inflated(eta: Array) -> Array:
+    p = 0.3 * (COUNTS == 0) + 0.7 * st.poisson.pmf(COUNTS, np.exp(eta))
+    return np.log(p)
+
+
+def _categorical(eta: Array) -> Array:
+    full = np.concatenate([np.zeros((2, 3, 1)), eta], -1)
+    return np.take_along_axis(log_softmax(full, -1), np.minimum(LEVELS, 2)[..., None], -1)[..., 0]
+
+
+def _piecewise(eta: Array) -> Array:
+    """Return log h(t) - H(t), with H summed over a fine grid of exact pieces."""
+    level = np.array([-0.5, 0.1, 0.4])
+    piece = np.searchsorted([1.0, 2.5], TIMES, side="right")
+    ends = np.clip(TIMES[..., None], [0.0, 1.0, 2.5], [1.0, 2.5, np.inf]) - [0.0, 1.0, 2.5]
+    return eta + level[piece] - np.exp(eta) * (ends * np.exp(level)).sum(-1)
+
+
+def _glm(link: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    return lambda eta: st.bernoulli.logpmf(COUNTS > 1, link(eta))
+
+
+BINARY = (COUNTS > 1).astype(float)
+SMALL = np.minimum(COUNTS, TRIALS)
+CASES = {
+    "gaussian": Case(
+        families.gaussian(), REALS, lambda e: st.norm.logpdf(REALS, e, 0.7), {"sigma": 0.7}
+    ),
+    "gaussian_log": Case(
+        families.gaussian("log"),
+        REALS,
+        lambda e: st.norm.logpdf(REALS, np.exp(e), 0.7),
+        {"sigma": 0.7},
+    ),
+    "gaussian_inverse": Case(
+        families.gaussian("inverse"),
+        REALS,
+        lambda e: st.norm.logpdf(REALS, 1.0 / e, 0.7),
+        {"sigma": 0.7},
+        eta=np.abs(ETA) + 0.5,
+    ),
+    "student": Case(
+        families.student(),
+        REALS,
+        lambda e: st.t.logpdf(REALS, 4.0, e, 0.7),
+        {"sigma": 0.7, "nu": 4.0},
+    ),
+    "lognormal": Case(
+        families.lognormal(),
+        TIMES,
+        lambda e: st.lognorm.logpdf(TIMES, 0.8, scale=np.exp(e)),
+        {"sigma": 0.8},
+    ),
+    "gamma": Case(
+        families.gamma(),
+        TIMES,
+        lambda e: st.gamma.logpdf(TIMES, 2.3, scale=np.exp(e) / 2.3),
+        {"shape": 2.3},
+    ),
+    "bernoulli": Case(families.bernoulli(), BINARY, _glm(expit)),
+    "bernoulli_probit": Case(families.bernoulli("probit"), BINARY, _glm(st.norm.cdf)),
+    "bernoulli_cloglog": Case(
+        families.bernoulli("cloglog"), BINARY, _glm(lambda e: 1.0 - np.exp(-np.exp(e)))
+    ),
+    "binomial": Case(
+        families.binomial(),
+        SMALL,
+        lambda e: st.binom.logpmf(SMALL, TRIALS, expit(e)),
+        additions={"trials": TRIALS},
+    ),
+    "binomial_probit": Case(
+        families.binomial("probit"),
+        SMALL,
+        lambda e: st.binom.logpmf(SMALL, TRIALS, st.norm.cdf(e)),
+        additions={"trials": TRIALS},
+    ),
+    "beta_binomial": Case(
+        families.beta_binomial(),
+        SMALL,
+        lambda e: st.betabinom.logpmf(SMALL, TRIALS, 3.5 * expit(e), 3.5 * expit(-e)),
+        {"phi": 3.5},
+        {"trials": TRIALS},
+    ),
+    "poisson": Case(families.poisson(), COUNTS, lambda e: st.poisson.logpmf(COUNTS, np.exp(e))),
+    "negative_binomial": Case(
+        families.negative_binomial(),
+        COUNTS,
+        lambda e: st.nbinom.logpmf(COUNTS, 1.7, 1.7 / (1.7 + np.exp(e))),
+        {"shape": 1.7},
+    ),
+    "zero_inflated_poisson": Case(
+        families.zero_inflated_poisson(), COUNTS, _zero_inflated, {"zi": 0.3}
+    ),
+    "categorical": Case(
+        families.categorical(),
+        np.minimum(LEVELS, 2),
+        _categorical,
+        eta=np.stack([ETA, -0.5 * ETA + 0.3], -1),
+    ),
+    "cumulative": Case(
+        families.cumulative(), LEVELS, _cumulative(expit), {"thresholds": THRESHOLDS.tolist()}
+    ),
+    "cumulative_probit": Case(
+        families.cumulative("probit"),
+        LEVELS,
+        _cumulative(st.norm.cdf),
+        {"thresholds": THRESHOLDS.tolist()},
+    ),
+    "beta": Case(
+        families.beta(),
+        SHARES,
+        lambda e: st.beta.logpdf(SHARES, 3.5 * expit(e), 3.5 * expit(-e)),
+        {"phi": 3.5},
+    ),
+    "exponential": Case(
+        families.exponential(), TIMES, lambda e: st.expon.logpdf(TIMES, scale=np.exp(e))
+    ),
+    "weibull": Case(
+        families.weibull(),
+        TIMES,
+        lambda e: st.weibull_min.logpdf(TIMES, 1.8, scale=np.exp(e) / gamma(1.0 + 1.0 / 1.8)),
+        {"shape": 1.8},
+    ),
+    "piecewise_exponential": Case(
+        families.piecewise_exponential((1.0, 2.5)),
+        TIMES,
+        _piecewise,
+        {"log_hazard": [-0.5, 0.1, 0.4]},
+    ),
+}

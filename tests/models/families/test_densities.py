@@ -1,0 +1,120 @@
+"""Every family's log density, mean and draws, against scipy or a written-out formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyro
+import pytest
+import torch
+
+from hierfl.models import families
+from hierfl.models.families.names import FAMILIES
+from tests.models.families.cases import CASES, COUNTS, ETA, TIMES, TRIALS, Case
+
+NAMES = sorted(CASES)
+
+
+def made(case: Case, dtype: torch.dtype = torch.float64) -> Any:
+    return case.family.of(torch.tensor(case.eta, dtype=dtype), **case.names(dtype))
+
+
+def test_every_family_has_a_case() -> None:
+    assert {case.family.name for case in CASES.values()} == {*FAMILIES, "piecewise_exponential"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_log_density(name: str) -> None:
+    case = CASES[name]
+    found = made(case).log_prob(torch.tensor(case.values))
+    np.testing.assert_allclose(found.numpy(), case.by_hand(case.eta), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_log_density_in_single_precision(name: str) -> None:
+    case = CASES[name]
+    value = torch.tensor(case.values)
+    torch.set_default_dtype(torch.float32)
+    if value.is_floating_point():
+        value = value.float()
+    found = made(case, torch.float32).log_prob(value)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), case.by_hand(case.eta), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_draws_have_the_mean_and_the_variance(name: str) -> None:
+    case = CASES[name]
+    fn = made(case)
+    drawn = fn.sample((20_000,)).double()
+    if case.family.kind in ("category", "ordered"):
+        levels = torch.arange(fn.probs.shape[-1])
+        share = (drawn[..., None] == levels).double().mean(0)
+        expected = case.family.mean(torch.tensor(case.eta), **case.names())
+        torch.testing.assert_close(share, expected, atol=0.02, rtol=0.0)
+        return
+    error = (fn.variance / 20_000).sqrt()
+    expected = case.family.mean(torch.tensor(case.eta), **case.names())
+    assert bool(((drawn.mean(0) - expected).abs() < 4.5 * error).all())
+    assert bool(
+        (drawn.var(0) / fn.variance - 1.0).abs().max() < (0.6 if name == "student" else 0.25)
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_links_are_those_of_the_means(name: str) -> None:
+    """The mean of a row is the inverse link of its linear predictor, by the family's own field `link`."""
+    case = CASES[name]
+    eta = torch.tensor(case.eta)
+    if name in ("lognormal", "categorical", "piecewise_exponential") or "cumulative" in name:
+        return  # eta is no transformed mean
+    mean = case.family.mean(eta, **case.names())
+    if name == "zero_inflated_poisson":
+        mean = mean / 0.7
+    mean = mean / torch.tensor(TRIALS) if "binomial" in name and "negative" not in name else mean
+    inverse = {
+        "identity": eta,
+        "log": eta.exp(),
+        "inverse": 1.0 / eta,
+        "logit": eta.sigmoid(),
+        "probit": torch.special.ndtr(eta),
+        "cloglog": 1.0 - (-eta.exp()).exp(),
+    }
+    torch.testing.assert_close(mean, inverse[case.family.link])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_expand_masks_and_scales_keep_the_density(name: str) -> None:
+    case = CASES[name]
+    fn, value = made(case), torch.tensor(case.values)
+    wide = fn.expand((4, 2, 3))
+    torch.testing.assert_close(wide.log_prob(value), fn.log_prob(value).expand(4, 2, 3))
+    assert wide.sample().shape == (4, 2, 3)
+    mask: Any = torch.tensor([[True, False, True], [False, True, True]])
+
+    def program() -> None:
+        both = pyro.plate("clients", 2, dim=-2), pyro.plate("data", 3, dim=-1)
+        with both[0], both[1], pyro.poutine.mask(mask=mask), pyro.poutine.scale(scale=2.0):
+            pyro.sample("y", fn, obs=value)
+
+    trace = pyro.poutine.trace(program).get_trace()
+    wanted = 2.0 * fn.log_prob(value)[mask].sum()
+    torch.testing.assert_close(trace.log_prob_sum(), wanted)
+
+
+def test_pyro_checks_the_values_of_our_own_distributions() -> None:
+    fn = families.piecewise_exponential((1.0,)).of(
+        torch.zeros(2, 3), log_hazard=torch.zeros(2), cens=torch.zeros(2, 3)
+    )
+    with pytest.raises(ValueError, match="within the support"):
+        fn.log_prob(torch.tensor(-TIMES))
+
+
+def test_a_family_without_its_parameter_or_addition_is_refused() -> None:
+    with pytest.raises(NameError, match="sigma"):
+        families.gaussian().of(torch.tensor(ETA))
+    with pytest.raises(ValueError, match="family 'binomial' needs the row field 'trials'"):
+        families.binomial().of(torch.tensor(ETA))
+    with pytest.raises(ValueError, match="family 'poisson' takes no row fields, not 'trials'"):
+        families.poisson().check(COUNTS, {"trials": TRIALS})

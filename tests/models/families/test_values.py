@@ -1,0 +1,91 @@
+"""What each family refuses, with the row, the value and the family that can have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hierfl.models import families
+from tests.models.families.cases import CASES
+
+GOOD: list[Any] = [0.5, 1.0]
+
+REFUSED = [
+    ("gaussian", [1.0, np.inf], "value inf in row 1: .* a finite number; drop the row"),
+    ("gaussian", [1.0, np.nan], "the response in row 1 is missing: drop the row"),
+    ("gaussian", ["a", "b"], "the response in row 0 is 'a', .* use family='categorical'"),
+    ("student", [-np.inf], "value -inf in row 0: .*; drop the row"),
+    ("bernoulli", [0, 1, 2], "value 2 in row 2: .*'bernoulli' is 0 or 1; use family='poisson'"),
+    ("bernoulli", [0.4, 1], "value 0.4 in row 0: .* use family='beta'"),
+    ("bernoulli", [1, -1], "value -1 in row 1: .* use family='gaussian'"),
+    ("bernoulli", [1, 1.5], "value 1.5 in row 1: .* use family='gaussian'"),
+    ("poisson", [3, 1.5], r"value 1.5 in row 1: .* a count 0, 1, 2, \.\.\.; use family='gamma'"),
+    ("negative_binomial", [3, -1], "value -1 in row 1: .* use family='gaussian'"),
+    ("zero_inflated_poisson", [0, 0.5], "value 0.5 in row 1: .* use family='gamma'"),
+    ("gamma", [1.0, 0.0], "value 0 in row 1: .* a number above 0; use family='poisson'"),
+    ("gamma", [-1.0], "value -1 in row 0: .* use family='gaussian'"),
+    ("lognormal", [0.0], "value 0 in row 0: .* a time above 0; give a time above 0"),
+    ("weibull", [2.0, -0.1], "value -0.1 in row 1: .* use family='gaussian'"),
+    ("exponential", [np.nan], "the response in row 0 is missing"),
+    ("beta", [0.5, 1.0], "value 1 in row 1: .* strictly between 0 and 1; use family='bernoulli'"),
+    ("beta", [1.7], "value 1.7 in row 0: .* use family='gaussian'"),
+    ("categorical", [0.0, 0.5], "value 0.5 in row 1: .* give the levels as text"),
+    ("cumulative", [-1], "value -1 in row 0: .* give the levels as text"),
+    ("cumulative", ["low", None], "the response in row 1 is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "message"), REFUSED)
+def test_refused_values(name: str, values: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        families.named(name).check(values)
+
+
+LATE = [
+    ("text", {"cens": [0, "right"]}, "the cens in row 1 is 'right', .* it must be 0 .exact."),
+    ("alone", {"upper": [1, 2]}, "'upper' is read where .* add 'cens'"),
+    ("cens", {"cens": [0, 3]}, "cens 3 in row 1: it must be 0 .exact., 1 .right., -1 .left. or 2"),
+    ("upper", {"cens": [0, 2]}, "cens 2 in row 1 is an interval .*: add the row field 'upper'"),
+    ("below", {"cens": [0, 2], "upper": [0, 0.9]}, "upper 0.9 in row 1: it must be above"),
+    ("open", {"cens": [2, 0], "upper": [np.inf, 0]}, "upper inf in row 0: .* has cens 1"),
+    ("unknown", {"cens": [2, 0], "upper": [np.nan, 0]}, "upper nan in row 0"),
+    ("late", {"entry": [0.0, 1.0]}, "entry 1 in row 1: it must be 0 or more, and below"),
+    ("negative", {"entry": [-1.0, 0.0]}, "entry -1 in row 0"),
+    ("missing", {"entry": [0.0, np.nan]}, "the entry in row 1 is missing"),
+    ("short", {"cens": [0]}, "'cens' has 1 values for 2 responses: give one a row"),
+    ("other", {"trials": [1, 1]}, "takes cens and upper and entry, not 'trials': leave it out"),
+]
+
+
+@pytest.mark.parametrize(("case", "fields", "message"), LATE)
+def test_refused_additions_of_times(case: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        families.weibull().check(GOOD, fields)
+
+
+def test_refused_trials() -> None:
+    family = families.binomial()
+    with pytest.raises(ValueError, match=r"trials 2 in row 1: trials must be whole"):
+        family.check([0, 3], {"trials": [1, 2]})
+    with pytest.raises(ValueError, match=r"trials 2\.5 in row 0"):
+        family.check([0, 3], {"trials": [2.5, 4]})
+    with pytest.raises(ValueError, match="needs the row field 'trials': add it"):
+        family.check([0, 3])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_allowed_values(name: str) -> None:
+    case = CASES[name]
+    case.family.check(case.values.ravel(), {k: v.ravel() for k, v in case.additions.items()})
+
+
+def test_allowed_at_the_edges() -> None:
+    families.binomial().check([0, 0], {"trials": [0, 3]})
+    families.weibull().check(
+        [1.0, 2.0, 3.0],
+        {"cens": [1, -1, 2], "upper": [np.nan, 0.0, 3.5], "entry": [0.0, 1.0, 3.0]},
+    )
+    families.cumulative().check(["low", "high"])
+    families.categorical().check(np.array(["a", "b"], dtype=object))
