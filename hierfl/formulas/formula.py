@@ -72,18 +72,19 @@ class Formula:
         """The prior of every site, or of each column of it, the user's and the defaults."""
         return all_priors(self.declared, self.agreed, self.layout, self.priors)
 
-    def on(self, frames: Any) -> Formula:
+    def on(self, frames: Any, **options: Any) -> Formula:
         """Return the formula with the schema that some frames agree on; its own where it has one.
 
         Args:
             frames: one frame with the column of clients, or {client: frame}.
+            **options: of `hierfl.schema`: units, levels, least_count, rare.
 
         Raises:
             KeyError, TypeError, ValueError: as `schema`.
         """
         if self.schema is not None and self.schema.formula == self.text:
             return self
-        return replace(self, schema=schema(frames, self, start=self.schema))
+        return replace(self, schema=schema(frames, self, start=self.schema, **options))
 
     def program(self) -> str:
         """Return the Pyro program that the formula stands for. It is the text that runs: copy it, and change it.

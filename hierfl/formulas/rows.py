@@ -100,6 +100,8 @@ def _of_client(
         fields.update(_of_group(term, found, schema, ready, frame, client))
     if labelled:
         fields.update(_labels(declared, schema, ready, client))
+    else:
+        fields.update(_unlabelled(declared, ready))
     if not fields:
         fields["ones"] = np.ones(len(ready))
     of_client: Fields = {}
@@ -210,6 +212,19 @@ def _labels(declared: Declaration, schema: Schema, ready: pd.DataFrame, client: 
         raise ValueError(
             f"column '{declared.parts.response}' of client '{client}': {error}"
         ) from error
+    return fields
+
+
+def _unlabelled(declared: Declaration, ready: pd.DataFrame) -> Fields:
+    """Return the additions of rows without a response: trials as they are, times not censored, equal weights."""
+    plain = {"cens": 0.0, "event": 0.0, "upper": 1.0, "entry": 0.0, "weights": 1.0}
+    fields: Fields = {}
+    for addition, name in declared.parts.additions.items():
+        field = "cens" if addition == "event" else addition
+        if addition in declared.family.required:
+            fields[field] = ready[name].to_numpy(dtype=np.float64)
+        else:
+            fields[field] = np.full(len(ready), plain[addition])
     return fields
 
 

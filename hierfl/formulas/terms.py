@@ -26,6 +26,19 @@ from hierfl.formulas.transforms import (
 ENVIRONMENT = Environment([{**TRANSFORMS, **ENCODINGS}]).with_outer_namespace(FUNCTIONS)
 
 
+def _is_equal(one: LazyCall, other: object) -> bool:
+    return isinstance(other, LazyCall) and (one.callee, one.args, one.kwargs) == (
+        other.callee,
+        other.args,
+        other.kwargs,
+    )
+
+
+# formulae 0.9 compares a call with whatever stands beside it and fails where that is no call, so that it cannot read
+# scale(age) + scale(log(dose)). With this it can; nothing else changes.
+LazyCall.__eq__ = _is_equal
+
+
 def described(text: str) -> Any:
     """Return the terms of a text as a `formulae` model, once each part of them is known to be supported.
 

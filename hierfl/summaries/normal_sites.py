@@ -61,9 +61,8 @@ def normal_of(fn: Any) -> Any:
         ExpTransform
     ]:
         fn = unwrapped(fn.base_dist)
-    if isinstance(fn, torch.distributions.MultivariateNormal):
-        return fn.expand(shape)
-    if isinstance(fn, torch.distributions.Normal):
+    # the batch of what `to_event` has made an event stays
+    if isinstance(fn, torch.distributions.MultivariateNormal | torch.distributions.Normal):
         return fn.expand((*shape, *fn.batch_shape[len(shape) :]))
     raise NotNormal(kind_of(fn))
 

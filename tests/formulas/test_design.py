@@ -1,0 +1,125 @@
+"""Columns of a design: the same on each client as on all rows together, and what R and formulae make of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from formulae import design_matrices
+
+import hierfl
+from hierfl.formulas.columns import by_client, prepared
+from hierfl.formulas.formula import Formula
+from tests.formulas.frames import patients
+
+
+def on_all(made: Formula, frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Return the common columns and offsets, evaluated client by client and put together."""
+    parts = by_client(frame, made.clients)
+    columns = {k: c for k, c in made.agreed.columns.items() if k in made.declared.columns}
+    each = [
+        made.layout.common.evaluate(prepared(own, columns, client), client)
+        for client, own in parts.items()
+    ]
+    return np.concatenate([x for x, _ in each]), np.concatenate([o for _, o in each])
+
+
+def agreed(text: str, frame: pd.DataFrame) -> Formula:
+    return hierfl.formula(text, clients="site").on(frame)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "age",
+        "sex",
+        "0 + sex",
+        "age * sex",
+        "C(year)",
+        "age + C(year):sex",
+        "S(sex)",
+        "I(age ** 2) + {dose + 1}",
+        "log(dose) + sqrt(dose)",
+        "np.log(dose)",
+        "scale(age)",
+        "center(age) + scale(log(dose))",
+        "scale(age) * sex",
+        "scale(age):center(dose)",
+        "scale(log(dose)) + scale(age) + scale(dose + age)",
+    ],
+)
+def test_columns_are_those_of_formulae_on_all_rows_together(terms: str) -> None:
+    frame = patients()
+    made = agreed(f"y ~ {terms}", frame)
+    found, _ = on_all(made, frame)
+    space = {"log": np.log, "sqrt": np.sqrt, "np": np}
+    whole = design_matrices(f"y ~ {terms}", frame, extra_namespace=space).common
+    names = [name for name in whole.slices if name != "Intercept"]
+    wanted = np.concatenate([whole.design_matrix[:, whole.slices[n]] for n in names], 1)
+    np.testing.assert_allclose(found, wanted, atol=1e-9)
+    labels = [label for n in names for label in whole.terms[n].labels]
+    assert list(made.layout.common.columns) == labels
+
+
+def test_the_order_of_clients_does_not_matter() -> None:
+    frame = patients()
+    other = pd.concat([part for _, part in reversed(list(frame.groupby("site")))])
+    one, two = (agreed("y ~ scale(age) * sex + bs(dose, df=4)", f).agreed for f in (frame, other))
+    assert one.columns["sex"] == two.columns["sex"]
+    for name, margin in one.design.items():
+        assert margin.mean == pytest.approx(two.design[name].mean, abs=1e-10)
+
+
+def test_offsets_are_added_up_and_are_no_columns() -> None:
+    frame = patients()
+    made = agreed("y ~ age + offset(log(n)) + offset(dose)", frame)
+    columns, offset = on_all(made, frame)
+    assert columns.shape[1] == 1
+    np.testing.assert_allclose(offset, np.log(frame["n"]) + frame["dose"])
+
+
+def test_polynomials_are_uncorrelated_with_sd_one_and_span_the_powers() -> None:
+    frame = patients()
+    made = agreed("y ~ poly(age, 3)", frame)
+    found, _ = on_all(made, frame)
+    np.testing.assert_allclose(found.mean(0), 0.0, atol=1e-8)
+    np.testing.assert_allclose(found.T @ found / len(found), np.eye(3), atol=1e-8)
+    powers = np.vander(frame["age"], 4)
+    ones = np.ones((len(found), 1))
+    fitted = np.linalg.lstsq(np.hstack([ones, found]), powers, rcond=None)[0]
+    np.testing.assert_allclose(np.hstack([ones, found]) @ fitted, powers, rtol=1e-8)
+
+
+def test_knots_of_a_spline_are_the_quantiles_of_all_rows() -> None:
+    frame = patients(rows=200)
+    made = agreed("y ~ bs(age, df=6)", frame)
+    knots = np.array(made.agreed.transforms["bs(age, df=6)"].knots)
+    inner = knots[4:-4]
+    wanted = np.quantile(frame["age"], [0.25, 0.5, 0.75])
+    np.testing.assert_allclose(inner, wanted, atol=0.08 * frame["age"].std())
+    assert knots[0] <= frame["age"].quantile(0.02) and knots[-1] >= frame["age"].quantile(0.98)
+    found, _ = on_all(made, frame)
+    assert found.shape[1] == 6
+    # With the column that is dropped the basis sums to one, so that a constant is in its span with the intercept.
+    assert np.linalg.matrix_rank(np.hstack([np.ones((len(found), 1)), found])) == 7
+
+
+def test_bounds_of_a_spline_can_be_given() -> None:
+    made = agreed("y ~ bs(age, df=4, lower_bound=0, upper_bound=120)", patients())
+    (constants,) = made.agreed.transforms.values()
+    assert (constants.knots[0], constants.knots[-1]) == (0.0, 120.0)
+
+
+def test_new_rows_are_evaluated_with_the_agreed_constants() -> None:
+    frame = patients()
+    made = agreed("y ~ scale(age)", frame)
+    few = frame.head(3).assign(age=[0.0, 50.0, 100.0])
+    x = made.data(few).fields["x"][:, 0].numpy()
+    np.testing.assert_allclose(x, (few["age"] - frame["age"].mean()) / frame["age"].std(ddof=0), rtol=1e-5)
+
+
+def test_splines_and_polynomials_of_scaled_columns_know_each_others_constants() -> None:
+    frame = patients()
+    made = agreed("y ~ poly(scale(age), 2)", frame)
+    plain = agreed("y ~ poly(age, 2)", frame)
+    np.testing.assert_allclose(on_all(made, frame)[0], on_all(plain, frame)[0], atol=1e-7)
