@@ -36,7 +36,8 @@ def all_priors(
 
     * `Intercept`: StudentT(3, centre, max(2.5, spread)), at the means of the predictors; centre and spread are
       those of the response on the scale of the linear predictor.
-    * a common coefficient: Normal(0, 2.5 spread / sd of its column), rstanarm's; brms has a flat one.
+    * a common coefficient: Normal(0, 2.5 / sd of its column), times the spread where the link is the identity:
+      rstanarm's; brms has a flat one.
     * standard deviations of groups: half-StudentT(3, 0, max(2.5, spread)).
     * correlations: LKJ(1).
     * parameters of the family: `ResponseFamily.parameters`.
@@ -60,8 +61,9 @@ def all_priors(
     known: dict[str, Prior] = dict(declared.family.parameters(response))
     if found.has_intercept:
         known[INTERCEPT] = intercept_prior(centre, spread)
+    unit = spread if declared.family.link == "identity" else 1.0
     for name in found.common.columns:
-        scale = SLOPE * spread / schema.design[name].sd
+        scale = SLOPE * unit / schema.design[name].sd
         known[name] = dist.Normal(0.0, float(f"{scale:.6g}"))
     for term in found.groups:
         known.update(_of_group(term, spread))

@@ -1,0 +1,138 @@
+"""NUTS of a formula's printed program by NumPyro: `python -m benchmarks.formula_sampler PROGRAM ROWS OUT [options]`.
+
+PROGRAM is the text that `Formula.program` prints, ROWS a NumPy archive of the rows, padded to (clients, rows). OUT
+gets the mean, sd and Monte Carlo standard error of each site. The text is run as it is: names of torch and Pyro
+stand for their counterparts in JAX and NumPyro, so that sampler, automatic derivatives and densities are others
+than hierfl's. `benchmarks.formulas` runs it; it imports neither torch nor hierfl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.formula_sampler")
+    parser.add_argument("program")
+    parser.add_argument("rows")
+    parser.add_argument("out")
+    parser.add_argument("--warmup", type=int, default=1000)
+    parser.add_argument("--draws", type=int, default=4000)
+    parser.add_argument("--chains", type=int, default=2)
+    args = parser.parse_args()
+    import jax
+    import numpyro
+    from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+    from numpyro.infer import MCMC, NUTS, init_to_median
+
+    jax.config.update("jax_enable_x64", True)
+    numpyro.set_host_device_count(args.chains)
+    with np.load(args.rows) as kept:
+        rows = dict(kept)
+    with open(args.program) as file:
+        model = program(file.read())
+    began = time.perf_counter()
+    kernel = NUTS(model, target_accept_prob=0.95, init_strategy=init_to_median())
+    run = MCMC(
+        kernel,
+        num_warmup=args.warmup,
+        num_samples=args.draws,
+        num_chains=args.chains,
+        progress_bar=False,
+    )
+    run.run(jax.random.PRNGKey(0), SimpleNamespace(**batch(rows)))
+    draws = {name: np.asarray(v) for name, v in run.get_samples(group_by_chain=True).items()}
+    found: dict[str, Any] = {"seconds": time.perf_counter() - began}
+    found["diverging"] = int(run.get_extra_fields()["diverging"].sum())
+    worst, fewest = 1.0, np.inf
+    for name, value in draws.items():
+        effective = np.asarray(effective_sample_size(value))
+        spread = value.std((0, 1))
+        moving = spread > 0.0
+        found[f"{name}/mean"], found[f"{name}/sd"] = value.mean((0, 1)), spread
+        found[f"{name}/mcse"] = np.where(moving, spread / np.sqrt(np.maximum(effective, 1.0)), 0.0)
+        if moving.any():
+            worst = max(worst, float(np.asarray(split_gelman_rubin(value))[moving].max()))
+            fewest = min(fewest, float(effective[moving].min()))
+    np.savez(args.out, r_hat=worst, effective=fewest, **found)
+
+
+def batch(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a batch, with its plates."""
+    import jax.numpy as jnp
+    import numpyro
+
+    present = rows.pop("present")
+    clients, width = present.shape
+
+    @contextmanager
+    def data() -> Iterator[None]:
+        with numpyro.plate("data", width, dim=-1), numpyro.handlers.mask(mask=jnp.asarray(present)):
+            yield
+
+    fields = {name: jnp.asarray(value) for name, value in rows.items()}
+    return {**fields, "clients": lambda: numpyro.plate("clients", clients, dim=-2), "data": data}
+
+
+def program(text: str) -> Any:
+    """Return the printed program as a function of NumPyro's primitives."""
+    import numpyro
+    import numpyro.distributions as dist
+    from jax import numpy as jnp
+    from jax.scipy.special import gammaln
+
+    torch = SimpleNamespace(
+        tensor=jnp.array,
+        zeros=lambda *shape: jnp.zeros(
+            shape[0] if shape and isinstance(shape[0], tuple) else shape
+        ),
+        stack=lambda parts, dim=0: jnp.stack(parts, dim),
+        cat=lambda parts, dim=0: jnp.concatenate(parts, dim),
+        broadcast_tensors=lambda *parts: jnp.broadcast_arrays(*parts),
+        lgamma=gammaln,
+        exp=jnp.exp,
+    )
+    families = SimpleNamespace(Weibull=weibull, Censored=censored, Binomial=dist.Binomial)
+    scope: dict[str, Any] = {"pyro": numpyro, "dist": dist, "torch": torch, "families": families}
+    body = text[text.index("def model") :]
+    mean = "eta - torch.lgamma(1 + 1 / shape)"  # of a log Weibull time; JAX's arrays have no method exp
+    exec(body.replace(f"({mean}).exp()", f"torch.exp({mean})"), scope)
+    return scope["model"]
+
+
+def weibull(scale: Any, shape: Any) -> Any:
+    """Return what `censored` needs of a Weibull distribution."""
+    return scale, shape
+
+
+def censored(base: Any, cens: Any) -> Any:
+    """Return Weibull times, of which some are right-censored: log f(t) or log S(t)."""
+    import numpyro.distributions as dist
+    from jax import numpy as jnp
+
+    scale, shape = base
+
+    class Times(dist.Distribution):  # type: ignore[misc]
+        """Weibull times; log densities alone."""
+
+        support = dist.constraints.positive
+
+        def log_prob(self, value: Any) -> Any:
+            """Return log f of observed times, log S of censored ones."""
+            hazard = (value / scale) ** shape
+            density = jnp.log(shape / scale) + (shape - 1) * jnp.log(value / scale)
+            return jnp.where(cens == 1, 0.0, density) - hazard
+
+    return Times(batch_shape=jnp.broadcast_shapes(jnp.shape(scale), jnp.shape(cens)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What clients agree on: the moments of all rows from sums alone, levels that nobody can be told by, and JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hierfl
+from hierfl.formulas import answers
+from tests.formulas.frames import SITES, patients
+
+
+def made(text: str, family: str = "gaussian") -> hierfl.Formula:
+    return hierfl.formula(text, family, clients="site")
+
+
+def test_moments_are_those_of_all_rows_together() -> None:
+    frame = patients()
+    schema = hierfl.schema(frame, made("y ~ age * dose + scale(log(dose)) + (1 | site)"))
+    assert schema.rows == len(frame)
+    for name, values in (
+        ("age", frame["age"]),
+        ("age:dose", frame["age"] * frame["dose"]),
+    ):
+        assert schema.design[name].mean == pytest.approx(values.mean())
+        assert schema.design[name].sd == pytest.approx(values.std(ddof=0))
+    constants = schema.transforms["scale(log(dose))"]
+    assert constants.mean == pytest.approx(np.log(frame["dose"]).mean())
+    assert constants.sd == pytest.approx(np.log(frame["dose"]).std(ddof=0))
+    assert schema.response is not None
+    assert schema.response.mean == pytest.approx(frame["y"].mean())
+
+
+def test_moments_of_numbers_far_from_zero_are_right() -> None:
+    frame = patients().assign(age=lambda f: f["age"] + 1e6)
+    schema = hierfl.schema(frame, made("y ~ age"))
+    assert schema.design["age"].sd == pytest.approx(frame["age"].std(ddof=0), rel=1e-3)
+
+
+def test_a_frame_for_each_client_gives_the_same_schema_as_one_frame() -> None:
+    frame = patients()
+    apart = {str(name): part.drop(columns="site") for name, part in frame.groupby("site")}
+    text = made("y ~ sex + scale(age) + (1 | site) + (1 | region)")
+    assert hierfl.schema(apart, text).json() == hierfl.schema(frame, text).json()
+
+
+@pytest.mark.parametrize(
+    ("by", "level", "groups"),
+    [
+        ("region", "above", ("north", "south", "west")),
+        ("year", "crossed", ("2020", "2021", "2022", "2023")),
+        ("ward", "crossed", ("w0", "w1", "w2")),
+        ("site:ward", "within", ()),
+    ],
+)
+def test_how_groups_lie_to_the_clients(by: str, level: str, groups: tuple[str, ...]) -> None:
+    schema = hierfl.schema(patients(), made(f"y ~ (1 | {by})"))
+    assert schema.groups[by].level == level
+    assert schema.groups[by].levels == groups
+
+
+def test_groups_with_names_of_their_own_lie_within_clients_and_their_names_stay_there() -> None:
+    frame = patients().assign(ward=lambda f: f["site"] + f["ward"])
+    schema = hierfl.schema(frame, made("y ~ (1 | ward)"))
+    assert schema.groups["ward"] == hierfl.formulas.Grouping("within", (), 3)
+    assert "s0w0" not in schema.json()
+
+
+def test_groups_too_small_to_be_named_are_refused_unless_agreed_beforehand() -> None:
+    frame = patients(rows=8)  # two rows of each year at each site
+    with pytest.raises(ValueError, match="site:year.*levels="):
+        hierfl.schema(frame, made("y ~ (1 | year)"))
+    years = {"year": [2020, 2021, 2022, 2023]}
+    schema = hierfl.schema(frame, made("y ~ (1 | year)"), levels=years)
+    assert schema.groups["year"].level == "crossed"
+    with pytest.raises(ValueError, match="not among 2020, 2021"):
+        hierfl.schema(frame, made("y ~ (1 | year)"), levels={"year": [2020, 2021]})
+
+
+def with_rare(rows: int) -> pd.DataFrame:
+    """Return patients of whom `rows` at one site have a level that no other has."""
+    frame = patients(rows=60)
+    frame.loc[: rows - 1, "sex"] = "unknown"
+    return frame
+
+
+def test_rare_levels_do_not_leave_their_client() -> None:
+    frame = with_rare(4)
+    with pytest.raises(ValueError, match="'sex' of client 's0'.*5 rows"):
+        hierfl.schema(frame, made("y ~ sex"))
+    merged = hierfl.schema(frame, made("y ~ sex"), rare="merge")
+    assert merged.columns["sex"].levels == ("f", "m", "x", "other")
+    assert "unknown" not in merged.json()
+    assert hierfl.schema(with_rare(5), made("y ~ sex")).columns["sex"].levels[-2] == "unknown"
+
+
+def test_levels_that_are_agreed_beforehand_are_told_by_nobody() -> None:
+    frame = patients(rows=60)
+    parts = {"y": None, "sex": None}
+    told = answers.of_columns(frame, parts, "s0", 5, frozenset({"sex"}))
+    assert told["sex"].counts == {} and told["sex"].hidden == 0
+    levels = {"sex": ["x", "m", "f"]}
+    schema = hierfl.schema(frame, made("y ~ sex"), levels=levels)
+    assert schema.columns["sex"].levels == ("x", "m", "f")  # the first is the reference
+
+
+def test_answers_hold_counts_and_sums_of_no_fewer_rows_than_agreed() -> None:
+    """Nothing that a client answers has the size of its rows, and no count of a level is below the least."""
+    frame = patients(rows=40)
+    told = answers.of_columns(frame, {"age": None, "sex": None}, "s0", 30, frozenset())
+    assert told["age"].sums is not None and told["age"].sums.count == len(frame)
+    assert all(n >= 30 for n in (told["sex"].counts or {}).values())
+    for part in told.values():
+        for field in fields(part):
+            value: Any = getattr(part, field.name)
+            assert np.ndim(value) == 0 or isinstance(value, dict | tuple)
+    groups = answers.of_groups(frame, ("ward",), "site", "s0", 30)
+    assert groups.distinct == 3 and all(n >= 30 for n in groups.counts.values())
+
+
+def test_counts_of_quantiles_are_multiples_of_the_least_count() -> None:
+    from hierfl.formulas.transforms import counted
+
+    counts = counted(np.random.default_rng(0).normal(size=333), 0.0, 1.0, 5)
+    assert all(n % 5 == 0 for n in counts)
+    assert list(counts) == sorted(counts)
+
+
+def test_json_is_read_back_and_can_be_compared(tmp_path: Path) -> None:
+    text = made("y ~ sex + bs(age, df=4) + poly(dose, 2) + (1 | region)")
+    schema = hierfl.schema(patients(), text, units={"age": "years"})
+    schema.save(tmp_path / "schema.json")
+    assert hierfl.Schema.load(tmp_path / "schema.json") == schema
+    assert json.loads(schema.json())["columns"]["age"]["unit"] == "years"
+    schema.save(tmp_path / "schema.json")  # the same text
+    other = hierfl.schema(patients(seed=1), text)
+    with pytest.raises(FileExistsError, match="another text"):
+        other.save(tmp_path / "schema.json")
+
+
+def test_units_must_agree() -> None:
+    frames = {f"s{k}": part.copy() for k, part in enumerate(np.array_split(patients(), 3))}
+    for frame in frames.values():
+        frame.attrs["units"] = {"age": "years"}
+    schema = hierfl.schema(frames, made("y ~ age"))
+    assert schema.columns["age"].unit == "years"
+    frames["s1"].attrs["units"] = {"age": "months"}
+    with pytest.raises(ValueError, match="'age' is in years at 's0' and in months at 's1'"):
+        hierfl.schema(frames, made("y ~ age"))
+    formula = hierfl.formula("y ~ age", clients="site", schema=schema)
+    with pytest.raises(ValueError, match="'age' of client 's1' is in months"):
+        formula.data(frames)
+
+
+def test_a_schema_of_columns_alone_serves_several_formulas() -> None:
+    frame = patients(rows=60)
+    columns = hierfl.schema(frame.drop(columns=["grade"]), clients="site", levels={"sex": ["m", "f", "x"]})
+    assert columns.formula == "" and "site" not in columns.columns
+    ready = hierfl.formula("y ~ sex + (1 | site)", clients="site", schema=columns).on(frame)
+    assert ready.layout.common.columns == ("sex[f]", "sex[x]")
+
+
+def test_ordered_categories_keep_their_order() -> None:
+    schema = hierfl.schema(patients(rows=60), made("grade ~ age", "cumulative"))
+    assert schema.columns["grade"].levels == ("low", "mid", "high")
+
+
+def test_columns_above_the_clients_are_seen() -> None:
+    design = hierfl.schema(patients(), made("y ~ beds + age + beds:age")).design
+    assert [design[n].above for n in ("beds", "age", "beds:age")] == [True, False, False]
+    assert len({*patients()["site"]}) == SITES
