@@ -13,6 +13,9 @@ from hierfl.methods import fedsvi, two_stage
 
 QUICK = ("poisson",)  # by two_stage, where the others take 10 to 30 seconds each
 
+# with seed 3 an ordinal level has no rows, and two_stage ends without a final posterior, which it says
+SEEDS = {"cumulative": 4}
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_short_fit_predicts_and_draws(name: str) -> None:
@@ -34,7 +37,7 @@ def test_a_short_fit_predicts_and_draws(name: str) -> None:
 )
 def test_two_stage_finds_the_truth(name: str) -> None:
     """The truth lies within 4 posterior sds of the posterior mean, at each of 8 or more numbers."""
-    truth, data = drawn(name, 3)
+    truth, data = drawn(name, SEEDS.get(name, 3))
     found = hierfl.fit(
         two_stage(program(name, additions_of(name)), draws=1000), data, progress=False
     )
