@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,10 @@ from hierfl import guides
 from hierfl.methods import fedsvi, two_stage
 
 QUICK = ("poisson",)  # by two_stage, where the others take 10 to 30 seconds each
+
+# with seed 3 an ordinal level has no rows, and two_stage ends without a final posterior, which it says
+SEEDS = {"cumulative": 4}
+WARNS = ("zero_inflated_poisson",)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,10 +40,12 @@ def test_a_short_fit_predicts_and_draws(name: str) -> None:
 )
 def test_two_stage_finds_the_truth(name: str) -> None:
     """The truth lies within 4 posterior sds of the posterior mean, at each of 8 or more numbers."""
-    truth, data = drawn(name, 3)
-    found = hierfl.fit(
-        two_stage(program(name, additions_of(name)), draws=1000), data, progress=False
-    )
+    truth, data = drawn(name, SEEDS.get(name, 3))
+    method = two_stage(program(name, additions_of(name)), draws=1000)
+    # a client without zeros knows of zi only that it is small, which no Gaussian factor says
+    warned = pytest.warns(UserWarning, match="k-hat") if name in WARNS else nullcontext()
+    with warned:
+        found = hierfl.fit(method, data, progress=False)
     draws = found.draws(1000)
     for site, values in {**draws.shared, **draws.own}.items():
         distance = (values.double().mean(0) - truth[site]) / values.double().std(0)
