@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +30,7 @@ import hierfl
 from benchmarks.formula_problems import PROBLEMS
 from benchmarks.pooled_nuts import ROOT, python
 from benchmarks.reference import cache
+from hierfl.formulas.priors import response_of
 
 Numbers = dict[str, np.ndarray]
 
@@ -97,19 +100,42 @@ def posterior(fit: hierfl.Fit, draws: int = 4000) -> tuple[Numbers, Numbers]:
     )
 
 
-def coefficients(made: hierfl.Formula) -> list[str]:
-    """Return the sites of the common coefficients."""
-    return [term.name for term in made.layout.common.terms]
-
-
 def by_bfi(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers | None:
-    """Return the common coefficients by one round of BFI; None where it has no answer."""
+    """Return the common coefficients by one round of BFI, with an intercept of each client's own; None: no answer.
+
+    BFI has no hierarchy: the intercepts are "stratified", as in its R package, with a prior that is the same for all.
+    """
+    names = [n for n in made.layout.common.columns if n not in made.layout.above]
+    scales = torch.tensor([float(made.all_priors[n].scale) for n in names])  # type: ignore[union-attr]
+    columns = [
+        _columns(made, hierfl.full_batch(data, torch.tensor([k]))) for k in range(data.num_clients)
+    ]
+    keep = [made.layout.common.columns.index(n) for n in names]
+    x = torch.as_tensor(np.concatenate(columns)[:, keep]).to(data.fields["y"].dtype)
+    fields = {n: data.fields[n] for n in ("y", "trials", "cens") if n in data.fields}
+    rows = hierfl.ClientData.from_arrays(data.row_client, names=data.names, x=x, **fields)
+    family = made.family
+    extra = [n for n in ("trials", "cens") if n in fields]
+
+    def stratified(batch: hierfl.ClientBatch) -> None:
+        b = pyro.sample("b", dist.Normal(torch.zeros(len(names)), scales).to_event(1))
+        given = {
+            n: pyro.sample(n, dist.LogNormal(0.0, 1.0))
+            for n in family.parameters(response_of(made.declared, made.agreed))
+        }
+        with batch.clients():
+            own = pyro.sample("own", dist.Normal(0.0, 10.0))
+            with batch.data():
+                eta = own + (batch.x * b).sum(-1)
+                more = {n: getattr(batch, n) for n in extra}
+                pyro.sample("y", family.of(eta, **given, **more), obs=batch.y)
+
     try:
-        fit = hierfl.fit(hierfl.methods.bfi(made), data)
+        fit = hierfl.fit(hierfl.methods.bfi(stratified), rows)
     except (ValueError, RuntimeError):
         return None
     mean, _ = posterior(fit)
-    return {name: mean[name] for name in coefficients(made)}
+    return dict(zip(names, mean["b"], strict=True))
 
 
 def by_meta_analysis(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers | None:
@@ -118,7 +144,7 @@ def by_meta_analysis(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers |
     Each client's estimates of its own intercept and of the columns that vary within it are pooled by the inverse
     of their covariances. A column that is constant at a client has no estimate there.
     """
-    names = coefficients(made)
+    names = [n for n in made.layout.common.columns if n not in made.layout.above]
     precision, shift = np.zeros((len(names), len(names))), np.zeros(len(names))
     for k in range(data.num_clients):
         found = _own_estimate(made, data, k)
@@ -139,6 +165,7 @@ def _own_estimate(
     """Return one client's maximum likelihood estimate of the varying columns and its precision, intercept out."""
     batch = hierfl.full_batch(data, torch.tensor([k]))
     x = _columns(made, batch)
+    x = x[:, [j for j, n in enumerate(made.layout.common.columns) if n not in made.layout.above]]
     which = np.flatnonzero(np.ptp(x, axis=0) > 0.0)
     if not len(which) or len(x) <= len(which) + 1:
         return None
@@ -191,7 +218,7 @@ def _columns(made: hierfl.Formula, batch: hierfl.ClientBatch) -> np.ndarray:
 
 
 def error(found: Numbers | None, nuts: Numbers) -> float | None:
-    """Return the largest error of a common coefficient, in posterior sds."""
+    """Return the largest error of a common coefficient that varies within clients, in posterior sds."""
     if found is None:
         return None
     each = [np.abs(v - nuts[f"{n}/mean"]) / nuts[f"{n}/sd"] for n, v in found.items()]

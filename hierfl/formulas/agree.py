@@ -134,9 +134,10 @@ def agreed_column(
                 f"column '{name}' holds {kinds[answers[first].kind]} at client '{first}' and {kinds[answer.kind]} at "
                 f"client '{client}': make it the same at all, or write C({name})"
             )
-    units = {a.unit: client for client, a in answers.items() if a.unit}
-    if unit:
-        units.setdefault(unit, "the declaration")
+    units = {unit: "the declaration"} if unit else {}
+    for client, answer in answers.items():
+        if answer.unit:
+            units.setdefault(answer.unit, client)
     if len(units) > 1:
         (one, at), (other, elsewhere) = list(units.items())[:2]
         raise ValueError(

@@ -180,9 +180,9 @@ def of_call(
         for found in declared.described
         if text in (calls := stateful_calls(with_constants(found, schema.transforms)))
     )
-    values = np.asarray(
-        call.args[0].eval(prepared(frame, schema.columns, client), ENVIRONMENT), dtype=np.float64
-    )
+    ready = prepared(frame, schema.columns, client)
+    with np.errstate(all="ignore"):  # what is not finite is refused by name below
+        values = np.asarray(call.args[0].eval(ready, ENVIRONMENT), dtype=np.float64)
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers as numbers_of
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -62,6 +63,8 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
             raise ValueError(
                 f"column '{clients}' has no client in row {row}: name it, or leave the row out"
             )
+        if not len(names):
+            raise ValueError("the frame has no rows: give at least one row of one client")
         order = sorted(set(names.tolist()), key=_place(frames[clients]))
         return {name: frames[names == name] for name in order}
     if not isinstance(frames, Mapping) or not all(
@@ -101,13 +104,15 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     if series.dtype.kind in "iufb":
         return "number"
     values = [v for v in series.tolist() if not _is_missing(v)]
-    if series.dtype.kind in "Mm" or not all(isinstance(v, str | bool | np.bool_) for v in values):
-        odd = next((v for v in values if not isinstance(v, str)), series.dtype)
+    words = [v for v in values if isinstance(v, str)]
+    others = [v for v in values if not isinstance(v, str)]
+    if not words and all(isinstance(v, numbers_of.Real | np.bool_) for v in others):
+        return "number"  # of dtype object
+    if others:
+        odd = words[0] if words else others[0]
         raise TypeError(
             f"column '{name}' of client '{client}' holds {odd!r}: make it numbers, strings or categories"
         )
-    if values and all(isinstance(v, bool | np.bool_) for v in values):
-        return "number"
     digits = next((v for v in values if isinstance(v, str) and _is_number(v)), None)
     if digits is not None:
         raise ValueError(

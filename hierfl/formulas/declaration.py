@@ -66,7 +66,8 @@ class Declaration:
         labels = self.family.kind in ("category", "ordered")
         kinds[self.parts.response] = "category" if labels else "number"
         for addition, column in self.parts.additions.items():
-            kinds[column] = None if addition == "cens" else "number"
+            if addition != "upper":  # which is missing where no interval ends
+                kinds[column] = None if addition == "cens" else "number"
         return kinds
 
     @property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hierfl.data.clients import ClientData
 from hierfl.formulas.answers import group_names
-from hierfl.formulas.columns import by_client, complete, prepared
+from hierfl.formulas.columns import by_client, complete, numbers, prepared
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.schema import Schema
@@ -99,7 +99,7 @@ def _of_client(
     for term in found.groups:
         fields.update(_of_group(term, found, schema, ready, frame, client))
     if labelled:
-        fields.update(_labels(declared, schema, ready, client))
+        fields.update(_labels(declared, ready, frame, client))
     else:
         fields.update(_unlabelled(declared, ready))
     if not fields:
@@ -187,19 +187,23 @@ def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.
     return codes
 
 
-def _labels(declared: Declaration, schema: Schema, ready: pd.DataFrame, client: str) -> Fields:
+def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, client: str) -> Fields:
     """Return the response and its additions, once the family can have them."""
     column = ready[declared.parts.response]
     labels = column.cat.codes.to_numpy() if hasattr(column, "cat") else column.to_numpy()
     fields: Fields = {"y": np.asarray(labels, dtype=np.float64)}
     for addition, name in declared.parts.additions.items():
-        values = ready[name]
         if addition == "cens":
-            fields["cens"] = _codes(values, name, client)
+            fields["cens"] = _codes(ready[name], name, client)
         elif addition == "event":
-            fields["cens"] = _of_events(values, name, client)
+            fields["cens"] = _of_events(ready[name], name, client)
+        elif addition == "upper":
+            fields["upper"] = _ends(frame, name, client)
         else:
-            fields[addition] = values.to_numpy(dtype=np.float64)
+            fields[addition] = ready[name].to_numpy(dtype=np.float64)
+    if "upper" in fields:  # it is read of intervals alone, and may be missing elsewhere
+        interval = fields.get("cens", np.zeros(len(frame))) == CENSORED["interval"]
+        fields["upper"] = np.where(interval, fields["upper"], fields["y"])
     if "weights" in fields and not (fields["weights"] >= 0.0).all():
         row = int((fields["weights"] < 0.0).argmax())
         raise ValueError(
@@ -213,6 +217,15 @@ def _labels(declared: Declaration, schema: Schema, ready: pd.DataFrame, client: 
             f"column '{declared.parts.response}' of client '{client}': {error}"
         ) from error
     return fields
+
+
+def _ends(frame: pd.DataFrame, name: str, client: str) -> NDArray[np.float64]:
+    """Return the ends of intervals, NaN where there is none."""
+    if name not in frame.columns:
+        raise KeyError(
+            f"client '{client}' has no column '{name}': its columns are {list(map(str, frame.columns))}"
+        )
+    return numbers(frame[name])
 
 
 def _unlabelled(declared: Declaration, ready: pd.DataFrame) -> Fields:

@@ -227,7 +227,9 @@ def _deviations(group: GroupTerm, scale: str, cor: str | None, outputs: int) -> 
             f"dist.MultivariateNormal(torch.zeros({size}), scale_tril={scale}[:, None] * {cor})"
         )
         return f"{normal}.expand([{int(group.size)}]).to_event(1)"
-    zeros = f"torch.zeros({int(group.size)})" if single else f"torch.zeros({int(group.size)}, {size})"
+    zeros = (
+        f"torch.zeros({int(group.size)})" if single else f"torch.zeros({int(group.size)}, {size})"
+    )
     return f"dist.Normal({zeros}, {scale}).to_event({1 if single else 2})"
 
 

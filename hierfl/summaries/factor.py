@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import grad
 
 from hierfl.laplace.mode import CAP, newton_step
-from hierfl.summaries.expectations import Nodes, Rows, node_at_mean
+from hierfl.summaries.expectations import Expected, Nodes, Rows, node_at_mean
 
 CLIMB, SETTLE = 12, 30  # Newton steps to the mode, and variational steps from there
 RATE = 0.3  # of a variational step: whole steps run away where labels are rare
@@ -57,13 +57,25 @@ def factor_of(rows: Rows, loc: Tensor, covariance: Tensor, nodes: Nodes) -> Fact
     mean = _mode(rows, loc, prior)
     precision = prior + _positive(rows.expected(mean, prior, node_at_mean(rows.line)).curvature)[0]
     for _ in range(SETTLE):
-        slope, curvature = rows.expected(mean, precision, nodes)
+        slope, curvature = _expected(rows, mean, precision, nodes)
         precision = (1.0 - RATE) * precision + RATE * (prior + _positive(curvature)[0])
         step = newton_step(slope - prior @ (mean - loc), precision, cap=CAP)
         mean = mean + RATE * step
-    slope, curvature = rows.expected(mean, precision, nodes)
+    slope, curvature = _expected(rows, mean, precision, nodes)
     curvature, raised = _positive(curvature)
     return Factor(curvature, slope + curvature @ mean, raised)
+
+
+def _expected(rows: Rows, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
+    """Return expectations under q, or the derivatives at its mean where these are not finite.
+
+    A power of time overflows at the far nodes of a wide prior of a Weibull shape. Each step narrows q.
+    """
+    found = rows.expected(mean, precision, nodes)
+    there = rows.expected(mean, precision, node_at_mean(rows.line))
+    finite = found.slope.isfinite().all() & found.curvature.isfinite().all()
+    slope = torch.where(finite, found.slope, there.slope)
+    return Expected(slope, torch.where(finite, found.curvature, there.curvature))
 
 
 def rounded(value: Tensor) -> Tensor:

@@ -39,7 +39,9 @@ def patients(rows: int = 24, *, seed: int = 0) -> pd.DataFrame:
     frame["visits"] = rng.poisson(np.exp(0.5 * eta))
     frame["wins"] = rng.binomial(frame["n"], 1.0 / (1.0 + np.exp(-eta)))
     frame["kind"] = rng.choice(["cold", "flu", "other"], n)
-    words = pd.cut(eta + rng.logistic(size=n), [-np.inf, 0.0, 1.0, np.inf], labels=["low", "mid", "high"])
+    words = pd.cut(
+        eta + rng.logistic(size=n), [-np.inf, 0.0, 1.0, np.inf], labels=["low", "mid", "high"]
+    )
     frame["grade"] = words
     frame["days"] = rng.exponential(np.exp(0.3 * eta))
     frame["died"] = (rng.random(n) < 0.7).astype(int)

@@ -115,7 +115,9 @@ def test_new_rows_are_evaluated_with_the_agreed_constants() -> None:
     made = agreed("y ~ scale(age)", frame)
     few = frame.head(3).assign(age=[0.0, 50.0, 100.0])
     x = made.data(few).fields["x"][:, 0].numpy()
-    np.testing.assert_allclose(x, (few["age"] - frame["age"].mean()) / frame["age"].std(ddof=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        x, (few["age"] - frame["age"].mean()) / frame["age"].std(ddof=0), rtol=1e-5
+    )
 
 
 def test_splines_and_polynomials_of_scaled_columns_know_each_others_constants() -> None:

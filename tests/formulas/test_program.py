@@ -206,7 +206,9 @@ def test_a_formula_and_a_program_by_hand_agree_draw_for_draw() -> None:
         method = methods.fedsvi(model, guides.structured)
         draws.append(hierfl.fit(method, data, rounds=3, seed=4).draws(20, seed=2))
     for name in ("Intercept", "age", "sd_site"):
-        torch.testing.assert_close(draws[0].shared[name], draws[1].shared[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            draws[0].shared[name], draws[1].shared[name], rtol=1e-4, atol=1e-5
+        )
     torch.testing.assert_close(draws[0].own["site"], draws[1].own["site"], rtol=1e-3, atol=1e-4)
 
 
@@ -215,7 +217,9 @@ def test_names_of_levels_cannot_become_code() -> None:
     evil = "a'\nraise SystemExit"
     frame["sex"] = frame["sex"].replace({"m": evil, "f": 'b"""\nraise SystemExit'})
     frame["region"] = frame["region"].replace({"north": evil})
-    made = hierfl.formula("y ~ sex + (1 | region) + (1 | site)", clients="site").on(frame, least_count=1)
+    made = hierfl.formula("y ~ sex + (1 | region) + (1 | site)", clients="site").on(
+        frame, least_count=1
+    )
     traced(made, frame)
     assert made.dims["region"][0][1][0] == evil
 

@@ -1,0 +1,275 @@
+"""A hundred wrong formulas, frames and schemas: each is refused with the column, the value and the mend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro.distributions as dist
+import pytest
+
+import hierfl
+from tests.formulas.frames import patients
+
+ERRORS = (ValueError, TypeError, KeyError)
+Change = Callable[[pd.DataFrame], Any]
+
+
+def declared(text: str, family: Any = "gaussian", **options: Any) -> hierfl.Formula:
+    return hierfl.formula(text, family, clients="site", **options)
+
+
+# ------------------------------------------------------------------------------------------ formulas
+FORMULAS = [
+    ("y ~ s(age)", "bs\\(x, df=5\\)"),
+    ("y ~ ns(age, 3)", "bs\\(x, df=5\\)"),
+    ("y ~ cr(age, df=4)", "bs\\(x, df=5\\)"),
+    ("y ~ gp(age)", "batch.joint_normal"),
+    ("y ~ factor(sex)", "C\\(x\\)"),
+    ("y ~ mo(sex)", "C\\(x\\)"),
+    ("y ~ me(age, sd)", "measurement error"),
+    ("y ~ foo(age)", "'foo' of 'foo\\(age\\)' is not known"),
+    ("y ~ os.system(age)", "os.system"),
+    ("y ~ np.linalg.inv(age)", "np.linalg.inv"),
+    ("y ~ bs(age, df=4) * sex", "poly\\(x, 2\\)"),
+    ("y ~ age + (1 + bs(dose, df=4):age | site)", "spline stand alone"),
+    ("y ~ age **", "cannot be read"),
+    ("y ~ age : ", "cannot be read"),
+    ("y ~ p(wins, n)", "column of 0 and 1|not known"),
+    ("y ~ B(sex)", "column of 0 and 1"),
+    ("y ~ age + (1 + offset(dose) | site)", "offset"),
+    ("y ~ age + (0 | site)", "no columns"),
+    ("y ~ poly(age, 0)", "degree of 'poly\\(age, 0\\)' is 0"),
+    ("y ~ poly(age, 9)", "from 1 to 6"),
+    ("y ~ poly(age, dose)", "must be numbers"),
+    ("y ~ bs(age)", "df None"),
+    ("y ~ bs(age, df=2)", "at least its degree 3"),
+    ("y ~ bs(age, df=5, upper_bound=10)", "between its bounds|lower_bound"),
+    ("y ~ bs(age, df=5, foo=3)", "'foo', which is not known"),
+    ("y ~ y", "name of the response"),
+    ("Intercept ~ age", "'Intercept'"),
+    ("y | trials(n) ~ age", "gaussian' takes no row fields, not 'trials'"),
+    ("y | event(died) ~ age", "not 'cens'"),
+    ("y ~ missing_column", "no column 'missing_column'"),
+    ("nothing ~ age", "no column 'nothing'"),
+    ("y ~ (1 | nowhere)", "no column 'nowhere'"),
+    ("y ~ (age | nowhere:ward)", "no column 'nowhere'"),
+    ("y | weights(nothing) ~ age", "no column 'nothing'"),
+    ("kind ~ age", "reads it as a number"),
+    ("y ~ I(age > 500)", "one value|no effect"),
+    ("y ~ log(age - 1000)", "not finite in row 0 of client 's0'"),
+    ("y ~ scale(log(age - 1000))", "is not finite in row 0 of client 's0'"),
+    ("y ~ scale(constant)", "one value"),
+    ("y ~ constant", "one value, 3"),
+    ("y ~ single", "single level 'only'"),
+    ("y ~ day", "make it numbers, strings or categories"),
+    ("y ~ digits", "number '1' as a string"),
+    ("y ~ mixed", "numbers, strings or categories|holds"),
+    ("y ~ spaced", "differ only in spaces"),
+]
+
+
+def odd() -> pd.DataFrame:
+    """Return patients with odd columns besides."""
+    frame = patients()
+    n = len(frame)
+    return frame.assign(
+        constant=3.0,
+        single="only",
+        day=pd.Timestamp("2020-01-01"),
+        digits=["1", "2"] * (n // 2),
+        mixed=[1, "a"] * (n // 2),
+        spaced=["a b", "a  b"] * (n // 2),
+    )
+
+
+@pytest.mark.parametrize(("text", "message"), FORMULAS)
+def test_wrong_formulas(text: str, message: str) -> None:
+    with pytest.raises(ERRORS, match=message):
+        made = declared(text).on(odd())
+        made.data(odd())
+        made.program()
+
+
+# ------------------------------------------------------------------------------------------ arguments
+ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: hierfl.formula(3, clients="site"), "must be a string"),  # type: ignore[arg-type]
+    (lambda: declared("y ~ age", "normalish"), "normalish"),
+    (lambda: declared("y ~ age", 3), "family is 3"),
+    (lambda: declared("y ~ age", "binom"), "binomial"),
+    (lambda: hierfl.formula("y ~ age", clients=None), "column that names the clients"),  # type: ignore[arg-type]
+    (lambda: declared("y ~ age", missing="ignore"), "'refuse' or 'drop'"),
+    (lambda: declared("wins ~ age", "binomial"), "trials"),
+    (lambda: declared("y ~ age").program(), "not agreed on a schema"),
+    (lambda: declared("y ~ age")(None), "not agreed on a schema"),  # type: ignore[arg-type]
+    (lambda: hierfl.schema(patients()), "clients='hospital'"),
+    (lambda: hierfl.schema(patients(), declared("y ~ age"), rare="drop"), "'refuse' or 'merge'"),  # type: ignore[arg-type]
+    (lambda: hierfl.schema(patients(), declared("y ~ age"), least_count=0), "1 or more"),
+    (lambda: hierfl.schema([1, 2], declared("y ~ age")), "one pandas frame"),
+    (lambda: hierfl.schema({}, declared("y ~ age")), "empty"),
+    (lambda: hierfl.schema({"a": patients()[:0]}, declared("y ~ age")), "no rows"),
+    (lambda: hierfl.schema(patients().drop(columns="site"), declared("y ~ age")), "'site'"),
+    (lambda: hierfl.fit(declared("y ~ age"), [1, 2]), "frames is a list"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "message"), ARGUMENTS)
+def test_wrong_arguments(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ERRORS, match=message):
+        call()
+
+
+# ------------------------------------------------------------------------------------------ priors
+PRIORS: list[tuple[dict[str, Any], str]] = [
+    ({"agee": dist.Normal(0.0, 1.0)}, "did you mean 'age'"),
+    ({"age": 3.0}, "'age' is 3.0: give a distribution"),
+    ({"sd": dist.Normal(0.0, 1.0)}, "a scale must be > 0"),
+    ({"sd_site": dist.Normal(0.0, 1.0)}, "a scale must be > 0"),
+    ({"cor": dist.Normal(0.0, 1.0)}, "concentration of an LKJ"),
+    ({"cor": -1.0}, "concentration of an LKJ"),
+    ({"sex[m]": dist.Normal(0.0, 1.0), "sex[x]": dist.Laplace(0.0, 1.0)}, "one kind"),
+]
+
+
+@pytest.mark.parametrize(("priors", "message"), PRIORS)
+def test_wrong_priors(priors: dict[str, Any], message: str) -> None:
+    with pytest.raises(ERRORS, match=message):
+        declared("y ~ age + sex + (1 + age | site)", priors=priors).on(patients()).program()
+
+
+# ------------------------------------------------------------------------------------------ frames
+def at(column: str, value: Any) -> Change:
+    """Return what puts a value into row 30, which is row 6 of client s1."""
+
+    def changed(frame: pd.DataFrame) -> pd.DataFrame:
+        values = frame[column].astype(object)
+        values.iloc[30] = value
+        try:
+            return frame.assign(**{column: pd.to_numeric(values)})
+        except (ValueError, TypeError):
+            return frame.assign(**{column: values})
+
+    return changed
+
+
+TEXT = "y | weights(w) ~ age + sex + beds + (1 | region) + (1 | year) + (1 | site/ward)"
+FRAMES: list[tuple[str, Change, str]] = [
+    (
+        "gaussian",
+        at("age", np.nan),
+        "'age' of client 's1' has 1 missing values, the first in row 6",
+    ),
+    ("gaussian", at("age", np.inf), "'age' of client 's1' is infinite in row 6"),
+    ("gaussian", at("age", "old"), "'age' of client 's1' holds 'old'"),
+    ("gaussian", at("sex", None), "'sex' of client 's1' has 1 missing values"),
+    ("gaussian", at("sex", "q"), "'sex' of client 's1' has the value 'q' in row 6"),
+    ("gaussian", at("y", np.nan), "'y' of client 's1' has 1 missing"),
+    ("gaussian", at("w", -1.0), "weight in row 6 of client 's1' is -1"),
+    ("gaussian", at("beds", 9.0), "'beds' has several values at client 's1'"),
+    ("gaussian", at("region", "moon"), "'s1' lies in the groups"),
+    ("gaussian", lambda f: f.assign(region="moon"), "'moon' of 'region' in row 0"),
+    ("gaussian", at("year", 1999), "'1999' of 'year' in row 6"),
+    ("gaussian", at("ward", "w9"), "4 groups of 'site:ward'.*at most 3"),
+    ("gaussian", at("site", None), "no client in row 30"),
+    ("gaussian", lambda f: f.drop(columns="age"), "no column 'age'"),
+    ("gaussian", lambda f: f.drop(columns="ward"), "no column 'ward'"),
+    ("gaussian", lambda f: pd.concat([f, f["age"]], axis=1), "2 columns 'age'"),
+    ("gaussian", lambda f: f.assign(age=np.nan), "missing values"),
+    ("gaussian", lambda f: f[:0], "frames|no rows|empty"),
+    ("gaussian", lambda f: f.assign(sex=1), "'1' in row 0"),
+]
+
+
+@pytest.mark.parametrize(("family", "change", "message"), FRAMES)
+def test_frames_that_disagree_with_the_schema(family: str, change: Change, message: str) -> None:
+    made = declared(TEXT, family).on(patients(rows=60))
+    with pytest.raises(ERRORS, match=message):
+        made.data(change(patients()))
+
+
+RESPONSES: list[tuple[str, str, Change, str]] = [
+    ("ill ~ age", "bernoulli", at("ill", 2), "'ill' of client 's1'.*2"),
+    ("visits ~ age", "poisson", at("visits", -1), "'visits' of client 's1'.*-1"),
+    ("visits ~ age", "poisson", at("visits", 1.5), "'visits' of client 's1'.*1.5"),
+    ("wins | trials(n) ~ age", "binomial", at("n", 0), "'wins' of client 's1'"),
+    ("days ~ age", "gamma", at("days", 0.0), "'days' of client 's1'.*0"),
+    ("days | event(died) ~ age", "weibull", at("died", 2), "'died' of client 's1' has the value 2"),
+    ("days | cens(died) ~ age", "weibull", at("died", 7), "'days' of client 's1'.*7"),
+    ("days | event(died) + entry(dose) ~ 1", "weibull", lambda f: f.assign(dose=99.0), "entry"),
+    ("grade ~ age", "cumulative", lambda f: f.assign(grade="top"), "'top' in row 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "family", "change", "message"), RESPONSES)
+def test_responses_that_the_family_cannot_have(
+    text: str, family: str, change: Change, message: str
+) -> None:
+    frame = patients(rows=60).assign(dose=0.0)
+    made = declared(text, family).on(frame)
+    with pytest.raises(ERRORS, match=message):
+        made.data(change(frame.groupby("site").head(24).reset_index(drop=True)))
+
+
+# ------------------------------------------------------------------------------------------ schemas
+def changed(**parts: Any) -> str:
+    """Return a schema's text with parts changed; a dotted name is a path."""
+    found = json.loads(declared("y ~ age + sex + (1 | region)").on(patients()).agreed.json())
+    for path, value in parts.items():
+        inside, *names = path.split("__")
+        place = found
+        for name in [inside, *names][:-1]:
+            place = place[name]
+        place[[inside, *names][-1]] = value
+    return json.dumps(found)
+
+
+SCHEMAS: list[tuple[str, str]] = [
+    ("", "no JSON"),
+    ("{", "no JSON"),
+    ("[]", "must be an object"),
+    ("{}", "lacks a part"),
+    (changed(rows="many"), "schema.rows is 'many': it must be an integer"),
+    (changed(rows=1.5), "schema.rows is 1.5"),
+    (changed(clients=3), "schema.clients is 3: it must be a string"),
+    (changed(more=1), "unknown part 'more'"),
+    (changed(columns=[]), "schema.columns is \\[\\]"),
+    (changed(columns__age__kind="size"), "\\['age'\\].kind is 'size'"),
+    (changed(columns__age__mean="old"), "\\['age'\\].mean is 'old': it must be a number"),
+    (changed(columns__sex__levels="fm"), "levels is 'fm': it must be a list"),
+    (changed(columns__sex__levels=[1]), "levels is 1: it must be a string"),
+    (changed(groups__region__level="below"), "level is 'below'"),
+    (changed(groups__region__most="3); import os"), "most is .* must be an integer"),
+    (changed(design__age__above=1), "above is 1: it must be true or false"),
+    (changed(response__mean=None), "response.mean is None"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), SCHEMAS)
+def test_wrong_schemas(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        hierfl.Schema.of_json(text)
+
+
+def test_clients_that_hold_other_kinds_are_named() -> None:
+    frames = {str(k): part for k, part in patients().groupby("site")}
+    frames["s3"] = frames["s3"].assign(sex=1)
+    with pytest.raises(
+        ValueError, match="'sex' holds names at client 's0' and numbers at client 's3'"
+    ):
+        hierfl.schema(frames, declared("y ~ sex"))
+
+
+def test_a_schema_of_another_formula_is_not_taken_for_this_one() -> None:
+    agreed = declared("y ~ age").on(patients()).agreed
+    with pytest.raises(ValueError, match="not agreed on a schema for 'y ~ dose'"):
+        declared("y ~ dose", schema=agreed).program()
+    assert replace(agreed, formula="").formula == ""
+
+
+def test_there_are_a_hundred() -> None:
+    lists = (FORMULAS, ARGUMENTS, PRIORS, FRAMES, RESPONSES, SCHEMAS)
+    assert sum(map(len, lists)) >= 100
