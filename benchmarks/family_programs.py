@@ -118,7 +118,7 @@ def drawn(name: str, seed: int, *, clients: int = 8, rows: int = 12) -> tuple[Tr
             y, fields = _seen(y, fields["entry"])
     family.check(y.flatten(), {k: v.flatten() for k, v in fields.items()})
     client = np.repeat(np.arange(clients), rows)
-    columns = {k: v.flatten() for k, v in {"x": x, "y": y, **fields}.items()}
+    columns: dict[str, Any] = {k: v.flatten() for k, v in {"x": x, "y": y, **fields}.items()}
     return truth, ClientData.from_arrays(client, **columns)
 
 

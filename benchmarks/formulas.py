@@ -190,7 +190,10 @@ def _own_estimate(
         value.backward()
         return value
 
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    try:
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
+    except ValueError:
+        return None  # it runs off: a few times can be fitted exactly
     hessian = torch.autograd.functional.hessian(loss, theta.detach()).numpy()
     try:
         covariance = np.linalg.inv(hessian)[1 : 1 + len(which), 1 : 1 + len(which)]

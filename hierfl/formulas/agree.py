@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -41,7 +41,7 @@ def agree_on_columns(
     clients: str,
     *,
     units: Mapping[str, str],
-    levels: Mapping[str, Sequence[str]],
+    levels: Mapping[str, Sequence[Any]],
     least_count: int,
     rare: Rare,
 ) -> Schema:
@@ -158,7 +158,7 @@ def agreed_column(
 
 # ------------------------------------------------------------------------------------------ a formula's parts
 def agree_on_formula(
-    schema: Schema, declared: Declaration, frames: Frames, levels: Mapping[str, Sequence[str]]
+    schema: Schema, declared: Declaration, frames: Frames, levels: Mapping[str, Sequence[Any]]
 ) -> Schema:
     """Return a schema of columns with all that a formula needs besides: groups, constants and the design.
 
@@ -199,7 +199,7 @@ def agree_on_formula(
 
 
 def _grouping(
-    by: tuple[str, ...], schema: Schema, frames: Frames, levels: Mapping[str, Sequence[str]]
+    by: tuple[str, ...], schema: Schema, frames: Frames, levels: Mapping[str, Sequence[Any]]
 ) -> Grouping:
     """Return how groups lie to the clients.
 

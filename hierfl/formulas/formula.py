@@ -184,7 +184,7 @@ def schema(
     *,
     clients: str | None = None,
     units: Mapping[str, str] | None = None,
-    levels: Mapping[str, Sequence[str]] | None = None,
+    levels: Mapping[str, Sequence[Any]] | None = None,
     least_count: int = 5,
     rare: Rare = "refuse",
     start: Schema | None = None,

@@ -23,6 +23,7 @@ from hierfl.laplace.mode import CAP, newton_step
 from hierfl.summaries.expectations import Expected, Nodes, Rows, node_at_mean
 
 CLIMB, SETTLE = 12, 30  # Newton steps to the mode, and variational steps from there
+LARGEST = 1e12  # of an expected curvature, relative to that at the mean: above, q is far too wide
 RATE = 0.3  # of a variational step: whole steps run away where labels are rare
 
 
@@ -67,15 +68,17 @@ def factor_of(rows: Rows, loc: Tensor, covariance: Tensor, nodes: Nodes) -> Fact
 
 
 def _expected(rows: Rows, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
-    """Return expectations under q, or the derivatives at its mean where these are not finite.
+    """Return expectations under q, or the derivatives at its mean where these are beyond what doubles can add.
 
     A power of time overflows at the far nodes of a wide prior of a Weibull shape. Each step narrows q.
     """
     found = rows.expected(mean, precision, nodes)
     there = rows.expected(mean, precision, node_at_mean(rows.line))
-    finite = found.slope.isfinite().all() & found.curvature.isfinite().all()
-    slope = torch.where(finite, found.slope, there.slope)
-    return Expected(slope, torch.where(finite, found.curvature, there.curvature))
+    most = LARGEST * (1.0 + there.curvature.abs().amax())
+    # a comparison with NaN is false
+    usable = (found.curvature.abs() <= most).all() & (found.slope.abs() <= most).all()
+    slope = torch.where(usable, found.slope, there.slope)
+    return Expected(slope, torch.where(usable, found.curvature, there.curvature))
 
 
 def rounded(value: Tensor) -> Tensor:

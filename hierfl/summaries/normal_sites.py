@@ -63,7 +63,8 @@ def normal_of(fn: Any) -> Any:
         fn = unwrapped(fn.base_dist)
     # the batch of what `to_event` has made an event stays
     if isinstance(fn, torch.distributions.MultivariateNormal | torch.distributions.Normal):
-        return fn.expand((*shape, *fn.batch_shape[len(shape) :]))
+        whole: Any = fn
+        return whole.expand((*shape, *fn.batch_shape[len(shape) :]))
     raise NotNormal(kind_of(fn))
 
 

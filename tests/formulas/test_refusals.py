@@ -113,7 +113,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hierfl.schema({}, declared("y ~ age")), "empty"),
     (lambda: hierfl.schema({"a": patients()[:0]}, declared("y ~ age")), "no rows"),
     (lambda: hierfl.schema(patients().drop(columns="site"), declared("y ~ age")), "'site'"),
-    (lambda: hierfl.fit(declared("y ~ age"), [1, 2]), "frames is a list"),  # type: ignore[arg-type]
+    (lambda: hierfl.fit(declared("y ~ age"), [1, 2]), "frames is a list"),
 ]
 
 
@@ -271,5 +271,5 @@ def test_a_schema_of_another_formula_is_not_taken_for_this_one() -> None:
 
 
 def test_there_are_a_hundred() -> None:
-    lists = (FORMULAS, ARGUMENTS, PRIORS, FRAMES, RESPONSES, SCHEMAS)
-    assert sum(map(len, lists)) >= 100
+    lists: tuple[list[Any], ...] = (FORMULAS, ARGUMENTS, PRIORS, FRAMES, RESPONSES, SCHEMAS)
+    assert sum(len(each) for each in lists) >= 100

@@ -1,0 +1,120 @@
+"""Fits of formulas: frames in, named dimensions out, and the same fit after it was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl import guides, methods
+from hierfl.data.batch import ClientBatch
+from hierfl.summaries.reading import read_likelihood
+from tests.formulas.frames import SITES, patients
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[hierfl.Fit, pd.DataFrame]:
+    """Return a fit by two_stage."""
+    frame, before = patients(rows=12), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # as in each test
+    made = hierfl.formula(
+        "ill ~ scale(age) + (1 + scale(age) || site)", "bernoulli", clients="site"
+    )
+    fit = hierfl.fit(made, frame, seed=0, progress=False)
+    torch.set_default_dtype(before)
+    return fit, frame
+
+
+def test_a_formula_and_frames_are_all_there_is_to_write(
+    fitted: tuple[hierfl.Fit, pd.DataFrame],
+) -> None:
+    fit, frame = fitted
+    assert fit.chosen is not None and fit.chosen.startswith("two_stage")
+    assert fit.clients == tuple(f"s{k}" for k in range(SITES))
+    posterior = fit.posterior(50)["posterior"]
+    assert posterior["site"].dims == ("chain", "draw", "client", "site_term")
+    assert list(posterior["site_term"].values) == ["Intercept", "scale(age)"]
+    table = fit.summary(draws=50).frame
+    assert set(table[table["site"] == "sd_site"]["entry"]) == {"Intercept", "scale(age)"}
+    scores = fit.predict(frame).scores()
+    assert list(scores["rows"]) == [12] * SITES
+
+
+def test_rows_without_a_response_are_predicted_alike(
+    fitted: tuple[hierfl.Fit, pd.DataFrame],
+) -> None:
+    fit, frame = fitted
+    known, unknown = (fit.predict(f).mean for f in (frame, frame.drop(columns="ill")))
+    assert torch.equal(known, unknown)
+    with pytest.raises(ValueError, match="no labels"):
+        fit.predict(frame.drop(columns="ill")).scores()
+
+
+def test_new_clients_are_personalised_from_frames(fitted: tuple[hierfl.Fit, pd.DataFrame]) -> None:
+    fit, _ = fitted
+    new = patients(rows=30, seed=9).query("site == 's0'").assign(site="new")
+    joined = fit.personalise(new)
+    assert joined.clients == ("new",)
+    assert joined.predict(new).mean.shape == (30,)
+    with pytest.raises(KeyError, match="'new' was not fitted"):
+        fit.predict(new)
+
+
+def test_a_saved_fit_knows_its_formula_and_schema(
+    fitted: tuple[hierfl.Fit, pd.DataFrame], tmp_path: Path
+) -> None:
+    fit, frame = fitted
+    fit.save(tmp_path, with_data=True)
+    again = hierfl.load(tmp_path)
+    assert torch.equal(again.predict(frame).mean, fit.predict(frame).mean)
+    model = again.method.model
+    assert isinstance(model, hierfl.Formula) and isinstance(fit.method.model, hierfl.Formula)
+    assert model.agreed == fit.method.model.agreed
+    assert model.program() == fit.method.model.program()
+
+
+def test_the_user_s_priors_are_saved_too(tmp_path: Path) -> None:
+    frame = patients(rows=12)
+    priors = {"age": dist.Normal(0.0, 0.1), "sd": dist.HalfNormal(0.5)}
+    made = hierfl.formula("y ~ age + (1 | site) + (1 | region)", clients="site", priors=priors).on(
+        frame
+    )
+    fit = hierfl.fit(methods.fedsvi(made, guides.structured), made.data(frame), rounds=1)
+    fit.save(tmp_path, with_data=True)
+    model = hierfl.load(tmp_path).method.model
+    assert isinstance(model, hierfl.Formula)
+    assert "dist.Normal(0.0, 0.1)" in model.program() and "dist.HalfNormal(0.5)" in model.program()
+
+
+def test_rows_that_miss_a_value_are_dropped_where_that_is_said() -> None:
+    frame = patients(rows=12)
+    frame.loc[[0, 30], "age"] = np.nan
+    made = hierfl.formula("y ~ age + (1 | site)", clients="site", missing="drop").on(frame)
+    assert made.data(frame).num_rows == len(frame) - 2
+    assert made.agreed.design["age"].mean == pytest.approx(frame["age"].mean())
+
+
+def years(batch: ClientBatch) -> None:
+    """Rows with an effect of their year, and an intercept of each client's own."""
+    effect = pyro.sample("effect", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(mu, 0.5))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own + effect[batch.year], 0.7), obs=batch.y)
+
+
+def test_effects_of_codes_are_read_where_a_client_s_first_rows_have_one_code() -> None:
+    """Sorted rows have one year first; its effect would look like the client's intercept, and be absorbed by it."""
+    frame = patients().sort_values(["site", "year"]).assign(year=lambda f: f["year"] - 2020)
+    data = hierfl.ClientData.from_frame(frame, "site", y="y", year="year")
+    reading = read_likelihood(hierfl.read(years, guides.conditional, data))
+    names = [s.name for s in reading.program.latents.global_block.sites for _ in range(s.size)]
+    assert [names[j] for j in reading.shared.tolist()] == ["effect"] * 4
+    assert reading.effects is None
