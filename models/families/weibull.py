@@ -6,7 +6,6 @@ import pyro.distributions as dist
 from torch import Tensor
 
 from hierfl.models.families.censored import censored
-from hierfl.models.families.default_priors import shape_prior
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.links import log_scale
 from hierfl.models.families.survival import hazards
@@ -29,16 +28,18 @@ class Weibull(dist.Weibull):  # type: ignore[misc]  # Any in Pyro
 
 
 def _parameters(response: Response) -> dict[str, Prior]:
-    return {"shape": shape_prior()}
+    return {"shape": dist.LogNormal(0.0, 1.0)}
 
 
 @recorded
 def weibull() -> ResponseFamily:
     """Return the family of times with a Weibull distribution of mean exp(eta), log link.
 
-        y ~ Weibull(scale exp(eta) / Gamma(1 + 1 / shape), shape),    shape ~ InverseGamma(0.4, 0.3)
+        y ~ Weibull(exp(eta) / Gamma(1 + 1 / shape), shape),    shape ~ LogNormal(0, 1)
 
-    The parametrisation by the mean is that of brms. Times may be censored or entered late (`Censored`): the
+    The parametrisation by the mean is that of brms. Its default prior of the shape, Gamma(0.01, 0.01), allows
+    shapes of thousands, under which all times are equal; here the hazard is as likely to rise as to fall, and nine
+    of ten shapes lie between 0.2 and 5. Times may be censored or entered late (`Censored`): the
     row fields "cens", "upper" and "entry".
 
     >>> weibull().expression()
