@@ -20,26 +20,27 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.infer import MCMC, NUTS
+from pyro.infer.mcmc.util import initialize_model
 from pyro.infer.reparam import LocScaleReparam
 from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hierfl
 
 ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("nuts.json")
 NON_CENTRED = {  # recipe -> the sites that NUTS samples non-centred
-    "autoregression": ("level", "inertia"),
+    "autoregression": ("inertia",),
     "frailty": ("frailty",),
     "gaussian_process": ("level",),
     "group_level_predictor": ("level",),
-    "horseshoe": ("slope", "shift"),
-    "measurement_error": ("shift",),
+    "horseshoe": ("slope",),
     "network_meta_analysis": ("deviation",),
-    "ordinal": ("shift",),
-    "three_levels": ("region", "state"),
+    "three_levels": ("region",),
 }
-DRAWS, WARMUP, CHAINS = 1500, 500, 2
+DRAWS, WARMUP, CHAINS = 1000, 400, 2
+DENSE = 70  # unknowns up to which NUTS adapts to their covariance
 
 
 def recipe(name: str) -> ModuleType:
@@ -66,15 +67,63 @@ def sampled(
     batch = hierfl.full_batch(data)
     config = {name: LocScaleReparam(centered=0.0) for name in non_centred}
     free = poutine.reparam(model, config=config)
+    pyro.set_rng_seed(0)
+    start, potential, transforms, _ = initialize_model(free, model_args=(batch,))
+    shapes = {name: value.shape for name, value in start.items()}
+
+    def unflatten(flat: Tensor) -> dict[str, Tensor]:
+        parts = flat.split([shape.numel() for shape in shapes.values()], -1)
+        return {
+            name: part.reshape((*flat.shape[:-1], *shape))
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+
+    flat = torch.cat([value.reshape(-1) for value in start.values()])
+    both = torch.func.grad_and_value(lambda z: potential(unflatten(z)))
+    fast = compiled(both, flat)
     chains = []
     for seed in range(CHAINS):
         pyro.set_rng_seed(seed)
-        kernel = NUTS(free, jit_compile=True, ignore_jit_warnings=True, target_accept_prob=0.9)
-        run = MCMC(kernel, num_samples=DRAWS, warmup_steps=WARMUP, disable_progbar=True)
-        run.run(batch)
-        chains.append(run.get_samples())
+        kernel = NUTS(potential_fn=lambda z: fast(z["z"]), full_mass=len(flat) <= DENSE)
+        kernel.initial_params = {"z": 0.1 * torch.randn(len(flat))}
+        run = MCMC(
+            kernel,
+            num_samples=DRAWS,
+            warmup_steps=WARMUP,
+            initial_params=kernel.initial_params,
+            disable_progbar=True,
+        )
+        run.run()
+        values = unflatten(run.get_samples()["z"])
+        chains.append({name: transforms[name].inv(value) for name, value in values.items()})
     together = {name: torch.stack([chain[name] for chain in chains]) for name in chains[0]}
     return constrained(free, batch, together, non_centred)
+
+
+def compiled(
+    both: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Return the potential as a compiled function with its gradient, several times as fast as Pyro's.
+
+    Args:
+        both: z -> (gradient, potential).
+        at: a z to trace it at.
+    """
+    graph = torch.compile(make_fx(both)(at))
+
+    class Potential(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, z: Tensor) -> Tensor:
+            with torch.no_grad():
+                gradient, value = graph(z.detach())
+            ctx.save_for_backward(gradient)
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *outer: Tensor) -> Tensor:
+            return outer[0] * ctx.saved_tensors[0]
+
+    return lambda z: Potential.apply(z)
 
 
 def constrained(
@@ -109,18 +158,28 @@ def summary(drawn: dict[str, Tensor]) -> dict[str, Any]:
     return sites
 
 
+def run(name: str) -> dict[str, Any]:
+    """Return the summary of a recipe's posterior by NUTS.
+
+    Args:
+        name: of the script, with `:program` behind it where that is another function than `model`.
+    """
+    file, _, model = name.partition(":")
+    module = recipe(file)
+    drawn = sampled(getattr(module, model or "model"), module.data(), NON_CENTRED.get(name, ()))
+    return summary(drawn)
+
+
 def main(names: list[str]) -> None:
     """Run NUTS for recipes, and put their summaries into nuts.json."""
     torch.set_default_dtype(torch.float64)
+    pyro.enable_validation(False)
     warnings.simplefilter("ignore")
     for name in names:
-        file, _, model = name.partition(":")
-        module, began = recipe(file), time.perf_counter()
-        drawn = sampled(getattr(module, model or "model"), module.data(), NON_CENTRED.get(name, ()))
-        sites = summary(drawn)
+        began = time.perf_counter()
+        sites = run(name)
         known = json.loads(STORED.read_text()) if STORED.exists() else {}
-        known[name] = sites
-        STORED.write_text(json.dumps(dict(sorted(known.items())), indent=0) + "\n")
+        STORED.write_text(json.dumps(dict(sorted({**known, name: sites}.items())), indent=0) + "\n")
         worst = max(site["error"] for site in sites.values())
         r_hat = max(site["r_hat"] for site in sites.values())
         seconds = time.perf_counter() - began
