@@ -48,10 +48,10 @@ def data() -> hierfl.ClientData:
     return hierfl.ClientData.from_frame(pd.concat(diaries), "person", mood="mood", before="before")
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print inertia in the population, and the people with least and most of it."""
     fit = hierfl.fit(model, data(), rounds=rounds, seed=0)
-    drawn = fit.posterior(draws=2000, seed=0).posterior
+    drawn = fit.posterior(draws=draws, seed=0).posterior
     for site in ("mean_inertia", "sd_inertia"):
         low, middle, high = drawn[site].quantile([0.05, 0.5, 0.95]).values
         print(f"{site}: {middle:.2f} (90 % interval {low:.2f} to {high:.2f})")
@@ -61,4 +61,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

@@ -1,7 +1,7 @@
 """Survival with frailty: advanced lung cancer, right-censored, at 18 institutions (Loprinzi 1994).
 
-Usage: `python examples/recipes/frailty.py [--smoke]`. Reads `lung.csv` in the folder that HIERFL_DATA names; without it,
-patients are simulated.
+Usage: `python examples/recipes/frailty.py [--smoke]`. Reads `lung.csv` in the folder that HIERFL_DATA names;
+without it, patients are simulated.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def simulated() -> pd.DataFrame:
     )
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print hazard ratios, and how far institutions are apart."""
     clients = data()
     print(f"{clients.num_rows} patients of {clients.names[0]}, ..., {clients.names[-1]}")
     fit = hierfl.fit(model, clients, rounds=rounds, seed=0)
-    drawn = fit.posterior(draws=2000, seed=0).posterior
+    drawn = fit.posterior(draws=draws, seed=0).posterior
     ratios = np.exp(drawn["log_hazard_ratio"])
     spread = np.exp(2 * 1.2816 * drawn["tau"])  # of the 90th to the 10th percentile of institutions
     named = zip(["10 years of age", "a woman", "a point of ECOG"], range(3), strict=True)
@@ -97,4 +97,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

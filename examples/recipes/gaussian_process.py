@@ -46,10 +46,10 @@ def data() -> hierfl.ClientData:
     return hierfl.ClientData.from_frame(pd.concat(visits), "patient", week="week", marker="marker")
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print how far markers swing and how fast, beside the noise of a visit."""
     fit = hierfl.fit(model, data(), rounds=rounds, seed=0)
-    drawn = fit.posterior(draws=2000, seed=0).posterior
+    drawn = fit.posterior(draws=draws, seed=0).posterior
     words = {
         "tau": "sd of patients' levels",
         "amplitude": "sd of a patient's course about the level",
@@ -62,4 +62,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

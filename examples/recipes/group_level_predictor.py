@@ -31,10 +31,10 @@ def data() -> hierfl.ClientData:
     return hierfl.datasets.radon()
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print what a doubling of uranium does, and what is left to counties once uranium is known."""
     fit = hierfl.fit(model, data(), rounds=rounds, seed=0)
-    drawn = fit.posterior(draws=2000, seed=0).posterior
+    drawn = fit.posterior(draws=draws, seed=0).posterior
     doubled = 100.0 * (2.0 ** drawn["uranium"] - 1.0)
     low, middle, high = doubled.quantile([0.05, 0.5, 0.95]).values
     print(
@@ -47,4 +47,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

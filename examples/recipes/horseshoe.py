@@ -41,11 +41,11 @@ def data() -> hierfl.ClientData:
     return hierfl.datasets.heart_disease()
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print the columns with the largest slopes, and how many are left aside."""
     patients = data()
     fit = hierfl.fit(model, patients, rounds=rounds, seed=0)
-    slope = fit.posterior(draws=2000, seed=0).posterior["slope"]
+    slope = fit.posterior(draws=draws, seed=0).posterior["slope"]
     low, middle, high = slope.quantile([0.05, 0.5, 0.95], ("chain", "draw")).values
     names = patients.features["x"]
     for j in abs(middle).argsort()[::-1][:8]:
@@ -54,4 +54,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

@@ -1,7 +1,7 @@
 """Measurement error in a covariate: how much does blood pressure, read once, understate its part in heart disease?
 
-Usage: `python examples/recipes/measurement_error.py [--smoke]`. The data ship with hierfl (UCI heart disease, Detrano et
-al. 1989). One reading of systolic pressure varies about a patient's usual pressure with an sd of some 10 mm Hg.
+Usage: `python examples/recipes/measurement_error.py [--smoke]`. The data ship with hierfl (UCI heart disease,
+Detrano et al. 1989). One reading of systolic pressure varies about a patient's usual pressure with an sd of some 10 mm Hg.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def model(batch: hierfl.ClientBatch) -> None:
 
 
 def data() -> hierfl.ClientData:
-    """Return the patients whose pressure was read: `reading` in 20 mm Hg from 130, `age` in decades from 50, `sex`, `ill`."""
+    """Return the patients whose pressure was read.
+
+    Fields: `reading` in 20 mm Hg from 130, `age` in decades from 50, `sex` (1 = male) and `ill`, each 0/1.
+    """
     everybody = hierfl.datasets.heart_disease()
     x, names = everybody.fields["x"], everybody.features["x"]
     read = x[:, names.index("trestbps_missing")] == 0.0
@@ -61,10 +64,10 @@ def data() -> hierfl.ClientData:
     )
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print the slope on the usual pressure, and what it would be on the reading itself."""
     fit = hierfl.fit(model, data(), rounds=rounds, seed=0)
-    drawn = fit.posterior(draws=2000, seed=0).posterior
+    drawn = fit.posterior(draws=draws, seed=0).posterior
     reliability = drawn["s"] ** 2 / (drawn["s"] ** 2 + READING**2)
     inflated = 1.0 + drawn["slope"] ** 2 * drawn["s"] ** 2 * (1.0 - reliability)
     shown = {
@@ -78,4 +81,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

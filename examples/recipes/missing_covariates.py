@@ -95,16 +95,16 @@ def simulated() -> pd.DataFrame:
     return pd.DataFrame({"institution": [f"simulated {k + 1}" for k in at], "x": x, "y": y})
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print the slope by both programs, and by the complete rows alone."""
     clients = data()
     print(f"{clients.num_rows} patients, {clients.names[0]}, ..., {clients.names[-1]}")
     for words, program in (("marginalised", model), ("imputed", imputed)):
         fit = hierfl.fit(program, clients, rounds=rounds, seed=0)
-        slope = fit.posterior(draws=2000, seed=0).posterior["slope"]
+        slope = fit.posterior(draws=draws, seed=0).posterior["slope"]
         low, middle, high = (10.0 * slope).quantile([0.05, 0.5, 0.95]).values
         print(f"{words}: {middle:.2f} points a 400 kcal (90 % interval {low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

@@ -57,10 +57,10 @@ def data() -> hierfl.ClientData:
     return hierfl.ClientData.from_clients(trials)
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print odds ratios against no contact, the heterogeneity, and which treatment is best how surely."""
     fit = hierfl.fit(model, data(), rounds=rounds, seed=0)
-    drawn = fit.posterior(draws=2000, seed=0).posterior
+    drawn = fit.posterior(draws=draws, seed=0).posterior
     effect, tau = drawn["effect"].values.reshape(-1, 3), drawn["tau"]
     best = torch.as_tensor(effect).argmax(-1)
     print(
@@ -77,4 +77,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

@@ -1,6 +1,7 @@
 """Ordinal labels with a shift of each client: how narrow are the arteries of patients of four hospitals, 0 to 4?
 
-Usage: `python examples/recipes/ordinal.py [--smoke]`. The data ship with hierfl (UCI heart disease, Detrano et al. 1989).
+Usage: `python examples/recipes/ordinal.py [--smoke]`. The data ship with hierfl (UCI heart disease, Detrano
+et al. 1989).
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ def data() -> hierfl.ClientData:
         )
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print odds ratios of a higher grade, by feature and by hospital."""
     hospitals = data()
     fit = hierfl.fit(model, hospitals, rounds=rounds, seed=0)
-    drawn = fit.posterior(draws=2000, seed=0).posterior
+    drawn = fit.posterior(draws=draws, seed=0).posterior
     print("Odds ratio of a higher grade (90 % interval)")
     ratios = {name: np.exp(drawn["slope"][..., j]) for j, name in enumerate(COLUMNS)}
     ratios |= {name: np.exp(drawn["shift"].sel(client=name)) for name in hospitals.names}
@@ -71,4 +72,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

@@ -60,12 +60,12 @@ def data() -> hierfl.ClientData:
     )
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print how votes vary between regions, between states, and where Bush is strongest."""
     voters = data()
     print(f"{voters.num_rows} voters of {voters.names[0]}, ..., {voters.names[-1]}")
     fit = hierfl.fit(model, voters, rounds=rounds, seed=0)
-    drawn = fit.posterior(draws=2000, seed=0).posterior
+    drawn = fit.posterior(draws=draws, seed=0).posterior
     shown = {"sd between regions": drawn["sd_region"], "sd between states": drawn["sd_state"]}
     shown |= {f"level of {name}": drawn["region"][..., j] for j, name in enumerate(REGIONS)}
     for words, values in shown.items():
@@ -76,4 +76,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

@@ -66,11 +66,11 @@ def works_at(drawn: xr.Dataset, clinics: hierfl.ClientData) -> xr.DataArray:
     return (odds / (1.0 + odds)).mean(("chain", "draw"))
 
 
-def main(rounds: int | None = None) -> None:
+def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print the two kinds, and at which clinics the drug works how surely."""
     clinics = data()
     fit = hierfl.fit(model, clinics, rounds=rounds, seed=0)
-    drawn = fit.posterior(draws=2000, seed=0).posterior
+    drawn = fit.posterior(draws=draws, seed=0).posterior
     for site, words in (
         ("share", "share of clinics where it works"),
         ("gain", "what it adds there"),
@@ -83,4 +83,4 @@ def main(rounds: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(rounds=1 if "--smoke" in sys.argv else None)
+    main(rounds=1, draws=100) if "--smoke" in sys.argv else main()

@@ -1,7 +1,9 @@
-"""Posteriors of the recipes by pooled NUTS, kept in `nuts.json`: `python -m tests.recipes.reference NAME ...` runs them.
+"""Posteriors of the recipes by pooled NUTS, kept in `nuts.json`.
+
+`python -m tests.recipes.reference NAME ...` runs them; a name is a script's, or `missing_covariates:imputed`.
 
 Each site's mean, sd, and the largest Monte Carlo error of a mean in posterior sds, one over the root of the effective
-draws. Local sites are sampled non-centred, or NUTS would be stuck where their scale is small; it is the same posterior.
+draws. Sites of a small scale are sampled non-centred, or NUTS would be stuck near 0; it is the same posterior.
 """
 
 from __future__ import annotations
