@@ -1,7 +1,8 @@
 """Measurement error in a covariate: how much does blood pressure, read once, understate its part in heart disease?
 
 Usage: `python examples/recipes/measurement_error.py [--smoke]`. The data ship with hierfl (UCI heart disease,
-Detrano et al. 1989). One reading of systolic pressure varies about a patient's usual pressure with an sd of some 10 mm Hg.
+Detrano et al. 1989). One reading of systolic pressure varies about a patient's usual pressure with an sd of some
+10 mm Hg.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def sampled(
         non_centred: sites to be sampled non-centred.
     """
     batch = hierfl.full_batch(data)
-    config = {name: LocScaleReparam(centered=0.0) for name in non_centred}
+    config: Any = {name: LocScaleReparam(centered=0.0) for name in non_centred}
     free = poutine.reparam(model, config=config)
     pyro.set_rng_seed(0)
     start, potential, transforms, _ = initialize_model(free, model_args=(batch,))
@@ -125,17 +125,18 @@ def compiled(
         def backward(ctx: Any, *outer: Tensor) -> Tensor:
             return outer[0] * ctx.saved_tensors[0]
 
-    return lambda z: Potential.apply(z)
+    apply: Any = Potential.apply
+    return lambda z: apply(z)
 
 
 def constrained(
     free: Any, batch: Any, drawn: dict[str, Tensor], non_centred: tuple[str, ...]
 ) -> dict[str, Tensor]:
     """Return the draws with the non-centred sites as the program names them."""
-    each = []
+    each: list[dict[str, Tensor]] = []
     for at in range(CHAINS * DRAWS):
         values = {name: value.flatten(0, 1)[at] for name, value in drawn.items()}
-        nodes = poutine.trace(poutine.condition(free, values)).get_trace(batch).nodes
+        nodes: dict[str, Any] = poutine.trace(poutine.condition(free, values)).get_trace(batch).nodes
         each.append({name: nodes[name]["value"] for name in non_centred})
     made = {
         name: torch.stack([values[name] for values in each]).unflatten(0, (CHAINS, DRAWS))
