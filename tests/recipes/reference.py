@@ -41,7 +41,7 @@ NON_CENTRED = {  # recipe -> the sites that NUTS samples non-centred
     "network_meta_analysis": ("deviation",),
     "three_levels": ("region",),
 }
-DRAWS, WARMUP, CHAINS = 1000, 400, 2
+DRAWS, WARMUP, CHAINS = 2000, 400, 2
 DENSE = 70  # unknowns up to which NUTS adapts to their covariance
 
 
@@ -136,7 +136,9 @@ def constrained(
     each: list[dict[str, Tensor]] = []
     for at in range(CHAINS * DRAWS):
         values = {name: value.flatten(0, 1)[at] for name, value in drawn.items()}
-        nodes: dict[str, Any] = poutine.trace(poutine.condition(free, values)).get_trace(batch).nodes
+        nodes: dict[str, Any] = (
+            poutine.trace(poutine.condition(free, values)).get_trace(batch).nodes
+        )
         each.append({name: nodes[name]["value"] for name in non_centred})
     made = {
         name: torch.stack([values[name] for values in each]).unflatten(0, (CHAINS, DRAWS))

@@ -19,7 +19,15 @@ from tests.recipes import reference
 
 STORED: dict[str, Any] = json.loads(reference.STORED.read_text())
 ON_FILES = {"frailty", "missing_covariates", "missing_covariates:imputed", "three_levels"}
-SLOW = {"horseshoe", "three_levels"}  # fits of more than 20 s
+SLOW = {  # fits of more than 20 s of a core
+    "gaussian_process",
+    "group_level_predictor",
+    "horseshoe",
+    "missing_covariates:imputed",
+    "ordinal",
+    "three_levels",
+    "two_kinds_of_clients",
+}
 MOST_OFF, LEAST_SD, MOST_SD = 0.1, 0.9, 1.1
 RECIPES = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in sorted(STORED)
