@@ -44,12 +44,12 @@ def model(batch: hierfl.ClientBatch) -> None:
 
 
 def data() -> hierfl.ClientData:
-    """Return 30 clinics of 5 to 20 patients; the drug works at clinics 13 to 30, where it takes 6 mm Hg off."""
+    """Return 30 clinics of 15 to 40 patients; the drug works at clinics 13 to 30, where it takes 6 mm Hg off."""
     rng = np.random.default_rng(0)
     rows = []
     for k in range(30):
         mean = (6.0 if k >= 12 else 0.0) + rng.normal()
-        fall = rng.normal(mean, 8.0, rng.integers(5, 21))
+        fall = rng.normal(mean, 8.0, rng.integers(15, 41))
         rows.append(pd.DataFrame({"clinic": f"clinic {k + 1}", "y": fall}))
     return hierfl.ClientData.from_frame(pd.concat(rows), "clinic", y="y")
 

@@ -38,10 +38,12 @@ NON_CENTRED = {  # recipe -> the sites that NUTS samples non-centred
     "gaussian_process": ("level",),
     "group_level_predictor": ("level",),
     "horseshoe": ("slope",),
+    "missing_covariates": ("level",),
+    "missing_covariates:imputed": ("level",),
     "network_meta_analysis": ("deviation",),
     "three_levels": ("region",),
 }
-DRAWS, WARMUP, CHAINS = 2000, 400, 2
+DRAWS, WARMUP, CHAINS = 1500, 400, 2
 DENSE = 70  # unknowns up to which NUTS adapts to their covariance
 
 

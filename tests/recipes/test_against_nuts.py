@@ -28,6 +28,7 @@ SLOW = {  # fits of more than 20 s of a core
     "three_levels",
     "two_kinds_of_clients",
 }
+MOST_ERROR = 0.05  # of NUTS itself, in posterior sds
 MOST_OFF, LEAST_SD, MOST_SD = 0.1, 0.9, 1.1
 RECIPES = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in sorted(STORED)
@@ -41,7 +42,7 @@ def test_every_recipe_has_a_reference() -> None:
 
 def test_the_references_are_long_enough() -> None:
     for name, sites in STORED.items():
-        assert max(site["error"] for site in sites.values()) < 0.03, name
+        assert max(site["error"] for site in sites.values()) < MOST_ERROR, name
         assert max(site["r_hat"] for site in sites.values()) < 1.02, name
 
 
@@ -72,4 +73,4 @@ def test_the_stored_reference_is_that_of_nuts(name: str) -> None:
     again = reference.run(name)
     for site, nuts in STORED[name].items():
         off = np.abs(np.array(again[site]["mean"]) - nuts["mean"]) / nuts["sd"]
-        assert off.max() < 6.0 * 2.0**0.5 * 0.03, f"{site}: {off.max():.3f} sd"
+        assert off.max() < 5.0 * 2.0**0.5 * MOST_ERROR, f"{site}: {off.max():.3f} sd"
