@@ -19,12 +19,25 @@ EXAMPLES = {  # file -> text that its output must contain
     "own_model.py": "thalach",
     "own_prior.py": "my own, cosh",
     "prior_ablation.py": "mh + AM",
+    "recipes/autoregression.py": "of a bad day",
+    "recipes/frailty.py": "hazard ratio, a woman",
+    "recipes/gaussian_process.py": "weeks over which",
+    "recipes/group_level_predictor.py": "Twice the uranium",
+    "recipes/horseshoe.py": "slopes have a median",
+    "recipes/measurement_error.py": "reliability of one reading",
+    "recipes/missing_covariates.py": "imputed",
+    "recipes/network_meta_analysis.py": "heterogeneity tau",
+    "recipes/ordinal.py": "switzerland",
+    "recipes/three_levels.py": "strongest in",
+    "recipes/two_kinds_of_clients.py": "what it adds there",
     "unlabelled_clients.py": "without labels",
 }
 
 
 def test_every_example_is_listed() -> None:
-    assert sorted(EXAMPLES) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    folder = ROOT / "examples"
+    there = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py")]
+    assert sorted(EXAMPLES) == sorted(there)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

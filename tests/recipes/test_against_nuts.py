@@ -1,0 +1,82 @@
+"""Each recipe of examples/recipes agrees with pooled NUTS, as `tests.recipes.reference` ran and stored it.
+
+Every test compares the fit with `nuts.json`; a slow one runs NUTS of a recipe again, and compares that with the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hierfl
+from hierfl.posterior.draws import posterior_draws
+from tests.recipes import reference
+
+STORED: dict[str, Any] = json.loads(reference.STORED.read_text())
+ON_FILES = {"frailty", "missing_covariates", "missing_covariates:imputed", "three_levels"}
+SLOW = {  # fits of more than 20 s of a core
+    "gaussian_process",
+    "group_level_predictor",
+    "horseshoe",
+    "missing_covariates:imputed",
+    "ordinal",
+    "three_levels",
+    "two_kinds_of_clients",
+}
+WITHOUT = {
+    "group_level_predictor",
+    "horseshoe",
+    "missing_covariates",
+    "three_levels",
+}  # recipes that have no reference yet
+MOST_ERROR = 0.05  # of NUTS itself, in posterior sds
+MOST_OFF, LEAST_SD, MOST_SD = 0.1, 0.9, 1.1
+RECIPES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in sorted(STORED)
+]
+
+
+def test_every_other_recipe_has_a_reference() -> None:
+    scripts = {path.stem for path in (reference.ROOT / "examples" / "recipes").glob("*.py")}
+    assert {name.partition(":")[0] for name in STORED} | WITHOUT == scripts
+
+
+def test_the_references_are_long_enough() -> None:
+    for name, sites in STORED.items():
+        assert max(site["error"] for site in sites.values()) < MOST_ERROR, name
+        assert max(site["r_hat"] for site in sites.values()) < 1.02, name
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_fit_agrees_with_nuts(name: str) -> None:
+    if name in ON_FILES and not Path(os.environ.get("HIERFL_DATA", "nowhere")).is_dir():
+        pytest.skip("HIERFL_DATA is not set, and the reference is of its data")
+    file, _, model = name.partition(":")
+    recipe = reference.recipe(file)
+    fit = hierfl.fit(getattr(recipe, model or "model"), recipe.data(), seed=0)
+    assert fit.method.name == "two_stage"
+    drawn = posterior_draws(fit, draws=8000, seed=0)
+    means = {n: v.mean(0).flatten().numpy() for n, v in {**drawn.shared, **drawn.own}.items()}
+    sds = {n: v.std(0).flatten().numpy() for n, v in {**drawn.shared, **drawn.own}.items()}
+    assert set(means) == set(STORED[name])
+    for site, nuts in STORED[name].items():
+        off = np.abs(means[site] - nuts["mean"]) / nuts["sd"]
+        ratio = sds[site] / nuts["sd"]
+        assert off.max() < MOST_OFF, f"{site}: a mean is {off.max():.3f} sd off"
+        assert ratio.min() > LEAST_SD and ratio.max() < MOST_SD, f"{site}: sds {ratio}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(STORED))
+def test_the_stored_reference_is_that_of_nuts(name: str) -> None:
+    if name in ON_FILES and not Path(os.environ.get("HIERFL_DATA", "nowhere")).is_dir():
+        pytest.skip("HIERFL_DATA is not set, and the reference is of its data")
+    again = reference.run(name)
+    for site, nuts in STORED[name].items():
+        off = np.abs(np.array(again[site]["mean"]) - nuts["mean"]) / nuts["sd"]
+        assert off.max() < 5.0 * 2.0**0.5 * MOST_ERROR, f"{site}: {off.max():.3f} sd"
