@@ -44,6 +44,8 @@ class Row:
         clients: N.
         rounds: of the fit.
         worst_mean: largest error of a posterior mean of a global site or a client's own, in posterior sds.
+        worst_site: where.
+        widest_site: where the ratio of sds is farthest from 1.
         sd_low: smallest ratio of posterior sds.
         sd_high: largest.
         k_hat: of the fit's weights.
@@ -59,6 +61,8 @@ class Row:
     clients: int
     rounds: int
     worst_mean: float
+    worst_site: str
+    widest_site: str
     sd_low: float
     sd_high: float
     k_hat: float
@@ -239,7 +243,7 @@ def measured(name: str) -> Row:
     seconds = time.perf_counter() - began
     mean, sd = posterior(fit)
     nuts = pooled_nuts(made, data)
-    errors, ratios, mcse = [], [], []
+    errors, ratios, mcse, sites = [], [], [], []
     for site in mean:
         spread = nuts[f"{site}/sd"]
         moving = spread > 1e-12  # zeros above the diagonal of a Cholesky factor
@@ -247,6 +251,7 @@ def measured(name: str) -> Row:
             (np.abs(mean[site] - nuts[f"{site}/mean"]) / np.where(moving, spread, 1))[moving]
         )
         ratios.append((sd[site] / np.where(moving, spread, 1))[moving])
+        sites += [f"{site}{list(map(int, at))}" for at in np.argwhere(moving)]
         mcse.append((nuts[f"{site}/mcse"] / np.where(moving, spread, 1))[moving])
     flat, ratio = (np.concatenate([np.ravel(v) for v in each]) for each in (errors, ratios))
     k_hats = [r["k_hat"] for r in fit.progress.history if "k_hat" in r]
@@ -255,6 +260,8 @@ def measured(name: str) -> Row:
         clients=data.num_clients,
         rounds=fit.progress.round,
         worst_mean=float(flat.max()),
+        worst_site=sites[int(flat.argmax())],
+        widest_site=sites[int(np.abs(np.log(ratio)).argmax())],
         sd_low=float(ratio.min()),
         sd_high=float(ratio.max()),
         k_hat=float(k_hats[-1]) if k_hats else float("nan"),

@@ -77,4 +77,4 @@ def test_tests_have_a_folder_for_each_room() -> None:
     folders = {
         path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))
     }
-    assert folders == packages() | {"benchmarks"}
+    assert folders == packages() | {"benchmarks", "recipes"}
