@@ -30,8 +30,6 @@ def main() -> None:
     args = parser.parse_args()
     import jax
     import numpyro
-    from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-    from numpyro.infer import MCMC, NUTS, init_to_median
 
     jax.config.update("jax_enable_x64", True)
     numpyro.set_host_device_count(args.chains)
@@ -39,6 +37,15 @@ def main() -> None:
         rows = dict(kept)
     with open(args.program) as file:
         model = program(file.read())
+    np.savez(args.out, **sampled(model, rows, args))
+
+
+def sampled(model: Any, rows: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Run NUTS and summarise each site."""
+    import jax
+    from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+    from numpyro.infer import MCMC, NUTS, init_to_median
+
     began = time.perf_counter()
     kernel = NUTS(model, target_accept_prob=0.95, init_strategy=init_to_median())
     run = MCMC(
@@ -62,7 +69,7 @@ def main() -> None:
         if moving.any():
             worst = max(worst, float(np.asarray(split_gelman_rubin(value))[moving].max()))
             fewest = min(fewest, float(effective[moving].min()))
-    np.savez(args.out, r_hat=worst, effective=fewest, **found)
+    return found | {"r_hat": worst, "effective": fewest}
 
 
 def batch(rows: dict[str, Any]) -> dict[str, Any]:

@@ -211,10 +211,7 @@ def schema(
         raise TypeError(
             "schema needs clients='hospital', the column that names the clients, or a formula"
         )
-    if rare not in ("refuse", "merge"):
-        raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
-    if not isinstance(least_count, int) or least_count < 1:
-        raise ValueError(f"least_count is {least_count!r}: it must be an integer, 1 or more")
+    _check_options(rare, least_count)
     by = formula.clients if formula is not None else str(clients)
     parts = by_client(frames, by)
     if formula is None:
@@ -237,3 +234,10 @@ def schema(
     if formula is None:
         return start
     return agree_on_formula(start, formula.declared, rows, levels or {})
+
+
+def _check_options(rare: object, least_count: object) -> None:
+    if rare not in ("refuse", "merge"):
+        raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
+    if not isinstance(least_count, int) or least_count < 1:
+        raise ValueError(f"least_count is {least_count!r}: it must be an integer, 1 or more")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
-import torch
 
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
 from hierfl.formulas.priors import response_of
 from hierfl.formulas.schema import Schema
-from hierfl.models.families import as_source
+from hierfl.formulas.source_of_globals import deviations, global_sites
+from hierfl.formulas.writer import Writer
 from hierfl.models.priors import Prior
 
 HEAD = """import pyro
@@ -28,62 +25,6 @@ from hierfl.models import families
 def {name}(batch):
     \"\"\"{title}\"\"\"
 """
-# Names that the program has already.
-TAKEN = {
-    *(
-        "pyro",
-        "dist",
-        "torch",
-        "hierfl",
-        "families",
-        "batch",
-        "eta",
-        "loc",
-        "base",
-        "means",
-        "read",
-    ),
-    *keyword.kwlist,
-}
-
-
-@dataclass
-class Writer:
-    """Lines of a program, and the Python names of its sites.
-
-    Args:
-        lines: so far.
-        names: site -> the name of its value.
-        indent: of the next line.
-    """
-
-    lines: list[str] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
-    indent: int = 1
-
-    def add(self, line: str) -> None:
-        """Add one line."""
-        self.lines.append("    " * self.indent + line)
-
-    def sample(self, site: str, distribution: str, *, note: str = "") -> None:
-        """Add the line that draws a site."""
-        name = self.named(site)
-        # Names of levels come from data: none may end the comment and go on as code.
-        note = "".join(c if c.isprintable() else "?" for c in note)
-        self.add(
-            f"{name} = pyro.sample({site!r}, {distribution})" + (f"  # {note}" if note else "")
-        )
-
-    def named(self, site: str) -> str:
-        """Return the Python name of a site, one that no other has."""
-        if site not in self.names:
-            plain = re.sub(r"\W+", "_", site, flags=re.ASCII).strip("_").lower() or "site"
-            plain = f"b_{plain}" if plain[0].isdigit() or plain in TAKEN else plain
-            taken, name, i = set(self.names.values()), plain, 2
-            while name in taken:
-                name, i = f"{plain}_{i}", i + 1
-            self.names[site] = name
-        return self.names[site]
 
 
 def source(
@@ -100,7 +41,7 @@ def source(
     """
     outputs = declared.family.outputs(response_of(declared, schema))
     out = Writer()
-    _global_sites(out, declared, schema, found, priors, outputs)
+    global_sites(out, declared, schema, found, priors, outputs)
     _base(out, schema, found, outputs)
     out.add("with batch.clients():")
     out.indent = 2
@@ -140,97 +81,6 @@ def _renamed(expression: str, names: Mapping[str, str]) -> str:
         if site != name:
             expression = re.sub(rf"(?<![\w.]){re.escape(site)}(?!\w|=)", name, expression)
     return expression
-
-
-# ------------------------------------------------------------------------------------------ global sites
-def _global_sites(
-    out: Writer,
-    declared: Declaration,
-    schema: Schema,
-    found: Layout,
-    priors: Mapping[str, Prior],
-    outputs: int,
-) -> None:
-    """Write the sites outside the clients plate."""
-    of_family = declared.family.parameters(response_of(declared, schema))
-    wide = f".expand([{outputs}]).to_event(1)" if outputs > 1 else ""
-    if found.has_intercept:
-        at = "at the means of the predictors" if found.common.columns else ""
-        out.sample(INTERCEPT, as_source(priors[INTERCEPT]) + wide, note=at)
-    for term in found.common.terms:
-        shape = ([len(term.columns)] if term.coords else []) + ([outputs] if outputs > 1 else [])
-        out.sample(
-            term.name,
-            _joined([priors[c] for c in term.columns], shape),
-            note=", ".join(term.coords),
-        )
-    for group in found.groups:
-        _group_sites(out, group, priors, outputs)
-    for name in of_family:
-        out.sample(name, as_source(_event(priors[name])))
-    for group in (*found.at("above"), *found.at("crossed")):
-        scale, cor = out.named(group.sd), group.cor and out.named(group.cholesky)
-        out.sample(group.site, _deviations(group, scale, cor, outputs), note=_few(group.levels))
-
-
-def _event(prior: Prior) -> Prior:
-    """Return a prior whose entries are one event."""
-    shape = getattr(prior, "batch_shape", ())
-    return prior.to_event(len(shape)) if len(shape) else prior  # type: ignore[union-attr]
-
-
-def _few(levels: Sequence[str]) -> str:
-    shown = ", ".join(levels[:4])
-    return f"{shown}, ..." if len(levels) > 4 else shown
-
-
-def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], outputs: int) -> None:
-    """Write the standard deviations and correlations of one term with a bar."""
-    size = len(group.columns) * outputs
-    names = [group.sd] if group.is_single else [f"{group.sd}[{c}]" for c in group.columns]
-    shape = [] if size == 1 and group.is_single else [size]
-    each = [priors[name] for name in names for _ in range(outputs)]
-    note = "" if group.is_single else ", ".join(group.columns)
-    out.sample(group.sd, _joined(each, shape), note=note)
-    if group.cor:
-        out.sample(group.cholesky, f"dist.LKJCholesky({size}, {float(priors[group.cor])})")
-        lower = out.named(group.cholesky)
-        out.add(f"pyro.deterministic({group.cor!r}, {lower} @ {lower}.mT)")
-
-
-def _joined(priors: Sequence[Prior], shape: list[int]) -> str:
-    """Return independent priors as one event of a shape, in which the first dimension runs over them."""
-    texts = [as_source(prior) for prior in priors]
-    if not shape:
-        return texts[0]
-    if len(set(texts)) == 1:
-        return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
-    kind = type(priors[0])
-    if any(type(prior) is not kind for prior in priors) or kind.__name__ == "FoldedDistribution":
-        raise ValueError(
-            f"the columns of one term have the priors {', '.join(sorted(set(texts)))}: give them priors of one kind"
-        )
-    values = {
-        name: torch.stack([torch.as_tensor(getattr(prior, name)) for prior in priors])
-        for name in kind.arg_constraints  # type: ignore[union-attr]
-    }
-    wide = {n: v[:, None].expand(shape) if len(shape) > 1 else v for n, v in values.items()}
-    return as_source(kind(**wide).to_event(len(shape)))  # type: ignore[union-attr]
-
-
-def _deviations(group: GroupTerm, scale: str, cor: str | None, outputs: int) -> str:
-    """Return the distribution of groups' deviations from zero, one row a group."""
-    size = len(group.columns) * outputs
-    single = group.is_single and outputs == 1
-    if cor:
-        normal = (
-            f"dist.MultivariateNormal(torch.zeros({size}), scale_tril={scale}[:, None] * {cor})"
-        )
-        return f"{normal}.expand([{int(group.size)}]).to_event(1)"
-    zeros = (
-        f"torch.zeros({int(group.size)})" if single else f"torch.zeros({int(group.size)}, {size})"
-    )
-    return f"dist.Normal({zeros}, {scale}).to_event({1 if single else 2})"
 
 
 # ------------------------------------------------------------------------------------------ means of own sites
@@ -310,7 +160,7 @@ def _mean(out: Writer, found: Layout, term: GroupTerm, name: str, outputs: int) 
 def _within(out: Writer, term: GroupTerm, outputs: int) -> None:
     """Write the deviations of the groups inside a client, as many as the client with the most of them has."""
     scale, cor = out.named(term.sd), term.cor and out.named(term.cholesky)
-    out.sample(term.site, _deviations(term, scale, cor, outputs))
+    out.sample(term.site, deviations(term, scale, cor, outputs))
 
 
 # ------------------------------------------------------------------------------------------ the predictor

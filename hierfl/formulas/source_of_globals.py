@@ -1,0 +1,105 @@
+"""The lines of a formula's program outside the clients plate: coefficients, scales, and groups of several clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.priors import response_of
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.writer import Writer
+from hierfl.models.families import as_source
+from hierfl.models.priors import Prior
+
+
+def global_sites(
+    out: Writer,
+    declared: Declaration,
+    schema: Schema,
+    found: Layout,
+    priors: Mapping[str, Prior],
+    outputs: int,
+) -> None:
+    """Write the sites outside the clients plate."""
+    of_family = declared.family.parameters(response_of(declared, schema))
+    wide = f".expand([{outputs}]).to_event(1)" if outputs > 1 else ""
+    if found.has_intercept:
+        at = "at the means of the predictors" if found.common.columns else ""
+        out.sample(INTERCEPT, as_source(priors[INTERCEPT]) + wide, note=at)
+    for term in found.common.terms:
+        shape = ([len(term.columns)] if term.coords else []) + ([outputs] if outputs > 1 else [])
+        out.sample(
+            term.name,
+            _joined([priors[c] for c in term.columns], shape),
+            note=", ".join(term.coords),
+        )
+    for group in found.groups:
+        _group_sites(out, group, priors, outputs)
+    for name in of_family:
+        out.sample(name, as_source(_event(priors[name])))
+    for group in (*found.at("above"), *found.at("crossed")):
+        scale, cor = out.named(group.sd), group.cor and out.named(group.cholesky)
+        out.sample(group.site, deviations(group, scale, cor, outputs), note=_few(group.levels))
+
+
+def _event(prior: Prior) -> Prior:
+    """Return a prior whose entries are one event."""
+    shape = getattr(prior, "batch_shape", ())
+    return prior.to_event(len(shape)) if len(shape) else prior  # type: ignore[union-attr]
+
+
+def _few(levels: Sequence[str]) -> str:
+    shown = ", ".join(levels[:4])
+    return f"{shown}, ..." if len(levels) > 4 else shown
+
+
+def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], outputs: int) -> None:
+    """Write the standard deviations and correlations of one term with a bar."""
+    size = len(group.columns) * outputs
+    names = [group.sd] if group.is_single else [f"{group.sd}[{c}]" for c in group.columns]
+    shape = [] if size == 1 and group.is_single else [size]
+    each = [priors[name] for name in names for _ in range(outputs)]
+    note = "" if group.is_single else ", ".join(group.columns)
+    out.sample(group.sd, _joined(each, shape), note=note)
+    if group.cor:
+        out.sample(group.cholesky, f"dist.LKJCholesky({size}, {float(priors[group.cor])})")
+        lower = out.named(group.cholesky)
+        out.add(f"pyro.deterministic({group.cor!r}, {lower} @ {lower}.mT)")
+
+
+def _joined(priors: Sequence[Prior], shape: list[int]) -> str:
+    """Return independent priors as one event of a shape, in which the first dimension runs over them."""
+    texts = [as_source(prior) for prior in priors]
+    if not shape:
+        return texts[0]
+    if len(set(texts)) == 1:
+        return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
+    kind = type(priors[0])
+    if any(type(prior) is not kind for prior in priors) or kind.__name__ == "FoldedDistribution":
+        raise ValueError(
+            f"the columns of one term have the priors {', '.join(sorted(set(texts)))}: give them priors of one kind"
+        )
+    values = {
+        name: torch.stack([torch.as_tensor(getattr(prior, name)) for prior in priors])
+        for name in kind.arg_constraints  # type: ignore[union-attr]
+    }
+    wide = {n: v[:, None].expand(shape) if len(shape) > 1 else v for n, v in values.items()}
+    return as_source(kind(**wide).to_event(len(shape)))  # type: ignore[union-attr]
+
+
+def deviations(group: GroupTerm, scale: str, cor: str | None, outputs: int) -> str:
+    """Return the distribution of groups' deviations from zero, one row a group."""
+    size = len(group.columns) * outputs
+    single = group.is_single and outputs == 1
+    if cor:
+        normal = (
+            f"dist.MultivariateNormal(torch.zeros({size}), scale_tril={scale}[:, None] * {cor})"
+        )
+        return f"{normal}.expand([{int(group.size)}]).to_event(1)"
+    zeros = (
+        f"torch.zeros({int(group.size)})" if single else f"torch.zeros({int(group.size)}, {size})"
+    )
+    return f"dist.Normal({zeros}, {scale}).to_event({1 if single else 2})"
