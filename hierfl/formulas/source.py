@@ -332,7 +332,7 @@ def _predictor(out: Writer, found: Layout, outputs: int) -> None:
         parts.append(_product("batch.x", _vector(out, found, found.read), outputs))
     for term in found.at("clients"):
         own = out.named(term.site)
-        if term.is_single and outputs == 1:
+        if term.is_single:
             parts.append(own)
         elif outputs > 1:
             shaped = f"{own}.unflatten(-1, ({len(term.columns)}, {outputs}))"
@@ -361,7 +361,7 @@ def _of_groups(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> str
         taken = f"torch.take_along_dim({value}.squeeze(1), {at}, {dim})"
     else:
         taken = f"{value}[{index}]"
-    if term.is_single and outputs == 1:
+    if term.is_single:
         return taken
     if outputs > 1:
         taken = f"{taken}.unflatten(-1, ({len(term.columns)}, {outputs}))"

@@ -127,7 +127,8 @@ def with_constants(found: Any, constants: Mapping[str, Constants]) -> Any:
         found: the model; it is changed.
         constants: text of a call -> its constants.
     """
-    for text, call in stateful_calls(found).items():
-        if text in constants:
-            call.stateful_transform = applied(str(call.callee), constants[text])
+    # a product holds its factors' calls once more, so that one text stands for several calls
+    for call in calls(found):
+        if call.callee in STATEFUL and str(call) in constants:
+            call.stateful_transform = applied(str(call.callee), constants[str(call)])
     return found

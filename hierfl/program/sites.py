@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -205,7 +206,9 @@ def dims_of(model: object) -> Mapping[str, Sequence[tuple[str, Sequence[str]]]]:
     Returns:
         Site -> (name, labels) of each dimension of its event.
     """
-    found: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = getattr(model, "dims", {})
+    # what observes its labels as floats wraps the model (`hierfl.program.float_labels`)
+    own = inspect.unwrap(model) if callable(model) else model
+    found: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = getattr(own, "dims", {})
     return found if isinstance(found, Mapping) else {}
 
 

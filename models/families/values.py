@@ -79,7 +79,6 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
                 f"'{name}' has {column.size} values for {y.size} responses: give one a row"
             )
     cens = rows.get("cens", np.zeros_like(y))
-    entry = rows.get("entry", np.zeros_like(y))
     if "trials" in rows:
         _check_trials(y, rows["trials"])
     _refuse(
@@ -88,12 +87,10 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
         cens,
         "it must be 0 (exact), 1 (right), -1 (left) or 2 (interval)",
     )
-    _refuse(
-        ~((entry >= 0) & (entry < y)),
-        "entry",
-        entry,
-        "it must be 0 or more, and below the row's time",
-    )
+    if "entry" in rows:
+        entry = rows["entry"]
+        mend = "it must be 0 or more, and below the row's time"
+        _refuse(~((entry >= 0) & (entry < y)), "entry", entry, mend)
     interval = cens == 2
     if "upper" in rows:
         bad = interval & ~((rows["upper"] > y) & np.isfinite(rows["upper"]))
