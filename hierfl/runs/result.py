@@ -16,6 +16,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
 from hierfl.diagnostics.summary import Summary, brief, summary
+from hierfl.effects.conditional import Effects, effects
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of, is_corrected
 from hierfl.formulas.frames import Frames, rows_of
@@ -85,7 +86,7 @@ class Fit:
 
     def _rows(self, rows: ClientData | Frames) -> Any:
         """Return rows as the program reads them: frames are for a fit of a `hierfl.formula`."""
-        return rows_of(self.program.model, rows)
+        return rows_of(self.method.model, rows)
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
         """Draw the latent sites as tensors: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
@@ -242,6 +243,10 @@ class Fit:
             ValueError: `draws` is below 20.
         """
         return summary(self, draws=draws, seed=seed)
+
+    def effects(self, variable: str, **options: Any) -> Effects:
+        """Return the response along one column of a formula: `hierfl.effects.conditional.effects`."""
+        return effects(self, variable, **options)
 
     def check(self, against: Literal["nuts"] = "nuts", **options: Any) -> AgainstNuts:
         """Compare the posterior with NUTS on all rows together: `hierfl.diagnostics.against_nuts`.

@@ -1,0 +1,65 @@
+"""What a `Fit` of a formula answers, and what it refuses of other models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hierfl
+from hierfl import methods
+from tests.effects.made import frame
+from tests.programs import federation, fit, regression
+
+
+@cache
+def bernoulli() -> hierfl.Fit:
+    rows = frame()
+    made = hierfl.formula("died ~ age + sex + (1 + dose | site)", "bernoulli", clients="site")
+    made = made.on(rows)
+    return fit(methods.fedsvi(made), made.data(rows), rounds=3)
+
+
+@cache
+def other() -> hierfl.Fit:
+    return fit(methods.fedsvi(regression), federation(), rounds=2)
+
+
+def test_a_fit_of_labels_0_and_1_knows_its_formula() -> None:
+    """Its program observes labels as floats, by a wrapper around the formula."""
+    rows = frame()
+    assert bernoulli().predict(rows, draws=5).mean.shape == (len(rows),)
+    found = bernoulli().posterior(20, correct=None)
+    assert list(found["posterior"]["site_term"].values) == ["Intercept", "dose"]
+
+
+def test_effects_are_those_of_the_fits_draws() -> None:
+    found = bernoulli().effects("age", client="south", grid=[50.0], draws=100, scale="link").frame
+    drawn = bernoulli().draws(100)
+    k = bernoulli().clients.index("south")
+    wanted = drawn.own["site"][:, k, 0] + 50.0 * drawn.shared["age"]
+    # dose is at its mean
+    wanted = wanted + drawn.own["site"][:, k, 1] * frame()["dose"].mean()
+    np.testing.assert_allclose(found["mean"][0], wanted.mean(), rtol=1e-5)
+
+
+ASKED: list[tuple[str, Callable[[hierfl.Fit], Any]]] = [
+    ("effects", lambda fit: fit.effects("x")),
+]
+
+
+@pytest.mark.parametrize(("name", "ask"), ASKED, ids=[name for name, _ in ASKED])
+def test_other_models_are_refused_by_name(name: str, ask: Callable[[hierfl.Fit], Any]) -> None:
+    words = rf"fit\.{name} is for fits of a hierfl\.formula, and the model is 'regression'"
+    with pytest.raises(TypeError, match=words):
+        ask(other())
+
+
+def test_a_scale_and_too_few_draws_are_refused() -> None:
+    with pytest.raises(ValueError, match="scale is 'odds'"):
+        bernoulli().effects("age", scale="odds")
+    with pytest.raises(ValueError, match="draws is 5: a 90 % interval needs 20 or more"):
+        bernoulli().effects("age", draws=5)
