@@ -149,7 +149,7 @@ def conditional(
         parts.append(frame.assign(**statistics(at_draws)))
     response = formula.declared.parts.response
     return Effects(
-        title=f"{response} along {variable}{_fixed(formula, asked_for, at)}",
+        title=f"{response} along {variable}{fixed(formula, asked_for, at)}",
         variable=variable,
         by=by,
         scale=scale,
@@ -197,7 +197,7 @@ def few(column: Column) -> list[Any]:
     return [column.mean - column.sd, column.mean, column.mean + column.sd]
 
 
-def _fixed(
+def fixed(
     formula: Formula, varied: Mapping[str, Sequence[Any]], at: Mapping[str, Any] | None
 ) -> str:
     """Return where the other columns are, in words."""

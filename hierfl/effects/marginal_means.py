@@ -136,12 +136,11 @@ def in_turn(rows: Rows, draws: int) -> Iterator[Rows]:
     size = max(1, AT_ONCE // draws)
     for first in range(0, rows.count, size):
         place = slice(first, first + size)
-        yield Rows(
-            rows.common[place],
-            rows.offset[place],
-            *({name: v[place] for name, v in of.items()} for of in (rows.groups, rows.codes)),
-            {name: v[place] for name, v in rows.fields.items()},
+        groups, codes, fields = (
+            {name: value[place] for name, value in of.items()}
+            for of in (rows.groups, rows.codes, rows.fields)
         )
+        yield Rows(rows.common[place], rows.offset[place], groups, codes, fields)
 
 
 Remade = Callable[[Any], Rows]

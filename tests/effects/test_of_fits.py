@@ -48,7 +48,28 @@ def test_effects_are_those_of_the_fits_draws() -> None:
 
 ASKED: list[tuple[str, Callable[[hierfl.Fit], Any]]] = [
     ("effects", lambda fit: fit.effects("x")),
+    ("contrasts", lambda fit: fit.contrasts("x")),
+    ("marginal_means", lambda fit: fit.marginal_means("x")),
+    ("profile", lambda fit: fit.profile()),
+    ("survival", lambda fit: fit.survival()),
+    ("r2", lambda fit: fit.r2()),
+    ("icc", lambda fit: fit.icc()),
 ]
+
+
+def test_each_answer_prints_its_table() -> None:
+    found = bernoulli()
+    answers: list[tuple[Any, str]] = [
+        (found.effects("age", draws=50), "died along age, at sex f"),
+        (found.contrasts("sex", kind="ratio", scale="link", draws=50), "m / f"),
+        (found.marginal_means("sex", draws=50), "averaged over all clients' rows"),
+        (found.profile(draws=50), "Rank 1 has the lowest effect"),
+        (found.r2(draws=50), "marginal"),
+        (found.icc(draws=50), "residual"),
+    ]
+    for answer, words in answers:
+        assert words in repr(answer)
+        assert "<table" in answer._repr_html_()
 
 
 @pytest.mark.parametrize(("name", "ask"), ASKED, ids=[name for name, _ in ASKED])
