@@ -18,6 +18,7 @@ from hierfl.effects.predictor import Scale, asked, check_scale, on_scale, predic
 from hierfl.effects.rows import predictors, typical
 from hierfl.formulas.columns import Column
 from hierfl.formulas.formula import Formula
+from hierfl.formulas.terms import stateful_calls
 from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def effects(
             clients too. "each": every client, and a new one. Default None: the average client, whose
             deviations are zero.
         grid: values of `variable`. Default None: 41 numbers from the mean minus two sds to the mean plus two,
-            or all levels.
+            not beyond the ends of a spline; or all levels.
         scale: "response": the mean of the response, or the probabilities of its levels; "link": the linear
             predictor.
         draws: S, of the posterior.
@@ -130,7 +131,7 @@ def conditional(
     """Return the effects at draws that are given; the arguments are those of `effects`."""
     formula = found.formula
     columns = chosen(formula, [variable] if by is None else [variable, by], at)
-    values = along(columns[variable]) if grid is None else list(grid)
+    values = along(formula, variable, columns[variable]) if grid is None else list(grid)
     if not values:
         raise ValueError("grid is empty: give one value or more")
     second = [None] if by is None else few(columns[by])
@@ -181,12 +182,23 @@ def chosen(
     return {name: known[name] for name in names}
 
 
-def along(column: Column) -> list[Any]:
-    """Return the values of a grid over a column."""
+def along(formula: Formula, name: str, column: Column) -> list[Any]:
+    """Return the values of a grid over a column, within the ends of its splines.
+
+    Args:
+        formula: with its schema.
+        name: of the column.
+        column: what was agreed of it.
+    """
     if column.kind == "category":
         return list(column.levels)
-    ends = REACH * column.sd
-    grid: list[Any] = np.linspace(column.mean - ends, column.mean + ends, POINTS).tolist()
+    low, high = column.mean - REACH * column.sd, column.mean + REACH * column.sd
+    for found in formula.declared.described:
+        for text, call in stateful_calls(found).items():
+            knots = formula.agreed.transforms[text].knots
+            if knots and getattr(call.args[0], "name", None) == name:
+                low, high = max(low, knots[0]), min(high, knots[-1])
+    grid: list[Any] = np.linspace(low, high, POINTS).tolist()
     return grid
 
 

@@ -70,7 +70,7 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
 
     Raises:
         KeyError: a column is none that the formula reads.
-        TypeError, ValueError: a value is no number, or no level.
+        TypeError, ValueError: a value is no number, or no level; or a term is not finite, such as the log of 0.
     """
     columns = predictors(formula)
     count = len(next(iter(grid.values()))) if grid else 1
@@ -96,7 +96,15 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
         if name in given
     }
     made = pd.DataFrame(frame, index=range(count))
-    return evaluated(formula, prepared(made, columns, "at="), "at=", codes)
+    try:
+        return evaluated(formula, prepared(made, columns, ""), "", codes)
+    except ValueError as error:
+        where = {name: values for name, values in grid.items() if columns[name].kind == "number"}
+        ends = ", ".join(f"{name} from {min(v):.4g} to {max(v):.4g}" for name, v in where.items())
+        raise ValueError(
+            f"a term is not finite at typical values{ends and f', with {ends}'} ({str(error).split(' in row')[0]}): "
+            f"give other values, by grid=, values= or at="
+        ) from error
 
 
 def _check_names(

@@ -34,6 +34,20 @@ def test_the_default_grid_reaches_two_sds_from_the_mean() -> None:
     np.testing.assert_allclose(table["age"].iloc[[0, -1]], ends, rtol=1e-6)
 
 
+def test_the_default_grid_ends_where_a_spline_does() -> None:
+    found = drawn("count ~ bs(dose, df=4, lower_bound=-1.0, upper_bound=9.0)", "poisson", draws=2)
+    table = conditional(found, "dose").frame
+    assert table["dose"].iloc[0] == -1.0 and table["dose"].iloc[-1] < 3.0
+
+
+def test_a_term_that_is_not_finite_on_the_grid_names_the_mend() -> None:
+    found = drawn("count ~ log(time)", "poisson", draws=2)
+    words = r"the term 'log\(time\)' is not finite\): give other values, by grid="
+    with pytest.raises(ValueError, match=words):
+        conditional(found, "time")
+    assert len(conditional(found, "time", grid=[0.5, 1.0]).frame) == 2
+
+
 def test_a_client_has_its_own_slope() -> None:
     found = drawn("y ~ dose + (1 + dose | site)")
     k = found.clients.index("west")
