@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hierfl.core.arguments import shown
 from hierfl.core.one_at_a_time import one_at_a_time
@@ -22,15 +22,12 @@ from hierfl.posterior.snapshot import Restricted, Snapshot
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 
-if TYPE_CHECKING:
-    from arviz import InferenceData
-
 
 @one_at_a_time
 def prior_predictive(
     model: Model, data: ClientData | Frames, draws: int = 500, *, seed: int = 0
-) -> InferenceData:
-    """Draw from the prior of a model, and draw a response of every row, before any fit.
+) -> Any:
+    """Draw from the prior of a model, and draw a response of every row, as an ArviZ object, before any fit.
 
     The ArviZ groups are `prior`, `prior_predictive` and `observed_data`, as `Fit.prior(predictive=True)` has
     them. Each client draws for its own rows: this reads the rows' columns, and of the responses their kind alone.

@@ -26,7 +26,7 @@ def new_axes(ax: Axes | None) -> Axes:
         return ax
     from matplotlib import pyplot  # only here: it chooses a way to show figures
 
-    made: Axes = pyplot.subplots(figsize=(5.2, 3.4), layout="constrained")[1]
+    made: Axes = pyplot.subplots(figsize=(5.8, 3.4), layout="constrained")[1]
     return made
 
 
@@ -54,8 +54,8 @@ def conditional_effect(
             "color": COLOURS[k % len(COLOURS)] if len(lines) <= BANDS else COLOURS[0],
             "label": name or None,
         }
-        if name == "new client":
-            style["color"] = "0.45"
+        if "new client" in name:
+            style |= {"color": "0.45", "linestyle": "--" if levels is None else ""}
         if levels is None:
             _band(
                 ax,
@@ -106,12 +106,22 @@ def _band(
 
 def _points(ax: Axes, x: Any, part: pd.DataFrame, style: dict[str, Any], marker: str) -> None:
     ax.vlines(x, part["low"], part["high"], color=style["color"], linewidth=1.2, zorder=2)
-    ax.plot(x, part["mean"].to_numpy(), linestyle="", marker=marker, markersize=5, **style)
+    style = {**style, "linestyle": "", "marker": marker, "markersize": 5}
+    ax.plot(x, part["mean"].to_numpy(), **style)
 
 
 def _with_legend(ax: Axes) -> Axes:
     """Put a legend on axes whose lines have names."""
     handles, names = ax.get_legend_handles_labels()
     if names and len(names) <= 2 * BANDS:
-        ax.legend(handles, names, frameon=False, fontsize=8)
+        # beside the axes, since bands may fill them
+        ax.legend(
+            handles,
+            names,
+            frameon=False,
+            fontsize=8,
+            loc="upper left",
+            bbox_to_anchor=(1.0, 1.0),
+            borderaxespad=0.3,
+        )
     return plain(ax)
