@@ -16,6 +16,7 @@ from hierfl.data.batch import full_batch
 from hierfl.diagnostics.simulated_data import drawn as simulated
 from hierfl.effects.drawn import Drawn
 from hierfl.guides import delta
+from hierfl.models import families
 from hierfl.posterior.draws import local_plates
 from hierfl.program.program import Program
 from hierfl.program.read import read
@@ -49,6 +50,7 @@ def frame(rows: int = 24, seed: int = 0) -> pd.DataFrame:
         part["count"] = rng.poisson(3.0, n)
         part["y"] = 1.0 + 0.05 * part["age"] + rng.normal(0.0, 1.0, n)
         part["time"] = rng.exponential(5.0, n)
+        part["share"] = rng.beta(2.0, 3.0, n)
         part["seen"] = rng.binomial(1, 0.7, n)
         part["grade"] = [("i", "ii", "iii")[j] for j in rng.integers(0, 3, n)]
         parts.append(part)
@@ -104,8 +106,11 @@ def of_program(found: Drawn, rows: pd.DataFrame) -> Tensor:
             values = {n: v[s] for n, v in found.shared.items()}
             values |= {n: v[s, k][None, None] for n, v in found.own.items()}
             ((fn, _),) = program.observed(values, batch, {}).values()
-            base = getattr(fn, "base_dist", fn)
-            levels = isinstance(base, dist.Categorical)
-            each.append((base.probs if levels else getattr(base, "base", base).mean)[0])
+            base: Any = fn
+            while isinstance(base, dist.MaskedDistribution | dist.Independent):
+                base = base.base_dist
+            if isinstance(base, families.Censored):
+                base = base.base
+            each.append((base.probs if isinstance(base, dist.Categorical) else base.mean)[0])
         parts.append(torch.stack(each))
     return torch.cat(parts, 1)

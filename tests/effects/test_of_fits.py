@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,29 @@ def test_other_models_are_refused_by_name(name: str, ask: Callable[[hierfl.Fit],
     words = rf"fit\.{name} is for fits of a hierfl\.formula, and the model is 'regression'"
     with pytest.raises(TypeError, match=words):
         ask(other())
+
+
+def test_without_rows_what_needs_draws_alone_is_answered(tmp_path: Path) -> None:
+    fitted = bernoulli()
+    fitted.save(tmp_path)
+    loaded = hierfl.load(tmp_path, method=fitted.method)
+    here, there = (one.effects("age", client="each", draws=50).frame for one in (fitted, loaded))
+    np.testing.assert_allclose(here["mean"], there["mean"], rtol=1e-6)
+    assert loaded.icc(draws=50).frame.equals(fitted.icc(draws=50).frame)
+    for ask in (loaded.r2, loaded.profile, lambda: loaded.marginal_means("sex")):
+        with pytest.raises(hierfl.RowsNotSaved, match="saved without its clients' rows"):
+            ask()
+
+
+def test_a_client_that_came_later_has_its_effects() -> None:
+    later = frame().query("site == 'north'").assign(site="centre")
+    found = bernoulli().personalise(later, rounds=2)
+    assert list(found.effects("age", client="each", grid=[50.0]).frame["client"]) == [
+        "centre",
+        "new",
+    ]
+    with pytest.raises(KeyError, match="client 'south' was not fitted"):
+        found.effects("age", client="south")
 
 
 def test_a_scale_and_too_few_draws_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import torch
 from hierfl.effects.predictor import asked, mean_response, predictor
 from hierfl.effects.rows import evaluated, predictors, rows_of_client, typical
 from hierfl.formulas.columns import prepared
+from hierfl.models import families
 from tests.effects.made import CLIENTS, drawn, frame, of_program, repeated
 
-CASES = [
+CASES: list[tuple[str, Any]] = [
     ("y ~ age", "gaussian"),
     ("y ~ scale(age) * sex + (1 | site)", "gaussian"),
     ("y ~ 0 + arm + (0 + age | site)", "student"),
@@ -22,14 +24,25 @@ CASES = [
     ("count ~ poly(age, 2) + beds + (1 + dose | site) + (1 + dose | region)", "poisson"),
     ("count ~ dose + (1 | region) + (1 | site) + (1 + dose | year)", "negative_binomial"),
     ("time | event(seen) ~ dose + (1 | site)", "weibull"),
+    ("time ~ dose + (1 | site)", "exponential"),
+    ("time ~ dose + (1 | site)", "lognormal"),
+    ("time ~ dose + (1 | site)", "gamma"),
+    ("time ~ dose + (1 | site)", families.piecewise_exponential((1.0, 4.0))),
+    ("k | trials(n) ~ dose + (1 | site)", "beta_binomial"),
+    ("count ~ dose + (1 | site)", "zero_inflated_poisson"),
+    ("share ~ dose + (1 | site)", "beta"),
+    ("y ~ dose + (1 + dose | site) + (0 + dose | year)", families.gaussian("log")),
+    ("died ~ dose + (1 | site)", families.bernoulli("cloglog")),
+    ("grade ~ dose + (1 | site)", families.cumulative("probit")),
     ("grade ~ dose + (1 | site)", "cumulative"),
     ("grade ~ dose + sex + (1 + dose | site)", "categorical"),
     ("grade ~ dose + (1 | site) + (1 | year) + (1 | site:ward) + (1 | region)", "categorical"),
 ]
+NAMES = [f"{getattr(family, 'name', family)}: {text}" for text, family in CASES]
 
 
-@pytest.mark.parametrize(("text", "family"), CASES, ids=[text for text, _ in CASES])
-def test_rows_of_clients_have_the_mean_of_the_program(text: str, family: str) -> None:
+@pytest.mark.parametrize(("text", "family"), CASES, ids=NAMES)
+def test_rows_of_clients_have_the_mean_of_the_program(text: str, family: Any) -> None:
     found = drawn(text, family, draws=4)
     if family == "student":  # below 1 it has no mean
         found = replace(found, shared={**found.shared, "nu": found.shared["nu"] + 1.0})
@@ -41,8 +54,8 @@ def test_rows_of_clients_have_the_mean_of_the_program(text: str, family: str) ->
     torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize(("text", "family"), CASES, ids=[text for text, _ in CASES])
-def test_columns_read_off_a_clients_rows_are_those_of_its_frame(text: str, family: str) -> None:
+@pytest.mark.parametrize(("text", "family"), CASES, ids=NAMES)
+def test_columns_read_off_a_clients_rows_are_those_of_its_frame(text: str, family: Any) -> None:
     found = drawn(text, family, draws=4)
     south = frame().query("site == 'south'")
     ready = prepared(south, predictors(found.formula), "south")
