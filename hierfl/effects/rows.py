@@ -215,15 +215,7 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
     codes = {}
     for term in found.groups:
         if term.place == "above":
-            # a column that the own coefficients take up is zero, or absent, in the term's own field
-            left = fields.get(columns_field(term))
-            groups[term.site] = torch.stack(
-                [
-                    columns[name] if name in columns or left is None else left[:, j].double()
-                    for j, name in enumerate(term.columns)
-                ],
-                1,
-            )
+            groups[term.site] = _columns_above(term, columns, fields.get(columns_field(term)))
             codes[term.site] = above[index_of(term)].long().expand(count)
         elif term.place != "clients":
             codes[term.site] = fields[index_of(term)].long()
@@ -235,3 +227,20 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
         codes,
         {n: fields[n].double() for n in ("y", "trials", "weights") if n in fields},
     )
+
+
+def _columns_above(term: GroupTerm, known: Mapping[str, Tensor], left: Tensor | None) -> Tensor:
+    """Return the columns of a term above the clients, (n, q).
+
+    A column that the clients' own coefficients take up is zero, or absent, in the term's own field.
+
+    Args:
+        term: with groups above the clients.
+        known: columns of other terms.
+        left: the term's own field; None: there is none.
+    """
+    found = [
+        known[name] if name in known or left is None else left[:, j].double()
+        for j, name in enumerate(term.columns)
+    ]
+    return torch.stack(found, 1)
