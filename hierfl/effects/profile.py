@@ -27,12 +27,17 @@ from hierfl.posterior.snapshot import Snapshot
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+RATIOS = tuple("observed expected smr smr_low smr_high ratio ratio_low ratio_high funnel".split())
 COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardised ratio
 
 
 def _shown(found: Profile) -> Shown:
     words = f"Rank 1 has the {'lowest' if found.best == 'low' else 'highest'} effect. {found.note}"
-    return Shown(found.title, found.frame, words.strip())
+    own = [name for name in found.frame if name == "client" or name not in RATIOS]
+    tables = [("Effects and ranks", found.frame[own])]
+    if "smr" in found.frame:
+        tables.append(("Observed and expected", found.frame[["client", *RATIOS]]))
+    return Shown(found.title, note=words.strip(), tables=tuple(tables))
 
 
 @shown_as(_shown)
@@ -108,7 +113,8 @@ def profile(
 
     The standardised ratio needs rows. Each client returns its number of events and trials, and at each draw the
     sum of what its rows expect under the average client (all its own deviations zero) and under its own. These are
-    sums over its rows; where they are few, its number of events tells much about each (docs/privacy.md).
+    sums over its rows; where they are few, its number of events tells much about each (docs/privacy.md). Sampling limits
+    take the expected events as known, at their posterior mean; the ratio of the model has their uncertainty too.
 
     Args:
         fit: of a `hierfl.formula` with groups by client.
