@@ -113,8 +113,8 @@ def profile(
 
     The standardised ratio needs rows. Each client returns its number of events and trials, and at each draw the
     sum of what its rows expect under the average client (all its own deviations zero) and under its own. These are
-    sums over its rows; where they are few, its number of events tells much about each (docs/privacy.md). Sampling limits
-    take the expected events as known, at their posterior mean; the ratio of the model has their uncertainty too.
+    sums over its rows; where they are few, its number of events tells much about each (docs/privacy.md). Sampling
+    limits take the expected events as known, at their posterior mean; the ratio of the model has their uncertainty.
 
     Args:
         fit: of a `hierfl.formula` with groups by client.
