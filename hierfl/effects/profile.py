@@ -71,10 +71,11 @@ class Profile:
         Args:
             ax: axes to draw on. Default None: new ones.
         """
+        from hierfl.plots.clients import NAMED
         from hierfl.plots.effects import new_axes
         from hierfl.plots.profiles import client_ranks
 
-        return client_ranks(new_axes(ax), self.frame)
+        return client_ranks(new_axes(ax, lines=min(len(self.frame), NAMED)), self.frame)
 
     def plot_funnel(self, ax: Axes | None = None) -> Axes:
         """Draw standardised ratios over expected events, with 95 % and 99.8 % limits.

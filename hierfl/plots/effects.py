@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 BANDS = 6  # most lines that have a band and a colour each
 
 
-def new_axes(ax: Axes | None) -> Axes:
+def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
     """Return axes, new ones of a figure of their own where none are given.
 
     Args:
         ax: axes, or None.
+        lines: names along the y axis, for which there is to be room. Default 0.
     """
     if ax is not None:
         return ax
     from matplotlib import pyplot  # only here: it chooses a way to show figures
 
-    made: Axes = pyplot.subplots(figsize=(5.8, 3.4), layout="constrained")[1]
+    made: Axes = pyplot.subplots(figsize=(5.8, max(3.4, 0.5 + 0.2 * lines)), layout="constrained")[
+        1
+    ]
     return made
 
 
