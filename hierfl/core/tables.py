@@ -29,11 +29,13 @@ class Shown:
         title: its first line.
         frame: the table; None: there is none. The first and the last rows are printed of a long one.
         note: what stands under it, one paragraph a line.
+        tables: further tables below the first one, each with its heading.
     """
 
     title: str
     frame: pd.DataFrame | None = None
     note: str = ""
+    tables: tuple[tuple[str, pd.DataFrame], ...] = ()
 
 
 def shown_as(of: Callable[[Any], Shown]) -> Callable[[Class], Class]:
@@ -75,23 +77,36 @@ def text_of(shown: Shown) -> str:
     """
     parts = [shown.title]
     if shown.frame is not None and len(shown.frame):
-        table = cells(shown.frame).to_string(index=_has_names(shown.frame))
-        parts += [line.rstrip() for line in table.splitlines()]
-        parts += _left_over(shown.frame)
+        parts += _lines_of(shown.frame)
+    for heading, frame in shown.tables:
+        parts += ["", heading, *_lines_of(frame)]
+    parts += [""] if shown.tables else []
     for line in shown.note.splitlines():
         parts += textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
     return "\n".join(parts)
+
+
+def _lines_of(frame: pd.DataFrame) -> list[str]:
+    """Return a table as lines of text."""
+    table = cells(frame).to_string(index=_has_names(frame))
+    return [*(line.rstrip() for line in table.splitlines()), *_left_over(frame)]
 
 
 def html_of(shown: Shown) -> str:
     """Return a result as HTML; names and words are escaped."""
     parts = [f"<p><b>{html.escape(shown.title)}</b></p>"]
     if shown.frame is not None and len(shown.frame):
-        named = _has_names(shown.frame)
-        parts.append(cells(shown.frame).to_html(index=named, border=0, escape=True))
-        parts += [f"<p>{html.escape(line)}</p>" for line in _left_over(shown.frame)]
+        parts += _html_of_frame(shown.frame)
+    for heading, frame in shown.tables:
+        parts += [f"<p><b>{html.escape(heading)}</b></p>", *_html_of_frame(frame)]
     parts += [f"<p>{html.escape(line)}</p>" for line in shown.note.splitlines()]
     return "\n".join(parts)
+
+
+def _html_of_frame(frame: pd.DataFrame) -> list[str]:
+    """Return a table as HTML, and the words under it."""
+    table = cells(frame).to_html(index=_has_names(frame), border=0, escape=True)
+    return [table, *(f"<p>{html.escape(line)}</p>" for line in _left_over(frame))]
 
 
 def cells(frame: pd.DataFrame) -> pd.DataFrame:

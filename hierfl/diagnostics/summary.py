@@ -10,8 +10,10 @@ from hierfl.core.arguments import shown
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import nbytes
+from hierfl.diagnostics.formula_tables import formula_tables, titled
 from hierfl.diagnostics.verdict import of_history, verdict
 from hierfl.engine.rounds import chosen_of, is_corrected, left_out_of
+from hierfl.formulas.formula import Formula
 from hierfl.posterior.site_table import SiteTable, site_table
 from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.posterior.without_rows import lacks_rows
@@ -23,7 +25,10 @@ DRAWN, READ = 100_000_000, 4_000_000
 
 
 def _shown(found: Summary) -> Shown:
-    return Shown(found.title, found.frame, "\n".join((found.verdict, *found.remarks)))
+    note = "\n".join((found.verdict, *found.remarks))
+    if found.tables:
+        return Shown(found.title, note=note, tables=found.tables)
+    return Shown(found.title, found.frame, note)
 
 
 @shown_as(_shown)
@@ -41,6 +46,8 @@ class Summary:
         verdict: trustworthy, or why not, with the mend.
         trustworthy: the same as a bool; None where it cannot be told.
         remarks: what the table leaves out.
+        tables: the same numbers of a formula as they are printed, in brms's order, each table with its heading; ()
+            of other models.
     """
 
     title: str
@@ -48,6 +55,7 @@ class Summary:
     verdict: str
     trustworthy: bool | None
     remarks: tuple[str, ...] = ()
+    tables: tuple[tuple[str, pd.DataFrame], ...] = ()
 
 
 @one_at_a_time
@@ -75,7 +83,12 @@ def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summar
         f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, {fit.progress.round} rounds, "
         f"{draws} draws"
     )
-    return Summary(title, table.frame, judged.words, judged.trustworthy, _remarks(fit, table))
+    model = fit.method.model
+    tables = formula_tables(model, table.frame, fit.clients) if isinstance(model, Formula) else ()
+    if isinstance(model, Formula):
+        title = f"{titled(model)}\n{title}"
+    remarks = _remarks(fit, table)
+    return Summary(title, table.frame, judged.words, judged.trustworthy, remarks, tables)
 
 
 def _affordable(fit: Snapshot) -> int:

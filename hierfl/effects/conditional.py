@@ -1,0 +1,222 @@
+"""Conditional effects: the response along one column, the others held fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
+from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.intervals import statistics
+from hierfl.effects.predictor import Scale, asked, check_scale, on_scale, predictor
+from hierfl.effects.rows import predictors, typical
+from hierfl.formulas.columns import Column
+from hierfl.formulas.formula import Formula
+from hierfl.formulas.terms import stateful_calls
+from hierfl.posterior.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+POINTS = 41  # of a grid over a number
+REACH = 2.0  # of that grid, in sds from the mean on either side
+
+
+def _shown(found: Effects) -> Shown:
+    return Shown(found.title, found.frame, "low and high are the ends of the 90 % interval.")
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """The response along one column, the others held fixed.
+
+    Args:
+        title: what is shown, and where the other columns are.
+        variable: the column.
+        by: a second one; None: there is none.
+        scale: "response" or "link".
+        response: the response's name.
+        frame: one row for each value, client and level of the response: the column `variable`, `by` where
+            there is one, `client` ("" for the average client, "new" for a new one), `level` of a response in
+            categories, `mean`, `sd`, and `low` and `high`, the ends of the 90 % interval.
+    """
+
+    title: str
+    variable: str
+    by: str | None
+    scale: Scale
+    response: str
+    frame: pd.DataFrame
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the effects: lines with bands along a number, points with intervals at the levels of a category.
+
+        Args:
+            ax: axes to draw on. Default None: new ones.
+        """
+        from hierfl.plots.effects import conditional_effect, new_axes
+
+        label = (
+            self.response if self.scale == "response" else f"linear predictor of {self.response}"
+        )
+        return conditional_effect(new_axes(ax), self.frame, self.variable, by=self.by, label=label)
+
+
+@one_at_a_time
+def effects(
+    fit: Snapshot,
+    variable: str,
+    *,
+    by: str | None = None,
+    at: Mapping[str, Any] | None = None,
+    client: str | Sequence[str] | None = None,
+    grid: Sequence[Any] | None = None,
+    scale: Scale = "response",
+    draws: int = 1000,
+    seed: int = 0,
+) -> Effects:
+    """Return the response along one column, the other columns held at typical values.
+
+    No rows are read: typical values are those of the schema, numbers at their means and categories at their
+    first levels. A binomial response is shown as the probability of one trial.
+
+    Args:
+        fit: of a `hierfl.formula`.
+        variable: a column that the formula reads.
+        by: a second one: its levels; of a number its mean, and one sd below and above it. Default None.
+        at: column -> value, in place of the typical one; group above the clients or at several of them ->
+            its name. Other groups' deviations are zero, but for a new client, whose groups are new too.
+            Default none.
+        client: a name, or a list of names: with the client's own coefficients. "new": one new client a draw,
+            its coefficients drawn from the group-level distribution, so that the band has the spread between
+            clients too. "each": every client, and a new one. Default None: the average client, whose
+            deviations are zero.
+        grid: values of `variable`. Default None: 41 numbers from the mean minus two sds to the mean plus two,
+            not beyond the ends of a spline; or all levels.
+        scale: "response": the mean of the response, or the probabilities of its levels; "link": the linear
+            predictor.
+        draws: S, of the posterior.
+        seed: of the draws.
+
+    Raises:
+        TypeError: the fit is of another model.
+        KeyError: the formula reads no such column; or a client was not fitted.
+        ValueError: a value is no level; or `scale` is another word.
+    """
+    check_scale(scale)
+    found = drawn(fit, "effects", draws=draws, seed=seed)
+    return conditional(
+        found, variable, by=by, at=at, client=client, grid=grid, scale=scale, seed=seed
+    )
+
+
+def conditional(
+    found: Drawn,
+    variable: str,
+    *,
+    by: str | None = None,
+    at: Mapping[str, Any] | None = None,
+    client: Any = None,
+    grid: Sequence[Any] | None = None,
+    scale: Scale = "response",
+    seed: int = 0,
+) -> Effects:
+    """Return the effects at draws that are given; the arguments are those of `effects`."""
+    formula = found.formula
+    columns = chosen(formula, [variable] if by is None else [variable, by], at)
+    values = along(formula, variable, columns[variable]) if grid is None else list(grid)
+    if not values:
+        raise ValueError("grid is empty: give one value or more")
+    second = [None] if by is None else few(columns[by])
+    pairs = list(product(second, values))
+    asked_for: dict[str, list[Any]] = {variable: [value for _, value in pairs]}
+    if by is not None:
+        asked_for[by] = [value for value, _ in pairs]
+    rows = typical(formula, at, asked_for)
+    parts = []
+    for name, who in asked(found, client):
+        at_draws, levels = on_scale(found, predictor(found, rows, who, seed=seed), scale)
+        frame = pd.DataFrame({n: np.repeat(np.array(v), len(levels)) for n, v in asked_for.items()})
+        frame["client"] = name
+        if levels != ("",):
+            frame["level"] = list(levels) * len(pairs)
+        parts.append(frame.assign(**statistics(at_draws)))
+    response = formula.declared.parts.response
+    return Effects(
+        title=f"{response} along {variable}{fixed(formula, asked_for, at)}",
+        variable=variable,
+        by=by,
+        scale=scale,
+        response=response,
+        frame=pd.concat(parts, ignore_index=True),
+    )
+
+
+def chosen(
+    formula: Formula, names: Sequence[str], at: Mapping[str, Any] | None = None
+) -> dict[str, Column]:
+    """Return what was agreed of the columns that a user asks for.
+
+    Raises:
+        KeyError: the formula does not read one.
+        ValueError: one is asked for twice, or also held fixed.
+    """
+    known = predictors(formula)
+    for name in names:
+        if name not in known:
+            raise KeyError(
+                f"'{name}' is no column that the formula's terms read: they read "
+                f"{', '.join(known) or 'none'}"
+            )
+        if name in (at or {}):
+            raise ValueError(f"at holds '{name}' fixed, which is to vary: leave it out of at")
+    if len(set(names)) < len(names):
+        raise ValueError(f"by is '{names[0]}', the column itself: give another one")
+    return {name: known[name] for name in names}
+
+
+def along(formula: Formula, name: str, column: Column) -> list[Any]:
+    """Return the values of a grid over a column, within the ends of its splines.
+
+    Args:
+        formula: with its schema.
+        name: of the column.
+        column: what was agreed of it.
+    """
+    if column.kind == "category":
+        return list(column.levels)
+    low, high = column.mean - REACH * column.sd, column.mean + REACH * column.sd
+    for found in formula.declared.described:
+        for text, call in stateful_calls(found).items():
+            knots = formula.agreed.transforms[text].knots
+            if knots and getattr(call.args[0], "name", None) == name:
+                low, high = max(low, knots[0]), min(high, knots[-1])
+    grid: list[Any] = np.linspace(low, high, POINTS).tolist()
+    return grid
+
+
+def few(column: Column) -> list[Any]:
+    """Return the levels of a column, or the mean of a number and one sd below and above it."""
+    if column.kind == "category":
+        return list(column.levels)
+    return [column.mean - column.sd, column.mean, column.mean + column.sd]
+
+
+def fixed(
+    formula: Formula, varied: Mapping[str, Sequence[Any]], at: Mapping[str, Any] | None
+) -> str:
+    """Return where the other columns are, in words."""
+    held = {
+        name: column.levels[0] if column.kind == "category" else f"{column.mean:.4g}"
+        for name, column in predictors(formula).items()
+        if name not in varied
+    }
+    both = {**held, **(at or {})}
+    return f", at {', '.join(f'{name} {value}' for name, value in both.items())}" if both else ""

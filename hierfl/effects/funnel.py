@@ -1,0 +1,102 @@
+"""Sampling limits of standardised ratios: of one client, and of a funnel plot.
+
+Source: Spiegelhalter 2005, Statistics in Medicine 24:1185, appendix A.1.1, for the interpolated limits; exact limits
+of a count are those of Clopper and Pearson 1934 and of Garwood 1936.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+# Two-sided probability -> its name: two and three standard errors.
+LIMITS = {0.95: "95 %", 0.998: "99.8 %"}
+
+
+def ratio_interval(
+    observed: float, expected: float, trials: float | None, *, prob: float = 0.9
+) -> tuple[float, float]:
+    """Return exact limits of observed / expected, given what was expected.
+
+    Args:
+        observed: events.
+        expected: events.
+        trials: in which they were observed: limits of Clopper and Pearson; None: of a Poisson count, Garwood's.
+        prob: of the interval. Default 0.9.
+    """
+    tail = 0.5 - prob / 2
+    if trials is None:
+        low = stats.gamma.ppf(tail, observed) if observed else 0.0
+        return float(low) / expected, float(stats.gamma.ppf(1 - tail, observed + 1)) / expected
+    low = stats.beta.ppf(tail, observed, trials - observed + 1) if observed else 0.0
+    full = observed >= trials
+    high = 1.0 if full else stats.beta.ppf(1 - tail, observed + 1, trials - observed)
+    return float(low) * trials / expected, float(high) * trials / expected
+
+
+def funnel_limits(expected: ArrayLike, rate: float | None, prob: float) -> tuple[Floats, Floats]:
+    """Return the limits of observed / expected where the true ratio is 1.
+
+    They are exact quantiles of the number of events, interpolated between whole numbers as Spiegelhalter does.
+
+    Args:
+        expected: (n,) events.
+        rate: events a trial: the number is binomial, of expected / rate trials; None: Poisson.
+        prob: of the interval, 0.95 or 0.998.
+
+    Returns:
+        The lower and the upper limits, (n,).
+    """
+    at = np.asarray(expected, dtype=np.float64)
+    fn = _counts(at, rate)
+    found = []
+    for p in (0.5 - prob / 2, 0.5 + prob / 2):
+        count = fn.ppf(p)
+        above, below = fn.cdf(count), fn.cdf(count - 1)
+        share = (above - p) / np.maximum(above - below, 1e-300)
+        found.append(np.maximum(count - share, 0.0) / at)
+    return found[0], found[1]
+
+
+def funnel_curves(expected: ArrayLike, rate: float | None) -> pd.DataFrame:
+    """Return the limits of a funnel plot as curves: `limits` ("95 %", "99.8 %"), `expected`, `low` and `high`.
+
+    Args:
+        expected: (n,) events, of the clients that are drawn.
+        rate: as in `funnel_limits`.
+    """
+    events = np.asarray(expected, dtype=np.float64)
+    at = np.geomspace(0.8 * events.min(), 1.1 * events.max(), 200)
+    parts = []
+    for prob, name in LIMITS.items():
+        low, high = funnel_limits(at, rate, prob)
+        parts.append(pd.DataFrame({"limits": name, "expected": at, "low": low, "high": high}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _counts(expected: Floats, rate: float | None) -> Any:
+    if rate is None:
+        return stats.poisson(expected)
+    trials = np.maximum(np.round(expected / rate), 1.0)
+    return stats.binom(trials, np.minimum(expected / trials, 1.0))
+
+
+def beyond(observed: float, expected: float, rate: float | None) -> str:
+    """Return the widest limits that observed / expected lies beyond, "95 %" or "99.8 %"; else "inside".
+
+    Args:
+        observed: events.
+        expected: events.
+        rate: as in `funnel_limits`.
+    """
+    found = "inside"
+    for prob, name in LIMITS.items():
+        low, high = funnel_limits([expected], rate, prob)
+        if not low[0] <= observed / expected <= high[0]:
+            found = name
+    return found

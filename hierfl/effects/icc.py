@@ -1,0 +1,160 @@
+"""Intraclass correlations: the share of the latent variance that lies between groups.
+
+Source: Nakagawa, Johnson and Schielzeth 2017, Journal of the Royal Society Interface 14:20170213.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
+from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.intervals import statistics
+from hierfl.effects.rows import Rows, typical
+from hierfl.formulas.layout import GroupTerm
+from hierfl.posterior.snapshot import Snapshot
+
+LOGISTIC, GUMBEL = math.pi**2 / 3.0, math.pi**2 / 6.0
+# Variance of the latent response around the linear predictor, by link of a threshold.
+THRESHOLDS = {"logit": LOGISTIC, "probit": 1.0, "cloglog": GUMBEL}
+
+
+def _shown(found: Icc) -> Shown:
+    return Shown(found.title, found.frame, "low and high are the ends of the 90 % interval.")
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class Icc:
+    """The share of the latent variance that lies between groups.
+
+    Args:
+        title: of what.
+        frame: one row for each kind of group, such as "hospital", and `residual`; the columns `mean`, `sd`, `low`
+            and `high`, the ends of the 90 % interval. At each draw all of them sum to one.
+    """
+
+    title: str
+    frame: pd.DataFrame
+
+
+@one_at_a_time
+def icc(
+    fit: Snapshot, *, at: Mapping[str, Any] | None = None, draws: int = 1000, seed: int = 0
+) -> Icc:
+    """Return the intraclass correlation of each kind of group, on the scale of the linear predictor.
+
+        ICC_g = s_g^2 / (sum over groups of s^2 + e^2)
+
+    s_g^2 is the variance between groups of a typical row; only with slopes does it depend on the row. e^2 is the
+    variance of the family: sigma^2 of gaussian and lognormal, sigma^2 nu / (nu - 2) of student; pi^2 / 3, 1 and
+    pi^2 / 6 of logit, probit and cloglog; log(1 + 1 / m) of poisson, log(1 + 1 / m + 1 / shape) of
+    negative_binomial, log(1 + 1 / shape) of gamma; pi^2 / 6 of exponential and piecewise_exponential, and
+    pi^2 / (6 shape^2) of weibull. m is the mean of counts over groups, exp(eta + sum of s^2 / 2), where all common
+    columns are at their means. The variances of counts and of gamma are those of a log-normal of the same moments: with
+    mean 20, or shape 4, and s = 0.8 the ICC is 0.05 above that of simulated logarithms. The others are exact.
+
+    No rows are read. Of groups within others, such as wards in hospitals, two rows of one ward are correlated by
+    the sum of both.
+
+    Args:
+        fit: of a `hierfl.formula` with groups.
+        at: column -> value, of the row, as in `hierfl.effects.conditional.effects`.
+        draws: S, of the posterior.
+        seed: of the draws.
+
+    Raises:
+        TypeError: the fit is of another model.
+        ValueError: the formula has no groups; or the family has no such variance.
+    """
+    return correlated(drawn(fit, "icc", draws=draws, seed=seed), at)
+
+
+def correlated(found: Drawn, at: Mapping[str, Any] | None = None) -> Icc:
+    """Return the intraclass correlations at draws that are given, as `icc`."""
+    if not found.layout.groups:
+        raise ValueError(
+            f"the formula has no groups: add some, such as (1 | {found.formula.clients})"
+        )
+    row = typical(found.formula, at, {})
+    variances: dict[str, Tensor] = {}
+    for term in found.layout.groups:
+        own = _between(found, term, row)
+        variances[term.group.name] = variances.get(term.group.name, torch.zeros(())) + own
+    between = torch.stack([*variances.values()], 1)
+    left = residual(found, row, between.sum(1)).expand(found.count)[:, None]
+    total = between.sum(1, keepdim=True) + left
+    # where the residual variance is infinite, nothing lies between groups
+    shares = torch.where(left.isinf(), 0.0, between / total)
+    both = torch.cat([shares, 1.0 - shares.sum(1, keepdim=True)], 1)
+    frame = pd.DataFrame(statistics(both), index=[*variances, "residual"])
+    response = found.formula.declared.parts.response
+    return Icc(f"Shares of the latent variance of {response}", frame)
+
+
+def _between(found: Drawn, term: GroupTerm, row: Rows) -> Tensor:
+    """Return the variance between groups of a row, z' Sigma z, (S,)."""
+    if found.outputs > 1:
+        raise _refused(found)
+    scaled = (
+        found.shared[term.sd].reshape(found.count, len(term.columns)) * row.groups[term.site][0]
+    )
+    if not term.cor:
+        return (scaled**2).sum(1)
+    lower = found.shared[term.cholesky]
+    return ((lower.mT @ scaled[..., None])[..., 0] ** 2).sum(1)
+
+
+def residual(found: Drawn, row: Rows, between: Tensor) -> Tensor:
+    """Return the variance of the family on the scale of the linear predictor, (S,) or ().
+
+    Args:
+        found: the coefficients.
+        row: a typical one, for its offset.
+        between: variance between groups, of all kinds of them, (S,).
+
+    Raises:
+        ValueError: the family, or its link, has none.
+    """
+    family, shared = found.family, found.shared
+    name, link = family.name, family.link
+    if name in ("bernoulli", "binomial", "cumulative"):
+        return torch.tensor(THRESHOLDS[link], dtype=torch.float64)
+    if link == "identity" and name in ("gaussian", "lognormal"):
+        return shared["sigma"] ** 2
+    if name == "student":
+        nu = shared["nu"]
+        return torch.where(nu > 2.0, shared["sigma"] ** 2 * nu / (nu - 2.0), torch.inf)
+    if name in ("poisson", "negative_binomial"):
+        over = 1.0 / shared["shape"] if name == "negative_binomial" else torch.zeros(())
+        return torch.log1p(1.0 / _mean_count(found, row, between) + over)
+    if name == "gamma":
+        return torch.log1p(1.0 / shared["shape"])
+    if name in ("exponential", "piecewise_exponential"):
+        return torch.tensor(GUMBEL, dtype=torch.float64)
+    if name == "weibull":
+        return GUMBEL / shared["shape"] ** 2
+    raise _refused(found)
+
+
+def _mean_count(found: Drawn, row: Rows, between: Tensor) -> Tensor:
+    design = found.formula.agreed.design
+    means = torch.tensor([design[n].mean for n in found.layout.common.columns]).double()
+    eta = found.base[:, 0] + (means * found.common[..., 0]).sum(1) + row.offset[0]
+    return torch.exp(eta + 0.5 * between)
+
+
+def _refused(found: Drawn) -> ValueError:
+    family = found.family
+    return ValueError(
+        f"family {family.name} with link {family.link} has no agreed latent variance: take fit.r2(), or the standard "
+        f"deviations of groups in fit.summary()"
+    )

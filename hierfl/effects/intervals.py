@@ -1,0 +1,31 @@
+"""Means, sds and 90 % intervals of draws, as columns of a frame."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+LOW, HIGH = 0.05, 0.95  # of the draws: the 90 % interval
+STATISTICS = ("mean", "sd", "low", "high")
+Floats = NDArray[np.float64]
+
+
+def statistics(draws: Tensor, *, prefix: str = "") -> dict[str, Floats]:
+    """Return mean, sd and the ends of the 90 % interval of each number, as columns.
+
+    Args:
+        draws: (S, ...); the columns have its other entries in order.
+        prefix: of the columns' names. Default none.
+    """
+    values = draws.detach().double().numpy().reshape(len(draws), -1)
+    low, high = np.quantile(values, [LOW, HIGH], axis=0)
+    found = (values.mean(0), values.std(0, ddof=1), low, high)
+    return {f"{prefix}{name}": value for name, value in zip(STATISTICS, found, strict=True)}
+
+
+def share_above(draws: Tensor, edge: float) -> Floats:
+    """Return the share of draws above an edge, of each number; draws on it count half."""
+    values = draws.detach().double().numpy().reshape(len(draws), -1)
+    found: Floats = (values > edge).mean(0) + 0.5 * (values == edge).mean(0)
+    return found

@@ -1,0 +1,148 @@
+"""The linear predictor of rows, for one client, for a new one and for the average one; and its mean response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.effects.drawn import Drawn
+from hierfl.effects.rows import Rows
+from hierfl.formulas.layout import GroupTerm
+
+Who = int | Literal["new"] | None
+Scale = Literal["response", "link"]
+NEW, EACH = "new", "each"
+
+
+def predictor(drawn: Drawn, rows: Rows, who: Who, *, seed: int = 0) -> Tensor:
+    """Return the linear predictor at each draw, (S, n), or (S, n, O) of several.
+
+        eta = base + offset + x . b + sum over terms with a bar of z . (deviations of the row's group)
+
+    Args:
+        drawn: the coefficients.
+        rows: n of them.
+        who: the position of a client, with its own deviations; "new": deviations that are drawn from the
+            group-level distribution, one new client (and one new group of every other kind that `rows` leaves
+            open) a draw; None: no deviations but those of groups that `rows` names.
+        seed: of the deviations of a new client.
+    """
+    eta = drawn.base[:, None] + rows.offset[:, None]
+    eta = eta + torch.einsum("np,spo->sno", rows.common, drawn.common)
+    for term in drawn.layout.groups:
+        deviations = _deviations(drawn, rows, term, who, seed)
+        if deviations is not None:
+            eta = eta + torch.einsum("nq,snqo->sno", rows.groups[term.site], deviations)
+    return eta[..., 0] if drawn.outputs == 1 else eta
+
+
+def _deviations(drawn: Drawn, rows: Rows, term: GroupTerm, who: Who, seed: int) -> Tensor | None:
+    """Return the deviations of each row's group, (S, n, q, O); None where they are zero."""
+    codes = rows.codes.get(term.site)
+    known = isinstance(who, int)
+    one: Tensor | None = None
+    if term.place in ("above", "crossed") and codes is not None:
+        return drawn.groups(term)[:, codes]
+    if term.place == "within" and isinstance(who, int) and codes is not None:
+        return drawn.groups(term, who)[:, codes]
+    if term.place == "clients" and isinstance(who, int):
+        one = drawn.of_client(term, who)
+    elif term.place == "above" and isinstance(who, int):
+        one = drawn.groups(term)[:, drawn.group_above(term, who)]
+    elif who == NEW and not known:
+        one = drawn.of_new(term, seed)
+    return None if one is None else one[:, None].expand(-1, rows.count, -1, -1)
+
+
+def distribution(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Any:
+    """Return the distribution of responses at each draw; times are uncensored.
+
+    Args:
+        drawn: for the family and its parameters.
+        eta: from `predictor`.
+        rows: with their trials; None: one trial a row.
+    """
+    needs = {}
+    for name in drawn.family.required:
+        given = None if rows is None else rows.fields.get(name)
+        needs[name] = (torch.ones_like(eta[0]) if given is None else given).expand(eta.shape)
+    return drawn.family.of(eta, **drawn.parameters, **needs)
+
+
+def mean_response(drawn: Drawn, eta: Tensor, rows: Rows | None = None) -> Tensor:
+    """Return the expected response at each draw, (S, n); probabilities of the levels, (S, n, K), of categories.
+
+    Of a Student t it is the location, which is the mean where there is one.
+
+    Args:
+        drawn: for the family and its parameters.
+        eta: from `predictor`.
+        rows: with their trials; None: one trial a row.
+    """
+    if drawn.family.name == "student":
+        return eta
+    fn = distribution(drawn, eta, rows)
+    found: Tensor = fn.probs if drawn.family.kind in ("category", "ordered") else fn.mean
+    return found
+
+
+def on_scale(drawn: Drawn, eta: Tensor, scale: Scale) -> tuple[Tensor, tuple[str, ...]]:
+    """Return predictors or mean responses, (S, n, L), and the names of their L levels, ("",) of a number.
+
+    Args:
+        drawn: for the family.
+        eta: from `predictor`.
+        scale: "response" or "link".
+    """
+    found = mean_response(drawn, eta) if scale == "response" else eta
+    if found.dim() == 2:
+        return found[..., None], ("",)
+    levels = drawn.response.levels
+    return found, levels[len(levels) - found.shape[-1] :]
+
+
+def check_scale(scale: object) -> None:
+    """Refuse a scale that is neither of the two words.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if scale not in ("response", "link"):
+        raise ValueError(f"scale is {scale!r}: it must be 'response' or 'link'")
+
+
+def asked(drawn: Drawn, client: Any) -> Iterator[tuple[str, Who]]:
+    """Yield the name and the position of each client that a user asks for.
+
+    Args:
+        drawn: of the clients.
+        client: a name; a list of names; "new"; "each" for every client and a new one; None for the average one.
+
+    Raises:
+        KeyError: a client was not fitted.
+        ValueError: a client is itself called "new" or "each".
+    """
+    if client is None:
+        yield "", None
+        return
+    if isinstance(client, str):
+        if client in (NEW, EACH) and client in drawn.clients:
+            raise ValueError(
+                f"client is {client!r}, which is also the name of a client: for that one give client=[{client!r}]"
+            )
+        if client == EACH:
+            yield from ((name, k) for k, name in enumerate(drawn.clients))
+        if client in (NEW, EACH):
+            yield NEW, "new"
+            return
+        client = [client]
+    for name in client:
+        if str(name) not in drawn.clients:
+            few = ", ".join(drawn.clients[:8]) + (", ..." if len(drawn.clients) > 8 else "")
+            raise KeyError(
+                f"client '{name}' was not fitted: the clients are {few}; or give 'new', 'each' or None"
+            )
+        yield str(name), drawn.clients.index(str(name))

@@ -1,0 +1,65 @@
+"""Draws of a model's prior, and of the data that it expects, before any fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hierfl.core.arguments import shown
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.data.clients import ClientData
+from hierfl.data.expected import expect_client_data
+from hierfl.engine.federation import federate
+from hierfl.engine.rounds import begin
+from hierfl.formulas.frames import Frames, of_frames
+from hierfl.guides import delta
+from hierfl.method import Clock, Method
+from hierfl.methods import fedsvi
+from hierfl.posterior.arviz_data import prior_data
+from hierfl.posterior.arviz_groups import EXPAND
+from hierfl.posterior.learned import learned_params
+from hierfl.posterior.snapshot import Restricted, Snapshot
+from hierfl.program.program import ProgramError
+from hierfl.program.sites import Model
+
+
+@one_at_a_time
+def prior_predictive(
+    model: Model, data: ClientData | Frames, draws: int = 500, *, seed: int = 0
+) -> Any:
+    """Draw from the prior of a model, and draw a response of every row, as an ArviZ object, before any fit.
+
+    The ArviZ groups are `prior`, `prior_predictive` and `observed_data`, as `Fit.prior(predictive=True)` has
+    them. Each client draws for its own rows: this reads the rows' columns, and of the responses their kind alone.
+
+    Args:
+        model: any program in which every unknown has a prior; or a `hierfl.formula`.
+        data: the clients' rows; of a formula one frame with the column of clients, or {client: frame}.
+        draws: S.
+        seed: of the draws.
+
+    Raises:
+        TypeError: `model` is a method; or `data` is of another kind.
+        ProgramError: the model cannot be run as it is written, or has a param, which has no prior.
+        ValueError: `draws` is below 1; or the data are not as the model needs them.
+    """
+    if isinstance(model, Method):
+        raise TypeError(f"model is {shown(model)}: hand over the model that the method was made of")
+    ready, rows, _ = of_frames(model, data, None)
+    expect_client_data(rows, "data")
+    before = _before_the_first_round(ready, rows)
+    for param in learned_params(before):
+        raise ProgramError(
+            f"param '{param.name}' of the model has no prior to be drawn from: give it one, pyro.sample, or fit "
+            f"the model and call fit.prior(predictive=True)"
+        )
+    return prior_data(before, draws, seed=seed, sites=None, expand=EXPAND, predictive=True)
+
+
+def _before_the_first_round(model: Model, rows: ClientData) -> Snapshot:
+    """Return a run of which no round was taken; its guide is never run."""
+    method = replace(fedsvi(model, delta), name="prior")
+    federation = federate(method, rows)
+    progress = begin(federation)
+    message = federation.server.last(progress.server, Clock(0, 1))
+    return Restricted(method, federation, progress, message)

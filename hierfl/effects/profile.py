@@ -1,0 +1,261 @@
+"""Profiles of clients: each one's own effect, its rank, and its standardised ratio, all with their uncertainty.
+
+Source: indirectly standardised ratios and funnel plots, Spiegelhalter 2005, Statistics in Medicine 24:1185; ranks
+and their uncertainty, Goldstein and Spiegelhalter 1996, JRSS A 159:385.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
+from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.funnel import beyond, funnel_curves, ratio_interval
+from hierfl.effects.intervals import HIGH, LOW, statistics
+from hierfl.effects.marginal_means import in_turn
+from hierfl.effects.predictor import mean_response, predictor
+from hierfl.effects.rows import rows_of_client, typical
+from hierfl.posterior.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RATIOS = tuple("observed expected smr smr_low smr_high ratio ratio_low ratio_high funnel".split())
+COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardised ratio
+
+
+def _shown(found: Profile) -> Shown:
+    words = f"Rank 1 has the {'lowest' if found.best == 'low' else 'highest'} effect. {found.note}"
+    own = [name for name in found.frame if name == "client" or name not in RATIOS]
+    tables = [("Effects and ranks", found.frame[own])]
+    if "smr" in found.frame:
+        tables.append(("Observed and expected", found.frame[["client", *RATIOS]]))
+    return Shown(found.title, note=words.strip(), tables=tuple(tables))
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Each client's own effect, its rank, and its standardised ratio.
+
+    Args:
+        title: what the effect is.
+        best: "low" or "high": the effects that rank first.
+        frame: one row a client: `client`; `effect` on the scale of the linear predictor, with `effect_sd`,
+            `effect_low` and `effect_high`; `rank`, its posterior mean, `rank_low` and `rank_high`; `p_best` and
+            `p_worst`. Of bernoulli, binomial and poisson responses also `observed`, `expected` under the average
+            client, `smr` (observed / expected) with `smr_low` and `smr_high`, exact sampling limits; `ratio`
+            (predicted / expected), the ratio of the model, which is shrunk, with `ratio_low` and `ratio_high`;
+            and `funnel`: "inside", or beyond the "95 %" or "99.8 %" limits. All intervals are 90 %.
+        rate: events expected a trial, over all clients, of bernoulli and binomial responses; None: counts without
+            an upper end, or no ratio.
+        note: what the table leaves out.
+    """
+
+    title: str
+    best: Literal["low", "high"]
+    frame: pd.DataFrame
+    rate: float | None
+    note: str = ""
+
+    def plot_ranks(self, ax: Axes | None = None) -> Axes:
+        """Draw the clients' effects with intervals, in the order of their mean ranks.
+
+        Args:
+            ax: axes to draw on. Default None: new ones.
+        """
+        from hierfl.plots.clients import NAMED
+        from hierfl.plots.effects import new_axes
+        from hierfl.plots.profiles import client_ranks
+
+        return client_ranks(new_axes(ax, lines=min(len(self.frame), NAMED)), self.frame)
+
+    def plot_funnel(self, ax: Axes | None = None) -> Axes:
+        """Draw standardised ratios over expected events, with 95 % and 99.8 % limits.
+
+        Args:
+            ax: axes to draw on. Default None: new ones.
+
+        Raises:
+            ValueError: the response has no standardised ratio.
+        """
+        from hierfl.plots.effects import new_axes
+        from hierfl.plots.profiles import funnel
+
+        if "smr" not in self.frame:
+            raise ValueError(
+                f"there is no standardised ratio to draw: it is for responses that are {' or '.join(COUNTED)}; "
+                f"use plot_ranks()"
+            )
+        return funnel(new_axes(ax), self.frame, funnel_curves(self.frame["expected"], self.rate))
+
+
+@one_at_a_time
+def profile(
+    fit: Snapshot,
+    column: str = "Intercept",
+    *,
+    best: Literal["low", "high"] = "low",
+    draws: int = 1000,
+    seed: int = 0,
+) -> Profile:
+    """Return each client's own effect, its rank, and its standardised ratio.
+
+    The effect is how far the client's own coefficients move the linear predictor of a typical row (numbers at
+    their means, categories at their reference levels) from that of the average client with the same columns and the
+    same groups above it. Ranks need draws alone.
+
+    The standardised ratio needs rows. Each client returns its number of events and trials, and at each draw the
+    sum of what its rows expect under the average client (all its own deviations zero) and under its own. These are
+    sums over its rows; where they are few, its number of events tells much about each (docs/privacy.md). Sampling
+    limits take the expected events as known, at their posterior mean; the ratio of the model has their uncertainty.
+
+    Args:
+        fit: of a `hierfl.formula` with groups by client.
+        column: "Intercept": the effect on a typical row; or a column of the clients' own coefficients: how far its
+            coefficient lies from the common one.
+        best: "low" where low effects are good, such as of mortality; "high" where high ones are.
+        draws: S, of the posterior.
+        seed: of the draws.
+
+    Raises:
+        TypeError: the fit is of another model.
+        KeyError: clients have no coefficient of that column.
+        ValueError: the formula has no groups by client; or `best` is another word.
+    """
+    if best not in ("low", "high"):
+        raise ValueError(f"best is {best!r}: it must be 'low' or 'high'")
+    return profiled(drawn(fit, "profile", draws=draws, seed=seed), column, best=best)
+
+
+def profiled(
+    found: Drawn, column: str = "Intercept", *, best: Literal["low", "high"] = "low"
+) -> Profile:
+    """Return profiles at draws that are given; the arguments are those of `profile`."""
+    effects = own_effects(found, column)
+    frame = pd.DataFrame({"client": list(found.clients)})
+    numbers = statistics(effects)
+    frame["effect"] = numbers.pop("mean")
+    frame = frame.assign(**{f"effect_{name}": value for name, value in numbers.items()})
+    frame = frame.assign(**_ranked(effects if best == "low" else -effects))
+    rate, note = None, ""
+    if column == "Intercept" and found.family.name in COUNTED:
+        frame, rate = _with_ratios(found, frame)
+        note = "smr is observed / expected under the average client; ratio is predicted / expected."
+    what = (
+        "own effect on a typical row" if column == "Intercept" else f"own coefficient of {column}"
+    )
+    return Profile(f"Clients' {what}, 90 % intervals", best, frame, rate, note)
+
+
+def own_effects(found: Drawn, column: str) -> Tensor:
+    """Return how far each client lies from the average one at each draw, (S, N).
+
+    Args:
+        found: the coefficients.
+        column: as in `profile`.
+
+    Raises:
+        KeyError, ValueError: as `profile`.
+    """
+    terms = found.layout.at("clients")
+    if not terms:
+        raise ValueError(
+            f"the formula has no groups by client, so that clients do not differ: add "
+            f"(1 | {found.formula.clients})"
+        )
+    if found.outputs > 1:
+        raise ValueError(
+            f"a response of {found.family.name} has {found.outputs} effects a client: profile one level as a "
+            f"bernoulli response"
+        )
+    known = [name for term in terms for name in term.columns]
+    if column != "Intercept" and column not in known:
+        raise KeyError(
+            f"clients have no own coefficient of '{column}': they have {', '.join(known)}"
+        )
+    rows = typical(found.formula, None, {})
+    parts = []
+    for client in range(len(found.clients)):
+        effect = torch.zeros(found.count, dtype=torch.float64)
+        for term in terms:
+            own = found.of_client(term, client)[..., 0]
+            if column == "Intercept":
+                effect = effect + own @ rows.groups[term.site][0]
+            elif column in term.columns:
+                effect = effect + own[:, term.columns.index(column)]
+        parts.append(effect)
+    return torch.stack(parts, 1)
+
+
+def _ranked(effects: Tensor) -> dict[str, Any]:
+    """Return mean ranks, their intervals, and the probabilities of the first and the last; rank 1 is the lowest."""
+    ranks = effects.argsort(1).argsort(1).double() + 1.0
+    low, high = np.quantile(ranks.numpy(), [LOW, HIGH], axis=0, method="inverted_cdf")
+    return {
+        "rank": ranks.mean(0).numpy(),
+        "rank_low": low.astype(int),
+        "rank_high": high.astype(int),
+        "p_best": (ranks == 1.0).double().mean(0).numpy(),
+        "p_worst": (ranks == effects.shape[1]).double().mean(0).numpy(),
+    }
+
+
+def _with_ratios(found: Drawn, frame: pd.DataFrame) -> tuple[pd.DataFrame, float | None]:
+    """Add observed and expected events and their ratios; return the expected rate a trial too."""
+    records = []
+    events = trials = 0.0
+    for client in range(len(found.clients)):
+        observed, size, expected, predicted = sums_of_client(found, client)
+        mean = float(expected.mean())
+        bounded = found.family.name != "poisson"
+        low, high = ratio_interval(observed, mean, size if bounded else None)
+        shrunk = {n: v[0] for n, v in statistics((predicted / expected)[:, None]).items()}
+        records.append(
+            {
+                "observed": observed,
+                "expected": mean,
+                "smr": observed / mean,
+                "smr_low": low,
+                "smr_high": high,
+                "ratio": shrunk["mean"],
+                "ratio_low": shrunk["low"],
+                "ratio_high": shrunk["high"],
+            }
+        )
+        events, trials = events + mean, trials + size
+    rate = None if found.family.name == "poisson" else events / trials
+    table = pd.DataFrame(records)
+    table["funnel"] = [beyond(row.observed, row.expected, rate) for row in table.itertuples()]
+    return pd.concat([frame, table], axis=1), rate
+
+
+def sums_of_client(found: Drawn, client: int) -> tuple[float, float, Tensor, Tensor]:
+    """Return what a client returns for its standardised ratio.
+
+    Args:
+        found: the coefficients.
+        client: its position.
+
+    Returns:
+        Its events; its trials, or rows; and at each draw, (S,), the events that its rows expect under the average
+        client, and under its own coefficients.
+    """
+    rows = rows_of_client(found.formula, found.data, client)
+    # deviations of groups within the client are its own too, and those of groups above it are not
+    expected = torch.zeros(found.count, dtype=torch.float64)
+    predicted = torch.zeros(found.count, dtype=torch.float64)
+    for some in in_turn(rows, found.count):
+        for who, total in ((None, expected), (client, predicted)):
+            mean = mean_response(found, predictor(found, some, who), some)
+            total += mean @ some.weights
+    trials = rows.fields.get("trials", torch.ones_like(rows.weights))
+    observed = float((rows.weights * rows.fields["y"]).sum())
+    return observed, float((rows.weights * trials).sum()), expected, predicted

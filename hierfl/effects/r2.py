@@ -1,0 +1,103 @@
+"""Bayesian R2: the share of the responses' variance that the model explains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
+from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.intervals import statistics
+from hierfl.effects.marginal_means import in_turn
+from hierfl.effects.predictor import distribution, mean_response, predictor
+from hierfl.effects.rows import rows_of_client
+from hierfl.posterior.snapshot import Snapshot
+
+
+def _shown(found: R2) -> Shown:
+    return Shown(found.title, found.frame, "low and high are the ends of the 90 % interval.")
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class R2:
+    """The share of the responses' variance that the model explains.
+
+    Args:
+        title: what is explained.
+        frame: the rows `conditional`, by common columns and groups, and `marginal`, by common columns alone; the
+            columns `mean`, `sd`, `low` and `high`, the ends of the 90 % interval.
+    """
+
+    title: str
+    frame: pd.DataFrame
+
+
+@one_at_a_time
+def r2(fit: Snapshot, *, draws: int = 1000, seed: int = 0) -> R2:
+    """Return the Bayesian R2 of a formula, conditional on groups and marginal.
+
+        conditional = var(mu) / (var(mu) + mean(v)),    marginal = var(mu_0) / (var(mu) + mean(v))
+
+    At each draw mu is the expected response of each row, mu_0 that with all groups' deviations zero, and v the
+    variance of the response given mu; variances and means are over the rows of all clients. v comes from the model,
+    as in Gelman et al. 2019, American Statistician 73:307, section 3; the common denominator is that of Nakagawa and
+    Schielzeth 2013, Methods in Ecology and Evolution 4:133.
+
+    Each client returns six sums over its rows at each draw.
+
+    Args:
+        fit: of a `hierfl.formula`, with the clients' rows.
+        draws: S, of the posterior.
+        seed: of the draws.
+
+    Raises:
+        TypeError: the fit is of another model.
+        ValueError: the response is in categories, which have no variance.
+        RowsNotSaved: the rows were not saved with the fit.
+    """
+    return explained(drawn(fit, "r2", draws=draws, seed=seed))
+
+
+def explained(found: Drawn) -> R2:
+    """Return the R2 at draws that are given, as `r2`."""
+    if found.family.kind in ("category", "ordered"):
+        raise ValueError(
+            f"a response of {found.family.name} is in categories, which have no variance: take fit.icc(), or score "
+            f"its predictions, fit.predict(rows).scores()"
+        )
+    total = torch.zeros(6, found.count, dtype=torch.float64)
+    for client in range(len(found.clients)):
+        total = total + sums_of_client(found, client)
+    rows, mu, mu_square, plain, plain_square, noise = total
+    fitted = mu_square / rows - (mu / rows) ** 2
+    common = plain_square / rows - (plain / rows) ** 2
+    both = torch.stack([fitted, common], 1) / (fitted + noise / rows)[:, None]
+    frame = pd.DataFrame(statistics(both), index=["conditional", "marginal"])
+    response = found.formula.declared.parts.response
+    return R2(f"Share of the variance of {response} that is explained", frame)
+
+
+def sums_of_client(found: Drawn, client: int) -> Tensor:
+    """Return what a client returns, six sums over its rows at each draw, (6, S).
+
+    They are the rows; mu and its square; mu_0 and its square; and the variance of the response.
+
+    Args:
+        found: the coefficients.
+        client: its position.
+    """
+    total = torch.zeros(6, found.count, dtype=torch.float64)
+    for some in in_turn(rows_of_client(found.formula, found.data, client), found.count):
+        eta = predictor(found, some, client)
+        mu = mean_response(found, eta, some)
+        plain = mean_response(found, predictor(found, replace(some, codes={}), None), some)
+        # a Student t with nu <= 2 has an infinite variance, and torch's is nan where nu <= 1
+        noise = distribution(found, eta, some).variance.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        each = torch.stack([torch.ones_like(mu), mu, mu**2, plain, plain**2, noise])
+        total = total + (each * some.weights).sum(-1)
+    return total

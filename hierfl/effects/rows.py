@@ -1,0 +1,246 @@
+"""Rows of a formula: made up at typical values, or those of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hierfl.data.clients import ClientData
+from hierfl.formulas.columns import Column, prepared
+from hierfl.formulas.design import Design
+from hierfl.formulas.formula import Formula
+from hierfl.formulas.layout import INTERCEPT, GroupTerm
+from hierfl.formulas.source import columns_field, index_of
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The columns of n rows, as the predictor multiplies them; float64.
+
+    Args:
+        common: (n, P), every common column.
+        offset: (n,).
+        groups: site of a term with a bar -> its columns, (n, q), Intercept first where it has one.
+        codes: site of such a term -> the number of each row's group, (n,) int64, where it is known.
+        fields: "y", "trials" and "weights" -> (n,), of a client's rows that have them.
+    """
+
+    common: Tensor
+    offset: Tensor
+    groups: Mapping[str, Tensor]
+    codes: Mapping[str, Tensor] = field(default_factory=dict)
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """The number n of rows."""
+        return len(self.offset)
+
+    @property
+    def weights(self) -> Tensor:
+        """How many times each row counts, (n,)."""
+        return self.fields.get("weights", torch.ones(self.count, dtype=torch.float64))
+
+
+# ------------------------------------------------------------------------------------------ rows that are made up
+def predictors(formula: Formula) -> dict[str, Column]:
+    """Return the columns that the terms read, and what was agreed of each: no response, no additions."""
+    declared = formula.declared
+    left = {declared.parts.response, *declared.parts.additions.values()}
+    known = formula.agreed.columns
+    return {name: known[name] for name in declared.columns if name not in left}
+
+
+def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any]]) -> Rows:
+    """Return rows at typical values: numbers at their means, categories at their reference levels.
+
+    Args:
+        formula: with its schema.
+        at: column -> another value; or a group above the clients or at several of them -> its name.
+        grid: column -> n values, one a row.
+
+    Raises:
+        KeyError: a column is none that the formula reads.
+        TypeError, ValueError: a value is no number, or no level; or a term is not finite, such as the log of 0.
+    """
+    columns = predictors(formula)
+    count = len(next(iter(grid.values()))) if grid else 1
+    of_groups = {
+        term.group.name: term
+        for term in formula.layout.groups
+        if term.place in ("above", "crossed")
+    }
+    given = dict(at or {})
+    _check_names(formula, given, columns, of_groups)
+    frame: dict[str, Any] = {}
+    for name, column in columns.items():
+        if name in grid:
+            values = [checked(name, column, value) for value in grid[name]]
+        elif name in given:
+            values = [checked(name, column, given[name])] * count
+        else:
+            values = [column.levels[0] if column.kind == "category" else column.mean] * count
+        frame[name] = values
+    codes = {
+        term.site: torch.full((count,), _code(term, given[name]))
+        for name, term in of_groups.items()
+        if name in given
+    }
+    made = pd.DataFrame(frame, index=range(count))
+    try:
+        return evaluated(formula, prepared(made, columns, ""), "", codes)
+    except ValueError as error:
+        where = {name: values for name, values in grid.items() if columns[name].kind == "number"}
+        ends = ", ".join(f"{name} from {min(v):.4g} to {max(v):.4g}" for name, v in where.items())
+        raise ValueError(
+            f"a term is not finite at typical values{ends and f', with {ends}'} ({str(error).split(' in row')[0]}): "
+            f"give other values, by grid=, values= or at="
+        ) from error
+
+
+def _check_names(
+    formula: Formula, at: Values, columns: Mapping[str, Column], groups: Mapping[str, GroupTerm]
+) -> None:
+    for name in at:
+        if name == formula.clients and name not in columns:
+            raise KeyError(f"at has '{name}', which names the clients: choose one by client=")
+        if name not in columns and name not in groups:
+            raise KeyError(
+                f"at has '{name}', which the formula does not read: it reads "
+                f"{', '.join([*columns, *groups]) or 'no columns'}"
+            )
+
+
+def checked(name: str, column: Column, value: Any) -> Any:
+    """Return a value of a column: a finite number, or the name of a level.
+
+    Args:
+        name: of the column.
+        column: what was agreed of it.
+        value: as a user passes it.
+
+    Raises:
+        TypeError: a number is wanted, and it is none.
+        ValueError: it is not finite, or none of the levels.
+    """
+    if column.kind == "category":
+        text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        if text not in column.levels:
+            raise ValueError(
+                f"'{name}' has no level {text!r}: its levels are {', '.join(column.levels)}"
+            )
+        return text
+    if not isinstance(value, Real):
+        raise TypeError(f"'{name}' is {value!r}, and the column holds numbers: give a number")
+    number = float(value)
+    if not np.isfinite(number):
+        raise ValueError(f"'{name}' is {number}: give a finite number")
+    return number
+
+
+def _code(term: GroupTerm, value: Any) -> int:
+    if str(value) not in term.levels:
+        raise ValueError(
+            f"'{term.group.name}' has no group {str(value)!r}: its groups are {', '.join(term.levels[:8])}"
+        )
+    return term.levels.index(str(value))
+
+
+def evaluated(
+    formula: Formula, ready: pd.DataFrame, client: str, codes: Mapping[str, Tensor]
+) -> Rows:
+    """Return rows from columns, as `hierfl.formulas.columns.prepared` returns these.
+
+    Args:
+        formula: with its schema.
+        ready: n rows.
+        client: whose they are, for messages.
+        codes: as in `Rows`.
+
+    Raises:
+        ValueError: a term is not finite in some row.
+    """
+    found = formula.layout
+    common, offset = found.common.evaluate(ready, client)
+    groups = {term.site: _of_term(term, ready, client) for term in found.groups}
+    return Rows(torch.as_tensor(common), torch.as_tensor(offset), groups, codes)
+
+
+def _of_term(term: GroupTerm, ready: pd.DataFrame, client: str) -> Tensor:
+    design: Design = term.design
+    matrix, _ = design.evaluate(ready, client)
+    if INTERCEPT in term.columns:
+        matrix = np.concatenate([np.ones((len(ready), 1)), matrix], axis=1)
+    return torch.as_tensor(matrix)
+
+
+# ------------------------------------------------------------------------------------------ a client's rows
+def rows_of_client(formula: Formula, data: ClientData, client: int) -> Rows:
+    """Return the rows of one client, from the fields that its program reads.
+
+    Args:
+        formula: with its schema.
+        data: the clients' rows, from `Formula.data`.
+        client: its position.
+
+    Raises:
+        RowsNotSaved: the rows were not saved with the fit.
+    """
+    place = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
+    count, found = place.stop - place.start, formula.layout
+    fields = {name: value[place] for name, value in data.fields.items()}
+    above = {name: value[client] for name, value in data.client_fields.items()}
+    ones = torch.ones(count, 1, dtype=torch.float64)
+    groups = {
+        term.site: ones if term.is_single else fields[columns_field(term)].double()
+        for term in found.groups
+        if term.place != "above"
+    }
+    columns: dict[str, Tensor] = {INTERCEPT: ones[:, 0]}
+    for j, name in enumerate(found.read):
+        columns[name] = fields["x"][:, j].double()
+    for j, name in enumerate(found.above):
+        columns[name] = above["above"][j].double().expand(count)
+    for name, term in found.own.items():
+        columns[name] = groups[term.site][:, term.columns.index(name)]
+    codes = {}
+    for term in found.groups:
+        if term.place == "above":
+            groups[term.site] = _columns_above(term, columns, fields.get(columns_field(term)))
+            codes[term.site] = above[index_of(term)].long().expand(count)
+        elif term.place != "clients":
+            codes[term.site] = fields[index_of(term)].long()
+    common = [columns[name] for name in found.common.columns]
+    return Rows(
+        torch.stack(common, 1) if common else ones[:, :0],
+        fields["offset"].double() if "offset" in fields else torch.zeros_like(ones[:, 0]),
+        groups,
+        codes,
+        {n: fields[n].double() for n in ("y", "trials", "weights") if n in fields},
+    )
+
+
+def _columns_above(term: GroupTerm, known: Mapping[str, Tensor], left: Tensor | None) -> Tensor:
+    """Return the columns of a term above the clients, (n, q).
+
+    A column that the clients' own coefficients take up is zero, or absent, in the term's own field.
+
+    Args:
+        term: with groups above the clients.
+        known: columns of other terms.
+        left: the term's own field; None: there is none.
+    """
+    found = [
+        known[name] if name in known or left is None else left[:, j].double()
+        for j, name in enumerate(term.columns)
+    ]
+    return torch.stack(found, 1)

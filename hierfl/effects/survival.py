@@ -1,0 +1,140 @@
+"""Survival curves of a formula's times: by client, for a new client and for the average one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.tables import Shown, shown_as
+from hierfl.effects.conditional import fixed
+from hierfl.effects.drawn import Drawn, drawn
+from hierfl.effects.intervals import statistics
+from hierfl.effects.predictor import EACH, asked, distribution, predictor
+from hierfl.effects.rows import typical
+from hierfl.models.families.survival import hazards
+from hierfl.posterior.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+POINTS = 50  # of the default times
+
+
+def _shown(found: Survival) -> Shown:
+    return Shown(found.title, found.frame, "low and high are the ends of the 90 % interval.")
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class Survival:
+    """The probability that a time is beyond t.
+
+    Args:
+        title: whose times, and where the columns are.
+        response: the column of the times.
+        frame: one row for each client and time: `client` ("" for the average client, "new" for a new one),
+            `time`, `mean`, `sd`, `low` and `high`, the ends of the 90 % interval.
+    """
+
+    title: str
+    response: str
+    frame: pd.DataFrame
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the curves with bands.
+
+        Args:
+            ax: axes to draw on. Default None: new ones.
+        """
+        from hierfl.plots.effects import conditional_effect, new_axes
+
+        found = conditional_effect(new_axes(ax), self.frame, "time", label="share beyond")
+        found.set(xlabel=self.response, ylim=(0.0, 1.02))
+        return found
+
+
+@one_at_a_time
+def survival(
+    fit: Snapshot,
+    *,
+    at: Mapping[str, Any] | None = None,
+    times: Sequence[float] | None = None,
+    client: str | Sequence[str] | None = EACH,
+    draws: int = 1000,
+    seed: int = 0,
+) -> Survival:
+    """Return survival curves of a row at typical values, from time 0 on.
+
+        S(t) = P(T > t) = exp(-H(t)),    H the cumulative hazard
+
+    No rows are read. Of a new client the mean curve is that of a person of an unknown client.
+
+    Args:
+        fit: of a `hierfl.formula` for times: exponential, weibull, lognormal or piecewise_exponential.
+        at: column -> value, as in `hierfl.effects.conditional.effects`.
+        times: 0 or later, in the unit of the response. Default None: 50 times up to twice the mean of the response,
+            censored times included.
+        client: as in `effects`. Default "each": every client, and a new one.
+        draws: S, of the posterior.
+        seed: of the draws.
+
+    Raises:
+        TypeError: the fit is of another model.
+        KeyError: the formula reads no such column; or a client was not fitted.
+        ValueError: the response is no time; or a time is below 0 or not finite.
+    """
+    found = drawn(fit, "survival", draws=draws, seed=seed)
+    return survived(found, at=at, times=times, client=client, seed=seed)
+
+
+def survived(
+    found: Drawn,
+    *,
+    at: Mapping[str, Any] | None = None,
+    times: Sequence[float] | None = None,
+    client: Any = EACH,
+    seed: int = 0,
+) -> Survival:
+    """Return survival curves at draws that are given; the arguments are those of `survival`."""
+    if found.family.kind != "time":
+        raise ValueError(
+            f"the response is {found.family.name}, no time: survival curves are for exponential, weibull, lognormal "
+            f"and piecewise_exponential"
+        )
+    when = _checked(found, times)
+    rows = typical(found.formula, at, {})
+    parts = []
+    for name, who in asked(found, client):
+        eta = predictor(found, rows, who, seed=seed).expand(-1, len(when))
+        hazard: Tensor = hazards(distribution(found, eta)).cumulative_hazard(when.expand_as(eta))
+        columns = {"client": name, "time": when.numpy(), **statistics(torch.exp(-hazard))}
+        parts.append(pd.DataFrame(columns))
+    response = found.formula.declared.parts.response
+    return Survival(
+        title=f"{response}: share beyond{fixed(found.formula, {}, at)}",
+        response=response,
+        frame=pd.concat(parts, ignore_index=True),
+    )
+
+
+def _checked(found: Drawn, times: Sequence[float] | None) -> Tensor:
+    """Return the times, float64.
+
+    Raises:
+        ValueError: one is below 0 or not finite, or there are none.
+    """
+    if times is None:
+        return torch.linspace(0.0, 2.0 * found.response.mean, POINTS, dtype=torch.float64)
+    values = np.asarray(times, dtype=np.float64).reshape(-1)
+    if not len(values) or not (np.isfinite(values) & (values >= 0.0)).all():
+        raise ValueError(
+            f"times are {list(times)}: give one or more that are finite and 0 or later"
+        )
+    return torch.as_tensor(values)

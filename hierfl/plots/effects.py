@@ -1,0 +1,130 @@
+"""Plots of what a fitted formula says: effects, ranks of clients, funnels and survival curves."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from hierfl.plots.style import COLOURS, MARKERS, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BANDS = 6  # most lines that have a band and a colour each
+
+
+def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
+    """Return axes, new ones of a figure of their own where none are given.
+
+    Args:
+        ax: axes, or None.
+        lines: names along the y axis, for which there is to be room. Default 0.
+    """
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot  # only here: it chooses a way to show figures
+
+    made: Axes = pyplot.subplots(figsize=(5.8, max(3.4, 0.5 + 0.2 * lines)), layout="constrained")[
+        1
+    ]
+    return made
+
+
+def conditional_effect(
+    ax: Axes, frame: pd.DataFrame, variable: str, *, by: str | None = None, label: str = ""
+) -> Axes:
+    """Draw a conditional effect: lines with 90 % bands along a number, points with intervals at levels.
+
+    Args:
+        ax: axes to draw on.
+        frame: of `hierfl.effects.conditional.Effects`.
+        variable: the column along the x axis.
+        by: the column whose values are drawn apart. Default None.
+        label: of the y axis.
+
+    Returns:
+        `ax`.
+    """
+    lines = _lines(frame, by)
+    levels = None
+    if frame[variable].dtype.kind not in "iuf":
+        levels = list(dict.fromkeys(frame[variable]))
+    for k, (name, part) in enumerate(lines):
+        style: dict[str, Any] = {
+            "color": COLOURS[k % len(COLOURS)] if len(lines) <= BANDS else COLOURS[0],
+            "label": name or None,
+        }
+        if "new client" in name:
+            style |= {"color": "0.45", "linestyle": "--" if levels is None else ""}
+        if levels is None:
+            _band(
+                ax,
+                part[variable].to_numpy(),
+                part,
+                style,
+                filled=len(lines) <= BANDS or "new" in name,
+            )
+        else:
+            x = np.array([levels.index(value) for value in part[variable]], dtype=float)
+            shift = 0.0 if len(lines) == 1 else 0.5 * (k / (len(lines) - 1) - 0.5)
+            _points(ax, x + shift, part, style, MARKERS[k % len(MARKERS)])
+    if levels is not None:
+        ax.set_xticks(range(len(levels)), levels)
+        ax.set_xlim(-0.6, len(levels) - 0.4)
+    ax.set(xlabel=variable, ylabel=label)
+    return _with_legend(ax)
+
+
+def _lines(frame: pd.DataFrame, by: str | None) -> list[tuple[str, pd.DataFrame]]:
+    """Return the name and the rows of each line."""
+    apart = [name for name in ("client", by, "level") if name is not None and name in frame]
+    found = []
+    for values in product(*(list(dict.fromkeys(frame[name])) for name in apart)):
+        part = frame
+        words = []
+        for name, value in zip(apart, values, strict=True):
+            part = part[part[name] == value]
+            if name == "client":
+                words += ["new client" if value == "new" else str(value)] if value else []
+            else:
+                shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+                words.append(f"{name} {shown}" if name == by else shown)
+        if len(part):
+            found.append((", ".join(words), part))
+    return found
+
+
+def _band(
+    ax: Axes, x: Any, part: pd.DataFrame, style: dict[str, Any], *, filled: bool = True
+) -> None:
+    """Draw a line, with its band where there is room for it."""
+    if filled:
+        low, high = part["low"].to_numpy(), part["high"].to_numpy()
+        ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0.0, zorder=1)
+    ax.plot(x, part["mean"].to_numpy(), linewidth=1.6 if filled else 0.8, zorder=3, **style)
+
+
+def _points(ax: Axes, x: Any, part: pd.DataFrame, style: dict[str, Any], marker: str) -> None:
+    ax.vlines(x, part["low"], part["high"], color=style["color"], linewidth=1.2, zorder=2)
+    style = {**style, "linestyle": "", "marker": marker, "markersize": 5}
+    ax.plot(x, part["mean"].to_numpy(), **style)
+
+
+def _with_legend(ax: Axes) -> Axes:
+    """Put a legend on axes whose lines have names."""
+    handles, names = ax.get_legend_handles_labels()
+    if names and len(names) <= 2 * BANDS:
+        # beside the axes, since bands may fill them
+        ax.legend(
+            handles,
+            names,
+            frameon=False,
+            fontsize=8,
+            loc="upper left",
+            bbox_to_anchor=(1.0, 1.0),
+            borderaxespad=0.3,
+        )
+    return plain(ax)

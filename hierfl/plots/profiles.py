@@ -1,0 +1,81 @@
+"""Plots of profiles of clients: effects in the order of their ranks, and funnels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from hierfl.plots.clients import NAMED
+from hierfl.plots.style import COLOURS, GREY, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
+    """Draw clients' effects with 90 % intervals in the order of their mean ranks, with the intervals of the ranks.
+
+    Args:
+        ax: axes to draw on.
+        frame: of `hierfl.effects.profile.Profile`. Up to 40 clients are named.
+
+    Returns:
+        `ax`.
+    """
+    some = frame.sort_values("rank", ignore_index=True)
+    at = np.arange(len(some), dtype=float)
+    ax.hlines(at, some["effect_low"], some["effect_high"], color=COLOURS[0], linewidth=1.2)
+    ax.plot(some["effect"], at, "o", color=COLOURS[0], markersize=4.5)
+    ax.axvline(0.0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    if len(some) <= NAMED:
+        names = [f"{row.client}  ({row.rank_low} to {row.rank_high})" for row in some.itertuples()]
+        ax.set_yticks(at, names)
+        ax.tick_params(axis="y", length=0)
+    ax.set_ylim(len(some) - 0.4, -0.6)
+    ax.set(xlabel="own effect, linear predictor", ylabel="client (90 % interval of its rank)")
+    return plain(ax)
+
+
+def funnel(ax: Axes, frame: pd.DataFrame, curves: pd.DataFrame) -> Axes:
+    """Draw standardised ratios over expected events, within the limits of sampling alone.
+
+    Clients beyond the inner limits are named.
+
+    Args:
+        ax: axes to draw on.
+        frame: of `hierfl.effects.profile.Profile`.
+        curves: of `hierfl.effects.funnel.funnel_curves`.
+
+    Returns:
+        `ax`.
+    """
+    styles = ("--", "-")
+    for style, (name, part) in zip(styles, curves.groupby("limits", sort=False), strict=True):
+        for side in ("low", "high"):
+            label = f"{name} limits" if side == "low" else None
+            ax.plot(
+                part["expected"],
+                part[side],
+                style,
+                color=GREY,
+                linewidth=0.9,
+                label=label,
+                zorder=1,
+            )
+    ax.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    ax.plot(frame["expected"], frame["smr"], "o", color=COLOURS[0], markersize=5, zorder=3)
+    for row in frame.itertuples():
+        if row.funnel != "inside":
+            ax.annotate(
+                str(row.client),
+                (float(row.expected), float(row.smr)),
+                xytext=(5, 3),
+                textcoords="offset points",
+                fontsize=8,
+            )
+    highest = float(max(frame["smr"].max(), curves["high"][curves["limits"] == "95 %"].max()))
+    ax.set(xlabel="expected events", ylabel="observed / expected", ylim=(0.0, 1.1 * highest))
+    ax.legend(frameon=False, fontsize=8)
+    return plain(ax)

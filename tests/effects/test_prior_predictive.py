@@ -1,0 +1,58 @@
+"""The prior predictive distribution has the moments of the prior, before any fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl.effects.prior_predictive import prior_predictive
+from tests.effects.made import frame
+from tests.programs import federation, means
+
+
+def test_a_formula_has_the_moments_of_its_prior() -> None:
+    """Var y = 1 (Intercept) + 4 (sites) + dose^2 (slope) + 0.25 (rows)."""
+    priors = {
+        "Intercept": dist.Normal(5.0, 1.0),
+        "dose": dist.Normal(0.0, 1.0),
+        "sd_site": dist.LogNormal(float(np.log(2.0)), 1e-3),
+        "sigma": dist.LogNormal(float(np.log(0.5)), 1e-3),
+    }
+    rows = frame()
+    made = hierfl.formula("y ~ dose + (1 | site)", clients="site", priors=priors)
+    found = prior_predictive(made, rows, draws=3000)
+    drawn = found["prior_predictive"]["y"].values[0]
+    dose = torch.cat([made.on(rows).data(rows).fields["x"][:, 0]]).numpy() - rows["dose"].mean()
+    np.testing.assert_allclose(drawn.mean(0), 5.0, atol=0.25)
+    np.testing.assert_allclose(drawn.var(0), 5.25 + dose**2, rtol=0.15)
+    np.testing.assert_allclose(found["prior"]["Intercept"].values.std(), 1.0, rtol=0.06)
+    assert found["prior"]["site"].dims == ("chain", "draw", "client")
+    np.testing.assert_allclose(found["observed_data"]["y"], made.on(rows).data(rows).fields["y"])
+    assert found["prior"].attrs["method"] == "prior"
+
+
+def test_a_program_with_client_data_is_drawn_from_alike() -> None:
+    found = prior_predictive(means, federation(), draws=50, seed=3)
+    again = prior_predictive(means, federation(), draws=50, seed=3)
+    for group in ("prior", "prior_predictive"):
+        assert found[group].equals(again[group])
+
+
+def test_what_has_no_prior_is_refused_by_name() -> None:
+    def learns(batch: hierfl.ClientBatch) -> None:
+        loc = pyro.param("loc", lambda: torch.tensor(0.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(loc, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+
+    with pytest.raises(hierfl.ProgramError, match="param 'loc' of the model has no prior"):
+        prior_predictive(learns, federation(), draws=5)
+    with pytest.raises(TypeError, match="model is a Method"):
+        prior_predictive(hierfl.methods.two_stage(means), federation(), draws=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="data is a DataFrame"):
+        prior_predictive(means, frame(), draws=5)

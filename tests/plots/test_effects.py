@@ -1,0 +1,74 @@
+"""Plots of effects show the numbers of their frames."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from hierfl.plots.effects import conditional_effect
+from hierfl.plots.profiles import client_ranks
+
+
+def axes() -> Axes:
+    return Figure().subplots()
+
+
+def table(clients: list[str], values: list[float] | list[str]) -> pd.DataFrame:
+    parts = []
+    for k, client in enumerate(clients):
+        mean = k + np.arange(len(values), dtype=float)
+        part = {"x": values, "client": client, "mean": mean, "low": mean - 1.0, "high": mean + 1.0}
+        parts.append(pd.DataFrame(part))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_numbers_are_lines_with_bands() -> None:
+    ax = conditional_effect(axes(), table(["a", "new"], [0.0, 1.0, 2.0]), "x", label="y")
+    one, new = ax.get_lines()
+    np.testing.assert_allclose(np.asarray(one.get_ydata()), [0.0, 1.0, 2.0])
+    np.testing.assert_allclose(np.asarray(new.get_ydata()), [1.0, 2.0, 3.0])
+    assert [str(line.get_label()) for line in (one, new)] == ["a", "new client"]
+    band = ax.collections[1].get_paths()[0].vertices
+    assert (np.asarray(band)[:, 1].min(), np.asarray(band)[:, 1].max()) == (0.0, 4.0)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("x", "y")
+
+
+def test_levels_are_points_side_by_side() -> None:
+    ax = conditional_effect(axes(), table(["a", "b"], ["f", "m"]), "x")
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["f", "m"]
+    first, second = (np.asarray(line.get_xdata(), dtype=float) for line in ax.get_lines())
+    np.testing.assert_allclose(first, [-0.25, 0.75])
+    np.testing.assert_allclose(second, [0.25, 1.25])
+
+
+def test_many_clients_are_thin_lines_without_bands() -> None:
+    names = [f"c{k}" for k in range(20)]
+    ax = conditional_effect(axes(), table([*names, "new"], [0.0, 1.0]), "x")
+    assert len(ax.get_lines()) == 21 and len(ax.collections) == 1
+    assert ax.get_legend() is None
+
+
+@pytest.mark.parametrize(("count", "named"), [(5, True), (60, False)])
+def test_ranks_name_clients_while_there_is_room(count: int, named: bool) -> None:
+    at = np.arange(count, dtype=float)
+    frame = pd.DataFrame(
+        {
+            "client": [f"c{k}" for k in range(count)],
+            "effect": at,
+            "effect_low": at - 1.0,
+            "effect_high": at + 1.0,
+            "rank": at[::-1] + 1.0,
+            "rank_low": 1,
+            "rank_high": count,
+        }
+    )
+    ax = client_ranks(axes(), frame)
+    (bars,) = [c for c in ax.collections if isinstance(c, LineCollection)][:1]
+    np.testing.assert_allclose(bars.get_segments()[0][:, 0], [count - 2.0, float(count)])
+    assert (
+        f"c{count - 1}  (1 to {count})" in [t.get_text() for t in ax.get_yticklabels()]
+    ) is named
