@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--chains", type=int, default=2)
+    parser.add_argument("--apart", nargs="*", default=[], help="sites that are sampled non-centred")
     args = parser.parse_args()
     import jax
     import numpyro
@@ -36,7 +37,7 @@ def main() -> None:
     with np.load(args.rows) as kept:
         rows = dict(kept)
     with open(args.program) as file:
-        model = program(file.read())
+        model = non_centred(program(file.read()), args.apart)
     np.savez(args.out, **sampled(model, rows, args))
 
 
@@ -70,6 +71,38 @@ def sampled(model: Any, rows: dict[str, Any], args: argparse.Namespace) -> dict[
             worst = max(worst, float(np.asarray(split_gelman_rubin(value))[moving].max()))
             fewest = min(fewest, float(effective[moving].min()))
     return found | {"r_hat": worst, "effective": fewest}
+
+
+def non_centred(model: Any, sites: list[str]) -> Any:
+    """Return the program with some Normal sites drawn as standard Normal ones, which leaves its density the same."""
+    import numpyro.distributions as dist
+    from numpyro.handlers import reparam
+    from numpyro.infer.reparam import LocScaleReparam, TransformReparam
+
+    def config(site: dict[str, Any]) -> Any:
+        if site["type"] != "sample" or site["name"] not in sites:
+            return None
+        fn = site["fn"]
+        while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+            fn = fn.base_dist
+        return (
+            TransformReparam()
+            if isinstance(fn, dist.TransformedDistribution)
+            else LocScaleReparam(0)
+        )
+
+    return reparam(model, config=config)
+
+
+def correlated(loc: Any, scale_tril: Any) -> Any:
+    """Return a multivariate Normal distribution as a map of a standard one, so that it can be drawn non-centred."""
+    import numpyro.distributions as dist
+    from jax import numpy as jnp
+
+    shape = jnp.broadcast_shapes(jnp.shape(loc), jnp.shape(scale_tril)[:-1])
+    standard = dist.Normal(0.0, 1.0).expand(shape).to_event(1)
+    place = dist.transforms.LowerCholeskyAffine(jnp.broadcast_to(loc, shape), scale_tril)
+    return dist.TransformedDistribution(standard, place)
 
 
 def batch(rows: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +141,9 @@ def program(text: str) -> Any:
         exp=jnp.exp,
     )
     families = SimpleNamespace(Weibull=weibull, Censored=censored, Binomial=dist.Binomial)
-    scope: dict[str, Any] = {"pyro": numpyro, "dist": dist, "torch": torch, "families": families}
+    named = {name: getattr(dist, name) for name in dir(dist) if name[0].isupper()}
+    priors = SimpleNamespace(**{**named, "MultivariateNormal": correlated})
+    scope: dict[str, Any] = {"pyro": numpyro, "dist": priors, "torch": torch, "families": families}
     body = text[text.index("def model") :]
     mean = "eta - torch.lgamma(1 + 1 / shape)"  # of a log Weibull time; JAX's arrays have no method exp
     exec(body.replace(f"({mean}).exp()", f"torch.exp({mean})"), scope)

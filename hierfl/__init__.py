@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hierfl.data.clients import ClientData
     from hierfl.data.preprocess import Scaling, fill_missing, standardise
     from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
+    from hierfl.effects.prior_predictive import prior_predictive
     from hierfl.engine.chunks import ClientError
     from hierfl.engine.client_store import CheckpointError
     from hierfl.formulas.formula import Formula, formula, schema
@@ -84,6 +85,7 @@ __all__ = [
     "partition",
     "plots",
     "predict_from_prior",
+    "prior_predictive",
     "read",
     "schema",
     "standardise",
@@ -132,6 +134,7 @@ _MODULE_OF = {
     "partition": "hierfl.data.partition",
     "plots": "hierfl.plots",
     "predict_from_prior": "hierfl.posterior.new_clients",
+    "prior_predictive": "hierfl.effects.prior_predictive",
     "read": "hierfl.program.read",
     "schema": "hierfl.formulas.formula",
     "standardise": "hierfl.data.preprocess",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from hierfl.formulas.declaration import Declaration, Missing
 from hierfl.formulas.dims import Dims, dims
 from hierfl.formulas.layout import Layout, layout
 from hierfl.formulas.priors import all_priors
-from hierfl.formulas.rows import client_data
+from hierfl.formulas.rows import Inside, client_data
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import additions_of, source
 from hierfl.models import families
@@ -42,6 +42,8 @@ class Formula:
     priors: Mapping[str, Prior] = field(default_factory=dict)
     missing: Missing = "refuse"
     schema: Schema | None = None
+    # The groups within clients, from the first rows of each client; clients keep them, and records leave them out.
+    _inside: Inside = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def declared(self) -> Declaration:
@@ -116,6 +118,9 @@ class Formula:
     def data(self, frames: Any, *, labelled: bool = True) -> ClientData:
         """Return clients' rows as the program reads them.
 
+        Groups within a client, such as wards, are numbered by its first rows that the formula sees, and keep their
+        numbers.
+
         Args:
             frames: one frame with the column of clients, or {client: frame}.
             labelled: the frames have the response.
@@ -123,7 +128,24 @@ class Formula:
         Raises:
             KeyError, TypeError, ValueError: a column is missing, or a value is not as agreed.
         """
-        return client_data(self.declared, self.agreed, self.layout, frames, labelled=labelled)
+        return client_data(
+            self.declared, self.agreed, self.layout, frames, self._inside, labelled=labelled
+        )
+
+    def check_inside(self, clients: Collection[str]) -> None:
+        """Refuse clients whose groups within them have numbers that are not known any more.
+
+        Raises:
+            ValueError: there are such clients.
+        """
+        for term in self.layout.at("within"):
+            lost = [name for name in clients if (name, term.group.name) not in self._inside]
+            if lost:
+                raise ValueError(
+                    f"which group of '{term.group.name}' of client '{lost[0]}' was which is not known, since the fit "
+                    f"was loaded or made of ClientData: call formula.data(the rows it was fitted to) of "
+                    f"fit.method.model first"
+                )
 
 
 def formula(

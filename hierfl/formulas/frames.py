@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import pandas as pd
 
 from hierfl.data.clients import ClientData
+from hierfl.formulas.columns import by_client
 from hierfl.formulas.formula import Formula
 
 Frames = pd.DataFrame | Mapping[str, pd.DataFrame]
@@ -33,18 +34,21 @@ def of_frames(model: M, data: Any, held_out: Any) -> tuple[M, Any, Any]:
     return ready, rows_of(ready, data), None if held_out is None else rows_of(ready, held_out)
 
 
-def rows_of(model: object, rows: Any) -> Any:
+def rows_of(model: object, rows: Any, fitted: Collection[str] = ()) -> Any:
     """Return rows as a program reads them.
 
     Args:
         model: of a program.
         rows: frames where the model is a formula; `ClientData` and all else is returned as it is.
+        fitted: the clients of the fit, whose groups within them must be known.
 
     Raises:
         KeyError, TypeError, ValueError: as `Formula.data`.
     """
     if not isinstance(model, Formula) or isinstance(rows, ClientData):
         return rows
+    if model.layout.at("within"):
+        model.check_inside([name for name in by_client(rows, model.clients) if name in fitted])
     frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
     response = model.declared.parts.response
     labelled = all(response in getattr(frame, "columns", ()) for frame in frames)

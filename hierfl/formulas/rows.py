@@ -19,12 +19,20 @@ from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import columns_field, index_of, rows_of_above
 
 Fields = dict[str, NDArray[Any]]
+# (client, grouping) -> the names of its groups, in the order of their numbers; it stays with the client
+Inside = dict[tuple[str, str], tuple[str, ...]]
 # brms's words for its codes of censoring
 CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2}
 
 
 def client_data(
-    declared: Declaration, schema: Schema, found: Layout, frames: Any, *, labelled: bool
+    declared: Declaration,
+    schema: Schema,
+    found: Layout,
+    frames: Any,
+    inside: Inside,
+    *,
+    labelled: bool,
 ) -> ClientData:
     """Return the rows of clients as the formula's program reads them.
 
@@ -33,6 +41,7 @@ def client_data(
         schema: that clients agree on.
         found: the formula's layout.
         frames: one frame with the column of clients, or {client: frame}.
+        inside: the groups within clients that are known; groups of other clients are added to it.
         labelled: the frames have the response.
 
     Raises:
@@ -47,7 +56,9 @@ def client_data(
     above: dict[str, Fields] = {}
     for client, frame in by_client(frames, declared.clients).items():
         own = complete(frame, kinds, client, declared.missing)
-        rows[client], above[client] = _of_client(declared, schema, found, own, client, labelled)
+        rows[client], above[client] = _of_client(
+            declared, schema, found, own, client, inside, labelled
+        )
     names = next(iter(above.values()))
     tensors = {
         name: torch.as_tensor(np.stack([fields[name] for fields in above.values()]))
@@ -82,6 +93,7 @@ def _of_client(
     found: Layout,
     frame: pd.DataFrame,
     client: str,
+    inside: Inside,
     labelled: bool,
 ) -> tuple[Fields, Fields]:
     """Return the fields of a client's rows, and those of the client itself."""
@@ -97,7 +109,10 @@ def _of_client(
     if found.common.offsets:
         fields["offset"] = offset
     for term in found.groups:
-        fields.update(_of_group(term, found, schema, ready, frame, client))
+        fields.update(_of_group(term, found, ready, frame, client))
+        if term.place == "within":
+            by = tuple(name for name in term.group.by if name != schema.clients)
+            fields[index_of(term)] = _inside(term, group_names(frame, by, client), client, inside)
     if labelled:
         fields.update(_labels(declared, ready, frame, client))
     else:
@@ -131,7 +146,6 @@ def _check_constant(found: Layout, matrix: Any, place: Mapping[str, int], client
 def _of_group(
     term: GroupTerm,
     found: Layout,
-    schema: Schema,
     ready: pd.DataFrame,
     frame: pd.DataFrame,
     client: str,
@@ -151,17 +165,34 @@ def _of_group(
         fields[columns_field(term)] = matrix
     if term.place == "crossed":
         fields[index_of(term)] = _groups_of(term, frame, client)
-    if term.place == "within":
-        by = tuple(name for name in term.group.by if name != schema.clients)
-        names = group_names(frame, by, client)
-        levels, codes = np.unique(names, return_inverse=True)
-        if len(levels) > term.size:
-            raise ValueError(
-                f"client '{client}' has {len(levels)} groups of '{term.group.name}', and clients have agreed on at "
-                f"most {term.size}: agree on a schema anew"
-            )
-        fields[index_of(term)] = codes.astype(np.int64)
     return fields
+
+
+def _inside(
+    term: GroupTerm, names: NDArray[np.str_], client: str, inside: Inside
+) -> NDArray[np.int64]:
+    """Return the number of each row's group within its client, (n,).
+
+    Raises:
+        ValueError: there are more groups than clients have agreed on, or one that the client did not have before.
+    """
+    known = inside.get((client, term.group.name))
+    if known is None:
+        known = tuple(sorted(set(names.tolist())))
+        if len(known) > term.size:
+            raise ValueError(
+                f"client '{client}' has {len(known)} groups of '{term.group.name}', and clients have agreed on "
+                f"at most {term.size}: agree on a schema anew"
+            )
+        inside[client, term.group.name] = known
+    place = {name: i for i, name in enumerate(known)}
+    odd = [name for name in names.tolist() if name not in place]
+    if odd:
+        raise ValueError(
+            f"client '{client}' has the group '{odd[0]}' of '{term.group.name}' in row "
+            f"{names.tolist().index(odd[0])}, which it did not have when it was fitted: leave the row out"
+        )
+    return np.array([place[name] for name in names.tolist()], dtype=np.int64)
 
 
 def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.int64]:

@@ -92,7 +92,7 @@ class Fit:
 
     def _rows(self, rows: ClientData | Frames) -> Any:
         """Return rows as the program reads them: frames are for a fit of a `hierfl.formula`."""
-        return rows_of(self.method.model, rows)
+        return rows_of(self.method.model, rows, self.clients)
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
         """Draw the latent sites as tensors: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""

@@ -118,3 +118,34 @@ def test_effects_of_codes_are_read_where_a_client_s_first_rows_have_one_code() -
     names = [s.name for s in reading.program.latents.global_block.sites for _ in range(s.size)]
     assert [names[j] for j in reading.shared.tolist()] == ["effect"] * 4
     assert reading.effects is None
+
+
+def test_groups_within_clients_keep_their_numbers_in_other_rows() -> None:
+    frame = patients(rows=12)
+    made = hierfl.formula("y ~ age + (1 | site/ward)", clients="site")
+    method = methods.fedsvi(made.on(frame, least_count=1), guides.structured)
+    ready = method.model
+    assert isinstance(ready, hierfl.Formula)
+    whole = ready.data(frame).fields["g_site_ward"]
+    kept = torch.tensor((frame["ward"] != "w0").to_list())
+    few = frame[frame["ward"] != "w0"]
+    assert torch.equal(ready.data(few).fields["g_site_ward"], whole[kept])
+    fit = hierfl.fit(method, ready.data(frame), rounds=2, progress=False)
+    torch.testing.assert_close(fit.predict(few).mean, fit.predict(frame).mean[kept])
+    with pytest.raises(ValueError, match="'w9' of 'site:ward' in row 1"):
+        fit.predict(frame.assign(ward=frame["ward"].where(frame["ward"] != "w1", "w9")))
+
+
+def test_numbers_of_groups_that_are_lost_are_not_guessed(tmp_path: Path) -> None:
+    frame = patients(rows=12)
+    made = hierfl.formula("y ~ age + (1 | site/ward)", clients="site").on(frame, least_count=1)
+    fit = hierfl.fit(methods.fedsvi(made, guides.structured), made.data(frame), rounds=1)
+    fit.save(tmp_path, with_data=True)
+    assert "w1" not in "".join(p.read_text() for p in tmp_path.rglob("*.json"))
+    again = hierfl.load(tmp_path)
+    with pytest.raises(ValueError, match="'site:ward' of client 's0' was which is not known"):
+        again.predict(frame)
+    model = again.method.model
+    assert isinstance(model, hierfl.Formula)
+    model.data(frame)
+    assert torch.equal(again.predict(frame).mean, fit.predict(frame).mean)
