@@ -64,7 +64,7 @@ def sampled(model: Any, rows: dict[str, Any], args: argparse.Namespace) -> dict[
     for name, value in draws.items():
         effective = np.asarray(effective_sample_size(value))
         spread = value.std((0, 1))
-        moving = spread > 0.0
+        moving = spread > 1e-8  # the diagonal of a correlation matrix moves by rounding
         found[f"{name}/mean"], found[f"{name}/sd"] = value.mean((0, 1)), spread
         found[f"{name}/mcse"] = np.where(moving, spread / np.sqrt(np.maximum(effective, 1.0)), 0.0)
         if moving.any():
