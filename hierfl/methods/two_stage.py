@@ -44,6 +44,7 @@ from hierfl.summaries.conditional import Proposal, own_shapes, points_of, propos
 from hierfl.summaries.expectations import Line, nodes_of, rows_of, seen_line
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
@@ -87,7 +88,7 @@ def two_stage(model: Model, *, draws: int = 4000, seed: int = 0) -> Method:
         ValueError: `draws` is below 100.
         ProgramError: (at fit) a param would be learned, the prior of a local site reads rows, or the program is
             non-centred in a form that is not recognised, or with local sites that are not Normal; the message
-            names the site and the mend.
+            names the site and the mend. (After a round) a client's rows show that the program was misread.
     """
     if draws < 100:
         raise ValueError(f"draws is {draws}: Pareto-smoothed weights need 100 or more")
@@ -134,6 +135,7 @@ def _client(seen: Seen) -> Client:
         nodes = nodes_of(seen.line)
         points = standard_points(hierarchy.normal_size, hierarchy.mixing_size)
         weigher, tries = Weigher(hierarchy, *points), points_of(hierarchy)
+        tested = points_to_test(seen.line.reading)
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         # weights are ratios of densities of hundreds of rows: single precision has no digits left for them
@@ -148,8 +150,9 @@ def _client(seen: Seen) -> Client:
             factor = factor_of(rows, message["loc"], message["covariance"], nodes)
             own = Factor(rounded(factor.precision), rounded(factor.shift), factor.raised)
             where = proposals(message, batch, own)
+            wrong = misread(rows, tested)
         fields = {name: batch.client_fields[name][0, 0] for name in hierarchy.fields}
-        return {**own._asdict(), **told(where), "fields": fields}
+        return {**own._asdict(), **told(where), "fields": fields, "misread": wrong}
 
     def proposals(message: Tree, batch: ClientBatch, own: Factor) -> Proposal | None:
         if hierarchy.mixing is None:
@@ -166,7 +169,11 @@ def _client(seen: Seen) -> Client:
         own = {**{name: work[name] for name in kept}, "seen": torch.ones(())}
         if "draws" not in message:
             sent = Each({**factor, "fields": work["fields"]})
-            return {"factor": sent, "raised": Share(work["raised"])}, own
+            return {
+                "factor": sent,
+                "raised": Share(work["raised"]),
+                "misread": Share(work["misread"]),
+            }, own
         up: Up = {"log_ratios": Each(work["log_ratios"])}
         return {**up, "inner_variance": Share(work["inner"])} if weigher.sampled else up, own
 

@@ -14,7 +14,7 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports
 from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGH, warn
 from hierfl.program.few_rows import double_precision
-from hierfl.program.program import Params
+from hierfl.program.program import Params, ProgramError
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import any_client, mixing_draws, prior_draws
 from hierfl.summaries.sampling import one_thread, sample
@@ -123,6 +123,7 @@ class Rounds:
                 state = _with_error(state, reports, means.get("inner_variance"))
                 state = self.weighed(state, reports, left)
             else:
+                _check_read(means["misread"])
                 state = self.gathered(state, reports, clock)
         warn(state, left)
         return tree_map(lambda v: v.detach().clone(), state)
@@ -261,6 +262,16 @@ def _with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
     new = int((~state["weighed"][reports.ids]).sum())
     total = state["inner_error"].nan_to_num().square() + new * torch.as_tensor(variance).double()
     return {**state, "inner_error": total.sqrt()}
+
+
+def _check_read(share: Tensor) -> None:
+    """Refuse to go on where some client's likelihood is not what was read of it."""
+    if bool(share > 0.0):
+        raise ProgramError(
+            "the likelihood of some client's rows depends on the sites in another way than the program showed on a "
+            "few rows, so that two_stage would be wrong: take hierfl.methods.fedsvi(model, "
+            "hierfl.guides.structured)"
+        )
 
 
 def _failed(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:

@@ -240,10 +240,11 @@ def test_methods_that_disclose_summaries_send_only_what_they_declare(name: str) 
     for counts in ((5, 3), (50, 30, 70)):
         down, up, kept, program = exchange(make(), federation(counts))
         assert shapes(down) == {"loc": (2,), "covariance": (2, 2)}, "one Gaussian, the same for all"
-        assert set(up) == {"factor", "raised"}
+        assert set(up) == {"factor", "raised", "misread"}
         assert isinstance(up["factor"], Each) and isinstance(up["raised"], Share)
         assert shapes(up["factor"].value, skip=1) == expected
         assert up["raised"].value.shape == (len(counts),)
+        assert isinstance(up["misread"], Share) and up["misread"].value.shape == (len(counts),)
         own = {path.rsplit("'", 2)[-2] for path in named_leaves(kept)}
         assert own <= {"precision", "shift", "seen"}, "a client keeps its own factor, at most"
         local = {s.name for s in program.latents.local_block.sites}

@@ -1,0 +1,85 @@
+"""Clients test on their own rows what was read of the program on a few."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl import ClientData, methods
+from hierfl.data.batch import ClientBatch
+from hierfl.program import read as reading_room
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.program import Program, ProgramError
+from hierfl.summaries.expectations import rows_of, seen_line
+from hierfl.summaries.misread import misread, points_to_test
+from hierfl.summaries.reading import read_likelihood
+from tests.summaries import programs
+from tests.summaries.programs import people, program_of, rows_of_client
+
+TAKEN = (
+    *(
+        "gaussian",
+        "spread",
+        "spread_raw",
+        "binary",
+        "slopes_lkj",
+        "slopes_lkj_raw",
+        "counts",
+        "noisy",
+    ),
+    *("tails", "dispersed", "gumbel", "chained", "three_effects"),
+)
+
+
+def flags(program: Program, data: ClientData) -> list[float]:
+    """Return what each client says of a program."""
+    line = seen_line(read_likelihood(program))
+    with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
+        clients = range(data.num_clients)
+        points = points_to_test(line.reading)
+        rows = [rows_of(line, in_double(rows_of_client(data, k))) for k in clients]
+        return [float(misread(of_client, points)) for of_client in rows]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_is_read_rightly_is_found_right(name: str) -> None:
+    data = people()
+    assert flags(program_of(getattr(programs, name), data), data) == [0.0] * data.num_clients
+
+
+def years(batch: ClientBatch) -> None:
+    """Rows with an effect of their year, and an intercept of each client's own."""
+    effect = pyro.sample("effect", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(mu, 0.5))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own + effect[batch.year], 0.7), obs=batch.y)
+
+
+def of_years() -> ClientData:
+    """Return clients whose first rows are all of one year."""
+    year = torch.arange(3).repeat_interleave(8).repeat(4)
+    g = torch.Generator().manual_seed(0)
+    return ClientData.from_arrays(
+        torch.arange(4).repeat_interleave(24), year=year, y=torch.randn(96, generator=g)
+    )
+
+
+def test_what_is_read_wrongly_is_found_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the range of the codes, the effect of the first year is taken for the client's own."""
+    data = of_years()
+    blind: Any = replace(program_of(years, data), codes={})
+    assert flags(blind, data) == [1.0] * 4
+    assert flags(program_of(years, data), data) == [0.0] * 4
+    monkeypatch.setattr(reading_room, "_codes", lambda data: {})
+    with pytest.raises(
+        ProgramError, match=r"two_stage would be wrong: take hierfl\.methods\.fedsvi"
+    ):
+        hierfl.fit(methods.two_stage(years, draws=100), data, progress=False)
