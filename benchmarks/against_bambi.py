@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +194,12 @@ def shown(kept: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what has not been run yet, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.against_bambi")
     parser.add_argument("families", nargs="*", default=list(PAIRS), metavar="FAMILY")
     parser.add_argument("--sets", type=int, default=SETS)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     file = cache() / "against_bambi.json"
     kept: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
     for seed in range(

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -311,11 +312,11 @@ def shown(rows: list[Row]) -> Table:
     return table
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the problems that are named, and print the table of all that have been run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.formulas", description=__doc__)
     parser.add_argument("names", nargs="*", default=list(PROBLEMS), metavar="NAME")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     kept = cache() / "formulas.json"
     rows: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     for name in args.names:
