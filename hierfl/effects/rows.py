@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.clients import ClientData
-from hierfl.formulas.columns import Column, prepared
-from hierfl.formulas.design import Design
+from hierfl.formulas.columns import Column, level_name, prepared
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import INTERCEPT, GroupTerm
 from hierfl.formulas.source import columns_field, index_of
@@ -133,7 +132,7 @@ def checked(name: str, column: Column, value: Any) -> Any:
         ValueError: it is not finite, or none of the levels.
     """
     if column.kind == "category":
-        text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        text = level_name(value)
         if text not in column.levels:
             raise ValueError(
                 f"'{name}' has no level {text!r}: its levels are {', '.join(column.levels)}"
@@ -171,16 +170,8 @@ def evaluated(
     """
     found = formula.layout
     common, offset = found.common.evaluate(ready, client)
-    groups = {term.site: _of_term(term, ready, client) for term in found.groups}
+    groups = {term.site: torch.as_tensor(term.evaluate(ready, client)) for term in found.groups}
     return Rows(torch.as_tensor(common), torch.as_tensor(offset), groups, codes)
-
-
-def _of_term(term: GroupTerm, ready: pd.DataFrame, client: str) -> Tensor:
-    design: Design = term.design
-    matrix, _ = design.evaluate(ready, client)
-    if INTERCEPT in term.columns:
-        matrix = np.concatenate([np.ones((len(ready), 1)), matrix], axis=1)
-    return torch.as_tensor(matrix)
 
 
 # ------------------------------------------------------------------------------------------ a client's rows

@@ -12,7 +12,6 @@ import pandas as pd
 from hierfl.formulas.answers import (
     OfColumn,
     count_outside,
-    count_rare,
     of_call,
     of_columns,
     of_design,
@@ -20,8 +19,9 @@ from hierfl.formulas.answers import (
 )
 from hierfl.formulas.columns import Column, Kind, complete, ordered
 from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.design import design
 from hierfl.formulas.schema import Grouping, Level, Margin, Schema
-from hierfl.formulas.terms import options_of, stateful_calls
+from hierfl.formulas.terms import options_of, stateful_calls, with_constants
 from hierfl.formulas.transforms import (
     STATEFUL,
     Constants,
@@ -79,15 +79,14 @@ def _with_rare(name: str, column: Column, frames: Frames, rare: Rare, least: int
     left = {
         client: n
         for client, f in frames.items()
-        if (n := count_rare(f, name, client, column.levels))
+        if (n := count_outside(f, (name,), client, column.levels))
     }
     if not left:
         return column
     if rare == "refuse":
         raise ValueError(
             f"column '{name}' of client '{next(iter(left))}' has values that no client has {least} rows of: agree on "
-            f"them "
-            f"beforehand, schema(..., levels={{'{name}': [...]}}), or merge them, rare='merge'"
+            f"them beforehand, schema(..., levels={{'{name}': [...]}}), or merge them, rare='merge'"
         )
     return replace(column, levels=(*column.levels, OTHER), rare=OTHER)
 
@@ -104,8 +103,7 @@ def levels_of(answers: list[OfColumn], name: str) -> tuple[str, ...]:
         one, other = sorted(orders)[:2]
         raise ValueError(
             f"column '{name}' has the levels {', '.join(one)} at one client and {', '.join(other)} at another: give "
-            f"all "
-            f"the same categories, or schema(..., levels={{'{name}': [...]}})"
+            f"all the same categories, or schema(..., levels={{'{name}': [...]}})"
         )
     if orders:
         return tuple(level for level in next(iter(orders)) if level in told)
@@ -179,7 +177,10 @@ def agree_on_formula(
             if text not in schema.transforms:
                 constants = _constants(declared, schema, frames, text)
                 schema = replace(schema, transforms={**schema.transforms, text: constants})
-    answers = [of_design(declared, schema, frame, client) for client, frame in frames.items()]
+    common = design(with_constants(declared.common, schema.transforms), schema.columns)
+    answers = [
+        of_design(common, declared, schema, frame, client) for client, frame in frames.items()
+    ]
     margins = {
         name: Margin(
             *moments([answer.columns[name] for answer in answers]),
@@ -239,11 +240,11 @@ def _grouping(
 def _constants(declared: Declaration, schema: Schema, frames: Frames, text: str) -> Constants:
     """Return the constants of one transform: mean and sd first, then what is counted in units of them."""
     call = next(
-        calls[text] for found in declared.described if text in (calls := stateful_calls(found))
+        calls[text]
+        for found in declared.described
+        if text in (calls := stateful_calls(with_constants(found, schema.transforms)))
     )
-    first = [
-        of_call(declared, schema, frame, client, text, None) for client, frame in frames.items()
-    ]
+    first = [of_call(call, schema, frame, client, None) for client, frame in frames.items()]
     mean, sd = moments([answer.sums for answer in first])
     if sd == 0.0:
         raise ValueError(
@@ -257,8 +258,7 @@ def _constants(declared: Declaration, schema: Schema, frames: Frames, text: str)
     if needs == "powers" and (not isinstance(degree, int) or not 1 <= degree <= 6):
         raise ValueError(f"the degree of '{text}' is {degree!r}: it must be an integer from 1 to 6")
     second = [
-        of_call(declared, schema, frame, client, text, (mean, sd)).more
-        for client, frame in frames.items()
+        of_call(call, schema, frame, client, (mean, sd)).more for client, frame in frames.items()
     ]
     if needs == "counts":
         return spline_of(text, mean, sd, [[int(n) for n in more] for more in second], options)

@@ -9,18 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from formulae.terms.call_resolver import LazyCall
 
 from hierfl.formulas.columns import Kind, kind_of, named, numbers, prepared
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design import design
+from hierfl.formulas.design import Design
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import (
-    ENVIRONMENT,
-    described,
-    options_of,
-    stateful_calls,
-    with_constants,
-)
+from hierfl.formulas.terms import ENVIRONMENT, options_of
 from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
 
 
@@ -128,15 +123,10 @@ def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
     return joined
 
 
-def count_rare(frame: pd.DataFrame, name: str, client: str, levels: tuple[str, ...]) -> int:
-    """Return how many rows of a client have a level that is not among the agreed ones."""
-    return int((~np.isin(named(frame[name], name, client), levels)).sum())
-
-
 def count_outside(
     frame: pd.DataFrame, by: tuple[str, ...], client: str, groups: tuple[str, ...]
 ) -> int:
-    """Return how many rows of a client lie in none of the agreed groups."""
+    """Return how many rows of a client have a level, or lie in a group, that is not among the agreed ones."""
     return int((~np.isin(group_names(frame, by, client), groups)).sum())
 
 
@@ -155,38 +145,31 @@ class OfCall:
 
 
 def of_call(
-    declared: Declaration,
+    call: LazyCall,
     schema: Schema,
     frame: pd.DataFrame,
     client: str,
-    text: str,
     at: tuple[float, float] | None,
 ) -> OfCall:
     """Return a client's counts or sums of a transform's argument.
 
     Args:
-        declared: the formula.
+        call: the transform; those inside it have their constants.
         schema: what is agreed so far.
         frame: the client's rows, none of which misses a value.
         client: its name, for messages.
-        text: the call.
         at: mean and sd of the argument, once agreed.
 
     Raises:
         ValueError: the argument is not finite in some row.
     """
-    call = next(
-        calls[text]
-        for found in declared.described
-        if text in (calls := stateful_calls(with_constants(found, schema.transforms)))
-    )
     ready = prepared(frame, schema.columns, client)
     with np.errstate(all="ignore"):  # what is not finite is refused by name below
         values = np.asarray(call.args[0].eval(ready, ENVIRONMENT), dtype=np.float64)
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
         raise ValueError(
-            f"'{text}' is not finite in row {row} of client '{client}': correct the row"
+            f"'{call}' is not finite in row {row} of client '{client}': correct the row"
         )
     if at is None:
         return OfCall(sums(values))
@@ -211,10 +194,13 @@ class OfDesign:
     response: Sums | None
 
 
-def of_design(declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str) -> OfDesign:
+def of_design(
+    common: Design, declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str
+) -> OfDesign:
     """Return a client's sums of the common columns and of the response.
 
     Args:
+        common: the common columns.
         declared: the formula.
         schema: what is agreed so far.
         frame: the client's rows, none of which misses a value.
@@ -223,9 +209,6 @@ def of_design(declared: Declaration, schema: Schema, frame: pd.DataFrame, client
     Raises:
         ValueError: a term is not finite in some row, or the response has a value that the family does not have.
     """
-    common = design(
-        with_constants(described(declared.parts.common), schema.transforms), schema.columns
-    )
     rows = prepared(frame, schema.columns, client)
     matrix, _ = common.evaluate(rows, client)
     names = common.columns

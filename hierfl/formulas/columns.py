@@ -85,7 +85,7 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
 def _place(series: Any) -> Any:
     """Return the order of a column's names: of its categories, by number, or by the alphabet."""
     if hasattr(series, "cat"):
-        at = {_name(v): i for i, v in enumerate(series.cat.categories)}
+        at = {level_name(v): i for i, v in enumerate(series.cat.categories)}
         return at.__getitem__
     if series.dtype.kind in "iuf":
         return float
@@ -134,7 +134,9 @@ def named(series: Any, name: str, client: str) -> Names:
     Raises:
         ValueError: two names look alike.
     """
-    found = np.array(["" if _is_missing(v) else _name(v) for v in series.tolist()], dtype=np.str_)
+    found = np.array(
+        ["" if _is_missing(v) else level_name(v) for v in series.tolist()], dtype=np.str_
+    )
     different = sorted(set(found.tolist()) - {""})
     alike = look_alike(different, "".join(different)) if different else None
     if alike:
@@ -153,7 +155,8 @@ def ordered(names: Names) -> tuple[str, ...]:
     return tuple(sorted(different))
 
 
-def _name(value: Any) -> str:
+def level_name(value: Any) -> str:
+    """Return the name of a value as a category: 1.0 is named "1"."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
@@ -190,10 +193,7 @@ def complete(
     """
     gone = np.zeros(len(frame), dtype=bool)
     for name in columns:
-        if not is_column(frame, name):
-            raise KeyError(
-                f"client '{client}' has no column '{name}': its columns are {list(map(str, frame.columns))}"
-            )
+        check_column(frame, name, client)
         lost = np.array([_is_missing(v) for v in frame[name].tolist()], dtype=bool)
         if lost.any() and missing == "refuse":
             raise ValueError(
@@ -211,6 +211,14 @@ def complete(
             f"every row of client '{client}' misses a value: leave the client out, or fill them"
         )
     return frame[~gone] if gone.any() else frame
+
+
+def check_column(frame: pd.DataFrame, name: str, client: str) -> None:
+    """Refuse a client's frame without a column, or with two of its name."""
+    if not is_column(frame, name):
+        raise KeyError(
+            f"client '{client}' has no column '{name}': its columns are {list(map(str, frame.columns))}"
+        )
 
 
 def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int64]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from formulae.matrices import DesignMatrices
-from formulae.terms.call import Call
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column
@@ -41,7 +40,6 @@ class Design:
     Args:
         terms: in order, without the intercept and offsets.
         has_intercept: "1" is among the terms.
-        has_offset: offset() is among them.
         matrix: `formulae`'s matrix; None where there are no terms.
         offsets: names of the offset terms.
     """
@@ -158,8 +156,4 @@ def _named(name: str, term: Any, width: int) -> Term:
 
 def _is_coded(term: Any) -> bool:
     """Return whether a term has a category among its parts."""
-    return any(
-        component.kind == "categoric"
-        for component in term.components
-        if isinstance(component, Call) or hasattr(component, "kind")
-    )
+    return any(component.kind == "categoric" for component in term.components)

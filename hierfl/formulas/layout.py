@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import pandas as pd
+
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design import Design, design
+from hierfl.formulas.design import Design, Matrix, design
 from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import described, with_constants
+from hierfl.formulas.terms import with_constants
 
 INTERCEPT = "Intercept"
 Place = Literal["clients", "above", "within", "crossed"]
@@ -42,6 +45,21 @@ class GroupTerm:
     def is_single(self) -> bool:
         """It is `(1 | g)`: one number a group."""
         return self.columns == (INTERCEPT,)
+
+    def evaluate(self, ready: pd.DataFrame, client: str) -> Matrix:
+        """Return its columns on a client's rows, (n, q).
+
+        Args:
+            ready: as `hierfl.formulas.columns.prepared` returns it.
+            client: its name, for messages.
+
+        Raises:
+            ValueError: a value is not finite.
+        """
+        matrix, _ = self.design.evaluate(ready, client)
+        if INTERCEPT not in self.columns:
+            return matrix
+        return np.concatenate([np.ones((len(ready), 1)), matrix], axis=1)
 
     @property
     def sd(self) -> str:
@@ -92,9 +110,7 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
     Raises:
         ValueError: two terms would have one name; the message names it.
     """
-    common = design(
-        with_constants(described(declared.parts.common), schema.transforms), schema.columns
-    )
+    common = design(with_constants(declared.common, schema.transforms), schema.columns)
     groups: list[GroupTerm] = []
     for group in declared.parts.groups:
         groups.append(_group_term(group, declared, schema, {term.site for term in groups}))
@@ -115,7 +131,7 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
 
 
 def _group_term(group: Group, declared: Declaration, schema: Schema, taken: set[str]) -> GroupTerm:
-    terms = design(with_constants(described(group.terms), schema.transforms), schema.columns)
+    terms = design(with_constants(declared.of_group(group), schema.transforms), schema.columns)
     if terms.offsets:
         raise ValueError(f"the term '{group.text}' has an offset: put it among the common terms")
     columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns

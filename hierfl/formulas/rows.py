@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from hierfl.data.clients import ClientData
 from hierfl.formulas.answers import group_names
-from hierfl.formulas.columns import by_client, complete, numbers, prepared
+from hierfl.formulas.columns import by_client, check_column, complete, numbers, prepared
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import columns_field, index_of, rows_of_above
 
@@ -152,9 +152,7 @@ def _of_group(
 ) -> Fields:
     """Return the columns of a term with a bar, and the number of each row's group."""
     fields: Fields = {}
-    matrix, _ = term.design.evaluate(ready, client)
-    if INTERCEPT in term.columns:
-        matrix = np.concatenate([np.ones((len(ready), 1)), matrix], axis=1)
+    matrix = term.evaluate(ready, client)
     if term.place == "above":
         left = rows_of_above(found, term)
         # The own coefficients take up the others.
@@ -252,10 +250,7 @@ def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, cli
 
 def _ends(frame: pd.DataFrame, name: str, client: str) -> NDArray[np.float64]:
     """Return the ends of intervals, NaN where there is none."""
-    if name not in frame.columns:
-        raise KeyError(
-            f"client '{client}' has no column '{name}': its columns are {list(map(str, frame.columns))}"
-        )
+    check_column(frame, name, client)
     return numbers(frame[name])
 
 
