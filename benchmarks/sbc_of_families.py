@@ -12,8 +12,7 @@ import json
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ import hierfl
 from benchmarks.family_programs import NAMES, additions_of, drawn, program
 from benchmarks.reference import cache
 from benchmarks.rounds_table import Record
-from benchmarks.sbc_of_methods import kept
+from benchmarks.sbc_of_methods import replicated
 from hierfl.diagnostics.sbc import Sbc
 from hierfl.methods import two_stage
 
@@ -69,17 +68,7 @@ def run(
         file: of results, to be appended to. Default None: one in the user's cache folder.
     """
     file = cache() / f"sbc_family_{name}.jsonl" if file is None else file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    done = kept(file)
-    left = [seed for seed in range(replications) if seed not in done]
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool, file.open("a") as out:
-        for answer in as_completed(pool.submit(ranked, name, seed) for seed in left):
-            record = answer.result()
-            done[record["seed"]] = record
-            out.write(json.dumps(record) + "\n")
-            out.flush()
-    return [done[seed] for seed in range(replications)]
+    return replicated(partial(ranked, name), replications, file=file, workers=workers)
 
 
 def calibration(records: Sequence[Record]) -> Sbc:

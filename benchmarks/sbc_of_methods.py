@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
@@ -102,7 +102,22 @@ def run(name: str, replications: int, *, workers: int = 1) -> list[Record]:
         replications: how many in all.
         workers: processes that share them.
     """
-    file = cache() / f"sbc_{name}.jsonl"
+    return replicated(
+        partial(ranked, name), replications, file=cache() / f"sbc_{name}.jsonl", workers=workers
+    )
+
+
+def replicated(
+    one: Callable[[int], Record], replications: int, *, file: Path, workers: int
+) -> list[Record]:
+    """Run the replications that a file does not have, append them to it, and return all of them.
+
+    Args:
+        one: seed -> record, which has the seed; it can be pickled.
+        replications: how many in all.
+        file: of results.
+        workers: processes that share them.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     done = kept(file)
     left = [seed for seed in range(replications) if seed not in done]
@@ -110,7 +125,7 @@ def run(name: str, replications: int, *, workers: int = 1) -> list[Record]:
         ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
         file.open("a") as out,
     ):
-        for answer in as_completed(pool.submit(partial(ranked, name), seed) for seed in left):
+        for answer in as_completed(pool.submit(one, seed) for seed in left):
             record = answer.result()
             done[record["seed"]] = record
             out.write(json.dumps(record) + "\n")

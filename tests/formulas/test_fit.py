@@ -6,16 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 
 import hierfl
 from hierfl import guides, methods
-from hierfl.data.batch import ClientBatch
 from hierfl.summaries.reading import read_likelihood
 from tests.formulas.frames import SITES, patients
+from tests.summaries.programs import years
 
 
 @pytest.fixture(scope="module")
@@ -98,16 +97,6 @@ def test_rows_that_miss_a_value_are_dropped_where_that_is_said() -> None:
     made = hierfl.formula("y ~ age + (1 | site)", clients="site", missing="drop").on(frame)
     assert made.data(frame).num_rows == len(frame) - 2
     assert made.agreed.design["age"].mean == pytest.approx(frame["age"].mean())
-
-
-def years(batch: ClientBatch) -> None:
-    """Rows with an effect of their year, and an intercept of each client's own."""
-    effect = pyro.sample("effect", dist.Normal(torch.zeros(4), 1.0).to_event(1))
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    with batch.clients():
-        own = pyro.sample("own", dist.Normal(mu, 0.5))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own + effect[batch.year], 0.7), obs=batch.y)
 
 
 def test_effects_of_codes_are_read_where_a_client_s_first_rows_have_one_code() -> None:

@@ -212,6 +212,16 @@ def three_effects(batch: ClientBatch) -> None:
             pyro.sample("ill", dist.Bernoulli(logits=logits), obs=batch.ill)
 
 
+def years(batch: ClientBatch) -> None:
+    """Rows with an effect of their year, and an intercept of each client's own."""
+    effect = pyro.sample("effect", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(mu, 0.5))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own + effect[batch.year], 0.7), obs=batch.y)
+
+
 # ------------------------------------------------------------------------------------ grids
 Grid = NDArray[np.float64]
 GX, GW = np.polynomial.hermite_e.hermegauss(50)

@@ -6,13 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 
 import hierfl
 from hierfl import ClientData, methods
-from hierfl.data.batch import ClientBatch
 from hierfl.program import read as reading_room
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Program, ProgramError
@@ -20,7 +18,7 @@ from hierfl.summaries.expectations import rows_of, seen_line
 from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.reading import read_likelihood
 from tests.summaries import programs
-from tests.summaries.programs import people, program_of, rows_of_client
+from tests.summaries.programs import people, program_of, rows_of_client, years
 
 TAKEN = (
     *(
@@ -53,19 +51,9 @@ def test_what_is_read_rightly_is_found_right(name: str) -> None:
     assert flags(program_of(getattr(programs, name), data), data) == [0.0] * data.num_clients
 
 
-def years(batch: ClientBatch) -> None:
-    """Rows with an effect of their year, and an intercept of each client's own."""
-    effect = pyro.sample("effect", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    with batch.clients():
-        own = pyro.sample("own", dist.Normal(mu, 0.5))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own + effect[batch.year], 0.7), obs=batch.y)
-
-
 def of_years() -> ClientData:
     """Return clients whose first rows are all of one year."""
-    year = torch.arange(3).repeat_interleave(8).repeat(4)
+    year = torch.arange(4).repeat_interleave(6).repeat(4)
     g = torch.Generator().manual_seed(0)
     return ClientData.from_arrays(
         torch.arange(4).repeat_interleave(24), year=year, y=torch.randn(96, generator=g)
