@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-import pyro
 import torch
 from pyro import poutine
 
@@ -20,7 +19,7 @@ from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.nuts import Reference, nuts
 from hierfl.posterior.snapshot import Snapshot, expect_fit
-from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite, Model
 
@@ -170,7 +169,7 @@ def _held(fit: Snapshot) -> Model:
     """Fix the params that the model learns at their fitted values, and hide them."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
-    with untouched_store(), pyro.validation_enabled(False), torch.no_grad(), Answer(params, batch):
+    with untouched_store(), unchecked(), torch.no_grad(), Answer(params, batch):
         nodes = poutine.trace(program.model).get_trace(batch).nodes
     learned = {name: site for name, site in nodes.items() if site["type"] == "param"}
     local = {spec.name for spec in program.params if spec.is_local}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pyro
 import torch
 from numpy.typing import NDArray
 from pyro import poutine
@@ -17,7 +16,7 @@ from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.learned import learned_params
 from hierfl.posterior.snapshot import Restricted, Snapshot, expect_fit
 from hierfl.posterior.weights import already_weighted
-from hierfl.program.handlers import Answer, untouched_store
+from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.traces import is_likelihood, samples
 
 SPLIT = "pac_bayes(before.personalise(other_rows), prior=before)"
@@ -94,7 +93,7 @@ def _check_factors(fit: Snapshot) -> None:
     """Refuse a model with factors, or rows observed above the clients: its prior does not sum to 1."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
-    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
+    with untouched_store(), torch.no_grad(), unchecked():
         given = poutine.condition(program.model, data=program.draw(params, batch))
         with Answer(params, batch):
             trace = poutine.trace(given).get_trace(batch)

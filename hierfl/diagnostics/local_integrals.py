@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyro
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev
@@ -12,7 +11,7 @@ from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import alike
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program
 
 # what a program may raise that is differentiated twice, or whose rows were not saved
@@ -46,7 +45,7 @@ def is_quadratic(program: Program) -> bool:
     latents = program.latents
     if not latents.local_block.size:
         return True
-    with untouched_store(), pyro.validation_enabled(False), double_precision():
+    with untouched_store(), unchecked(), double_precision():
         g = torch.Generator().manual_seed(0)
         batch = in_double(program.prototype)
         z = latents.global_block.start.double()

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import pyro
 import torch
 from numpy.typing import NDArray
 from scipy import stats
@@ -33,6 +32,7 @@ from hierfl.method import over_draws, slope
 from hierfl.optimisers import Adam, Optimiser, Stepped, step
 from hierfl.posterior.draws import local_plates
 from hierfl.program.check_apart import check_apart
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.read import read
 from hierfl.program.sites import Family, Guide, Model, Values
@@ -261,7 +261,7 @@ def _fitted(
         return {"params": new.params, "state": new.state, "loss": loss}
 
     now: Tree = {"params": stepped.params, "state": stepped.state}
-    with pyro.validation_enabled(False), torch.no_grad():
+    with unchecked(), torch.no_grad():
         for t in range(steps):
             rate = torch.tensor(min(1.0, 2.0 * (1.0 - t / steps)))
             rest = {"ids": ids, "t": torch.tensor(t, dtype=torch.int32), "rate": rate}
@@ -292,7 +292,7 @@ def _ranks(
         after = 1_000_000_000 + torch.arange(draws, dtype=torch.int32)  # keys that no step has
         return tree_map(lambda drawn, true: (drawn < true).sum(0), torch.vmap(below)(after), truth)
 
-    with pyro.validation_enabled(False), torch.no_grad():
+    with unchecked(), torch.no_grad():
         found: dict[str, Tensor] = torch.vmap(of_one, chunk_size=50)(params, labels, truth, ids)
     return found
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Unit
@@ -16,7 +15,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.program.check_padding import computed_from
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import is_deterministic, samples
@@ -42,7 +41,7 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
     _check(program, batch)
     values: list[Values] = []
     labels: list[Labels] = []
-    with untouched_store(), pyro.validation_enabled(False), torch.no_grad():
+    with untouched_store(), unchecked(), torch.no_grad():
         for one in range(count):
             first, second = noise.fold(noise.root_key(seed), one).tolist()
             torch.manual_seed(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
@@ -134,7 +133,7 @@ def _check(program: Program, batch: ClientBatch) -> None:
 
 def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:
     """Refuse a model that observes something computed from a field: a drawn field would not be what it observes."""
-    with untouched_store(), pyro.validation_enabled(False):
+    with untouched_store(), unchecked():
         nodes: Any = poutine.trace(program.model).get_trace(with_labels(batch, labels)).nodes
     for site, field in program.labels.items():
         if not torch.equal(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from hierfl.engine.minibatches import Active, batch_of, steps
 from hierfl.engine.over_clients import over_batch, over_clients, where_working
 from hierfl.method import Each, LogShare, Phase, Reports, Share, Up
 from hierfl.program.failures import why_it_fails
+from hierfl.program.handlers import unchecked
 
 # such as those of torch's linear algebra, and of a lookup by a client's rows
 FAILURES = (RuntimeError, ValueError, ArithmeticError, LookupError)
@@ -202,7 +202,7 @@ def client_round(
         return {name: _weighted(share) for name, share in up.items()}, own
 
     rows = federation.rows.counts[ids].to(torch.get_default_dtype())
-    with pyro.validation_enabled(False):
+    with unchecked():
         work = over_clients(lambda own: client.start(message, own), at_once)(own, count=len(ids))
         for p, phase in enumerate(phases):
             work = _after_phase(federation, (round_, p), phase, work, message, ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 
-import pyro
 import torch
 
 from hierfl.core.device import CPU, moved, on
@@ -15,6 +14,7 @@ from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
+from hierfl.program.handlers import unchecked
 
 
 def pooled_rounds(
@@ -47,7 +47,7 @@ def pooled_rounds(
     while progress.round < until:
         began = time.perf_counter()
         clock = Clock(progress.round, until)
-        with on(device), pyro.validation_enabled(False):
+        with on(device), unchecked():
             batch = full_batch(
                 federation.rows,
                 everyone.to(device),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +18,7 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.minibatches import steps
 from hierfl.engine.over_clients import over_clients
 from hierfl.method import Clock, Phase
+from hierfl.program.handlers import unchecked
 
 COMPILING_SECONDS = 20.0  # to compile a method's steps on a slow machine
 # To trace and lower one operation of an eager step; 5 to 9 ms were measured. A step of nested derivatives has
@@ -51,7 +51,7 @@ def worth_compiling(federation: Federation, rounds: int, most: int | None = None
     chunks = rounds * -(-federation.cohort // federation.slots)
     message = moved(server.down(server.state, Clock(0, rounds)), device)
     own = tree_map(lambda v: v.expand(count, *v.shape), federation.client.own)
-    with on(device), pyro.validation_enabled(False):
+    with on(device), unchecked():
         start = over_clients(lambda own: federation.client.start(message, own), at_once=True)
         try:
             work = start(moved(own, device), count=count)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import pyro
 import torch
 from torch import Tensor
 from torch.func import grad, vjp
@@ -22,7 +21,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.laplace.derivatives import times
 from hierfl.laplace.links import has_link, link_of
 from hierfl.laplace.trials import first_row, perturbed, sites_at
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, in_clients, per_client, scored
@@ -182,7 +181,7 @@ def seen_linear(program: Program) -> Linear:
     g = torch.Generator().manual_seed(0)
     labels = frozenset(program.labels.values())
     batch = perturbed(program.prototype, names_of_labels=labels, g=g, codes=program.codes)
-    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
+    with untouched_store(), torch.no_grad(), unchecked():
         found = frozenset(
             name for name in names if _try(partial(_is_linear, program, name, batch, g))
         )

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import pyro
 import torch
 from torch import Tensor
 from torch.func import grad, vjp
@@ -31,6 +30,7 @@ from torch.func import grad, vjp
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import UNKNOWN, Linear, Parts, parts
 from hierfl.laplace.mode import CAP, LogDensity, client_density, newton_step, prior_centre
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Block
 from hierfl.program.terms import log_joint
@@ -298,7 +298,7 @@ def _check_curved(program: Program) -> None:
         ProgramError: it does not; the message names the site.
     """
     marginal, batch = Marginal(program), program.prototype
-    with torch.no_grad(), pyro.validation_enabled(False):
+    with torch.no_grad(), unchecked():
         z = marginal.shared.start
         _, precision, lost = marginal.mode(z, marginal.start(z, batch), batch, 30)
     if not bool(lost) and bool(precision.isfinite().all()):

@@ -17,7 +17,6 @@ own mode, far from the common one where a centre has few rows.
 
 from __future__ import annotations
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Expansion, Marginal, check_integrable
 from hierfl.laplace.mode import newton_step
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -140,7 +140,7 @@ def _guess(work: Tree, z: Tensor) -> Tensor:
 def _server(marginal: Marginal, steps: int) -> Server:
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         count, z = marginal.program.num_clients, state["loc"]
-        with torch.no_grad(), pyro.validation_enabled(False):
+        with torch.no_grad(), unchecked():
             for _ in range(steps):
                 prior = marginal.prior(z)
                 precision = count * means["precision"] - prior.hessian

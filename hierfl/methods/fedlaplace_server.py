@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from hierfl.laplace.marginal import Expansion, Marginal
 from hierfl.laplace.newton import climbed, climbing, settled, settling, tril_of
 from hierfl.method import Clock
 from hierfl.methods.fedlaplace_points import FAR, FREEDOM, PARTS, Points, split_of
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 
 CLIMB, SETTLE, WEIGH, DONE = range(4)
@@ -59,7 +59,7 @@ class Rounds:
     @cached_property
     def unit(self) -> Tensor:
         """Reciprocal standard deviations of the prior about its centre, (K,), at least 1/2: the unit of length."""
-        with torch.no_grad(), pyro.validation_enabled(False):
+        with torch.no_grad(), unchecked():
             curvature = -self.marginal.prior(self.marginal.shared.start).hessian.diagonal()
         return curvature.nan_to_num(nan=0.0).clamp(min=0.25).sqrt()
 
@@ -108,7 +108,7 @@ class Rounds:
         """Return the next state."""
         left = clock.rounds - clock.round - 1
         _warn_of_lost(int(state["stage"]), float(means["lost"]))
-        with torch.no_grad(), pyro.validation_enabled(False):
+        with torch.no_grad(), unchecked():
             if int(state["stage"]) == WEIGH:
                 state = self.weighed(state, means, left)
             else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
@@ -12,7 +11,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from hierfl.core.trees import Tree
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Answer, unchecked
 from hierfl.program.prior_centre import has_mean
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
@@ -33,7 +32,7 @@ def at_prior_middle(program: Program, theta: Params) -> Params:
     """
     mine, block = program.start()[1], program.latents.local_block
     reads = program.reads.model & program.prototype.client_fields.keys()
-    with torch.no_grad(), pyro.validation_enabled(False):
+    with torch.no_grad(), unchecked():
         priors = {} if reads else program.priors(theta, _middles(program, {**theta, **mine}))
         if not priors or not all(has_mean(prior) for prior in priors.values()):
             return mine

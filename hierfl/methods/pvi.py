@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -33,6 +32,7 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.laplace.newton import LONGEST, length, positive, tril_of
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -162,7 +162,7 @@ def _client(
 
 def _server(marginal: Marginal, standard: Tensor, *, full: bool) -> Server:
     def factor_of_prior(at: Tensor) -> Tree:
-        with torch.no_grad(), pyro.validation_enabled(False):
+        with torch.no_grad(), unchecked():
             found = torch.vmap(marginal.prior)(at)
         precision = _shaped(-found.hessian.mean(0), full)
         return {"shift": found.gradient.mean(0) + precision @ at.mean(0), "precision": precision}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports
 from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGH, warn
 from hierfl.program.few_rows import double_precision
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, ProgramError
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.prior_moments import any_client, mixing_draws, prior_draws
@@ -54,7 +54,7 @@ class Rounds:
         kept = len(reading.origin) + self.surrogate.mixed
         weighed = min(self.draws, max(FEWEST_WEIGHED, self.draws * MANY // max(MANY, count)))
         like = program.prototype.client_fields
-        with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
+        with double_precision(), torch.no_grad(), unchecked():
             fields = {
                 # of clients that have not answered: a prior may divide by a field, so zeros will not do
                 n: like[n][0].expand(count, *like[n].shape[2:]).clone()
@@ -118,7 +118,7 @@ class Rounds:
         left = clock.rounds - clock.round - 1
         reports = means["log_ratios" if int(state["stage"]) == WEIGH else "factor"]
         state = {**state, "failed": _failed(state["failed"], reports, clock)}
-        with double_precision(), one_thread(), torch.no_grad(), pyro.validation_enabled(False):
+        with double_precision(), one_thread(), torch.no_grad(), unchecked():
             if int(state["stage"]) == WEIGH:
                 state = _with_error(state, reports, means.get("inner_variance"))
                 state = self.weighed(state, reports, left)

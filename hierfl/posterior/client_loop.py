@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from hierfl.data.ragged import cut_ragged
 from hierfl.engine.client_store import taken
 from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.posterior.snapshot import Snapshot
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
 
 CLIENTS_AT_ONCE = 64
@@ -89,7 +89,7 @@ def each_client(
         states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
         parts = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
         trees = (states, own_slots, asked_slots, *parts)
-        with pyro.validation_enabled(False), torch.no_grad():
+        with unchecked(), torch.no_grad():
             found = over_clients(call, federation.at_once)(*trees, count=len(ids))
         yield Chunk(ids, asked, found)
 

@@ -22,7 +22,7 @@ from hierfl.guides.delta import delta
 from hierfl.posterior import printed
 from hierfl.program.check_apart import check_apart
 from hierfl.program.check_distributions import kind_of
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.prior_centre import Centre
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import read
@@ -81,7 +81,7 @@ def nuts(
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
     began = time.perf_counter()
     found: list[Values] = []
-    with untouched_store(), pyro.validation_enabled(False):
+    with untouched_store(), unchecked():
         for chain in range(chains):
             pyro.set_rng_seed(seed + chain)
             sampler = MCMC(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from functools import partial
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from hierfl.posterior.client_loop import CLIENT_DRAWS_AT_ONCE, labelled
 from hierfl.posterior.draws import Draws, at_draws, in_program_shapes, posterior_draws
 from hierfl.posterior.snapshot import Snapshot, restricted
 from hierfl.program.check_distributions import LACKING
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
@@ -130,7 +130,7 @@ def _labels_of_client(
     one = partial(_labels_at, program, params, batch)
     with (
         torch.random.fork_rng(devices=[]),
-        pyro.validation_enabled(False),
+        unchecked(),
         torch.no_grad(),
         warnings.catch_warnings(),
     ):

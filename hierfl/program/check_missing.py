@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pyro
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
@@ -12,7 +11,7 @@ from torch.func import grad_and_value
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program
 
 ROWS_AT_ONCE = 4096
@@ -110,7 +109,7 @@ def _is_finite(program: Program, batch: ClientBatch) -> bool:
     def loss(params: Params) -> Tensor:
         return program.terms(params, batch).loss(program.share).sum()
 
-    with untouched_store(), pyro.validation_enabled(False), torch.no_grad():
+    with untouched_store(), unchecked(), torch.no_grad():
         params = {**shared, **own}
         found = grad_and_value(loss)(params) if params else loss(params)
         return all(bool(leaf.isfinite().all()) for leaf in tree_leaves(found))

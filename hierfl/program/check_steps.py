@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-import pyro
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch.func import grad
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.program.check_distributions import kind_of
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.terms import traces_of
 from hierfl.program.traces import Site, samples, scored
@@ -44,7 +43,7 @@ def check_steps(program: Program, batch: ClientBatch) -> Program:
     def loss(params: Params, batch: ClientBatch) -> Tensor:
         return program.terms(params, batch).loss(program.share).sum()
 
-    with untouched_store(), pyro.validation_enabled(False), torch.no_grad():
+    with untouched_store(), unchecked(), torch.no_grad():
         if program.keyed and _works(_at_once, loss, params, batch):
             return program
         if not _works(_alone, loss, params, batch):

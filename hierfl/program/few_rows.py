@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import pyro
 import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch, gather, keys_of
 from hierfl.data.clients import ClientData
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
@@ -92,7 +91,7 @@ def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -
         one: a batch.
         other: the batch to compare with it.
     """
-    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False):
+    with untouched_store(), torch.no_grad(), unchecked():
         found = _differing(evaluate, one, other, ROUNDING)
         if found and torch.get_default_dtype() != torch.float64:
             with double_precision():

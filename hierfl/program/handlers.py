@@ -84,6 +84,25 @@ class Answer(Messenger):
 
 
 @contextmanager
+def unchecked() -> Iterator[None]:
+    """Let no distribution check its arguments or values, nor those made earlier, as priors outside a program are.
+
+    A check reads a tensor's value, which a traced function has not.
+    """
+    checks = torch.distributions.Distribution._validate_sample
+    torch.distributions.Distribution._validate_sample = _accept  # type: ignore[method-assign]
+    try:
+        with pyro.validation_enabled(False):
+            yield
+    finally:
+        torch.distributions.Distribution._validate_sample = checks  # type: ignore[method-assign]
+
+
+def _accept(self: torch.distributions.Distribution, value: Tensor) -> None:
+    """Accept a value, whatever it is."""
+
+
+@contextmanager
 def untouched_store() -> Iterator[None]:
     """Restore Pyro's param store and torch's generator on leaving."""
     with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import all_linked, predictors, scores
 from hierfl.laplace.trials import alike, perturbed, terms_at
 from hierfl.program.few_rows import double_precision, in_double, in_dtype
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, scored
@@ -87,7 +86,7 @@ def seen_effects(program: Program, read: list[int]) -> Effects | None:
     """
     if not read or not program.latents.local_block.size:
         return None
-    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False), double_precision():
+    with untouched_store(), torch.no_grad(), unchecked(), double_precision():
         g = torch.Generator().manual_seed(0)
         try:
             return _tried(program, read, _made_up(program, g), g)

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import pyro
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vjp
@@ -25,17 +24,18 @@ from hierfl.laplace.glm_rows import SIZES
 from hierfl.laplace.links import all_linked, predictors, scores
 from hierfl.laplace.trials import alike, perturbed
 from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.summaries.reading import Reading, start_of
 
-ALONG_ROW, ALONE = 12, 9  # Gauss-Hermite nodes of a predictor, and of s where it is one number
+# Gauss-Hermite nodes of a predictor, and of s where it is one number: odd, so that the mean is one of them
+ALONG_ROW, ALONE = 13, 9
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
 EXACT = 1e-8  # relative differences that are rounding, in double precision
 TRIES = 2  # test points of each size
 
 
 class Nodes(NamedTuple):
-    """Standard normal points and their weights.
+    """Standard normal points and their weights; the middle one of each kind is 0.
 
     rest: (J, S) of s.
     rest_weights: (J,).
@@ -99,8 +99,11 @@ def nodes_of(line: Line) -> Nodes:
         rest, rest_weights = gauss_hermite(ALONE, dtype)
         rest = rest[:, None]
     elif size:
-        rest = normal_points(FEW if len(line.inside) else MANY, size)
-        rest_weights = torch.full((len(rest),), 1.0 / len(rest))
+        points = normal_points(FEW if len(line.inside) else MANY, size)
+        half = len(points) // 2
+        rest = torch.cat([points[:half], torch.zeros(1, size), points[half:]])
+        rest_weights = torch.full((len(rest),), 1.0 / len(points))
+        rest_weights[half] = 0.0  # only there to be the middle
     else:
         rest, rest_weights = torch.zeros(1, 0), torch.ones(1)
     return Nodes(rest, rest_weights, *gauss_hermite(ALONG_ROW, dtype))
@@ -152,8 +155,12 @@ class Rows:
         terms = self.line.reading.terms(v, self.batch)
         return scores(terms, predictors(terms) + shift).sum()
 
-    def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
-        """Return expectations under v ~ Normal(mean (V,), precision (V, V)^-1), summed at nodes."""
+    def at_mean(self, mean: Tensor, precision: Tensor) -> Expected:
+        """Return the derivatives at the mean (V,) alone."""
+        return self.expected(mean, precision, node_at_mean(self.line))[0]
+
+    def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Expected, Expected]:
+        """Return expectations under v ~ Normal(mean (V,), precision (V, V)^-1), and the derivatives at the mean."""
         inside, rest = self.line.inside, self.line.rest
         centre, points = mean[rest], mean[rest].expand(len(nodes.rest), -1)
         if len(rest):
@@ -170,14 +177,22 @@ class Rows:
         row = nodes.row if len(inside) else nodes.row[:1] * 0.0
         row_weights = nodes.row_weights if len(inside) else torch.ones(1)
 
-        def at_point(point: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+        def at_point(point: Tensor, shift: Tensor) -> tuple[tuple[Tensor, ...], ...]:
             found = torch.vmap(lambda g: self._derivatives(shift + g * spread, point))(row)
-            return tuple(torch.tensordot(row_weights, v, 1) for v in found)
+            summed = tuple(torch.tensordot(row_weights, v, 1) for v in found)
+            return summed, tuple(v[len(row) // 2] for v in found)
 
-        each = torch.vmap(at_point)(points, shift)
-        slope, rest_slope, second, cross, rest_second = (
-            torch.tensordot(nodes.rest_weights, v, 1) for v in each
+        summed, middle = torch.vmap(at_point)(points, shift)
+        weights = nodes.rest_weights
+        return (
+            self._of_numbers(*(torch.tensordot(weights, v, 1) for v in summed)),
+            self._of_numbers(*(v[len(points) // 2] for v in middle)),
         )
+
+    def _of_numbers(
+        self, slope: Tensor, rest_slope: Tensor, second: Tensor, cross: Tensor, rest_second: Tensor
+    ) -> Expected:
+        """Return what `_derivatives` gives by predictor, by number of v."""
         of_line, order = slope @ self.design, self.line.order
         corner = cross @ self.design  # (S, L)
         top = torch.cat([(self.design.mT * second) @ self.design, corner.mT], 1)
@@ -223,7 +238,7 @@ def seen_line(reading: Reading) -> Line:
     with (
         untouched_store(),
         torch.no_grad(),
-        pyro.validation_enabled(False),
+        unchecked(),
         double_precision(),
     ):
         g = torch.Generator().manual_seed(0)

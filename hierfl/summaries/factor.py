@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import grad
 
 from hierfl.laplace.mode import CAP, newton_step
-from hierfl.summaries.expectations import Expected, Nodes, Rows, node_at_mean
+from hierfl.summaries.expectations import Expected, Nodes, Rows
 
 CLIMB, SETTLE = 12, 30  # Newton steps to the mode, and variational steps from there
 LARGEST = 1e12  # of an expected curvature, relative to that at the mean: above, q is far too wide
@@ -56,7 +56,7 @@ def factor_of(rows: Rows, loc: Tensor, covariance: Tensor, nodes: Nodes) -> Fact
     prior = torch.linalg.inv_ex(covariance).inverse
     prior = 0.5 * (prior + prior.mT)
     mean = _mode(rows, loc, prior)
-    precision = prior + _positive(rows.expected(mean, prior, node_at_mean(rows.line)).curvature)[0]
+    precision = prior + _positive(rows.at_mean(mean, prior).curvature)[0]
     for _ in range(SETTLE):
         slope, curvature = _expected(rows, mean, precision, nodes)
         precision = (1.0 - RATE) * precision + RATE * (prior + _positive(curvature)[0])
@@ -72,8 +72,7 @@ def _expected(rows: Rows, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expe
 
     A power of time overflows at the far nodes of a wide prior of a Weibull shape. Each step narrows q.
     """
-    found = rows.expected(mean, precision, nodes)
-    there = rows.expected(mean, precision, node_at_mean(rows.line))
+    found, there = rows.expected(mean, precision, nodes)
     most = LARGEST * (1.0 + there.curvature.abs().amax())
     # a comparison with NaN is false
     usable = (found.curvature.abs() <= most).all() & (found.slope.abs() <= most).all()
@@ -100,7 +99,7 @@ def _mode(rows: Rows, loc: Tensor, prior: Tensor) -> Tensor:
 
     mean = loc
     for _ in range(CLIMB):
-        curvature = _positive(rows.expected(mean, prior, node_at_mean(rows.line)).curvature)[0]
+        curvature = _positive(rows.at_mean(mean, prior).curvature)[0]
         step = newton_step(grad(density)(mean), curvature + prior, cap=CAP)
         tried = torch.vmap(lambda by, mean=mean, step=step: density(mean + by * step))(shares)
         mean = mean + shares[tried.nan_to_num(nan=-torch.inf).argmax(0)] * step

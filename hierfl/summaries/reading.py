@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import pyro
 import torch
 from torch import Tensor
 from torch.func import grad
@@ -20,7 +19,7 @@ from torch.func import grad
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.trials import perturbed, terms_at
 from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, per_client, scored
@@ -105,7 +104,7 @@ def read_likelihood(program: Program) -> Reading:
     """
     block = program.latents.global_block
     everything = Reading(program, torch.arange(block.size), block.start)
-    with untouched_store(), pyro.validation_enabled(False), double_precision():
+    with untouched_store(), unchecked(), double_precision():
         g = torch.Generator().manual_seed(0)
         labels = frozenset(program.labels.values())
         rows = in_double(program.prototype)

@@ -6,14 +6,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.trials import perturbed
 from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite
 from hierfl.program.traces import Site, scored
@@ -39,7 +38,7 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
             rows; the message names the site.
     """
     plain = Hierarchy(replace(reading, effects=None))
-    with untouched_store(), torch.no_grad(), pyro.validation_enabled(False), double_precision():
+    with untouched_store(), torch.no_grad(), unchecked(), double_precision():
         g = torch.Generator().manual_seed(0)
         batch = in_double(plain.row)
         points = [point_of(reading, g) for _ in range(TRIES)]

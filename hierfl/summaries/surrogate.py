@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 from torch._functorch.compile_utils import fx_graph_cse
@@ -16,6 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hierfl.program.few_rows import double_precision
+from hierfl.program.handlers import unchecked
 from hierfl.program.sites import LatentSite
 from hierfl.summaries.chains import Density
 from hierfl.summaries.hierarchy import Factors, Hierarchy
@@ -76,7 +76,7 @@ class Surrogate:
         """
         block, hierarchy = self.hierarchy.program.latents.global_block, self.hierarchy
         logs = [flag for site in block.sites for flag in [_is_exp(site)] * site.size]
-        with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
+        with double_precision(), torch.no_grad(), unchecked():
             zero = torch.zeros(hierarchy.reading.own_size)
 
             def log_p(z: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class Surrogate:
         graph = self._graphs[chains]
 
         def at(x: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.no_grad(), pyro.validation_enabled(False):
+            with torch.no_grad(), unchecked():
                 value, slope = graph(x, *inputs)
             return value, slope
 
@@ -140,7 +140,7 @@ class Surrogate:
             slope, value = torch.vmap(grad_and_value(one))(x)
             return value, slope
 
-        with pyro.validation_enabled(False), torch.no_grad():
+        with unchecked(), torch.no_grad():
             return _graph_of(evaluate, start.expand(chains, -1).clone(), *inputs)
 
     def _scales_and_mixing(self, at: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -224,7 +224,7 @@ class Surrogate:
     def _mapped(self, one: Any, factors: Factors, *draws: Tensor) -> Any:
         size = len(factors.shift) * (factors.shift.shape[1] + 1) ** 2
         at_once = max(1, AT_ONCE // max(1, size))
-        with torch.no_grad(), pyro.validation_enabled(False):
+        with torch.no_grad(), unchecked():
             return torch.vmap(one, chunk_size=at_once)(*draws)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,26 @@ def test_compiled_and_eager_agree_for_stochastic_guides() -> None:
     assert compiled.progress.compiled
     assert apart(eager.progress.server, compiled.progress.server) < 1e-10
     assert apart(eager.progress.table, compiled.progress.table) < 1e-10
+
+
+def test_priors_made_outside_the_program_are_compiled_too() -> None:
+    """They check their values, which a trace does not have."""
+    level, spread = dist.Normal(torch.zeros(4), 1.0).to_event(1), dist.LogNormal(0.0, 1.0)
+
+    def model(batch: hierfl.ClientBatch) -> None:
+        mu, tau = pyro.sample("mu", level), pyro.sample("tau", spread)
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(mu, tau).to_event(1))
+            with batch.data():
+                pyro.sample("y", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.y)
+
+    method = hierfl.methods.fedsvi(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit = hierfl.fit(method, rows(), rounds=1, compile=True, progress=False)
+    assert fit.progress.compiled
+    with pytest.raises(ValueError, match="support"):
+        spread.log_prob(torch.tensor(-1.0))
 
 
 def compiles(method: Any, seconds: float, monkeypatch: pytest.MonkeyPatch, **how: Any) -> bool:

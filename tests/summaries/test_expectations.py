@@ -41,7 +41,7 @@ def test_expectations_equal_brute_force(name: str, within: float) -> None:
     mean = 0.2 * torch.cos(torch.arange(float(size)))
     spread = 0.15 * torch.eye(size) + 0.05 * torch.ones(size, size)
     with torch.no_grad(), pyro.validation_enabled(False):
-        found = rows.expected(mean, spread.inverse(), nodes_of(line))
+        found, _ = rows.expected(mean, spread.inverse(), nodes_of(line))
     points = mean + normal_points(1024, size) @ torch.linalg.cholesky(spread).mT
 
     def log_p(v: Tensor) -> Tensor:
