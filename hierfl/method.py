@@ -195,6 +195,9 @@ class Server:
         logged: state after a round -> numbers for its row of the history.
         relaxed: beta -> the same server with its step multiplied by beta; None: `methods.over_relaxed`
             multiplies it if the state is a dict of the global params, and refuses the method otherwise.
+        mail: state -> what each client gets for itself, a tree with N clients in front, in the order of the
+            data. It replaces the entry `mail` of the client states, before the first round and after each.
+            None: clients get the message alone. A method with mail declares `discloses="summaries"`.
     """
 
     state: Tree
@@ -204,6 +207,7 @@ class Server:
     finished: Callable[[Tree], bool] = _never
     logged: Callable[[Tree], dict[str, float]] = _nothing
     relaxed: Callable[[float], Server] | None = None
+    mail: Callable[[Tree], Tree] | None = None
 
     def __repr__(self) -> str:
         """The size of the state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hierfl.data.clients import ClientData
-from hierfl.method import Client, Method
+from hierfl.method import Client, Method, Server
 from hierfl.program.check_apart import check_apart
 from hierfl.program.check_padding import check_mini_batches
 from hierfl.program.program import Program
@@ -34,6 +34,26 @@ def check_setting(
         raise ValueError(
             f"{method.name} sums the updates of all clients in each round, which a smaller cohort cannot "
             f"replace: leave cohort=None, or use a method of many small rounds (fedsvi)"
+        )
+
+
+def check_mail(method: Method, client: Client, server: Server) -> None:
+    """Refuse mail of a method that discloses sums alone, and mail without a place in the client state.
+
+    Raises:
+        TypeError: the method is written in one of these ways.
+    """
+    if server.mail is None:
+        return
+    if method.discloses == "sums":
+        raise TypeError(
+            f"{method.name} sends mail to single clients, so its server knows more than sums: declare "
+            f'Method(..., discloses="summaries")'
+        )
+    if "mail" not in client.own:
+        raise TypeError(
+            f"{method.name} sends mail to single clients, and their state has no place for it: give "
+            f'Client.own an entry "mail"'
         )
 
 

@@ -14,7 +14,7 @@ from hierfl.core.device import CPU, device_of
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
-from hierfl.engine.check_setting import check_setting, check_steps_fit
+from hierfl.engine.check_setting import check_mail, check_setting, check_steps_fit
 from hierfl.engine.compiled import Graphs
 from hierfl.method import Client, Method, Server, step_sizes
 from hierfl.program.program import Program
@@ -205,12 +205,13 @@ def federate(
     size = cohort_size(cohort, data.num_clients)
     check_setting(method, engine, chunk, on_client_error, all_clients=size == data.num_clients)
     program = read(method.model, method.guide, data, seed=seed)
-    client = method.client(program)
+    client, server = method.client(program), method.server(program)
     check_steps_fit(program, client, data, engine)
+    check_mail(method, client, server)
     return Federation(
         program=program,
         client=client,
-        server=method.server(program),
+        server=server,
         data=data,
         seed=seed,
         cohort=size,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves
+from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves, tree_map
 from hierfl.engine.aggregate import Sums, added, bytes_of_one, means_of
 from hierfl.engine.bad_updates import far_out
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, work_on
@@ -28,6 +28,7 @@ from hierfl.engine.processes import RunAll, crew
 from hierfl.method import Clock
 
 NAMED = 5  # clients in a message
+DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
 # Names in the history of a run whose method was chosen: the choice and its reason, in the first round; the verdict
 # when it ended and how draws are corrected, in the last.
@@ -106,6 +107,7 @@ def begin(
     """
     path = None if folder is None else folder / TABLE_FILE
     table = new_table(federation.client.own, federation.data.num_clients, path)
+    _deliver(federation, federation.server.state, table)
     return Progress(federation.server.state, table, compiled=compiled)
 
 
@@ -152,18 +154,31 @@ def one_round(
     left_out = tuple(sorted(one.client for one in cohort.left_out))
     at = clock._replace(clients=len(cohort.ids), left_out=left_out)
     state = server.update(progress.server, means, at)
+    mailed = _deliver(federation, state, progress.table)
     record = {
         "round": clock.round,
         "clients": len(cohort.ids),
         **_single_numbers(means),
         **server.logged(state),
         **_said(federation, cohort),
-        "bytes_down": nbytes(message) * len(ids),
+        "bytes_down": (nbytes(message) + mailed) * len(ids),
         "bytes_up": bytes_of_one(cohort.total) * len(cohort.ids),
         "seconds": time.perf_counter() - began,
     }
     history = (*progress.history, record)
     return Progress(state, progress.table, history, clock.round + 1, progress.compiled)
+
+
+def _deliver(federation: Federation, server: Tree, table: Table) -> int:
+    """Put what the server has for each client into the client states, and return the bytes that a client gets."""
+    if federation.server.mail is None:
+        return 0
+    mail, count = federation.server.mail(server), federation.data.num_clients
+    for ids in torch.arange(count).split(DELIVERED_AT_ONCE):
+        own = taken(table, ids)
+        own["mail"] = tree_map(lambda _, v, ids=ids: v[ids], own["mail"], mail)
+        put(table, ids, own)
+    return nbytes(mail) // count
 
 
 class Cohort(NamedTuple):
