@@ -15,6 +15,7 @@ from hierfl.models.bregman_network import bregman_network
 from hierfl.models.linear import linear
 from hierfl.models.logistic import logistic
 from hierfl.models.map_network import map_network
+from hierfl.models.mixture import mixture
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.models.poisson import poisson
 from hierfl.models.softmax import softmax
@@ -31,6 +32,7 @@ __all__ = [
     "logistic",
     "map_network",
     "map_priors",
+    "mixture",
     "network",
     "poisson",
     "softmax",

@@ -3,18 +3,23 @@
 from hierfl.methods.averaging_some import averaging_some
 from hierfl.methods.bfi import bfi
 from hierfl.methods.by_rows import by_rows
+from hierfl.methods.clustered_fl import clustered_fl
 from hierfl.methods.ditto import ditto, individual
 from hierfl.methods.fedabml import fedabml
+from hierfl.methods.fedamp import fedamp, heur_fedamp
 from hierfl.methods.fedavg import fedavg
 from hierfl.methods.fedbn import fedbn
+from hierfl.methods.fedem import fedem
 from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedmap import fedmap
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.fedvi import fedvi
 from hierfl.methods.fine_tuned import fine_tuned
+from hierfl.methods.ifca import ifca
 from hierfl.methods.over_relaxed import over_relaxed
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedbred import pfedbred
+from hierfl.methods.pfedhn import pfedhn
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
 from hierfl.methods.two_stage import two_stage
@@ -23,19 +28,25 @@ __all__ = [
     "averaging_some",
     "bfi",
     "by_rows",
+    "clustered_fl",
     "ditto",
     "fedabml",
+    "fedamp",
     "fedavg",
     "fedbn",
+    "fedem",
     "fedlaplace",
     "fedmap",
     "fedsvi",
     "fedvi",
     "fine_tuned",
+    "heur_fedamp",
+    "ifca",
     "individual",
     "over_relaxed",
     "pfedbayes",
     "pfedbred",
+    "pfedhn",
     "pfedme",
     "pvi",
     "two_stage",

@@ -105,6 +105,7 @@ class Program:
         supports: label field -> (its site, the values it can take).
         reads: the fields that model and guide read.
         num_clients: N.
+        client_keys: (N, 2) int32, a noise key of each client, by its name.
         prototype: a few rows of one client, used wherever a value does not depend on rows.
         keyed: every draw is a function of its key under `torch.vmap`; otherwise clients run one at a time.
         mapped: model and guide can be computed under `torch.vmap`; otherwise clients run one at a time.
@@ -124,6 +125,7 @@ class Program:
     supports: Mapping[str, tuple[str, Constraint]]
     reads: Reads
     num_clients: int
+    client_keys: Tensor
     prototype: ClientBatch
     keyed: bool = True
     reads_all_rows: bool = False

@@ -26,14 +26,15 @@ NAMES = {
     ),
     "hierfl.methods": tuple(
         (
-            "averaging_some bfi by_rows ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi fine_tuned "
-            "individual over_relaxed pfedbayes pfedbred pfedme pvi two_stage"
+            "averaging_some bfi by_rows clustered_fl ditto fedabml fedamp fedavg fedbn fedem fedlaplace fedmap fedsvi "
+            "fedvi fine_tuned heur_fedamp ifca individual over_relaxed pfedbayes pfedbred pfedhn pfedme pvi two_stage"
         ).split()
     ),
+    "hierfl.methods.hypernetworks": ("Mlp",),
     "hierfl.models": tuple(
         (
             "PersonalHeads batch_norm_network bayesian_network bregman_network linear logistic map_network "
-            "network poisson softmax"
+            "mixture network poisson softmax"
         ).split()
     ),
     "hierfl.models.families": tuple(

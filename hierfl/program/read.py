@@ -127,6 +127,7 @@ def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, lear
             supports=supports,
             reads=_reads(model, built, one),
             num_clients=data.num_clients,
+            client_keys=data.keys,
             prototype=one,
             keyed=keyed,
             reads_all_rows=_reads_all_rows(guide),

@@ -42,6 +42,8 @@ def state_of(fitted: Fit) -> dict[str, Tensor]:
     """Return all state of a run, the rows of clients in the order of their names."""
     order = fitted.federation.data.by_name
     local = {f"local {k}": v[order] for k, v in named_leaves(fitted.progress.table).items()}
+    if fitted.federation.server.mail is not None:
+        return local  # a server with mail keeps a row a client, in the order of the data
     return {**local, **{f"global {k}": v for k, v in named_leaves(fitted.progress.server).items()}}
 
 
@@ -163,6 +165,17 @@ METHODS: dict[str, Callable[[], Method]] = {
         batch_size=4,
         server="exact",
     ),
+    "ifca": lambda: hierfl.methods.ifca(_shared(), clusters=2, optimiser=SGD(0.05), steps=3),
+    "fedem": lambda: hierfl.methods.fedem(
+        _shared(), components=2, optimiser=SGD(0.05), batch_size=2
+    ),
+    "fedamp": lambda: hierfl.methods.fedamp(
+        _shared(), sigma=20.0, optimiser=SGD(0.05), batch_size=2
+    ),
+    "heur_fedamp": lambda: hierfl.methods.heur_fedamp(_shared(), optimiser=SGD(0.05), batch_size=2),
+    "pfedhn": lambda: hierfl.methods.pfedhn(
+        _shared(), optimiser=SGD(0.05, 0.9), steps=3, batch_size=2
+    ),
     "pfedbayes": lambda: hierfl.methods.pfedbayes(
         personal(prior_scale="learned"),
         steps=3,
@@ -178,6 +191,18 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 def _shared() -> Any:
     return models.network(net(), likelihood=models.likelihood.normal(1.0))
+
+
+@pytest.mark.parametrize("way", ["in chunks", "sequential"])
+def test_clusters_of_all_clients_on_every_engine(way: str) -> None:
+    data = federation((5, 3, 7, 1, 2))
+    method = hierfl.methods.clustered_fl(
+        _shared(), eps1=10.0, eps2=0.0, wait=0, optimiser=SGD(0.05, 0.9), batch_size=2
+    )
+    together = fit(method, data, rounds=3, seed=4)
+    assert together.history["clusters"].iloc[-1] > 1.0
+    assert_same(together, fit(method, data, rounds=3, seed=4, **WAYS[way]))
+    assert_same(together, fit(method, data.select(data.names[::-1]), rounds=3, seed=4))
 
 
 @pytest.mark.parametrize("way", ["in chunks", "sequential"])

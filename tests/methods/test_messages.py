@@ -65,8 +65,17 @@ HEADS = {
 OTHERS: dict[
     str, tuple[Callable[[], Method], dict[str, Shapes]]
 ] = {  # the update of each, without scalars
+    "clustered_fl": (
+        lambda: hierfl.methods.clustered_fl(_common()),
+        {"away": {**THETA, "rows": ()}},
+    ),
     "ditto": (lambda: hierfl.methods.ditto(_common()), {"theta": THETA}),
+    "fedamp": (lambda: hierfl.methods.fedamp(_common()), {"w": THETA}),
     "fedbn": (lambda: hierfl.methods.fedbn(normed()), {"theta": BODY}),
+    "fedem": (
+        lambda: hierfl.methods.fedem(_common(), components=2),
+        {"theta": {f"{m}.{name}": shape for m in (0, 1) for name, shape in THETA.items()}},
+    ),
     "fedmap": (
         lambda: hierfl.methods.fedmap(
             models.map_network(net(), likelihood=models.likelihood.normal(1.0))
@@ -74,7 +83,13 @@ OTHERS: dict[
         {"clients": THETA},
     ),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),
+    "heur_fedamp": (lambda: hierfl.methods.heur_fedamp(_common()), {"w": THETA}),
+    "ifca": (
+        lambda: hierfl.methods.ifca(_common(), clusters=3),
+        {"mine": {**{name: (3, *shape) for name, shape in THETA.items()}, "share": (3,)}},
+    ),
     "individual": (lambda: hierfl.methods.individual(_common()), {}),
+    "pfedhn": (lambda: hierfl.methods.pfedhn(_common(), batch_size=2), {"away": THETA}),
 }
 
 

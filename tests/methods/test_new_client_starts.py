@@ -25,6 +25,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Method
+from hierfl.methods.hypernetworks import Mlp
 from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD, Adam
 from tests.programs import fit
@@ -91,14 +92,18 @@ SVI: dict[str, Any] = {
     "average": 0.0,
 }
 FEW: dict[str, Any] = {"optimiser": SGD(0.3), "steps": 4}
+STEPS: dict[str, Any] = {**FEW, "unit": "step", "batch_size": 10}
 ABML: dict[str, Any] = {"lr": 0.3, "steps": 3, "draws": 1}
 MAP: dict[str, Any] = {"optimiser": Adam(0.3), "steps": 3}
 METHODS: dict[str, Make] = {
     "bfi": lambda _: methods.bfi(hierarchy, steps=5),
+    "clustered_fl": lambda s: methods.clustered_fl(common(s), **STEPS),
     "ditto": lambda s: methods.ditto(common(s), **FEW),
     "fedabml": lambda s: methods.fedabml(personal(s, "learned"), **ABML),
     "fedabml exact": lambda s: methods.fedabml(personal(s, "learned"), **ABML, server="exact"),
+    "fedamp": lambda s: methods.fedamp(common(s), sigma=50.0, **STEPS),
     "fedavg": lambda s: methods.fedavg(common(s), **FEW),
+    "fedem": lambda s: methods.fedem(common(s), components=1, **STEPS),
     "fedlaplace": lambda _: methods.fedlaplace(hierarchy),
     "fedmap": lambda s: methods.fedmap(mapped(s), **MAP),
     "fedmap global": lambda s: methods.fedmap(mapped(s), **MAP, restart="global", init="client"),
@@ -107,6 +112,8 @@ METHODS: dict[str, Make] = {
     "fedsvi low_rank": lambda s: methods.fedsvi(sampled(s), guides.low_rank, **SVI),
     "fedsvi mean_field": lambda s: methods.fedsvi(personal(s, "learned"), guides.mean_field, **SVI),
     "fedsvi structured": lambda s: methods.fedsvi(sampled(s), guides.structured, **SVI),
+    "heur_fedamp": lambda s: methods.heur_fedamp(common(s), **STEPS),
+    "ifca": lambda s: methods.ifca(common(s), clusters=1, **STEPS),
     "individual": lambda s: methods.individual(common(s), **FEW),
     "pfedbayes": lambda s: methods.pfedbayes(personal(s, "learned"), **BAYES),
     "pfedbayes init_scale": lambda s: methods.pfedbayes(
@@ -115,6 +122,9 @@ METHODS: dict[str, Make] = {
     "pfedbred": lambda s: methods.pfedbred(personal(s), "mh", **FAST),
     "pfedbred global": lambda s: methods.pfedbred(
         personal(s), "mh-code", prox_start="global", **FAST
+    ),
+    "pfedhn": lambda s: methods.pfedhn(
+        common(s), hypernetwork=Mlp((4,)), **STEPS, server_optimiser=SGD(0.1)
     ),
     "pfedme": lambda s: methods.pfedme(personal(s), **FAST),
     "pvi": lambda _: methods.pvi(hierarchy),

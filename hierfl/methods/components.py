@@ -1,0 +1,89 @@
+"""Several sets of the global params side by side: the components of IFCA and FedEM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.core.trees import Tree, tree_map
+from hierfl.program.program import Params, Program, ProgramError
+
+
+def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | None) -> Params:
+    """Return K sets of params to start from, (K, ...) each.
+
+    The first is `start`. The others hold the same numbers, each tensor's in another order: weights that were
+    drawn independently of one distribution remain such draws.
+
+    Args:
+        start: the program's starting values.
+        count: K.
+        seed: of the orders.
+        given: K sets to use instead; None: none.
+
+    Raises:
+        ProgramError: two sets are the same, so that clients could not tell them apart; or `given` holds another
+            number of them, or other names or shapes.
+    """
+    sets = list(given) if given is not None else [_in_order(start, m, seed) for m in range(count)]
+    if len(sets) != count:
+        raise ProgramError(
+            f"starts holds {len(sets)} sets of params: give {count}, one a component"
+        )
+    for one in sets:
+        if {k: v.shape for k, v in one.items()} != {k: v.shape for k, v in start.items()}:
+            raise ProgramError(
+                f"starts holds a set of {_shown(one)}: the model's params are {_shown(start)}"
+            )
+    stacked = {name: torch.stack([one[name] for one in sets]) for name in start}
+    for a in range(count):
+        for b in range(a):
+            if all(torch.equal(v[a], v[b]) for v in stacked.values()):
+                raise ProgramError(
+                    f"components {b} and {a} start alike, and would stay alike: give starts=, {count} different "
+                    f"sets of params"
+                )
+    return stacked
+
+
+def _in_order(start: Params, m: int, seed: int) -> Params:
+    """Return the params with the numbers of each tensor in an order of component m."""
+    if not m:
+        return {name: v.clone() for name, v in start.items()}
+
+    def shuffled(name: str, v: Tensor) -> Tensor:
+        key = noise.fold(noise.root_key(seed), noise.word(f"component {m} {name}"))
+        order = noise.uniforms(key, (v.numel(),), torch.float64).argsort()
+        return v.flatten()[order].view(v.shape)
+
+    return {name: shuffled(name, v) for name, v in start.items()}
+
+
+def _shown(params: Params) -> str:
+    return ", ".join(f"{name} {tuple(v.shape)}" for name, v in params.items())
+
+
+def of_each(program: Program, one: Callable[[Params], Tensor], components: Params) -> Tensor:
+    """Return a function's value at each component (K, ...), carried at once where the program allows."""
+    if program.in_vmap:
+        return torch.vmap(one)(components)
+    count = len(next(iter(components.values())))
+    return torch.stack([one(part(components, k)) for k in range(count)])
+
+
+def part(components: Tree, k: int) -> Tree:
+    """Return component k of K."""
+    return tree_map(lambda v: v[k], components)
+
+
+def of_mask(mask: Tensor, components: Tree) -> Tree:
+    """Return the component that a mask (K,) of one 1 and zeros picks."""
+    return tree_map(lambda v: torch.tensordot(mask.to(v.dtype), v, 1), components)
+
+
+def along(mask: Tensor, value: Tree) -> Tree:
+    """Return a tree times each entry of a mask (K,), (K, ...) each leaf."""
+    return tree_map(lambda v: mask.view(-1, *[1] * v.dim()).to(v.dtype) * v, value)

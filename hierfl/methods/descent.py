@@ -1,0 +1,68 @@
+"""Steps of an optimiser on a copy of the global params: the local work of methods without latent sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.method import Phase, slope
+from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.program.program import Params, Program, ProgramError
+
+Loss = Callable[[Params, Tree, Tree, ClientBatch], Tensor]
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How a client descends in one round.
+
+    Args:
+        optimiser: started anew in each round.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+    """
+
+    optimiser: Optimiser
+    steps: int
+    unit: Literal["step", "epoch"]
+    batch_size: int | None
+
+    def begin(self, w: Params) -> Tree:
+        """Return a working state at params w: `w`, the optimiser's `state`, and the last `loss`."""
+        return {"w": w, "state": self.optimiser.init(w), "loss": torch.zeros(())}
+
+    def phase(self, loss: Loss) -> Phase:
+        """Return steps down a loss: (w, working state, message, mini-batch) -> ()."""
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            gradient, value = slope(lambda w: loss(w, work, message, batch), work["w"])
+            w, state = step(self.optimiser, gradient, Stepped(work["w"], work["state"]))
+            return {**work, "w": w, "state": state, "loss": value}
+
+        return Phase(move, self.steps, self.unit, self.batch_size)
+
+
+def global_params(name: str, program: Program) -> Params:
+    """Return the starting values of a program whose params are all global.
+
+    Args:
+        name: of the method, for the message.
+        program: to be fitted.
+
+    Raises:
+        ProgramError: it has latent sites or local params.
+    """
+    above, own = program.start()
+    if own or program.latents.sites:
+        raise ProgramError(
+            f"{name} fits global params only, and this model has latent sites or local params: take "
+            f"models.network, or fedsvi"
+        )
+    return above

@@ -1,0 +1,195 @@
+"""FedAMP and HeurFedAMP: each client is pulled to a mix of all clients' models, in which alike ones weigh most.
+
+    server:    xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j not i,    xi_ii = 1 - sum_j xi_ij
+               u_i = sum_j xi_ij w_j, and client i gets u_i
+    client i:  for every mini-batch:  w_i <- w_i - lr grad[ nll(w_i) + lam / (2 alpha) |w_i - u_i|^2 ]
+
+HeurFedAMP fixes xi_ii, and shares the rest by softmax_j(sigma cos(w_i, w_j)).
+
+Source: Huang et al. 2021, arXiv:2007.03797, Algorithm 1. The weights as printed lack a factor 2: fixed points are
+stationary for sum_i f_i + (lam / 2) sum_{i<j} A(|w_i - w_j|^2), A(d) = 1 - exp(-d / sigma), where the paper has
+lam. The paper does not say where a client starts its steps: here at its own last model. A client that joins later
+starts at the mean of all models, and is pulled to it.
+
+Bayesian in it is a pairwise random field exp(-lam/2 sum_{i<j} A(|w_i - w_j|^2)), of which the w_i are a mode; the
+field is bounded, so that it is no proper prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree, chosen, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Each, Method, Server, Share, Up, half_square
+from hierfl.methods.descent import Descent, global_params
+from hierfl.methods.single_models import at_each, distances, flat, stored
+from hierfl.optimisers import SGD, Optimiser
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
+
+Attention = Callable[[Tensor], Tensor]
+
+
+@recorded
+def fedamp(
+    model: Model,
+    *,
+    lam: float = 1.0,
+    alpha: float = 1.0,
+    sigma: float = 1.0,
+    optimiser: Optimiser = SGD(0.005),  # noqa: B008 (frozen)
+    steps: int = 1,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 10,
+) -> Method:
+    """Return FedAMP of a program whose params are all global, such as `hierfl.models.network`.
+
+    `self_weight` in the history is the mean of xi_ii. Where it stays near 1, clients train alone: the squared
+    distances of two networks are often far above `sigma`.
+
+    Args:
+        model: a program with global params and no latent sites.
+        lam: strength of the pull, 0 or more; 0: each client alone. Defaults: those of PFLlib.
+        alpha: step size of the mix, > 0. Fixed points do not depend on it.
+        sigma: scale of squared distances, > 0.
+        optimiser: of the client, started anew in each round.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        ValueError: `lam` is negative, or `alpha` or `sigma` is not above 0.
+        ProgramError: (at fit) the model has latent sites or local params. (After a round) some xi_ii is
+            negative.
+    """
+    if lam < 0.0 or alpha <= 0.0 or sigma <= 0.0:
+        raise ValueError(
+            f"lam is {lam}, alpha {alpha}, sigma {sigma}: lam must be 0 or more, the others above 0"
+        )
+
+    def attention(w: Tensor) -> Tensor:
+        weight = alpha / sigma * torch.exp(-distances(w) / sigma)
+        weight = weight.fill_diagonal_(0.0)
+        own = 1.0 - weight.sum(1)
+        if bool((own < 0.0).any()):
+            raise ProgramError(
+                f"the weights of other clients' models add up to {float(1.0 - own.min()):.3g}, above 1: lower alpha "
+                f"({alpha:g}), or raise sigma ({sigma:g}); alpha / sigma of at most 1 / {len(w)} is safe"
+            )
+        return weight + torch.diag(own)
+
+    descent = Descent(optimiser, steps, unit, batch_size)
+    return _attentive("fedamp", model, attention, lam / alpha, descent)
+
+
+@recorded
+def heur_fedamp(
+    model: Model,
+    *,
+    lam: float = 1.0,
+    sigma: float = 1.0,
+    self_weight: float = 0.1,
+    optimiser: Optimiser = SGD(0.005),  # noqa: B008 (frozen)
+    steps: int = 1,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 10,
+) -> Method:
+    """Return HeurFedAMP, whose weights are a softmax of cosines between the clients' params.
+
+    Args:
+        model: as in `fedamp`.
+        lam: strength of the pull: lam / alpha of `fedamp`, 0 or more.
+        sigma: factor of the cosines, 0 or more; 0: all others weigh alike.
+        self_weight: xi_ii, in [0, 1]. Default: that of PFLlib's older scripts.
+        optimiser: of the client, started anew in each round.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        ValueError: `lam` or `sigma` is negative, or `self_weight` outside [0, 1].
+        ProgramError: (at fit) the model has latent sites or local params; or there is one client.
+    """
+    if lam < 0.0 or sigma < 0.0 or not 0.0 <= self_weight <= 1.0:
+        raise ValueError(
+            f"lam is {lam}, sigma {sigma}, self_weight {self_weight}: the first two must be 0 or more, the last "
+            f"in [0, 1]"
+        )
+
+    def attention(w: Tensor) -> Tensor:
+        if len(w) < 2:
+            raise ProgramError("heur_fedamp mixes the models of several clients: one is too few")
+        cosines = torch.nn.functional.cosine_similarity(w[:, None], w[None], dim=-1)
+        others = (sigma * cosines).fill_diagonal_(-torch.inf).softmax(1)
+        return (1.0 - self_weight) * others + self_weight * torch.eye(len(w), dtype=w.dtype)
+
+    descent = Descent(optimiser, steps, unit, batch_size)
+    return _attentive("heur_fedamp", model, attention, lam, descent)
+
+
+def _attentive(
+    name: str, model: Model, attention: Attention, pull: float, descent: Descent
+) -> Method:
+    """Return the method of weights `attention`, (N, P) models -> (N, N), and of a pull towards their mixes."""
+
+    def client(program: Program) -> Client:
+        first = global_params(name, program)
+
+        def mine(own: Tree) -> Params:
+            found: Params = chosen(own["seen"], own["w"], own["mail"])
+            return found
+
+        def start(message: Tree, own: Tree) -> Tree:
+            return {**descent.begin(mine(own)), "mix": own["mail"]}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            nll = program.mean_loss(w, batch)
+            return nll + pull * half_square(w, work["mix"]) if pull else nll
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up: Up = {"w": Each(work["w"]), "loss": Share(work["loss"], rows)}
+            return up, {"w": work["w"], "mail": work["mix"], "seen": torch.ones(())}
+
+        def new(message: Tree) -> Tree:
+            return {"w": message, "mail": message, "seen": torch.zeros(())}
+
+        return Client(
+            own=new(first),
+            start=start,
+            phases=(descent.phase(loss),),
+            finish=finish,
+            params=lambda message, own: mine(own),
+            seen=lambda own: own["seen"],
+            new=new,
+        )
+
+    def server(program: Program) -> Server:
+        first = global_params(name, program)
+
+        def mixed(w: Tree) -> tuple[Tree, Tensor]:
+            weight = attention(flat(w))
+            return tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), w), weight
+
+        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            w = stored(state["w"], means["w"])
+            mix, weight = mixed(w)
+            return {"w": w, "mix": mix, "self_weight": weight.diagonal().mean()}
+
+        w = at_each(first, program.num_clients)
+        return Server(
+            {"w": w, "mix": w, "self_weight": torch.ones(())},
+            update,
+            down=lambda state, clock: {},
+            final=lambda state, clock: tree_map(lambda v: v.mean(0), state["w"]),
+            logged=lambda state: {"self_weight": float(state["self_weight"])},
+            mail=lambda state: state["mix"],
+        )
+
+    return Method(name, model, delta, client, server, discloses="summaries")

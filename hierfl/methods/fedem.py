@@ -1,0 +1,127 @@
+"""FedEM: a mixture of M models with shares of each client's own, by local steps of expectation maximisation.
+
+    client:  q_jm <- pi_km p(y_j | x_j; theta_m) / sum over m      of each of its rows j, at the models received
+             pi_k <- mean over j of q_j
+             for every mini-batch and m:  w_m <- w_m - lr grad mean_j[ -q_jm log p(y_j | x_j; w_m) ]
+    server:  theta_m <- sum_k (n_k / n) w_m
+
+Source: Marfoq et al. 2021, arXiv:2108.10252, Algorithm 1. A client predicts by the mixture of probabilities. One that
+joins later keeps the theta_m, and fits its shares alone.
+
+Bayesian in it is a mixture with a label a row, y ~ sum_m pi_km p(y | x; theta_m), and the exact posterior of the labels
+(the q_j). Shares and models are points, under flat priors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.components import starts_of
+from hierfl.methods.descent import Descent
+from hierfl.models.mixture import SHARES, mixture
+from hierfl.optimisers import SGD, Optimiser
+from hierfl.program.program import Params, Program
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
+
+LEAST = 1e-12  # of a share: its logarithm stays finite
+
+
+@recorded
+def fedem(
+    model: Model,
+    *,
+    components: int = 3,
+    optimiser: Optimiser = SGD(0.03),  # noqa: B008 (frozen)
+    steps: int = 1,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 128,
+    fits: int = 10,
+    starts: Sequence[Params] | None = None,
+    seed: int = 0,
+) -> Method:
+    """Return FedEM of a model whose params are all global, such as `hierfl.models.network`.
+
+    Args:
+        model: of global params alone, with one observed site; `hierfl.models.mixture` makes it a mixture.
+        components: M. Defaults: the authors' for CIFAR-10 and FEMNIST, without their schedule of step sizes.
+        optimiser: of the client, started anew in each round.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+        fits: updates of the shares of a client that joins later, in each round of `personalise`.
+        starts: M sets of the model's params to start from. Default None: those of the model, each tensor's
+            numbers in M orders.
+        seed: of the orders.
+
+    Raises:
+        ValueError: `components` or `fits` is below 1. (At fit) the model has latent sites, or observes another
+            number of sites than one.
+        ProgramError: (at fit) two components start alike.
+    """
+    if fits < 1:
+        raise ValueError(f"fits is {fits}: shares need 1 update or more")
+    descent = Descent(optimiser, steps, unit, batch_size)
+
+    def client(program: Program) -> Client:
+        site = program.observed_site(None)
+        even = torch.zeros(1, components)
+
+        def log_parts(theta: Params, batch: ClientBatch) -> Tensor:
+            params = {**theta, SHARES: even[None]}
+            fn, value = program.observed({}, batch, params)[site]
+            found: Tensor = fn.log_parts(value)[0]  # (B, M)
+            return found
+
+        def posterior(logits: Tensor, message: Tree, batch: ClientBatch) -> Tensor:
+            return (logits.log_softmax(-1) + log_parts(message, batch)).softmax(-1)
+
+        def mean(value: Tensor, batch: ClientBatch) -> Tensor:
+            if batch.rows is None:
+                return value.mean(0)
+            rows = batch.rows[0].view(-1, *[1] * (value.dim() - 1))
+            return torch.where(rows, value, 0.0).sum(0) / rows.sum()
+
+        def start(message: Tree, own: Tree) -> Tree:
+            before = own["logits"]
+            return {**descent.begin(message), "before": before, "logits": before}
+
+        def share(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            pi = mean(posterior(work["logits"], message, batch), batch)
+            return {**work, "logits": pi.clamp(min=LEAST).log()[None]}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            q = posterior(work["before"], message, batch)
+            return mean(-(q * log_parts(w, batch)).sum(-1), batch)
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up = {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
+            return up, {"logits": work["logits"]}
+
+        return Client(
+            own={"logits": even},
+            start=start,
+            phases=(Phase(share), descent.phase(loss)),
+            finish=finish,
+            params=lambda message, own: {**message, SHARES: own["logits"][None]},
+            adapt=(Phase(share, fits),),
+        )
+
+    def server(program: Program) -> Server:
+        given = {k: v for k, v in program.start()[0].items() if k.startswith("0.")}
+        first = {name.removeprefix("0."): value for name, value in given.items()}
+        each = starts_of(first, components, seed, starts)
+        return averaging_server(
+            {f"{m}.{name}": v[m] for m in range(components) for name, v in each.items()}
+        )
+
+    return Method("fedem", mixture(model, components=components), delta, client, server)

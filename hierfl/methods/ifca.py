@@ -1,0 +1,129 @@
+"""IFCA: K models, and each client trains the one that fits its rows best.
+
+    client:  z <- the k of the smallest nll(theta_k) on all its rows;  w <- theta_z;
+             for every mini-batch:  w <- w - lr grad nll(w)
+    server:  theta_k <- mean of w over the clients with z = k; a theta_k that none chose stays
+
+Source: Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1, with averages of models; clients count alike, as in the
+authors' code (`hierfl.methods.by_rows` does not apply: the mean is by cluster; take weights="rows"). A client
+sends its model at its cluster's place among zeros, and the mask: the server needs sums alone, and does not
+learn who chose what. The code picks a test client's cluster by its test loss; here by its own rows.
+
+Bayesian in it is a mixture of clients, w_k = theta_{z_k}, with a hard, uniform label z_k. The theta_k are points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.components import along, of_each, of_mask, starts_of
+from hierfl.methods.descent import Descent, global_params
+from hierfl.optimisers import SGD, Optimiser
+from hierfl.program.program import Params, Program
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
+
+
+@recorded
+def ifca(
+    model: Model,
+    *,
+    clusters: int = 4,
+    optimiser: Optimiser = SGD(0.1),  # noqa: B008 (frozen)
+    steps: int = 10,
+    unit: Literal["step", "epoch"] = "step",
+    batch_size: int | None = None,
+    weights: Literal["clients", "rows"] = "clients",
+    starts: Sequence[Params] | None = None,
+    seed: int = 0,
+) -> Method:
+    """Return IFCA of a program whose params are all global, such as `hierfl.models.network`.
+
+    Clusters that start badly may all lose to one: try several seeds, and keep the run of the smallest loss.
+
+    Args:
+        model: a program with global params and no latent sites.
+        clusters: K. Defaults: the authors' for rotated MNIST, 10 steps on all rows with step size 0.1.
+        optimiser: of the client, started anew in each round.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+        weights: whether clients of a cluster count alike, or by their rows.
+        starts: K sets of global params to start from. Default None: those of the model, each tensor's numbers
+            in K orders.
+        seed: of the orders.
+
+    Raises:
+        ValueError: `clusters` is below 1.
+        ProgramError: (at fit) the model has latent sites or local params; or two clusters start alike.
+    """
+    if clusters < 1:
+        raise ValueError(f"clusters is {clusters}: it must be 1 or more")
+    descent = Descent(optimiser, steps, unit, batch_size)
+
+    def mask(label: Tensor) -> Tensor:
+        return (torch.arange(clusters) == label).to(torch.get_default_dtype())
+
+    def client(program: Program) -> Client:
+        global_params("ifca", program)
+
+        def params(message: Tree, own: Tree) -> Params:
+            found: Params = of_mask(own["cluster"], message["theta"])
+            return found
+
+        def start(message: Tree, own: Tree) -> Tree:
+            return {**descent.begin(params(message, own)), "cluster": own["cluster"]}
+
+        def choose(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            theta = message["theta"]
+            losses = of_each(program, lambda theta: program.mean_loss(theta, batch), theta)
+            cluster = mask(losses.argmin())
+            return {**work, "cluster": cluster, "w": of_mask(cluster, theta)}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            return program.mean_loss(w, batch)
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            cluster = work["cluster"]
+            mine = {"theta": along(cluster, work["w"]), "share": cluster}
+            weight = rows if weights == "rows" else 1.0
+            up = {"mine": Share(mine, weight), "loss": Share(work["loss"], rows)}
+            return up, {"cluster": cluster}
+
+        choosing = Phase(choose)
+        return Client(
+            own={"cluster": mask(torch.zeros(()))},
+            start=start,
+            phases=(choosing, descent.phase(loss)),
+            finish=finish,
+            params=params,
+            adapt=(choosing,),
+            most_adapting=1,
+            new=lambda message: {"cluster": mask(message["share"].argmax())},
+        )
+
+    def server(program: Program) -> Server:
+        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            share = means["mine"]["share"]
+
+            def moved(before: Tensor, summed: Tensor) -> Tensor:
+                of_all = share.view(-1, *[1] * (before.dim() - 1))
+                return torch.where(of_all > 0.0, summed / of_all.clamp(min=1e-30), before)
+
+            return {
+                "theta": tree_map(moved, state["theta"], means["mine"]["theta"]),
+                "share": share,
+            }
+
+        theta = starts_of(global_params("ifca", program), clusters, seed, starts)
+        return Server({"theta": theta, "share": torch.ones(clusters) / clusters}, update)
+
+    return Method("ifca", model, delta, client, server)

@@ -1,0 +1,155 @@
+"""pFedHN: the server has a hypernetwork, which makes each client's params from an embedding of the client.
+
+    server:    client i gets w_i = h(e_i; phi)
+    client i:  w <- w_i;  for every mini-batch:  w <- w - lr grad nll(w);  sends d_i = w_i - w
+    server:    (phi, e_i) <- an optimiser's step along  sum_i (dw_i / d(phi, e_i))' d_i, its norm clipped
+
+Source: Shamsian et al. 2021, arXiv:2103.04628, Algorithm 1. There one client takes part in a round: cohort=1. With
+more, their gradients are summed. A client that joins later keeps phi as it is, and fits an embedding of its own.
+
+Bayesian in it is a link, w_i = h(e_i; phi), with a flat prior; phi and the e_i are points, and on the server.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from hierfl.core import noise
+from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
+from hierfl.methods.descent import Descent, global_params
+from hierfl.methods.hypernetworks import Hypernetwork, Mlp
+from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.program.program import Params, Program
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
+
+
+@recorded
+def pfedhn(
+    model: Model,
+    *,
+    hypernetwork: Hypernetwork = Mlp(),  # noqa: B008 (frozen)
+    embedding: int | None = None,
+    optimiser: Optimiser = SGD(0.005, momentum=0.9),  # noqa: B008
+    server_optimiser: Optimiser = SGD(0.01, momentum=0.9),  # noqa: B008
+    clip: float | None = 50.0,
+    steps: int = 50,
+    unit: Literal["step", "epoch"] = "step",
+    batch_size: int | None = 64,
+    seed: int = 0,
+) -> Method:
+    """Return pFedHN of a program whose params are all global, such as `hierfl.models.network`.
+
+    Args:
+        model: a program with global params and no latent sites.
+        hypernetwork: of the server. Defaults: the authors' for CIFAR-10, without their weight decay.
+        embedding: D, size of a client's embedding. Default None: 1 + N / 4 for N clients.
+        optimiser: of the client, started anew in each round.
+        server_optimiser: of phi and the embeddings.
+        clip: largest norm of the server's gradient; None: any.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+        seed: of the first phi and the first embeddings, N(0, 1).
+
+    Raises:
+        ValueError: `embedding` is below 1, or `clip` is not above 0.
+        ProgramError: (at fit) the model has latent sites or local params.
+    """
+    if embedding is not None and embedding < 1:
+        raise ValueError(f"embedding is {embedding}: a client's embedding has 1 number or more")
+    if clip is not None and clip <= 0.0:
+        raise ValueError(f"clip is {clip}: it must be above 0, or None")
+    descent = Descent(optimiser, steps, unit, batch_size)
+
+    def size(program: Program) -> int:
+        return 1 + program.num_clients // 4 if embedding is None else embedding
+
+    def client(program: Program) -> Client:
+        like = global_params("pfedhn", program)
+
+        def start(message: Tree, own: Tree) -> Tree:
+            return {**descent.begin(own["mail"]), "own": own}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            return program.mean_loss(w, batch)
+
+        def embed(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            at = {"embedding": work["own"]["embedding"]}
+
+            def made(at: Tree) -> Params:
+                return hypernetwork.params(message["phi"], at["embedding"], like)
+
+            pull = vjp(made, at)[1]
+            gradient = _clipped(pull(sub(work["own"]["mail"], work["w"]))[0], clip)
+            at = step(server_optimiser, gradient, Stepped(at, server_optimiser.init(at))).params
+            return {**work, "own": {**at, "mail": made(at)}}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up: Up = {"away": Each(sub(own["mail"], work["w"])), "loss": Share(work["loss"], rows)}
+            return up, work["own"]
+
+        def new(message: Tree) -> Tree:
+            e = message["embedding"]
+            return {"embedding": e, "mail": hypernetwork.params(message["phi"], e, like)}
+
+        training = descent.phase(loss)
+        return Client(
+            own={"embedding": torch.zeros(size(program)), "mail": like},
+            start=start,
+            phases=(training,),
+            finish=finish,
+            params=lambda message, own: own["mail"],
+            adapt=(training, Phase(embed, scores_rows=False)),
+            new=new,
+        )
+
+    def server(program: Program) -> Server:
+        like = global_params("pfedhn", program)
+        phi = hypernetwork.start(like, size(program), noise.root_key(seed))
+        keys = noise.fold(program.client_keys, noise.word(f"embedding {seed}"))
+        here = {"phi": phi, "embedding": noise.normals(keys, (size(program),))}
+
+        def made(here: Tree) -> Params:
+            one = torch.vmap(lambda e: hypernetwork.params(here["phi"], e, like))
+            found: Params = one(here["embedding"])
+            return found
+
+        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            reports = means["away"]
+
+            def of_cohort(here: Tree) -> Tree:
+                return tree_map(lambda v: v[reports.ids], made(here))
+
+            pull = vjp(of_cohort, state["here"])[1]
+            gradient = _clipped(pull(reports.value)[0], clip)
+            moved = step(server_optimiser, gradient, Stepped(state["here"], state["optimiser"]))
+            return {"here": moved.params, "optimiser": moved.state}
+
+        def final(state: Tree, clock: Clock) -> Tree:
+            return {"phi": state["here"]["phi"], "embedding": state["here"]["embedding"].mean(0)}
+
+        return Server(
+            {"here": here, "optimiser": server_optimiser.init(here)},
+            update,
+            down=lambda state, clock: {},
+            final=final,
+            mail=lambda state: made(state["here"]),
+        )
+
+    return Method("pfedhn", model, delta, client, server, discloses="summaries")
+
+
+def _clipped(gradient: Tree, most: float | None) -> Tree:
+    """Return a gradient, made shorter where its norm is above `most`."""
+    if most is None:
+        return gradient
+    norm = sum(v.square().sum() for v in tree_leaves(gradient)) ** 0.5
+    return scaled(gradient, (most / norm.clamp(min=1e-30)).clamp(max=1.0))

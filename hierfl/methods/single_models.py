@@ -1,0 +1,34 @@
+"""What a server does with the models of single clients: it keeps one for each, and compares them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.method import Reports
+
+
+def at_each(value: Tree, clients: int) -> Tree:
+    """Return a tree for each of N clients, all alike: N in front of every leaf."""
+    return tree_map(lambda v: v.expand(clients, *v.shape).clone(), value)
+
+
+def stored(before: Tree, reports: Reports) -> Tree:
+    """Return the trees of all clients (N, ...), those of a round's cohort anew."""
+
+    def put(old: Tensor, new: Tensor) -> Tensor:
+        return old.index_copy(0, reports.ids, new.to(old.dtype))
+
+    return tree_map(put, before, reports.value)
+
+
+def flat(models: Tree) -> Tensor:
+    """Return each client's params as one vector, (N, P)."""
+    return torch.cat([v.flatten(1) for v in tree_leaves(models)], 1)
+
+
+def distances(vectors: Tensor) -> Tensor:
+    """Return the squared distances of vectors (N, P), (N, N)."""
+    # by differences: the expanded square loses all digits where models are alike and large
+    return torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").square()

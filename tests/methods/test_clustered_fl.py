@@ -1,0 +1,101 @@
+"""Clustered federated learning: halvings by hand, FedAvg without them, planted clusters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hierfl.data.clients import ClientData
+from hierfl.methods import clustered_fl, fedavg
+from hierfl.methods.clustered_fl import halved
+from hierfl.models import network
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD
+from tests.methods.quadratics import START, at, clients
+from tests.methods.test_pfedhn import kind
+from tests.programs import federation, fit
+
+UPDATES = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1], [-0.9, -0.2]])
+
+
+def largest_across(updates: torch.Tensor, half: torch.Tensor) -> float:
+    unit = updates / updates.norm(dim=1, keepdim=True)
+    return float((unit @ unit.T)[half][:, ~half].max())
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_two_opposite_pairs_are_told_apart(linkage: str) -> None:
+    half = halved(UPDATES, linkage)
+    assert half.tolist() == [False, False, True, True]
+    assert largest_across(UPDATES, half) == pytest.approx(-0.976187, abs=1e-6)
+
+
+def test_single_linkage_is_the_best_halving_of_random_updates() -> None:
+    """Against every halving of six clients; complete linkage misses it at times."""
+    g, missed = torch.Generator().manual_seed(0), 0
+    for _ in range(40):
+        updates = torch.randn(6, 3, generator=g)
+        every = [torch.tensor([False] + [bool(n >> j & 1) for j in range(5)]) for n in range(1, 32)]
+        best = min(largest_across(updates, half) for half in every)
+        assert largest_across(updates, halved(updates, "single")) == pytest.approx(best)
+        missed += largest_across(updates, halved(updates, "complete")) > best + 1e-9
+    assert missed > 5
+
+
+def test_without_halvings_it_is_fedavg() -> None:
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    options: dict[str, Any] = {
+        "optimiser": SGD(0.05, 0.5),
+        "steps": 3,
+        "unit": "step",
+        "batch_size": 2,
+    }
+    data = federation((5, 3, 7, 1, 2))
+    one = fit(clustered_fl(model, eps1=0.0, wait=0, **options), data, rounds=3)
+    plain = fit(fedavg(model, **options), data, rounds=3)
+    for name, value in plain.message.items():
+        found = one.progress.table["mail"][name]
+        assert torch.allclose(found, value.expand_as(found), rtol=0.0, atol=1e-10)
+
+
+def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
+    g = torch.Generator().manual_seed(0)
+    slopes = [1.5, -1.5, 1.5, 1.5, -1.5]
+    data = ClientData.from_clients({f"c{k}": kind(s, 20, g) for k, s in enumerate(slopes)})
+    method = clustered_fl(
+        network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
+        eps1=0.05,
+        eps2=0.1,
+        wait=5,
+        optimiser=SGD(0.05),
+        steps=5,
+        unit="step",
+        batch_size=None,
+    )
+    fitted = fit(method, data, rounds=40)
+    cluster = fitted.progress.server["cluster"]
+    assert ((cluster == cluster[0]) == (torch.tensor(slopes) > 0)).all()
+    assert fitted.history["clusters"].iloc[0] == 1.0 and fitted.history["clusters"].iloc[-1] == 2.0
+    assert (fitted.predict(data).scores()["rmse"] < 0.2).all()
+    new = ClientData.from_clients({"p": kind(1.5, 20, g), "q": kind(-1.5, 20, g)})
+    joined = fitted.personalise(new, rounds=1)
+    assert (joined.predict(new).scores()["rmse"] < 0.2).all()
+
+
+def test_updates_are_matched_to_clients_in_any_order_of_chunks() -> None:
+    method = clustered_fl(at(START), eps1=1e-3, eps2=0.1, wait=0, optimiser=SGD(0.1), steps=5)
+    one, two = (fit(method, clients(), rounds=30, chunk=chunk) for chunk in (None, 2))
+    assert torch.equal(one.progress.server["cluster"], two.progress.server["cluster"])
+    mine, theirs = (f.progress.table["mail"]["theta"] for f in (one, two))
+    assert torch.allclose(mine, theirs, rtol=0.0, atol=1e-10)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match=r"eps1 is -1\.0"):
+        clustered_fl(at(START), eps1=-1.0)
+    with pytest.raises(ValueError, match="linkage is 'average'"):
+        clustered_fl(at(START), linkage="average")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="leave cohort=None"):
+        fit(clustered_fl(at(START)), clients(), rounds=1, cohort=2)

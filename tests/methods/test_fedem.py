@@ -1,0 +1,146 @@
+"""FedEM: pooled EM on planted mixtures, FedAvg with one component, and the mixture as a distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+
+from hierfl.data.clients import ClientData
+from hierfl.methods import fedavg, fedem
+from hierfl.models import network
+from hierfl.models.likelihood import normal
+from hierfl.models.mixture import SHARES, Mixed
+from hierfl.optimisers import SGD
+from hierfl.program.program import ProgramError
+from tests.methods.test_ifca import centre, sets
+from tests.programs import federation, fit, regression
+
+COUNTS, SHARE = (40, 25, 60, 10), (0.9, 0.2, 0.5, 0.7)
+CLIENT = np.repeat(np.arange(4), COUNTS)
+RNG = np.random.default_rng(0)
+Y = np.where(RNG.random(CLIENT.size) < np.array(SHARE)[CLIENT], -2.0, 2.0) + RNG.normal(
+    size=CLIENT.size
+)
+GRADIENT: dict[str, Any] = {
+    "components": 2,
+    "optimiser": SGD(1.0),
+    "steps": 1,
+    "unit": "step",
+    "batch_size": None,
+}
+
+
+def planted() -> ClientData:
+    return ClientData.from_arrays(CLIENT, y=torch.tensor(Y))
+
+
+def log_likelihood(mu: np.ndarray, pi: np.ndarray) -> np.ndarray:
+    """Return log pi + log density of each row and component, (n, 2)."""
+    return -0.5 * (Y[:, None] - mu) ** 2 - 0.5 * np.log(2.0 * np.pi) + np.log(pi[CLIENT])
+
+
+def test_rounds_are_steps_of_pooled_expectation_maximisation() -> None:
+    """Shares of each client and pooled means equal those of a NumPy loop; the likelihood never falls."""
+    mu, pi, before = np.array([-1.0, 0.5]), np.full((4, 2), 0.5), -np.inf
+    data, method = planted(), fedem(centre, starts=sets(-1.0, 0.5), **GRADIENT)
+    for rounds in range(1, 13):
+        joint = log_likelihood(mu, pi)
+        q = np.exp(joint - np.logaddexp(*joint.T)[:, None])
+        pi = np.stack([q[k == CLIENT].mean(0) for k in range(4)])
+        mu = mu + (q * (Y[:, None] - mu)).mean(0)
+        now = np.logaddexp(*log_likelihood(mu, pi).T).sum()
+        assert now >= before
+        before = now
+        if rounds in (1, 12):
+            fitted = fit(method, data, rounds=rounds)
+            found = [float(fitted.message[f"{m}.mu"]) for m in (0, 1)]
+            assert found == pytest.approx(mu.tolist(), abs=1e-10)
+            shares = fitted.progress.table["logits"][:, 0].exp().numpy()
+            assert np.abs(shares - pi).max() < 1e-10
+
+
+def test_a_planted_mixture_is_recovered_and_a_new_client_fits_its_shares() -> None:
+    data = planted()
+    fitted = fit(fedem(centre, starts=sets(-1.0, 0.5), **GRADIENT), data, rounds=60)
+    means = [float(fitted.message[f"{m}.mu"]) for m in (0, 1)]
+    assert means == pytest.approx([-2.0, 2.0], abs=0.25)
+    joined = fitted.personalise(data, rounds=20)
+    mine, theirs = (f.progress.table["logits"].exp() for f in (fitted, joined))
+    assert torch.allclose(mine, theirs, atol=1e-3)
+    scores = fitted.predict(data)
+    joint = log_likelihood(np.array(means), mine[:, 0].numpy())
+    assert np.allclose(scores.known()[1].numpy(), np.logaddexp(*joint.T), atol=1e-9)
+
+
+def test_one_component_is_fedavg() -> None:
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "batch_size": None}
+    data = federation((5, 3, 7, 1, 2))
+    one = fit(fedem(model, components=1, unit="step", **options), data, rounds=3)
+    plain = fit(fedavg(model, **options), data, rounds=3)
+    for name, value in plain.message.items():
+        assert torch.allclose(one.message[f"0.{name}"], value, rtol=0.0, atol=1e-10)
+
+
+def test_components_that_start_alike_are_refused() -> None:
+    with pytest.raises(ProgramError, match="components 0 and 1 start alike"):
+        fit(fedem(centre, components=2), planted(), rounds=1)
+
+
+def test_classes_of_networks() -> None:
+    """Rows of a client come from two labelings of the same inputs, by its shares; one network cannot fit both."""
+    g, rows = torch.Generator().manual_seed(2), {}
+    for k, share in enumerate((0.95, 0.05, 0.9, 0.1)):
+        x = torch.randn(60, 2, generator=g)
+        flip = torch.rand(60, generator=g) < share
+        rows[f"c{k}"] = {"x": x, "y": ((x[:, 0] > 0) ^ flip).long()}
+    data = ClientData.from_clients(rows)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+    how: dict[str, Any] = {
+        "optimiser": SGD(0.5),
+        "steps": 5,
+        "unit": "step",
+        "batch_size": None,
+    }
+    mixed = fit(fedem(network(net), components=2, **how), data, rounds=60).predict(data)
+    assert mixed.kind == "categorical"
+    assert torch.allclose(mixed.mean.sum(1), torch.ones(240))
+    assert mixed.scores()["accuracy"].mean() > 0.85
+    assert (
+        fit(fedavg(network(net), **how), data, rounds=60).predict(data).scores()["accuracy"].mean()
+        < 0.7
+    )
+
+
+def test_a_mixture_is_a_distribution() -> None:
+    loc = torch.tensor([-1.0, 2.0])
+    parts = [dist.Normal(loc[m].expand(3), 1.0 + m) for m in range(2)]
+    fn = Mixed(parts, torch.tensor([0.3, -0.4]))
+    known = torch.distributions.MixtureSameFamily(
+        torch.distributions.Categorical(logits=torch.tensor([0.3, -0.4])),
+        torch.distributions.Normal(loc, torch.tensor([1.0, 2.0])),
+    )
+    y = torch.linspace(-3.0, 4.0, 3)
+    assert torch.allclose(fn.log_prob(y), known.log_prob(y))
+    assert torch.allclose(fn.mean, known.mean) and torch.allclose(fn.variance, known.variance)
+    torch.manual_seed(0)
+    drawn = fn.expand((2, 3)).sample((4000,))
+    assert drawn.shape == (4000, 2, 3)
+    assert float(drawn.mean()) == pytest.approx(float(known.mean), abs=0.05)
+
+
+def test_latent_sites_are_refused() -> None:
+    with pytest.raises(ValueError, match="latent site 'loc'"):
+        fit(fedem(regression), federation(), rounds=1)
+    with pytest.raises(ValueError, match="fits is 0"):
+        fedem(centre, fits=0)
+
+
+def test_shares_stay_at_the_client() -> None:
+    fitted = fit(fedem(centre, starts=sets(-1.0, 0.5), **GRADIENT), planted(), rounds=2)
+    assert SHARES not in fitted.message

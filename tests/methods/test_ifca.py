@@ -1,0 +1,117 @@
+"""IFCA: k-means where a step is an exact fit, FedAvg with one cluster, planted clusters, empty ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.methods import by_rows, fedavg, ifca
+from hierfl.models import network
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD
+from hierfl.program.program import ProgramError
+from tests.methods.quadratics import START, at, clients
+from tests.programs import federation, fit
+
+
+def centre(batch: ClientBatch) -> None:
+    """Rows about one number."""
+    mu = pyro.param("mu", torch.zeros(()))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(mu.expand(batch.num_clients, 1), 1.0), obs=batch.y)
+
+
+def numbers(values: tuple[float, ...], counts: tuple[int, ...]) -> ClientData:
+    """Return clients whose rows are all alike."""
+    return ClientData.from_clients(
+        {
+            f"c{k}": {"y": torch.full((n,), v)}
+            for k, (v, n) in enumerate(zip(values, counts, strict=True))
+        }
+    )
+
+
+def sets(*values: float) -> list[dict[str, Tensor]]:
+    return [{"mu": torch.tensor(v)} for v in values]
+
+
+EXACT: dict[str, Any] = {"optimiser": SGD(1.0), "steps": 1, "batch_size": None, "weights": "rows"}
+
+
+def test_an_exact_fit_by_rows_is_k_means() -> None:
+    """The oracle: clusters (0, 0, 0, 1, 1), centres .0166667 and 5.225 after one round, and they stay."""
+    data = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (10, 20, 30, 10, 30))
+    method = ifca(centre, clusters=2, starts=sets(1.0, 3.0), **EXACT)
+    for rounds in (1, 4):
+        fitted = fit(method, data, rounds=rounds)
+        assert fitted.progress.table["cluster"].argmax(1).tolist() == [0, 0, 0, 1, 1]
+        assert fitted.message["theta"]["mu"].tolist() == pytest.approx([1.0 / 60.0, 5.225])
+
+
+def test_a_cluster_that_nobody_chooses_stays_and_another_start_finds_it() -> None:
+    data = numbers((0.0, 0.2, 5.0), (10, 20, 30))
+    lost = fit(ifca(centre, clusters=2, starts=sets(2.0, 90.0), **EXACT), data, rounds=3)
+    assert lost.message["theta"]["mu"].tolist() == pytest.approx([154.0 / 60.0, 90.0])
+    assert lost.message["share"].tolist() == [1.0, 0.0]
+
+
+def test_one_cluster_is_fedavg() -> None:
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "batch_size": 2}
+    data = federation((5, 3, 7, 1, 2))
+    # mini-batches are drawn by phase: with all rows at each step they are the same
+    options["batch_size"] = None
+    one = fit(ifca(model, clusters=1, weights="rows", **options), data, rounds=3)
+    plain = fit(fedavg(model, **options), data, rounds=3)
+    for name, value in plain.message.items():
+        assert torch.allclose(one.message["theta"][name][0], value, rtol=0.0, atol=1e-10)
+
+
+def test_planted_clusters_are_recovered_from_networks() -> None:
+    """Two kinds of clients, y = 2 x and y = -2 x; a new client of either kind takes the model of its kind."""
+    g = torch.Generator().manual_seed(1)
+
+    def of(slope: float, n: int) -> dict[str, Tensor]:
+        x = torch.randn(n, 1, generator=g)
+        return {"x": x, "y": slope * x[:, 0] + 0.1 * torch.randn(n, generator=g)}
+
+    kinds = [2.0, -2.0, 2.0, 2.0, -2.0, -2.0]
+    data = ClientData.from_clients({f"c{k}": of(s, 12 + k) for k, s in enumerate(kinds)})
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    method = ifca(network(net, likelihood=normal(1.0)), clusters=2, steps=10, batch_size=None)
+    fitted = fit(method, data, rounds=40)
+    found = fitted.progress.table["cluster"].argmax(1)
+    assert ((found == found[0]) == (torch.tensor(kinds) > 0)).all()
+    new = fitted.personalise(ClientData.from_clients({"new": of(-2.0, 15)}), rounds=1)
+    assert new.progress.table["cluster"].argmax(1).tolist() == [int(found[1])]
+    assert float(new.predict(new.federation.data).scores()["rmse"].iloc[0]) < 0.3
+
+
+def test_a_client_may_be_skipped_and_a_cohort_drawn() -> None:
+    fitted = fit(ifca(centre, clusters=2, starts=sets(1.0, 3.0), **EXACT), BIG, rounds=5, cohort=2)
+    assert set(fitted.history["clients"]) == {2}
+
+
+BIG = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (3, 4, 5, 6, 7))
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="clusters is 0"):
+        ifca(centre, clusters=0)
+    with pytest.raises(ProgramError, match="components 0 and 1 start alike"):
+        fit(ifca(centre, clusters=2), BIG, rounds=1)
+    with pytest.raises(ProgramError, match="2 sets of params: give 3"):
+        fit(ifca(centre, clusters=3, starts=sets(1.0, 2.0)), BIG, rounds=1)
+    with pytest.raises(ProgramError, match="latent sites or local params"):
+        fit(ifca(at(START, personal=True)), clients(), rounds=1)
+    with pytest.raises(ProgramError, match="by_rows needs a method whose server averages"):
+        hierfl.fit(by_rows(ifca(centre, starts=sets(1.0, 2.0), clusters=2)), BIG, rounds=1)

@@ -1,0 +1,170 @@
+"""pFedHN: reductions by simple hypernetworks, end-to-end gradients, and planted kinds of clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import federate
+from hierfl.engine.rounds import Progress, begin
+from hierfl.method import Method
+from hierfl.methods import fedavg, individual, pfedhn
+from hierfl.methods.hypernetworks import Mlp
+from hierfl.models import network
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD
+from hierfl.program.program import Params
+from tests.methods.quadratics import START, B, H, at, clients
+from tests.programs import fit
+
+
+@dataclass(frozen=True)
+class Itself:
+    """h(e) = start + e: each client's params are its embedding."""
+
+    def start(self, like: Params, size: int, key: Tensor) -> Tree:
+        return {}
+
+    def params(self, weights: Tree, embedding: Tensor, like: Params) -> Params:
+        return {"theta": embedding}
+
+
+@dataclass(frozen=True)
+class Alike:
+    """h(e) = phi: one model for all clients."""
+
+    def start(self, like: Params, size: int, key: Tensor) -> Tree:
+        return dict(like)
+
+    def params(self, weights: Tree, embedding: Tensor, like: Params) -> Params:
+        return {"theta": weights["theta"] + 0.0 * embedding.sum()}
+
+
+LOCAL: dict[str, Any] = {"optimiser": SGD(0.1), "steps": 5, "batch_size": None}
+PLAIN: dict[str, Any] = {"server_optimiser": SGD(1.0), "clip": None, **LOCAL}
+
+
+def untouched(method: Method) -> Progress:
+    """Return what server and clients hold before the first round."""
+    return begin(federate(method, clients()))
+
+
+def test_an_embedding_that_is_the_model_fits_each_client_alone() -> None:
+    method = pfedhn(at(START), hypernetwork=Itself(), embedding=2, **PLAIN)
+    first = untouched(method).table["mail"]["theta"]
+    fitted = fit(method, clients(), rounds=3).progress.table["mail"]["theta"]
+    for k in range(3):
+        alone = fit(individual(at(first[k]), **LOCAL), clients(), rounds=3)
+        expected = alone.progress.table["theta"]["theta"][k]
+        assert torch.allclose(fitted[k], expected, rtol=0.0, atol=1e-10)
+
+
+def test_one_model_for_all_is_fedavg_with_one_client_a_round() -> None:
+    method = pfedhn(at(START), hypernetwork=Alike(), embedding=1, **PLAIN)
+    one = fit(method, clients(), rounds=6, cohort=1, seed=3)
+    plain = fit(fedavg(at(START), **LOCAL), clients(), rounds=6, cohort=1, seed=3)
+    assert torch.allclose(
+        one.progress.table["mail"]["theta"],
+        plain.message["theta"].expand(3, 2),
+        rtol=0.0,
+        atol=1e-10,
+    )
+
+
+def test_a_round_of_one_step_is_a_gradient_step_through_the_hypernetwork() -> None:
+    """The server's step is along the derivative of f_i(h(e_i; phi)), by autograd through the whole."""
+    inner, outer = 0.05, 0.3
+    method = pfedhn(
+        at(START),
+        hypernetwork=Mlp((4,)),
+        embedding=3,
+        optimiser=SGD(inner),
+        server_optimiser=SGD(outer),
+        clip=None,
+        steps=1,
+        batch_size=None,
+    )
+    before = untouched(method).server["here"]
+    after = fit(method, clients(), rounds=1).progress.server["here"]
+    embedding = before["embedding"].clone().requires_grad_()
+    bias = before["phi"]["heads"]["theta"]["bias"].clone().requires_grad_()
+    heads = {"theta": {**before["phi"]["heads"]["theta"], "bias": bias}}
+    phi = {"layers": before["phi"]["layers"], "heads": heads}
+    w = torch.stack([Mlp((4,)).params(phi, e, {"theta": START})["theta"] for e in embedding])
+    away = w - B
+    loss = 0.5 * (away * (H @ away[..., None])[..., 0]).sum()
+    for now, found in zip(
+        torch.autograd.grad(loss, [embedding, bias]),
+        (
+            before["embedding"] - after["embedding"],
+            before["phi"]["heads"]["theta"]["bias"] - after["phi"]["heads"]["theta"]["bias"],
+        ),
+        strict=True,
+    ):
+        assert torch.allclose(inner * outer * now, found, rtol=0.0, atol=1e-12)
+
+
+def test_the_gradient_is_clipped() -> None:
+    method = pfedhn(
+        at(START),
+        hypernetwork=Itself(),
+        embedding=2,
+        server_optimiser=SGD(1.0),
+        clip=0.01,
+        **LOCAL,
+    )
+    before = untouched(method).server["here"]["embedding"]
+    after = fit(method, clients(), rounds=1).progress.server["here"]["embedding"]
+    assert float((before - after).norm()) == pytest.approx(0.01)
+
+
+def kind(slope: float, n: int, g: torch.Generator) -> dict[str, Tensor]:
+    x = torch.randn(n, 2, generator=g)
+    return {"x": x, "y": slope * x.sum(1) + 0.1 * torch.randn(n, generator=g)}
+
+
+def test_a_new_client_of_a_known_kind_fits_an_embedding_of_its_own() -> None:
+    """Two planted kinds: training fits both, and a client that joins ends near its kind, with phi as it was."""
+    g = torch.Generator().manual_seed(0)
+    slopes = [1.5, -1.5] * 4
+    data = ClientData.from_clients({f"c{k}": kind(s, 20, g) for k, s in enumerate(slopes)})
+    torch.manual_seed(0)
+    method = pfedhn(
+        network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
+        hypernetwork=Mlp((16,)),
+        optimiser=SGD(0.05),
+        steps=5,
+        batch_size=None,
+        server_optimiser=SGD(0.02, momentum=0.9),
+    )
+    fitted = fit(method, data, rounds=150)
+    assert (fitted.predict(data).scores()["rmse"] < 0.3).all()
+    new = ClientData.from_clients({"p": kind(1.5, 20, g), "q": kind(-1.5, 20, g)})
+    joined = fitted.personalise(new, rounds=150)
+    assert (joined.predict(new).scores()["rmse"] < 0.5).all()
+    assert (
+        joined.message["phi"] is not None
+        and (fitted.personalise(new, rounds=0).predict(new).scores()["rmse"] > 0.5).any()
+    )
+
+
+def test_embeddings_follow_clients_names() -> None:
+    """Clients in another order get the same models."""
+    method = pfedhn(at(START), **LOCAL)
+    order = [2, 0, 1]
+    one = fit(method, clients(), rounds=2).progress.table["mail"]["theta"]
+    two = fit(method, clients().select(torch.tensor(order)), rounds=2).progress.table["mail"]
+    assert torch.allclose(one[order], two["theta"], rtol=0.0, atol=1e-12)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="embedding is 0"):
+        pfedhn(at(START), embedding=0)
+    with pytest.raises(ValueError, match=r"clip is 0\.0"):
+        pfedhn(at(START), clip=0.0)
