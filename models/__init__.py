@@ -15,12 +15,14 @@ from hierfl.models.bregman_network import bregman_network
 from hierfl.models.linear import linear
 from hierfl.models.logistic import logistic
 from hierfl.models.map_network import map_network
+from hierfl.models.memory_network import MemoryNetwork
 from hierfl.models.mixture import mixture
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.models.poisson import poisson
 from hierfl.models.softmax import softmax
 
 __all__ = [
+    "MemoryNetwork",
     "PersonalHeads",
     "batch_norm_network",
     "bayesian_network",

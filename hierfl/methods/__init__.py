@@ -16,6 +16,7 @@ from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.fedvi import fedvi
 from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.methods.ifca import ifca
+from hierfl.methods.knn_per import knn_per
 from hierfl.methods.over_relaxed import over_relaxed
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedbred import pfedbred
@@ -43,6 +44,7 @@ __all__ = [
     "heur_fedamp",
     "ifca",
     "individual",
+    "knn_per",
     "over_relaxed",
     "pfedbayes",
     "pfedbred",

@@ -99,9 +99,10 @@ def test_particles_are_pooled_too(family: str) -> None:
     assert_same(fit(method, data, rounds=2), fit(method, data, rounds=2, engine="pooled"))
 
 
-def net() -> torch.nn.Module:
+def net(outputs: int = 1) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(3)
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    last = torch.nn.Linear(3, outputs)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), last)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
@@ -168,6 +169,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "ifca": lambda: hierfl.methods.ifca(_shared(), clusters=2, optimiser=SGD(0.05), steps=3),
     "fedem": lambda: hierfl.methods.fedem(
         _shared(), components=2, optimiser=SGD(0.05), batch_size=2
+    ),
+    "knn_per": lambda: hierfl.methods.knn_per(
+        models.MemoryNetwork(net(outputs=2), features="2", memory=4, y="ill"), batch_size=2
     ),
     "fedamp": lambda: hierfl.methods.fedamp(
         _shared(), sigma=20.0, optimiser=SGD(0.05), batch_size=2

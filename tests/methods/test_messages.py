@@ -89,6 +89,12 @@ OTHERS: dict[
         {"mine": {**{name: (3, *shape) for name, shape in THETA.items()}, "share": (3,)}},
     ),
     "individual": (lambda: hierfl.methods.individual(_common()), {}),
+    "knn_per": (
+        lambda: hierfl.methods.knn_per(
+            models.MemoryNetwork(torch.nn.Sequential(torch.nn.Linear(2, 2)), features="0", y="ill")
+        ),
+        {"theta": {"theta.0.weight": (2, 2), "theta.0.bias": (2,)}},
+    ),
     "pfedhn": (lambda: hierfl.methods.pfedhn(_common(), batch_size=2), {"away": THETA}),
 }
 

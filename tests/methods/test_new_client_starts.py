@@ -142,9 +142,10 @@ METHODS: dict[str, Make] = {
         methods.fedsvi(personal(s), guides.delta, **SVI)
     ),
 }
-# Of fedvi a new client's head is made from its rows; of fedbn the server has no layers of normalisation; of two_stage a
-# new client's factor is made from its rows, and draws without one come from the prior (test_two_stage.py).
-ELSEWHERE = {"fedvi", "fedbn", "two_stage"}
+# Of fedvi a new client's head is made from its rows; of fedbn the server has no layers of normalisation; of two_stage
+# a new client's factor is made from its rows, and draws without one come from the prior (test_two_stage.py); of
+# knn_per the network is fedavg's, of classes (test_knn_per.py).
+ELSEWHERE = {"fedvi", "fedbn", "knn_per", "two_stage"}
 
 
 def joined(fitted: hierfl.Fit) -> tuple[dict[str, Tensor], Tensor]:

@@ -1,0 +1,90 @@
+"""kNN-Per: FedAvg's network, and at each client the labels of its own rows that are nearest in features.
+
+    client:  w <- theta;  for every mini-batch:  w <- w - lr grad nll(w)         of the network alone, as in FedAvg
+             keeps some of its rows
+    server:  theta <- sum_k (n_k / n) w_k
+    predict: (1 - weight) softmax f(x; theta) + weight p_k(x), by the k rows kept whose features are nearest
+
+Source: Marfoq et al. 2022, arXiv:2111.09360. Features are those of the last theta: a client keeps rows, not features. A
+client that joins later keeps its rows, and trains nothing.
+
+Nothing in it is Bayesian: theta is a point, and the prediction a mix of two with a weight that is given.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.descent import Descent
+from hierfl.models.memory_network import MemoryNetwork, without_memory
+from hierfl.optimisers import SGD, Optimiser
+from hierfl.program.program import Params, Program
+from hierfl.program.recipes import recorded
+
+
+@recorded
+def knn_per(
+    model: MemoryNetwork,
+    *,
+    optimiser: Optimiser = SGD(0.03),  # noqa: B008 (frozen)
+    steps: int = 1,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 128,
+) -> Method:
+    """Return kNN-Per of `hierfl.models.MemoryNetwork(module, features=...)`.
+
+    Args:
+        model: a network with memory, which holds the number of neighbours and the memory's weight.
+        optimiser: of the client, started anew in each round. Defaults: the authors' for FEMNIST, without their
+            schedule of step sizes.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        TypeError: the model is another one.
+    """
+    if not isinstance(model, MemoryNetwork):
+        raise TypeError(
+            "knn_per keeps rows in the memory of a model: hand over models.MemoryNetwork(module, features=...)"
+        )
+    descent = Descent(optimiser, steps, unit, batch_size)
+
+    def client(program: Program) -> Client:
+        _, blank = program.start()
+
+        def start(message: Tree, own: Tree) -> Tree:
+            return {**descent.begin(message), "own": own}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            with without_memory():
+                return program.mean_loss({**w, **blank}, batch)
+
+        def remember(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            return {**work, "own": model.remembered(batch)}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up = {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
+            return up, work["own"]
+
+        remembering = Phase(remember, scores_rows=False)
+        return Client(
+            own=blank,
+            start=start,
+            phases=(descent.phase(loss), remembering),
+            finish=finish,
+            adapt=(remembering,),
+            most_adapting=1,
+        )
+
+    def server(program: Program) -> Server:
+        return averaging_server(program.start()[0])
+
+    return Method("knn_per", model, delta, client, server)

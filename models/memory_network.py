@@ -1,0 +1,147 @@
+"""A common network beside each client's memory of its own rows: nearest neighbours among their features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.models.functional import apply, frozen_copy, weights
+from hierfl.models.observe import field, observe
+
+_BLANK: ContextVar[bool] = ContextVar("blank", default=False)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Let memory networks predict by the network alone, at no cost for the memory."""
+    token = _BLANK.set(True)
+    try:
+        yield
+    finally:
+        _BLANK.reset(token)
+
+
+class MemoryNetwork:
+    """Classes by a network, mixed with those of a client's own rows whose features are nearest.
+
+        y_kn ~ Categorical((1 - weight) softmax f(x_kn; theta) + weight p_k(x_kn))
+        p_k(x)_c ~ sum of exp(-|phi(x) - phi(x_j)|^2 / (D s)) over the nearest rows j in memory with y_j = c
+
+    phi is what the layer `features` takes, with D numbers. A client without memory has weight 0.
+
+    An instance is a model, to be called on a batch. Params:
+
+    * `theta.<tensor>` (*shape), global: the weights of the network.
+    * `memory.x` (C, 1, M, *row), `memory.y` (C, 1, M), local: rows and their labels.
+    * `memory.there` (C, 1, M), local: 1 where there is a row.
+
+    Args:
+        module: maps rows (B, ...) to logits (B, classes).
+        features: name in the module of the layer whose input are the features, such as the last dense one.
+        memory: M, rows that a client keeps at most, > 0. One with more keeps M of them, evenly spread.
+        neighbours: k, > 0. Default: the authors'.
+        scale: s, > 0. Default: that of the authors' code, which squares the distance; the paper does not.
+        weight: of the memory, in [0, 1]. The authors tune it for each client on rows held out.
+        x: name of the field of inputs.
+        y: name of the field of labels.
+
+    Raises:
+        ValueError: a number is out of range, the module has no layer of that name, or `network` does not accept
+            the module.
+
+    Reference: Marfoq et al. 2022, arXiv:2111.09360, Eq. (8).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        features: str,
+        memory: int = 500,
+        neighbours: int = 10,
+        scale: float = 1.0,
+        weight: float = 0.5,
+        x: str = "x",
+        y: str = "y",
+    ) -> None:
+        if min(memory, neighbours) < 1 or scale <= 0.0 or not 0.0 <= weight <= 1.0:
+            raise ValueError(
+                f"memory is {memory}, neighbours {neighbours}, scale {scale}, weight {weight}: the first two must be "
+                f"1 or more, scale above 0, weight in [0, 1]"
+            )
+        self.net = frozen_copy(module)
+        layers = [name for name, _ in self.net.named_modules() if name]
+        if features not in layers:
+            raise ValueError(
+                f"features is '{features}', and the module's layers are {', '.join(layers)}: name one of these"
+            )
+        self.features, self.memory, self.neighbours = features, memory, neighbours
+        self.scale, self.weight, self.x, self.y = scale, weight, x, y
+        self.tensors = weights(self.net)
+        self.__name__ = "memory_network"
+
+    def remembered(self, batch: ClientBatch) -> Tree:
+        """Return the memory of the one client of a batch of all its rows: its local params."""
+        x, y = field(batch, self.x)[0], field(batch, self.y)[0]
+        count = torch.as_tensor(len(x)) if batch.rows is None else batch.rows[0].sum()
+        place = torch.arange(self.memory)
+        spread = torch.where(count > self.memory, place * count // self.memory, place)
+        at = torch.minimum(spread, count - 1)
+        there = (place < count).to(batch.counts.dtype)
+        kept = {"x": x[at], "y": y[at].to(batch.counts.dtype), "there": there}
+        return {f"memory.{name}": value[None, None] for name, value in kept.items()}
+
+    def __call__(self, batch: ClientBatch) -> None:
+        """Run the model on a batch."""
+        theta = {name: pyro.param(f"theta.{name}", v.clone()) for name, v in self.tensors.items()}
+        rows, count = field(batch, self.x), batch.num_clients
+        with batch.clients():
+            mine = {
+                "x": torch.zeros(count, 1, self.memory, *rows.shape[2:]),
+                "y": torch.zeros(count, 1, self.memory),
+                "there": torch.zeros(count, 1, self.memory),
+            }
+            mine = {name: pyro.param(f"memory.{name}", v)[:, 0] for name, v in mine.items()}
+            logits = apply(self.net, {}, theta, rows)
+            fn = dist.Categorical(logits=logits)
+            if not _BLANK.get():
+                share = self.weight * mine["there"].amax(1)[:, None, None]
+                near = self._nearest(theta, rows, mine, logits.shape[-1])
+                fn = dist.Categorical(probs=torch.lerp(fn.probs, near, share))
+            with batch.data():
+                observe(self.y, fn, batch)
+
+    def _nearest(
+        self, theta: dict[str, Tensor], rows: Tensor, mine: dict[str, Tensor], classes: int
+    ) -> Tensor:
+        """Return the probabilities of the classes by the memory, (C, B, classes)."""
+        asked, kept = self._features(theta, rows), self._features(theta, mine["x"])
+        away = (asked[:, :, None] - kept[:, None]).square().mean(-1) / self.scale  # (C, B, M)
+        away = torch.where(mine["there"][:, None] > 0.0, away, torch.inf)
+        far, at = away.topk(min(self.neighbours, self.memory), largest=False)
+        # relative to the nearest: far from all rows every weight would underflow
+        near = torch.exp(far[..., :1].nan_to_num(posinf=0.0) - far)
+        label = mine["y"][:, None].expand(*away.shape).gather(2, at)
+        hot = (label[..., None] == torch.arange(classes)).to(near.dtype)
+        total = (near[..., None] * hot).sum(2)
+        return total / total.sum(-1, keepdim=True).clamp(min=1e-30)
+
+    def _features(self, theta: dict[str, Tensor], rows: Tensor) -> Tensor:
+        """Return what the layer `features` takes, (C, B, D)."""
+        seen: list[Tensor] = []
+        layer = self.net.get_submodule(self.features)
+        hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        try:
+            functional_call(self.net, theta, (rows.flatten(0, 1),))
+        finally:
+            hook.remove()
+        return seen[0].flatten(1).unflatten(0, rows.shape[:2])

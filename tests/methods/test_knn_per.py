@@ -1,0 +1,136 @@
+"""kNN-Per: probabilities by hand, FedAvg at weight 0, memories larger and smaller than a client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hierfl.data.clients import ClientData
+from hierfl.methods import fedavg, knn_per
+from hierfl.models import MemoryNetwork, network
+from hierfl.optimisers import SGD
+from tests.programs import fit
+
+NONE: dict[str, Any] = {"optimiser": SGD(0.0), "steps": 1, "unit": "step", "batch_size": None}
+
+
+def linear() -> nn.Module:
+    """Return a network whose features are the inputs, and whose logits are 0."""
+    layer = nn.Linear(2, 2, bias=False)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(layer)
+
+
+def points(xs: list[tuple[float, float]], ys: list[int]) -> ClientData:
+    return ClientData.from_clients({"a": {"x": torch.tensor(xs), "y": torch.tensor(ys)}})
+
+
+def store() -> ClientData:
+    return points([(0.0, 0.0), (1.0, 0.0), (0.0, 2.0)], [0, 1, 0])
+
+
+@pytest.mark.parametrize(("k", "first"), [(3, 0.531689), (2, 0.5)])
+def test_probabilities_by_hand(k: int, first: float) -> None:
+    model = MemoryNetwork(linear(), features="0", memory=5, neighbours=k, weight=1.0)
+    fitted = fit(knn_per(model, **NONE), store(), rounds=1)
+    found = fitted.predict(points([(0.5, 0.0)], [0])).mean[0]
+    assert found.tolist() == pytest.approx([first, 1.0 - first], abs=1e-6)
+    half = MemoryNetwork(linear(), features="0", memory=5, neighbours=k, weight=0.5)
+    mixed = fit(knn_per(half, **NONE), store(), rounds=1).predict(points([(0.5, 0.0)], [0])).mean[0]
+    assert mixed.tolist() == pytest.approx([0.5 * first + 0.25, 0.75 - 0.5 * first], abs=1e-6)
+
+
+def test_all_rows_at_a_wide_scale_give_the_shares_of_labels() -> None:
+    model = MemoryNetwork(linear(), features="0", memory=9, neighbours=9, scale=1e9, weight=1.0)
+    found = fit(knn_per(model, **NONE), store(), rounds=1).predict(points([(7.0, -3.0)], [0])).mean
+    assert found[0].tolist() == pytest.approx([2.0 / 3.0, 1.0 / 3.0], abs=1e-6)
+
+
+def labelled(seed: int = 0) -> ClientData:
+    """Return clients of two kinds, whose labels are each other's opposite."""
+    g, rows = torch.Generator().manual_seed(seed), {}
+    for k, n in enumerate((30, 12, 21, 8)):
+        x = torch.randn(n, 2, generator=g)
+        rows[f"c{k}"] = {"x": x, "y": ((x.sum(1) > 0) ^ bool(k % 2)).long()}
+    return ClientData.from_clients(rows)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+HOW: dict[str, Any] = {"optimiser": SGD(0.2), "steps": 4, "batch_size": 5}
+
+
+def test_the_network_is_fedavgs_and_weight_0_predicts_as_it_does() -> None:
+    data = labelled()
+    plain = fit(fedavg(network(net()), **HOW), data, rounds=4)
+    model = MemoryNetwork(net(), features="2", memory=10, weight=0.0)
+    found = fit(knn_per(model, unit="step", **HOW), data, rounds=4)
+    for name, value in plain.message.items():
+        assert torch.allclose(found.message[name], value, rtol=0.0, atol=1e-10)
+    one, two = plain.predict(data), found.predict(data)
+    assert torch.allclose(one.mean, two.mean, rtol=0.0, atol=1e-10)
+
+
+def test_the_nearest_row_of_its_own_is_itself() -> None:
+    data = labelled()
+    model = MemoryNetwork(net(), features="2", memory=40, neighbours=1, weight=1.0)
+    found = fit(knn_per(model, unit="step", **HOW), data, rounds=2).predict(data)
+    assert (found.scores()["accuracy"] == 1.0).all()
+
+
+def test_clients_that_contradict_each_other_are_told_apart_and_new_ones_too() -> None:
+    """One network cannot fit both kinds; memories can, of clients that join too, on rows not seen."""
+    data, fresh = labelled(), labelled(1)
+    model = MemoryNetwork(net(), features="2", memory=40, neighbours=5, weight=0.9)
+    fitted = fit(knn_per(model, unit="step", **HOW), data, rounds=5)
+    assert fitted.predict(fresh).scores()["accuracy"].mean() > 0.75
+    assert (
+        fit(fedavg(network(net()), **HOW), data, rounds=5)
+        .predict(fresh)
+        .scores()["accuracy"]
+        .mean()
+        < 0.7
+    )
+    joined = fitted.personalise(
+        ClientData(data.fields, data.offsets, ("p", "q", "r", "s")), rounds=1
+    )
+    again = joined.predict(ClientData(fresh.fields, fresh.offsets, ("p", "q", "r", "s")))
+    assert torch.allclose(again.mean, fitted.predict(fresh).mean)
+
+
+def test_a_small_memory_spreads_over_the_rows() -> None:
+    def kept(memory: int) -> dict[str, Tensor]:
+        model = MemoryNetwork(net(), features="2", memory=memory)
+        found: dict[str, Tensor] = fit(knn_per(model, **NONE), labelled(), rounds=1).progress.table
+        return found
+
+    few, x = kept(10), labelled().fields["x"]
+    assert torch.equal(few["memory.x"][0, 0, 0], x[:30:3])
+    assert few["memory.there"][3, 0, 0].tolist() == [1.0] * 8 + [0.0] * 2
+    assert torch.equal(kept(20)["memory.x"][3, 0, 0, :8], x[-8:])
+
+
+def test_before_any_row_the_network_predicts_alone() -> None:
+    model = MemoryNetwork(net(), features="2", weight=1.0, memory=10)
+    fitted = fit(knn_per(model, **NONE), labelled(), rounds=1)
+    blank = fitted.personalise(
+        ClientData(labelled().fields, labelled().offsets, ("p", "q", "r", "s")), rounds=0
+    )
+    found = blank.predict(blank.federation.data).mean
+    expected = net().double()(labelled().fields["x"].double()).softmax(-1)
+    assert torch.allclose(found.double(), expected, atol=1e-6)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="module's layers are 0, 1, 2"):
+        MemoryNetwork(net(), features="head")
+    with pytest.raises(ValueError, match=r"weight 2\.0"):
+        MemoryNetwork(net(), features="2", weight=2.0)
+    with pytest.raises(TypeError, match="MemoryNetwork"):
+        knn_per(network(net()))  # type: ignore[arg-type]
