@@ -10,6 +10,7 @@ from hierfl.methods.fedamp import fedamp, heur_fedamp
 from hierfl.methods.fedavg import fedavg
 from hierfl.methods.fedbn import fedbn
 from hierfl.methods.fedem import fedem
+from hierfl.methods.fedfomo import fedfomo
 from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedmap import fedmap
 from hierfl.methods.fedsvi import fedsvi
@@ -36,6 +37,7 @@ __all__ = [
     "fedavg",
     "fedbn",
     "fedem",
+    "fedfomo",
     "fedlaplace",
     "fedmap",
     "fedsvi",

@@ -170,6 +170,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fedem": lambda: hierfl.methods.fedem(
         _shared(), components=2, optimiser=SGD(0.05), batch_size=2
     ),
+    "fedfomo": lambda: hierfl.methods.fedfomo(
+        _shared(), models=2, optimiser=SGD(0.05), batch_size=2, steps=1
+    ),
     "knn_per": lambda: hierfl.methods.knn_per(
         models.MemoryNetwork(net(outputs=2), features="2", memory=4, y="ill"), batch_size=2
     ),

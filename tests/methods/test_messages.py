@@ -76,6 +76,10 @@ OTHERS: dict[
         lambda: hierfl.methods.fedem(_common(), components=2),
         {"theta": {f"{m}.{name}": shape for m in (0, 1) for name, shape in THETA.items()}},
     ),
+    "fedfomo": (
+        lambda: hierfl.methods.fedfomo(_common(), models=2),
+        {"model": {**THETA, "scores": (2,)}},
+    ),
     "fedmap": (
         lambda: hierfl.methods.fedmap(
             models.map_network(net(), likelihood=models.likelihood.normal(1.0))

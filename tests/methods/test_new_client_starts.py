@@ -104,6 +104,7 @@ METHODS: dict[str, Make] = {
     "fedamp": lambda s: methods.fedamp(common(s), sigma=50.0, **STEPS),
     "fedavg": lambda s: methods.fedavg(common(s), **FEW),
     "fedem": lambda s: methods.fedem(common(s), components=1, **STEPS),
+    "fedfomo": lambda s: methods.fedfomo(common(s), models=1, **STEPS),
     "fedlaplace": lambda _: methods.fedlaplace(hierarchy),
     "fedmap": lambda s: methods.fedmap(mapped(s), **MAP),
     "fedmap global": lambda s: methods.fedmap(mapped(s), **MAP, restart="global", init="client"),

@@ -1,0 +1,205 @@
+"""FedFomo: each client moves towards those models of others that are better on its own validation rows.
+
+    client i:  theta_i: its model before its last training; theta_n: models that the server sends, and its own last one
+               s_n <- (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|        L_i: nll on its validation rows
+               theta_i <- theta_i + sum_n w_n (theta_n - theta_i),   w_n = max(s_n, 0) / sum of these
+               for every mini-batch of its other rows:  w <- w - lr grad nll(w), from theta_i;  sends w and all s_n
+    server:    P_in <- P_in + s_n;  sends client i the models of the M clients of the largest P_in, a random one in
+               place of each with probability eps
+
+Source: Zhang et al. 2021, arXiv:2012.08565, Eqs. (3) and (4) and Algorithm 1. A client's own last model does not count
+among the M here, and is never sent back. Where no s_n is positive, theta_i stays. The README of the authors' code
+compares with the client's first model; the paper, and this, with the previous one.
+
+Nothing in it is Bayesian: it is a heuristic average of models.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
+from hierfl.methods.components import of_each
+from hierfl.methods.descent import Descent, global_params
+from hierfl.methods.single_models import at_each, stored
+from hierfl.methods.some_rows import some_rows
+from hierfl.optimisers import SGD, Optimiser
+from hierfl.program.program import Params, Program
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
+
+LEAST = 1e-12  # distance of two models that are one
+
+
+@recorded
+def fedfomo(
+    model: Model,
+    *,
+    validation: str | None = None,
+    models: int = 5,
+    explore: float = 0.3,
+    decay: float = 0.05,
+    optimiser: Optimiser = SGD(0.1),  # noqa: B008 (frozen)
+    steps: int = 5,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 50,
+    seed: int = 0,
+) -> Method:
+    """Return FedFomo of a program whose params are all global, such as `hierfl.models.network`.
+
+    Args:
+        model: a program with global params and no latent sites.
+        validation: row field that is above 0 at validation rows, which are not trained on; the authors hold a
+            fifth out. Default None: all rows serve for both, so that a client's own model looks best to it.
+        models: M, of other clients, 0 or more; 0: each client alone, unless training makes its validation loss
+            worse. Defaults: the authors'.
+        explore: eps of the first round, in [0, 1].
+        decay: by how much eps falls in each round.
+        optimiser: of the client, started anew in each round.
+        steps: passes over the rows of a round, or mini-batches (`unit`).
+        unit: "epoch" or "step".
+        batch_size: rows of a mini-batch; None: all.
+        seed: of the random models.
+
+    Raises:
+        ValueError: `models` is negative, or `explore` outside [0, 1].
+        ProgramError: (at fit) the model has latent sites or local params.
+    """
+    if models < 0 or not 0.0 <= explore <= 1.0:
+        raise ValueError(
+            f"models is {models}, explore {explore}: models must be 0 or more, explore in [0, 1]"
+        )
+    descent = Descent(optimiser, steps, unit, batch_size)
+
+    def client(program: Program) -> Client:
+        first = global_params("fedfomo", program)
+
+        def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
+            """Return the loss on validation rows, or on the others; 0 where the mini-batch has none."""
+            if validation is None:
+                return program.mean_loss(theta, batch)
+            few, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
+            return program.mean_loss(theta, few) * any_left
+
+        def start(message: Tree, own: Tree) -> Tree:
+            before = own["before"]
+            begun = {"own": own, "before": before, "scores": torch.zeros(models)}
+            return {**descent.begin(before), **begun}
+
+        def mix(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            own, before = work["own"], work["own"]["before"]
+            sent, there = own["mail"]["models"], own["mail"]["there"]
+            tried = tree_map(lambda one, more: torch.cat([one[None], more]), own["last"], sent)
+            here = loss_of(True, before, batch)
+            gain = here - of_each(program, lambda theta: loss_of(True, theta, batch), tried)
+            away = tree_map(lambda v, w: v - w, tried, before)
+            far = sum(v.flatten(1).square().sum(1) for v in tree_leaves(away)) ** 0.5
+            known = torch.cat([torch.ones(1), there]) * (far > LEAST)
+            score = torch.where(known > 0.0, gain / far.clamp(min=LEAST), 0.0)
+            weight = score.clamp(min=0.0)
+            weight = weight / weight.sum().clamp(min=1e-30)
+            mixed = tree_map(
+                lambda w, v: w + torch.tensordot(weight.to(v.dtype), v, 1), before, away
+            )
+            return {**work, **descent.begin(mixed), "before": mixed, "scores": score[1:]}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            return loss_of(False, w, batch)
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up: Up = {
+                "model": Each({"w": work["w"], "scores": work["scores"]}),
+                "loss": Share(work["loss"], rows),
+            }
+            kept = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
+            return up, {**kept, "seen": torch.ones(())}
+
+        def new(message: Tree) -> Tree:
+            mean = message["mean"]
+            mail = {"models": message["best"], "there": torch.ones(models)}
+            return {"before": mean, "last": mean, "mail": mail, "seen": torch.zeros(())}
+
+        none = {"models": at_each(first, models), "there": torch.zeros(models)}
+        return Client(
+            own={"before": first, "last": first, "mail": none, "seen": torch.zeros(())},
+            start=start,
+            phases=(Phase(mix), descent.phase(loss)),
+            finish=finish,
+            params=lambda message, own: own["last"],
+            seen=lambda own: own["seen"],
+            new=new,
+        )
+
+    def server(program: Program) -> Server:
+        count = program.num_clients
+        keys = program.client_keys
+        pairs = noise.fold(keys[:, None].expand(count, count, 2), keys[:, 0], keys[:, 1], seed)
+        first = at_each(global_params("fedfomo", program), count)
+
+        def picked(affinity: Tensor, seen: Tensor, round_: int) -> tuple[Tensor, Tensor]:
+            """Return which clients' models each client gets (N, M), and whether there is one, (N, M)."""
+            at = noise.fold(pairs, round_)
+            order = noise.uniforms(at, (), torch.float64)
+            dice = noise.uniforms(noise.fold(keys, seed, round_), (models,), torch.float64)
+            left = seen & ~torch.eye(count, dtype=torch.bool)
+            eps, ids, there = max(explore - decay * round_, 0.0), [], []
+            for m in range(models):
+                value = affinity.masked_fill(~left, -torch.inf)
+                best = left & (value == value.amax(1, keepdim=True))
+                pool = torch.where((dice[:, m] < eps)[:, None], left, best)
+                one = order.masked_fill(~pool, -1.0).argmax(1)
+                there.append(left.any(1))
+                ids.append(one)
+                left = left & (torch.arange(count) != one[:, None])
+            none = torch.zeros(count, 0)
+            if not models:
+                return none.long(), none
+            return torch.stack(ids, 1), torch.stack(there, 1).to(affinity.dtype)
+
+        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            reports = means["model"]
+            ids = reports.ids
+            affinity = state["affinity"].clone()
+            rows = ids[:, None].expand(-1, models)
+            score = reports.value["scores"].to(affinity.dtype) * state["there"][ids]
+            affinity.index_put_((rows, state["picked"][ids]), score, accumulate=True)
+            w = stored(state["w"], Reports(reports.value["w"], ids))
+            seen = state["seen"].index_fill(0, ids, True)
+            picks, there = picked(affinity, seen, clock.round)
+            return {"w": w, "seen": seen, "affinity": affinity, "picked": picks, "there": there}
+
+        def mail(state: Tree) -> Tree:
+            sent = tree_map(lambda v: v[state["picked"]], state["w"])
+            return {"models": sent, "there": state["there"]}
+
+        def final(state: Tree, clock: Clock) -> Tree:
+            liked = state["affinity"].sum(0).argsort(descending=True)[:models]
+            short = models - len(liked)  # fewer clients than models
+            liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
+            return {
+                "best": tree_map(lambda v: v[liked], state["w"]),
+                "mean": tree_map(lambda v: v.mean(0), state["w"]),
+            }
+
+        return Server(
+            {
+                "w": first,
+                "seen": torch.zeros(count, dtype=torch.bool),
+                "affinity": torch.zeros(count, count),
+                "picked": torch.zeros(count, models, dtype=torch.long),
+                "there": torch.zeros(count, models),
+            },
+            update,
+            down=lambda state, clock: {},
+            final=final,
+            mail=mail,
+        )
+
+    return Method("fedfomo", model, delta, client, server, discloses="summaries")

@@ -1,0 +1,137 @@
+"""FedFomo: weights by hand, clients alone without models, and attention to planted alike clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hierfl.data.batch import full_batch
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import federate
+from hierfl.methods import fedfomo, individual
+from hierfl.methods.some_rows import some_rows
+from hierfl.models import network
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD
+from tests.methods.quadratics import START, B, H, at, clients
+from tests.programs import federation, fit
+
+STILL: dict[str, Any] = {"optimiser": SGD(0.0), "steps": 1, "unit": "step", "batch_size": None}
+EXACT: dict[str, Any] = {"optimiser": SGD(0.1), "steps": 20, "unit": "step", "batch_size": None}
+
+
+def test_weights_by_hand() -> None:
+    """The oracle: the first quadratic, from 0, candidates (.5, .5), (.6, 0), (.2, 1)."""
+    federation_ = federate(fedfomo(at(START), models=2, **STILL), clients())
+    client = federation_.client
+    own: dict[str, Any] = {
+        "before": {"theta": torch.zeros(2)},
+        "last": {"theta": torch.tensor([0.5, 0.5])},
+        "mail": {
+            "models": {"theta": torch.tensor([[0.6, 0.0], [0.2, 1.0]])},
+            "there": torch.ones(2),
+        },
+        "seen": torch.ones(()),
+    }
+    batch = full_batch(clients(), torch.tensor([0]))
+    with torch.no_grad():
+        work = client.phases[0].step(client.start({}, own), {}, batch)
+    assert work["scores"].tolist() == pytest.approx([0.7, -0.804076], abs=1e-6)
+    assert work["w"]["theta"].tolist() == pytest.approx([0.579838, 0.100811], abs=1e-6)
+    own["mail"]["there"] = torch.zeros(2)
+    with torch.no_grad():
+        work = client.phases[0].step(client.start({}, own), {}, batch)
+    assert work["w"]["theta"].tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_without_models_clients_fit_alone() -> None:
+    """Each step makes the loss of its rows smaller, so that a client's last model is always taken."""
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    data = federation((5, 3, 7, 1, 2))
+    how: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "unit": "step", "batch_size": None}
+    own = fit(fedfomo(model, models=0, **how), data, rounds=4)
+    alone = fit(individual(model, **how), data, rounds=4)
+    for name, value in alone.progress.table["theta"].items():
+        assert torch.allclose(own.progress.table["last"][name], value, rtol=0.0, atol=1e-10)
+
+
+def kinds(n: int, seed: int = 0) -> ClientData:
+    """Return six clients of two kinds, with a fifth of their rows for validation."""
+    g, rows = torch.Generator().manual_seed(seed), {}
+    for k in range(6):
+        x = torch.randn(n, 4, generator=g)
+        y = (1.0 if k % 2 else -1.0) * x.sum(1) + torch.randn(n, generator=g)
+        rows[f"c{k}"] = {"x": x, "y": y, "held": (torch.arange(n) % 5 == 4).double()}
+    return ClientData.from_clients(rows)
+
+
+def test_clients_learn_to_like_their_own_kind() -> None:
+    """Scores of clients of the same kind add up to more, and such models help clients of few rows."""
+    data, fresh = kinds(10), kinds(60, seed=1)
+    model = network(torch.nn.Linear(4, 1), likelihood=normal(1.0))
+    method = fedfomo(model, validation="held", models=3, **EXACT)
+    fitted = fit(method, data, rounds=12)
+    affinity = fitted.progress.server["affinity"]
+    alike = (torch.arange(6)[:, None] % 2 == torch.arange(6) % 2) & ~torch.eye(6).bool()
+    assert affinity[alike].mean() > affinity[~alike & ~torch.eye(6).bool()].mean() + 0.1
+    alone = fit(fedfomo(model, validation="held", models=0, **EXACT), data, rounds=12)
+    ours, theirs = (f.predict(fresh).scores()["rmse"].mean() for f in (fitted, alone))
+    assert ours < theirs
+
+
+def test_validation_rows_are_not_trained_on() -> None:
+    """Other labels on validation rows change which models are taken, and no step."""
+    data = kinds(10)
+    wrong = torch.where(data.fields["held"] > 0, 50.0, data.fields["y"])
+    spoilt = ClientData({**data.fields, "y": wrong}, data.offsets, data.names)
+    model = network(torch.nn.Linear(4, 1), likelihood=normal(1.0))
+    method = fedfomo(model, validation="held", models=0, **{**EXACT, "batch_size": 2})
+    one, two = (fit(method, d, rounds=1).progress.table["last"] for d in (data, spoilt))
+    for name, value in one.items():
+        assert torch.equal(value, two[name])
+    on_all = fedfomo(model, models=0, **{**EXACT, "batch_size": 2})
+    others = fit(on_all, data, rounds=1).progress.table["last"]
+    assert not any(torch.equal(value, others[name]) for name, value in one.items())
+
+
+def test_some_rows_are_scaled_up_and_none_count_nothing() -> None:
+    program = federate(fedfomo(at(START)), clients()).program
+    batch = full_batch(clients(), torch.tensor([0]))
+    params = {"theta": torch.tensor([0.3, -0.2])}
+    whole = program.mean_loss(params, batch)
+    few, there = some_rows(batch, torch.arange(5)[None] < 2)
+    assert float(there) == 1.0
+    assert float(program.mean_loss(params, few)) == pytest.approx(float(whole))  # rows are alike
+    none, there = some_rows(batch, torch.zeros(1, 5, dtype=torch.bool))
+    assert float(there) == 0.0 and bool(program.mean_loss(params, none).isfinite())
+
+
+def test_a_client_gets_models_of_others_that_have_trained() -> None:
+    fitted = fit(fedfomo(at(START), models=2, **EXACT), clients(), rounds=1, cohort=1)
+    server = fitted.progress.server
+    trained = server["seen"].nonzero()[:, 0]
+    assert len(trained) == 1
+    expected = torch.ones(3, 2)
+    expected[:, 1] = 0.0
+    expected[trained] = 0.0
+    assert torch.equal(server["there"], expected)
+    sent = fitted.progress.table["mail"]["models"]["theta"]
+    others = [k for k in range(3) if k != int(trained)]
+    assert torch.equal(sent[others, 0], server["w"]["theta"][trained].expand(2, 2))
+
+
+def test_fixed_points_lower_the_validation_loss() -> None:
+    fitted = fit(fedfomo(at(START), models=2, **EXACT), clients(), rounds=25)
+    away = fitted.progress.table["last"]["theta"] - B
+    assert float((away * (H @ away[..., None])[..., 0]).sum()) < 1e-6
+    joined = fitted.personalise(clients(), rounds=2)
+    assert torch.allclose(joined.progress.table["last"]["theta"], B, atol=0.2)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="models is -1"):
+        fedfomo(at(START), models=-1)
+    with pytest.raises(ValueError, match=r"explore 2\.0"):
+        fedfomo(at(START), explore=2.0)
