@@ -12,6 +12,7 @@ from hierfl.models import bregman, families, likelihood, map_priors
 from hierfl.models.batch_norm_network import batch_norm_network
 from hierfl.models.bayesian_network import bayesian_network, network
 from hierfl.models.bregman_network import bregman_network
+from hierfl.models.headed_network import HeadedNetwork
 from hierfl.models.linear import linear
 from hierfl.models.logistic import logistic
 from hierfl.models.map_network import map_network
@@ -22,6 +23,7 @@ from hierfl.models.poisson import poisson
 from hierfl.models.softmax import softmax
 
 __all__ = [
+    "HeadedNetwork",
     "MemoryNetwork",
     "PersonalHeads",
     "batch_norm_network",

@@ -203,6 +203,45 @@ def apply(
     return output if output.dim() > 2 else output[..., None]
 
 
+def known_layer(module: nn.Module, layer: str, *, option: str) -> str:
+    """Return the name of a layer, refusing one that the module does not have.
+
+    Args:
+        module: whose layer.
+        layer: as `module.named_modules()` names it.
+        option: of the caller, for the message.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    names = [name for name, _ in module.named_modules() if name]
+    if layer not in names:
+        raise ValueError(
+            f"{option} is '{layer}', and the module's layers are {', '.join(names)}: name one of these"
+        )
+    return layer
+
+
+def inputs_of(module: nn.Module, layer: str, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return what a layer takes of each row, flat: (C, B, D).
+
+    Args:
+        module: the network, whose parameters are replaced by name.
+        layer: its name in the module.
+        tensors: global tensors by name.
+        x: inputs, (C, B, ...).
+    """
+    seen: list[Tensor] = []
+    hook = module.get_submodule(layer).register_forward_pre_hook(
+        lambda _, given: seen.append(given[0])
+    )
+    try:
+        functional_call(module, dict(tensors), (x.flatten(0, 1),))
+    finally:
+        hook.remove()
+    return seen[0].flatten(1).unflatten(0, x.shape[:2])
+
+
 def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
     """Return those of the guide's local distributions that are Normal, as a `Spread`.
 

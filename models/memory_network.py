@@ -10,11 +10,10 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.models.functional import apply, frozen_copy, weights
+from hierfl.models.functional import apply, frozen_copy, inputs_of, known_layer, weights
 from hierfl.models.observe import field, observe
 
 _BLANK: ContextVar[bool] = ContextVar("blank", default=False)
@@ -79,12 +78,8 @@ class MemoryNetwork:
                 f"1 or more, scale above 0, weight in [0, 1]"
             )
         self.net = frozen_copy(module)
-        layers = [name for name, _ in self.net.named_modules() if name]
-        if features not in layers:
-            raise ValueError(
-                f"features is '{features}', and the module's layers are {', '.join(layers)}: name one of these"
-            )
-        self.features, self.memory, self.neighbours = features, memory, neighbours
+        self.features = known_layer(self.net, features, option="features")
+        self.memory, self.neighbours = memory, neighbours
         self.scale, self.weight, self.x, self.y = scale, weight, x, y
         self.tensors = weights(self.net)
         self.__name__ = "memory_network"
@@ -124,7 +119,7 @@ class MemoryNetwork:
         self, theta: dict[str, Tensor], rows: Tensor, mine: dict[str, Tensor], classes: int
     ) -> Tensor:
         """Return the probabilities of the classes by the memory, (C, B, classes)."""
-        asked, kept = self._features(theta, rows), self._features(theta, mine["x"])
+        asked, kept = (inputs_of(self.net, self.features, theta, x) for x in (rows, mine["x"]))
         away = (asked[:, :, None] - kept[:, None]).square().mean(-1) / self.scale  # (C, B, M)
         away = torch.where(mine["there"][:, None] > 0.0, away, torch.inf)
         far, at = away.topk(min(self.neighbours, self.memory), largest=False)
@@ -134,14 +129,3 @@ class MemoryNetwork:
         hot = (label[..., None] == torch.arange(classes)).to(near.dtype)
         total = (near[..., None] * hot).sum(2)
         return total / total.sum(-1, keepdim=True).clamp(min=1e-30)
-
-    def _features(self, theta: dict[str, Tensor], rows: Tensor) -> Tensor:
-        """Return what the layer `features` takes, (C, B, D)."""
-        seen: list[Tensor] = []
-        layer = self.net.get_submodule(self.features)
-        hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-        try:
-            functional_call(self.net, theta, (rows.flatten(0, 1),))
-        finally:
-            hook.remove()
-        return seen[0].flatten(1).unflatten(0, rows.shape[:2])

@@ -13,6 +13,7 @@ from hierfl.methods.fedem import fedem
 from hierfl.methods.fedfomo import fedfomo
 from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedmap import fedmap
+from hierfl.methods.fedpac import fedpac
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.fedvi import fedvi
 from hierfl.methods.fine_tuned import fine_tuned
@@ -40,6 +41,7 @@ __all__ = [
     "fedfomo",
     "fedlaplace",
     "fedmap",
+    "fedpac",
     "fedsvi",
     "fedvi",
     "fine_tuned",

@@ -74,7 +74,7 @@ def knn_per(
             up = {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
             return up, work["own"]
 
-        remembering = Phase(remember, scores_rows=False)
+        remembering = Phase(remember)
         return Client(
             own=blank,
             start=start,

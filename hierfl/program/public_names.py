@@ -27,15 +27,15 @@ NAMES = {
     "hierfl.methods": tuple(
         (
             "averaging_some bfi by_rows clustered_fl ditto fedabml fedamp fedavg fedbn fedem fedfomo fedlaplace "
-            "fedmap fedsvi fedvi fine_tuned heur_fedamp ifca individual knn_per over_relaxed pfedbayes pfedbred "
+            "fedmap fedpac fedsvi fedvi fine_tuned heur_fedamp ifca individual knn_per over_relaxed pfedbayes pfedbred "
             "pfedhn pfedme pvi two_stage"
         ).split()
     ),
     "hierfl.methods.hypernetworks": ("Mlp",),
     "hierfl.models": tuple(
         (
-            "MemoryNetwork PersonalHeads batch_norm_network bayesian_network bregman_network linear logistic "
-            "map_network mixture network poisson softmax"
+            "HeadedNetwork MemoryNetwork PersonalHeads batch_norm_network bayesian_network bregman_network linear "
+            "logistic map_network mixture network poisson softmax"
         ).split()
     ),
     "hierfl.models.families": tuple(

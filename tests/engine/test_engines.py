@@ -173,6 +173,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fedfomo": lambda: hierfl.methods.fedfomo(
         _shared(), models=2, optimiser=SGD(0.05), batch_size=2, steps=1
     ),
+    "fedpac": lambda: hierfl.methods.fedpac(
+        models.HeadedNetwork(net(outputs=2), head="2", y="ill"), body_steps=2, batch_size=2
+    ),
     "knn_per": lambda: hierfl.methods.knn_per(
         models.MemoryNetwork(net(outputs=2), features="2", memory=4, y="ill"), batch_size=2
     ),

@@ -86,6 +86,20 @@ OTHERS: dict[
         ),
         {"clients": THETA},
     ),
+    "fedpac": (
+        lambda: hierfl.methods.fedpac(
+            models.HeadedNetwork(
+                torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)),
+                head="2",
+                y="ill",
+            )
+        ),
+        {
+            "theta": {"theta.0.weight": (3, 2), "theta.0.bias": (3,)},
+            "classes": {"total": (2, 3), "count": (2,)},
+            "head": {"theta.2.weight": (2, 3), "theta.2.bias": (2,), "h": (2, 3), "v": ()},
+        },
+    ),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),
     "heur_fedamp": (lambda: hierfl.methods.heur_fedamp(_common()), {"w": THETA}),
     "ifca": (

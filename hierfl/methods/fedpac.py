@@ -1,0 +1,275 @@
+"""FedPAC: a common body whose features of a class are alike for all clients, and heads mixed from those of others.
+
+    client:  with the body received, h_k <- P(y) times the mean feature of class y, and V_k, the variance of h_k
+             head:  for every mini-batch:  h <- h - lr grad nll            from its mixed head, with the body fixed
+             body:  for every mini-batch:  b <- b - lr grad[ nll + lam mean |phi(x) - mu_y|^2 ]     with the head fixed
+             sends b, h, h_k, V_k, and the sums and counts of its features by class
+    server:  body <- sum_k (n_k / n) b_k,    mu_y <- the mean of class y's features over all clients
+             head of k <- sum_j a_j h_j,  a = argmin over the simplex of  sum_j a_j^2 V_j + |h_k - sum_j a_j h_j|^2
+
+Source: Xu et al. 2023, arXiv:2306.11867, Algorithm 1 and Eqs. (6), (10) and (11); weights below 0.001 become 0, as in
+the authors' code. A class whose mean nobody has sent yet pulls to the client's own mean; the first round has no pull.
+
+Bayesian in it, loosely, is a prior of features, phi(x) | y ~ Normal(mu_y, .), as a penalty with plugged-in means. Heads
+are no hierarchy: their mix trades bias for variance.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from hierfl.core.trees import Tree, chosen, tree_map
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
+from hierfl.methods.single_models import at_each, stored
+from hierfl.models.headed_network import HeadedNetwork
+from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.program.program import Params, Program
+from hierfl.program.recipes import recorded
+
+LEAST = 1e-3  # of a weight
+
+
+class Classes(NamedTuple):
+    """Features of a client's rows by class.
+
+    total: (K, D) their sums.
+    rows: (K,) how many.
+    squares: () mean over rows of |phi|^2.
+    """
+
+    total: Tensor
+    rows: Tensor
+    squares: Tensor
+
+
+@recorded
+def fedpac(
+    model: HeadedNetwork,
+    *,
+    lam: float = 1.0,
+    mix: bool = True,
+    head_optimiser: Optimiser = SGD(0.1, momentum=0.5),  # noqa: B008 (frozen)
+    optimiser: Optimiser = SGD(0.01, momentum=0.5),  # noqa: B008
+    head_steps: int = 1,
+    body_steps: int = 5,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 50,
+) -> Method:
+    """Return FedPAC of `hierfl.models.HeadedNetwork(module, head=...)`.
+
+    The server sees each client's head, its mean features and its shares of labels.
+
+    Args:
+        model: a classifier with a head.
+        lam: pull of features to the means of their classes, 0 or more. Defaults: the authors', without weight
+            decay.
+        mix: whether heads are mixed; False: each client goes on from its own.
+        head_optimiser: of the head, started anew in each round.
+        optimiser: of the body, likewise.
+        head_steps: passes over the rows on the head, or mini-batches (`unit`).
+        body_steps: the same on the body.
+        unit: "epoch" or "step".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        TypeError: the model is another one.
+        ValueError: `lam` is negative.
+    """
+    if not isinstance(model, HeadedNetwork):
+        raise TypeError("fedpac reads features: hand over models.HeadedNetwork(module, head=...)")
+    if lam < 0.0:
+        raise ValueError(f"lam is {lam}: it must be 0 or more")
+
+    def parts(params: Params) -> tuple[Params, Params]:
+        head = {name: v for name, v in params.items() if model.in_head(name)}
+        return {name: v for name, v in params.items() if name not in head}, head
+
+    def sizes(program: Program) -> tuple[int, int]:
+        """Return the numbers of classes and of features."""
+        params, batch = program.start()[0], program.prototype
+        width = model.features(params, batch).shape[-1]
+        fn, _ = program.observed({}, batch, params)[model.y]
+        return fn.probs.shape[-1], width
+
+    def client(program: Program) -> Client:
+        head = parts(program.start()[0])[1]
+        classes = sizes(program)[0]
+
+        def by_class(theta: Params, batch: ClientBatch) -> Classes:
+            z, y = model.features(theta, batch)[0], batch.fields[model.y][0]
+            hot = (y[:, None] == torch.arange(classes)).to(z.dtype)
+            if batch.rows is not None:
+                hot = hot * batch.rows[0][:, None]
+            squares = (hot.sum(1) * z.square().sum(1)).sum() / hot.sum()
+            return Classes(hot.T @ z, hot.sum(0), squares)
+
+        def start(message: Tree, own: Tree) -> Tree:
+            mine = chosen(own["seen"], own["mail"] if mix else own["head"], message["head"])
+            return {
+                "body": Stepped(message["body"], optimiser.init(message["body"])),
+                "head": Stepped(mine, head_optimiser.init(mine)),
+                "own": own,
+                "h": torch.zeros_like(message["mu"]),
+                "means": torch.zeros_like(message["mu"]),
+                "classes": tuple(Classes(message["mu"], message["known"], torch.zeros(()))),
+                "v": torch.zeros(()),
+                "loss": torch.zeros(()),
+            }
+
+        def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            found = by_class({**work["body"].params, **work["head"].params}, batch)
+            share = found.rows / found.rows.sum()
+            means = found.total / found.rows.clamp(min=1.0)[:, None]
+            h = share[:, None] * means
+            v = (found.squares - h.square().sum()) / found.rows.sum()
+            return {**work, "h": h, "v": v.clamp(min=1e-12), "means": means}
+
+        def on_head(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            body = work["body"].params
+            gradient, value = slope(
+                lambda h: program.mean_loss({**body, **h}, batch), work["head"].params
+            )
+            return {**work, "head": step(head_optimiser, gradient, work["head"]), "loss": value}
+
+        def on_body(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            head, known = work["head"].params, message["known"][:, None] > 0.0
+            centre = torch.where(known, message["mu"], work["means"])[
+                batch.fields[model.y][0].long()
+            ]
+            pull = lam * message["known"].amax()  # none in the first round
+
+            def loss(body: Params) -> Tensor:
+                theta = {**body, **head}
+                nll = program.mean_loss(theta, batch)
+                if not lam:
+                    return nll
+                away = (model.features(theta, batch)[0] - centre).square().mean(1)
+                rows = torch.ones_like(away) if batch.rows is None else batch.rows[0]
+                return nll + pull * (away * rows).sum() / rows.sum()
+
+            gradient, value = slope(loss, work["body"].params)
+            return {**work, "body": step(optimiser, gradient, work["body"]), "loss": value}
+
+        def look_again(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            found = by_class({**work["body"].params, **work["head"].params}, batch)
+            return {**work, "classes": tuple(found)}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            total, count, _ = work["classes"]
+            head = work["head"].params
+            up: Up = {
+                "theta": Share(work["body"].params, rows),
+                "classes": Share({"total": total, "count": count}),
+                "head": Each({"head": head, "h": work["h"], "v": work["v"]}),
+                "loss": Share(work["loss"], rows),
+            }
+            return up, {"head": head, "mail": own["mail"], "seen": torch.ones(())}
+
+        looking = Phase(look)
+        tuning = Phase(on_head, head_steps, unit, batch_size)
+        training = Phase(on_body, body_steps, unit, batch_size)
+        phases = (looking, tuning, training, Phase(look_again))
+        return Client(
+            own={"head": head, "mail": head, "seen": torch.zeros(())},
+            start=start,
+            phases=phases,
+            finish=finish,
+            params=lambda message, own: {
+                **message["body"],
+                **chosen(own["seen"], own["head"], message["head"]),
+            },
+            adapt=(tuning,),
+            seen=lambda own: own["seen"],
+            new=lambda message: {
+                "head": message["head"],
+                "mail": message["head"],
+                "seen": torch.zeros(()),
+            },
+        )
+
+    def server(program: Program) -> Server:
+        count = program.num_clients
+        body, head = parts(program.start()[0])
+        shape = sizes(program)
+
+        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            reports = means["head"]
+            known = {
+                name: stored(state[name], Reports(reports.value[name], reports.ids))
+                for name in ("head", "h", "v")
+            }
+            seen = state["seen"].index_fill(0, reports.ids, True)
+            found = means["classes"]
+            there = (found["count"] > 0.0).to(found["count"].dtype)
+            mu = found["total"] / found["count"].clamp(min=1e-30)[:, None]
+            mu = torch.where(there[:, None] > 0.0, mu, state["mu"])
+            mail = known["head"]
+            if mix:
+                weight = weights_of(known["h"].flatten(1), known["v"], seen)
+                mail = tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), known["head"])
+            return {
+                "body": means["theta"],
+                **known,
+                "seen": seen,
+                "mu": mu,
+                "known": torch.maximum(state["known"], there),
+                "mail": mail,
+            }
+
+        def down(state: Tree, clock: Clock) -> Tree:
+            share = state["seen"].to(state["v"].dtype)
+            share = torch.where(share.sum() > 0.0, share / share.sum().clamp(min=1.0), 1.0 / count)
+            mean = tree_map(lambda v: torch.tensordot(share.to(v.dtype), v, 1), state["head"])
+            return {"body": state["body"], "head": mean, "mu": state["mu"], "known": state["known"]}
+
+        heads = at_each(head, count)
+        return Server(
+            {
+                "body": body,
+                "head": heads,
+                "h": torch.zeros(count, *shape),
+                "v": torch.ones(count),
+                "seen": torch.zeros(count, dtype=torch.bool),
+                "mu": torch.zeros(shape),
+                "known": torch.zeros(shape[0]),
+                "mail": heads,
+            },
+            update,
+            down=down,
+            mail=lambda state: state["mail"],
+        )
+
+    return Method("fedpac", model, delta, client, server, discloses="summaries")
+
+
+def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Return the weights of heads for each client, (N, N): rows on the simplex, over clients that were seen.
+
+    The least of a'(diag(v) + B) a over the simplex is a multiple of the least over a >= 0 of that plus
+    (sum a - 1)^2: a non-negative least-squares problem.
+
+    Args:
+        h: (N, P) of each client.
+        v: (N,) its variance, > 0.
+        seen: (N,) bool; a client that was not seen keeps its own head.
+    """
+    weight = torch.eye(len(h), dtype=torch.float64)
+    others = seen.nonzero()[:, 0]
+    points, spread = h[others].double().numpy(), v[others].double().numpy()
+    for place, i in enumerate(others.tolist()):
+        away = (points - points[place]).T
+        system = np.concatenate([away, np.diag(np.sqrt(spread)), np.ones((1, len(others)))])
+        scale = max(float(np.abs(system[:-1]).max()), 1e-30)
+        system[:-1] /= scale
+        found, _ = nnls(system, np.append(np.zeros(len(system) - 1), 1.0))
+        found = np.where(found / found.sum() < LEAST, 0.0, found)
+        weight[i] = 0.0
+        weight[i, others] = torch.from_numpy(found / found.sum())
+    return weight.to(h.dtype)
