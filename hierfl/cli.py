@@ -1,4 +1,4 @@
-"""The command line: `hierfl demo --out DIR`, `hierfl study NAME`, `hierfl --version`.
+"""The command line: `hierfl demo --out DIR`, `hierfl study NAME`, `hierfl methods`, `hierfl --version`.
 
 Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
 """
@@ -134,6 +134,20 @@ def study(
     if as_json:
         answer = {"study": name, "quick": quick, "seconds": round(seconds, 1), "parts": parts}
         typer.echo(json.dumps(answer))
+
+
+@app.command()
+def methods() -> None:
+    """List all methods: what is common and what local, what a client keeps, sends and discloses."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hierfl.methods.overview import HEADINGS, ROWS
+
+    table = Table(*HEADINGS)
+    for row in ROWS:
+        table.add_row(*row)
+    Console().print(table)
 
 
 def _show_step(progress: Console, line: str) -> None:
