@@ -26,8 +26,9 @@ NAMES = {
     ),
     "hierfl.methods": tuple(
         (
-            "averaging_some bfi by_rows ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi fine_tuned "
-            "individual over_relaxed pfedbayes pfedbred pfedme pvi two_stage"
+            "apfl averaging_some bfi by_rows ditto fedabml fedavg fedbabu fedbn fedlaplace fedmap fedrecon fedrep "
+            "fedsvi fedvi fine_tuned individual over_relaxed pfedbayes pfedbred pfedme pvi server_optimised "
+            "two_stage"
         ).split()
     ),
     "hierfl.models": tuple(
