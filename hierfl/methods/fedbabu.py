@@ -43,8 +43,8 @@ def fedbabu(
 ) -> Method:
     """Return FedBABU of a program without latent sites, such as `hierfl.models.network`.
 
-    `fit.personalise(rows)` tunes, for clients of the fit and new ones alike. Before it, predictions come from the
-    random head.
+    `fit.personalise(rows, rounds=1)` tunes, for clients of the fit and new ones alike. Before it, predictions
+    come from the random head.
 
     Args:
         model: its params are all global, or the local ones are the head; the loss is the mean negative log
@@ -55,7 +55,8 @@ def fedbabu(
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
         tune: what a client tunes: "all" of the params, or the "head".
-        tune_steps: passes over its rows, or mini-batches (`unit`), in each round of `personalise`; 1 or more.
+        tune_steps: passes over its rows, or mini-batches (`unit`), in each round of `personalise`, of
+            which each goes on from the last one; 1 or more.
         tune_optimiser: of the tuning; None: `optimiser`.
 
     Raises:

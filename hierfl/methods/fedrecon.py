@@ -50,8 +50,8 @@ def fedrecon(
 ) -> Method:
     """Return FedRecon of a program without latent sites, such as `hierfl.models.network`.
 
-    Clients of the fit predict with the head of their last round; `fit.personalise(rows)` reconstructs it on all rows
-    given, at the last body, for them and for new clients alike.
+    Clients of the fit predict with the head of their last round. `fit.personalise(rows, rounds=1)` reconstructs it
+    on all rows given, at the last body, for them and for new clients alike.
 
     Args:
         model: its params are all global, or the local ones are the head; the loss is the mean negative log
