@@ -62,10 +62,17 @@ HEADS = {
     },
     **{"constructor.last.weight": (4, 5), "constructor.last.bias": (5,)},
 }
+FIRST = {
+    "theta.0.weight": (3, 2),
+    "theta.0.bias": (3,),
+}  # the body, where the last layer is the head
+LAST: Any = {"head": "theta.2"}
 OTHERS: dict[
     str, tuple[Callable[[], Method], dict[str, Shapes]]
 ] = {  # the update of each, without scalars
+    "apfl": (lambda: hierfl.methods.apfl(_common()), {"theta": THETA}),
     "ditto": (lambda: hierfl.methods.ditto(_common()), {"theta": THETA}),
+    "fedbabu": (lambda: hierfl.methods.fedbabu(_common(), **LAST), {"theta": FIRST}),
     "fedbn": (lambda: hierfl.methods.fedbn(normed()), {"theta": BODY}),
     "fedmap": (
         lambda: hierfl.methods.fedmap(
@@ -73,12 +80,20 @@ OTHERS: dict[
         ),
         {"clients": THETA},
     ),
+    "fedrecon": (lambda: hierfl.methods.fedrecon(_common(), **LAST), {"theta": FIRST}),
+    "fedrep": (lambda: hierfl.methods.fedrep(_common(), **LAST), {"theta": FIRST}),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),
     "individual": (lambda: hierfl.methods.individual(_common()), {}),
 }
 
 
-WRAPPERS = {"averaging_some", "by_rows", "fine_tuned", "over_relaxed"}  # see test_wrappers
+WRAPPERS = {
+    "averaging_some",
+    "by_rows",
+    "fine_tuned",
+    "over_relaxed",
+    "server_optimised",
+}  # see test_wrappers
 
 
 def _common() -> Any:
