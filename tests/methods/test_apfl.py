@@ -100,8 +100,8 @@ def test_alpha_1_is_local_sgd(way: str) -> None:
     for name, value in alone.progress.table["theta"].items():
         assert torch.allclose(ours.progress.table["v"][name], value, atol=1e-10, rtol=0.0)
     rows = federation((6, 4, 5, 2, 3), seed=5)
-    means = [f.predict(rows, draws=1).mean for f in (ours, alone)]
-    assert torch.allclose(*means, atol=1e-10, rtol=0.0)
+    one, two = (f.predict(rows, draws=1).mean for f in (ours, alone))
+    assert torch.allclose(one, two, atol=1e-10, rtol=0.0)
 
 
 def test_alpha_0_leaves_the_own_model_where_it_started() -> None:
@@ -161,10 +161,10 @@ def test_a_new_client_starts_at_theta_and_moves_its_own_model_alone() -> None:
 def test_refusals() -> None:
     for alpha in (-0.1, 1.5, float("nan")):
         with pytest.raises(
-            ValueError, match="alpha is .*: the weight of a client's own model must"
+            ValueError, match=r"alpha is .*: the weight of a client's own model must"
         ):
             apfl(network(), alpha=alpha)
-    with pytest.raises(ValueError, match="alpha_lr is -0.1: a step size must be 0 or more"):
+    with pytest.raises(ValueError, match=r"alpha_lr is -0\.1: a step size must be 0 or more"):
         apfl(network(), alpha_lr=-0.1)
     with pytest.raises(ProgramError, match="apfl fits global params only"):
         fit(apfl(regression), federation(), rounds=1)
