@@ -42,7 +42,8 @@ class BodyAndHead:
 
     def first_head(self, message: Params) -> Params:
         """Return the head that every client begins with: the server's, where the message holds it."""
-        return {name: message.get(name, value) for name, value in self.head.items()}
+        here = torch.zeros(()).device  # where the clients work
+        return {n: message[n] if n in message else v.to(here) for n, v in self.head.items()}
 
     def work(self, message: Params, head: Params, optimisers: Optimisers) -> Tree:
         """Return the working state of a round: both parts with the states of their optimisers.

@@ -57,7 +57,9 @@ def fedbabu(
         tune: what a client tunes: "all" of the params, or the "head".
         tune_steps: passes over its rows, or mini-batches (`unit`), in each round of `personalise`, of
             which each goes on from the last one; 1 or more.
-        tune_optimiser: of the tuning; None: `optimiser`.
+        tune_optimiser: of the tuning; None: `optimiser`, as the authors'. Under a small frozen head the features
+            of the body can grow large, and tuning then needs smaller steps: on scikit-learn's digits with a
+            convolutional network SGD(0.001) raised the accuracy where SGD(0.1) lowered it.
 
     Raises:
         ValueError: `tune` is neither "all" nor "head", or `tune_steps` is below 1; (at fit) `head` matches no
@@ -85,7 +87,7 @@ def fedbabu(
             start=start,
             phases=(Phase(moving(program, {"body": optimiser}), steps, unit, batch_size),),
             finish=finish,
-            params=lambda message, own: {**parts.head, **message},
+            params=lambda message, own: {**message, **parts.first_head(message)},
         )
         first = {**parts.body, **parts.head} if tune == "all" else parts.head
         if not first:
