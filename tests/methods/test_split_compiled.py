@@ -97,7 +97,7 @@ def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "apfl"])
 def test_a_regression_split_by_plate_is_remade_and_fits(name: str, tmp_path: Path) -> None:
     """Levels of -2, 0 and 2 about a common slope; the run is loaded from its folder."""
-    data = federation((40, 40, 40))
+    data = federation((20, 20, 20))
     level = torch.tensor([-2.0, 0.0, 2.0])
     data = data.with_fields(y=data.fields["x"].sum(-1) + level[data.row_client])
     method = METHODS[name](line_of_each, {})
