@@ -85,6 +85,7 @@ class Reports(NamedTuple):
 
 Up = Mapping[str, Share | LogShare | Each]
 Step = Callable[[Tree, Tree, ClientBatch], Tree]
+Rows = Literal["all", "support", "query"]
 Pooled = Callable[[Tree, Tree, ClientBatch, Clock], tuple[Tree, Tree, dict[str, float]]]
 
 
@@ -98,6 +99,9 @@ class Phase:
         unit: "step": mini-batches from reshuffled passes over the rows; "epoch": whole passes, whose last
             mini-batch may be smaller.
         batch_size: rows of a mini-batch; None: all rows at each step.
+        rows: which of the client's rows the phase works on. "all"; or "support" or "query", the two halves of a
+            split that is drawn anew in each round. Of an odd number the support has one row more, and a single
+            row is in both. To the phase they are the rows that the client has in all.
         scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so that any
             row will do.
         nested: the step takes derivatives of derivatives, in graphs that differ from round to round: compiling
@@ -113,6 +117,7 @@ class Phase:
     count: int = 1
     unit: Literal["step", "epoch"] = "step"
     batch_size: int | None = None
+    rows: Rows = "all"
     scores_rows: bool = True
     nested: bool = False
     eager: bool = False

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
+from hierfl.core.name_rules import NameRule, names_by_rule
 from hierfl.data.batch import ClientBatch
-from hierfl.models.functional import Local, apply, frozen_copy, own_names, spread_of, weights
+from hierfl.models.functional import apply, frozen_copy, spread_of, weights
 from hierfl.models.likelihood import Likelihood, as_likelihood
 from hierfl.models.observe import field, observe
 from hierfl.models.priors import Prior
@@ -25,7 +26,7 @@ def bayesian_network(
     likelihood: Likelihood | Callable[[Tensor], TorchDistributionMixin] | None = None,
     x: str = "x",
     y: str = "y",
-    local: Local = "all",
+    local: NameRule = "all",
     prior_loc: Loc = "learned",
     prior_scale: Scale = 0.1,
     scale_start: float = 0.1,
@@ -99,7 +100,7 @@ def bayesian_network(
     tensors = weights(net)
     priors = WeightPriors(
         tensors=tensors,
-        own=own_names(list(tensors), local),
+        own=names_by_rule(list(tensors), local, option="local"),
         loc=prior_loc,
         scale=prior_scale,
         scale_start=scale_start,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyro.distributions as dist
@@ -21,7 +19,6 @@ from hierfl.core import noise
 from hierfl.core.trees import tree_map
 from hierfl.program.terms import posterior_of
 
-Local = str | Sequence[str] | Callable[[str], bool]
 RUNNING = ("running_mean", "running_var")
 
 
@@ -74,41 +71,6 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     A tied parameter occurs once, under its first name.
     """
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-
-
-def own_names(names: Sequence[str], local: Local) -> frozenset[str]:
-    """Return the names of the local tensors.
-
-    Args:
-        names: the names of all tensors.
-        local: "all", "none", a regular expression searched for in each name, a sequence of prefixes, or a
-            predicate `(name) -> bool`.
-
-    Raises:
-        ValueError: the regular expression, the predicate or one of the prefixes matches no name.
-    """
-    if local in ("all", "none"):
-        return frozenset(names if local == "all" else ())
-    rules: dict[str, Callable[[str], object]]
-    if callable(local):
-        rules = {"the predicate": local}
-    elif isinstance(local, str):
-        rules = {f"the pattern '{local}'": re.compile(local).search}
-    else:
-        rules = {f"the prefix '{prefix}'": partial(_has_prefix, prefix) for prefix in local}
-    chosen: set[str] = set()
-    for rule, matches in rules.items():
-        found = {name for name in names if matches(name)}
-        if not found:
-            raise ValueError(
-                f"local: {rule} matches none of the module's parameters: {', '.join(names)}"
-            )
-        chosen |= found
-    return frozenset(chosen)
-
-
-def _has_prefix(prefix: str, name: str) -> bool:
-    return name.startswith(prefix)
 
 
 @dataclass(frozen=True, eq=False)

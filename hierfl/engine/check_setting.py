@@ -58,23 +58,29 @@ def check_mail(method: Method, client: Client, server: Server) -> None:
 
 
 def check_steps_fit(program: Program, client: Client, data: ClientData, engine: str) -> None:
-    """Refuse mini-batches, or one batch of all clients, that the program gives another density for.
+    """Refuse mini-batches, halves, or one batch of all clients, that the program gives another density for.
 
     Raises:
-        ValueError: a factor of all of a client's rows, with mini-batches.
-        ProgramError: a site that depends on several rows, with mini-batches; clients that depend on each
-            other, with engine="pooled".
+        ValueError: a factor of all of a client's rows, with mini-batches or halves of them.
+        ProgramError: a site that depends on several rows, with mini-batches or halves of them; clients that
+            depend on each other, with engine="pooled".
     """
     _check_factors(program, client, int(data.counts.max()))
     if engine == "pooled":
         check_apart(program, data)
-    phases = [p for p in (*client.phases, *(client.adapt or ())) if p.batch_size and p.count]
+    each = [p for p in (*client.phases, *(client.adapt or ())) if p.count]
+    phases = [p for p in each if p.batch_size or p.rows != "all"]
     if phases:
-        check_mini_batches(program, data, priors_alone=not any(p.scores_rows for p in phases))
+        check_mini_batches(
+            program,
+            data,
+            priors_alone=not any(p.scores_rows for p in phases),
+            halves=any(p.rows != "all" for p in each),
+        )
 
 
 def _check_factors(program: Program, client: Client, most: int) -> None:
-    """Refuse mini-batches under a factor of all of a client's rows, which cannot be scaled up from some."""
+    """Refuse to work on some of a client's rows under a factor of all of them, which cannot be scaled up."""
     whole = [name for name, of_rows in program.factors.items() if not of_rows]
     sizes = [
         p.batch_size for p in client.phases if p.count and p.batch_size and p.batch_size < most
@@ -83,6 +89,11 @@ def _check_factors(program: Program, client: Client, most: int) -> None:
         raise ValueError(
             f"factor '{whole[0]}' has one value a client, computed from its rows, and a mini-batch of "
             f"{sizes[0]} rows does not give it: use batch_size=None, or a factor inside batch.data()"
+        )
+    if whole and any(p.count and p.rows != "all" for p in client.phases):
+        raise ValueError(
+            f"factor '{whole[0]}' has one value a client, computed from its rows, and half of its rows do not "
+            f"give it: set split=False, or use a factor inside batch.data()"
         )
 
 

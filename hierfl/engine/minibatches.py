@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch, full_batch, keys_of
+from hierfl.data.batch import ClientBatch, Keys, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
+from hierfl.engine.row_halves import Half, half_of
 from hierfl.engine.row_orders import Orders
 from hierfl.method import Phase
 
@@ -39,18 +40,20 @@ def steps(
     Yields:
         The step's tensors, and which clients still work: (mask (C,) bool,), or () where all do.
     """
+    half = _half(data, ids, phase, seed=seed, at=at)
+    keys, done = keys_of(data, ids, seed, *at), 0
     blocks = (
-        _all_rows(data, ids, phase.count)
+        _all_rows(data, ids, phase.count, keys, half)
         if phase.batch_size is None
         else _mini_batches(data, ids, phase, seed=seed, at=at)
     )
+    counts = data.counts[ids] if half is None else half.counts
     fixed = {
         "client_fields": {
             name: values[ids][:, None] for name, values in data.client_fields.items()
         },
-        "counts": data.counts[ids].to(torch.get_default_dtype()),
+        "counts": counts.to(torch.get_default_dtype()),
     }
-    keys, done = keys_of(data, ids, seed, *at), 0
     for rows, active in blocks:
         own_keys = keys.of_steps(done, done + len(active))
         for (fields, mask), working, (own, root) in zip(rows, active, own_keys, strict=True):
@@ -74,14 +77,31 @@ def batch_of(tensors: Tree, phase: Phase) -> ClientBatch:
     )
 
 
+def _half(
+    data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
+) -> Half | None:
+    """Return the half of the rows that a phase works on; None: all rows."""
+    if phase.rows == "all":
+        return None
+    return half_of(data, ids, phase.rows, seed=seed, round_=at[0])
+
+
 def _all_rows(
-    data: ClientData, ids: Tensor, count: int
+    data: ClientData, ids: Tensor, count: int, keys: Keys, half: Half | None
 ) -> Iterator[tuple[Iterable[Rows], list[Active]]]:
-    """Yield all rows of the clients, gathered once, for each of `count` steps."""
-    whole = full_batch(data, ids)
+    """Yield all rows of the clients, or of a half of them, gathered once, for each of `count` steps."""
+    whole = full_batch(data, ids) if half is None else _half_batch(data, ids, keys, half)
     fields = {name: values.flatten(0, 1) for name, values in whole.fields.items()}
     mask = {} if whole.rows is None else {"rows": whole.rows}
     yield repeat((fields, mask), count), [()] * count
+
+
+def _half_batch(data: ClientData, ids: Tensor, keys: Keys, half: Half) -> ClientBatch:
+    place = torch.arange(int(half.counts.max()), device=ids.device)[None].expand(len(ids), -1)
+    inside = place < half.counts[:, None]
+    within = half.within(torch.where(inside, place, 0)[None])[0]
+    index = data.offsets[ids][:, None] + torch.where(inside, within, 0)
+    return gather(data, ids, index, None if bool(inside.all()) else inside, keys)
 
 
 def _mini_batches(
@@ -141,6 +161,7 @@ class _Plan:
         steps: K, of the client with most of them.
         epochs: passes that each client takes; None: as many as its steps need.
         orders: of each client's rows in each epoch.
+        half: the half of its rows that the phase works on; None: all.
     """
 
     offsets: Tensor
@@ -150,13 +171,15 @@ class _Plan:
     steps: int
     epochs: int | None
     orders: Orders
+    half: Half | None
 
     @staticmethod
     def of(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]) -> _Plan:
         """Plan a phase; the arguments and the error are those of `row_plan`."""
         if phase.batch_size is None:
             raise ValueError("a phase on all rows has no row plan")
-        counts = data.counts[ids]
+        half = _half(data, ids, phase, seed=seed, at=at)
+        counts = data.counts[ids] if half is None else half.counts
         size = min(phase.batch_size, int(counts.max()))
         by_epoch = phase.unit == "epoch"
         passes = (counts + size - 1) // size if by_epoch else (counts // size).clamp(min=1)
@@ -169,6 +192,7 @@ class _Plan:
             steps=int((passes * phase.count).max()) if by_epoch else phase.count,
             epochs=phase.count if by_epoch else None,
             orders=Orders.of(keys, counts),
+            half=half,
         )
 
     @property
@@ -194,5 +218,7 @@ class _Plan:
             place = part[..., None] * self.size + torch.arange(self.size)  # (K, C, B)
             inside = place < self.counts[:, None]
             within = self.orders.at(epoch, torch.where(inside, place, 0))
+            if self.half is not None:
+                within = self.half.within(within)
             index = self.offsets[:, None] + torch.where(inside, within, 0)
             yield index, inside, active

@@ -1,5 +1,6 @@
 """Methods, one file each: what a client does, what the server does, and the equations they come from."""
 
+from hierfl.methods.apfl import apfl
 from hierfl.methods.averaging_some import averaging_some
 from hierfl.methods.bfi import bfi
 from hierfl.methods.by_rows import by_rows
@@ -8,12 +9,15 @@ from hierfl.methods.ditto import ditto, individual
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedamp import fedamp, heur_fedamp
 from hierfl.methods.fedavg import fedavg
+from hierfl.methods.fedbabu import fedbabu
 from hierfl.methods.fedbn import fedbn
 from hierfl.methods.fedem import fedem
 from hierfl.methods.fedfomo import fedfomo
 from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedmap import fedmap
 from hierfl.methods.fedpac import fedpac
+from hierfl.methods.fedrecon import fedrecon
+from hierfl.methods.fedrep import fedrep
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.fedvi import fedvi
 from hierfl.methods.fine_tuned import fine_tuned
@@ -25,9 +29,11 @@ from hierfl.methods.pfedbred import pfedbred
 from hierfl.methods.pfedhn import pfedhn
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
+from hierfl.methods.server_optimised import server_optimised
 from hierfl.methods.two_stage import two_stage
 
 __all__ = [
+    "apfl",
     "averaging_some",
     "bfi",
     "by_rows",
@@ -36,12 +42,15 @@ __all__ = [
     "fedabml",
     "fedamp",
     "fedavg",
+    "fedbabu",
     "fedbn",
     "fedem",
     "fedfomo",
     "fedlaplace",
     "fedmap",
     "fedpac",
+    "fedrecon",
+    "fedrep",
     "fedsvi",
     "fedvi",
     "fine_tuned",
@@ -55,5 +64,6 @@ __all__ = [
     "pfedhn",
     "pfedme",
     "pvi",
+    "server_optimised",
     "two_stage",
 ]

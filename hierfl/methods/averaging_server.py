@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from hierfl.core.trees import Tree, lerp
 from hierfl.method import Clock, Method, Server
@@ -24,6 +24,7 @@ def averaging_server(
     *,
     beta: float = 1.0,
     inside: Inside | None = None,
+    sent: Collection[str] | None = None,
 ) -> Server:
     """Return the server `theta <- theta + beta (target - theta)`.
 
@@ -32,16 +33,28 @@ def averaging_server(
         target: (theta, the cohort's means) -> the params that the server moves towards.
         beta: 1 moves all the way; above 1 over-relaxes.
         inside: (new params, params before) -> params inside their domain; None: every value is allowed.
+        sent: names of the global params that clients are sent in a round, and send back; None: all. The others
+            keep their first values, and are in the last message alone, for clients that join later.
     """
 
+    def of_round(theta: Params) -> Params:
+        return theta if sent is None else {name: theta[name] for name in sent}
+
     def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        new = lerp(theta, target(theta, means), beta)
-        return new if inside is None else inside(new, theta)
+        before = of_round(theta)
+        new = lerp(before, target(before, means), beta)
+        return {**theta, **(new if inside is None else inside(new, before))}
 
     def relaxed(by: float) -> Server:
-        return averaging_server(start, target, beta=by * beta, inside=inside)
+        return averaging_server(start, target, beta=by * beta, inside=inside, sent=sent)
 
-    return Server(start, update, relaxed=relaxed)
+    return Server(
+        start,
+        update,
+        down=lambda theta, clock: of_round(theta),
+        final=lambda theta, clock: theta,
+        relaxed=relaxed,
+    )
 
 
 def check_averages(

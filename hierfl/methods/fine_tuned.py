@@ -60,11 +60,40 @@ def fine_tuned(
 
     def client(program: Program) -> Client:
         plain, first = method.client(program), _tuned_params(program, method.name, mirror=mirror)
-        tune = _tuning(program, plain, optimiser, mirror=mirror)
-        phase = Phase(tune, steps, unit, batch_size)
-        return _serving(plain, first, optimiser, phase, each_round=when == "every round")
+        taken = Phase(_same, steps, unit, batch_size)
+        each = when == "every round"
+        return tuned(program, plain, first, optimiser, taken, each_round=each, mirror=mirror)
 
     return replace(method, name=f"{method.name}+FT", client=client, pooled=None)
+
+
+def tuned(
+    program: Program,
+    plain: Client,
+    first: Params,
+    optimiser: Optimiser,
+    taken: Phase,
+    *,
+    each_round: bool = False,
+    mirror: bool = False,
+) -> Client:
+    """Return a client whose predictions come from tuned params.
+
+    Args:
+        program: whose mean negative log likelihood of a row the tuning descends.
+        plain: the client of the method.
+        first: the params that are tuned, at their starting values.
+        optimiser: started anew in each round.
+        taken: how many steps, on which rows; its own step is replaced.
+        each_round: tune in each round; False: when new clients adapt.
+        mirror: as in `fine_tuned`.
+    """
+    phase = replace(taken, step=_tuning(program, plain, optimiser, mirror=mirror))
+    return _serving(plain, first, optimiser, phase, each_round=each_round)
+
+
+def _same(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    return work
 
 
 def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:

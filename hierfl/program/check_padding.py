@@ -64,7 +64,9 @@ def check_padding(program: Program, data: ClientData) -> None:
         )
 
 
-def check_mini_batches(program: Program, data: ClientData, *, priors_alone: bool = False) -> None:
+def check_mini_batches(
+    program: Program, data: ClientData, *, priors_alone: bool = False, halves: bool = False
+) -> None:
     """Refuse a program whose log density is not a sum over rows, each a function of its own row alone.
 
     Mini-batches hold some rows of a client in random order, and stand for all of them. What is computed from
@@ -75,6 +77,7 @@ def check_mini_batches(program: Program, data: ClientData, *, priors_alone: bool
             normalised by the mini-batch on purpose.
         data: the clients it will run on.
         priors_alone: the steps on mini-batches evaluate no likelihood, so check the latent sites alone.
+        halves: some steps work on a random half of a client's rows, by mini-batches or not.
 
     Raises:
         ProgramError: a site depends on several rows of its client; the message names it.
@@ -83,6 +86,12 @@ def check_mini_batches(program: Program, data: ClientData, *, priors_alone: bool
     by_batch = getattr(program.model, "normalises_by_batch", False)
     if found is None and not by_batch and data.num_rows > 1:
         found = _of_several_rows(program, made_up(program, data), priors_alone)
+    if found and halves:
+        raise ProgramError(
+            f"site '{found}' depends on several rows of its client at once, and the method splits them at "
+            f"random into two halves: set split=False and batch_size=None, or give each row what it needs of "
+            f"other rows as a field of its own, data.with_fields(previous=...)"
+        )
     if found:
         raise ProgramError(
             f"site '{found}' depends on several rows of its client at once, and mini-batches hold only some "

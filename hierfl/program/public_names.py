@@ -26,9 +26,9 @@ NAMES = {
     ),
     "hierfl.methods": tuple(
         (
-            "averaging_some bfi by_rows clustered_fl ditto fedabml fedamp fedavg fedbn fedem fedfomo fedlaplace "
-            "fedmap fedpac fedsvi fedvi fine_tuned heur_fedamp ifca individual knn_per over_relaxed pfedbayes pfedbred "
-            "pfedhn pfedme pvi two_stage"
+            "apfl averaging_some bfi by_rows clustered_fl ditto fedabml fedamp fedavg fedbabu fedbn fedem fedfomo "
+            "fedlaplace fedmap fedpac fedrecon fedrep fedsvi fedvi fine_tuned heur_fedamp ifca individual knn_per "
+            "over_relaxed pfedbayes pfedbred pfedhn pfedme pvi server_optimised two_stage"
         ).split()
     ),
     "hierfl.methods.hypernetworks": ("Mlp",),

@@ -115,8 +115,18 @@ def personal(**options: Any) -> Any:
     )
 
 
+LAST: dict[str, Any] = {"head": "theta.2", "batch_size": 2}
 METHODS: dict[str, Callable[[], Method]] = {
+    "apfl": lambda: hierfl.methods.apfl(
+        _shared(), adaptive=True, optimiser=SGD(0.05, 0.5), steps=4, batch_size=2
+    ),
     "fedavg": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05), steps=4, batch_size=2),
+    "fedbabu": lambda: hierfl.methods.fedbabu(_shared(), optimiser=SGD(0.05, 0.5), **LAST),
+    "fedper": lambda: hierfl.methods.fedrep(_shared(), **LAST, joint=True),
+    "fedrecon": lambda: hierfl.methods.fedrecon(
+        _shared(), **LAST, body_optimiser=SGD(0.05), server_optimiser=Adam(0.05)
+    ),
+    "fedrep": lambda: hierfl.methods.fedrep(_shared(), **LAST, head_steps=2),
     "fedavg by epochs": lambda: hierfl.methods.fedavg(
         _shared(), optimiser=Adam(0.05), steps=2, unit="epoch", batch_size=2
     ),

@@ -62,6 +62,11 @@ HEADS = {
     },
     **{"constructor.last.weight": (4, 5), "constructor.last.bias": (5,)},
 }
+FIRST = {
+    "theta.0.weight": (3, 2),
+    "theta.0.bias": (3,),
+}  # the body, where the last layer is the head
+LAST: Any = {"head": "theta.2"}
 OTHERS: dict[
     str, tuple[Callable[[], Method], dict[str, Shapes]]
 ] = {  # the update of each, without scalars
@@ -69,8 +74,10 @@ OTHERS: dict[
         lambda: hierfl.methods.clustered_fl(_common()),
         {"away": {**THETA, "rows": ()}},
     ),
-    "ditto": (lambda: hierfl.methods.ditto(_common()), {"theta": THETA}),
     "fedamp": (lambda: hierfl.methods.fedamp(_common()), {"w": THETA}),
+    "apfl": (lambda: hierfl.methods.apfl(_common()), {"theta": THETA}),
+    "ditto": (lambda: hierfl.methods.ditto(_common()), {"theta": THETA}),
+    "fedbabu": (lambda: hierfl.methods.fedbabu(_common(), **LAST), {"theta": FIRST}),
     "fedbn": (lambda: hierfl.methods.fedbn(normed()), {"theta": BODY}),
     "fedem": (
         lambda: hierfl.methods.fedem(_common(), components=2),
@@ -100,6 +107,8 @@ OTHERS: dict[
             "head": {"theta.2.weight": (2, 3), "theta.2.bias": (2,), "h": (2, 3), "v": ()},
         },
     ),
+    "fedrecon": (lambda: hierfl.methods.fedrecon(_common(), **LAST), {"theta": FIRST}),
+    "fedrep": (lambda: hierfl.methods.fedrep(_common(), **LAST), {"theta": FIRST}),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),
     "heur_fedamp": (lambda: hierfl.methods.heur_fedamp(_common()), {"w": THETA}),
     "ifca": (
@@ -117,7 +126,13 @@ OTHERS: dict[
 }
 
 
-WRAPPERS = {"averaging_some", "by_rows", "fine_tuned", "over_relaxed"}  # see test_wrappers
+WRAPPERS = {
+    "averaging_some",
+    "by_rows",
+    "fine_tuned",
+    "over_relaxed",
+    "server_optimised",
+}  # see test_wrappers
 
 
 def _common() -> Any:

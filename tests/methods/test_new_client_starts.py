@@ -56,6 +56,12 @@ def common(slope: float) -> Any:
     return models.network(net(slope), likelihood=normal(1.0))
 
 
+def split(slope: float) -> Any:
+    """Two layers, of which the last one is a head that starts at 1."""
+    module = torch.nn.Sequential(net(slope), net(1.0 if slope == UNTRAINED else slope))
+    return models.network(module, likelihood=normal(1.0))
+
+
 def personal(slope: float, scale: Any = 1.0, **options: Any) -> Any:
     return models.bayesian_network(net(slope), likelihood=normal(1.0), prior_scale=scale, **options)
 
@@ -95,7 +101,9 @@ FEW: dict[str, Any] = {"optimiser": SGD(0.3), "steps": 4}
 STEPS: dict[str, Any] = {**FEW, "unit": "step", "batch_size": 10}
 ABML: dict[str, Any] = {"lr": 0.3, "steps": 3, "draws": 1}
 MAP: dict[str, Any] = {"optimiser": Adam(0.3), "steps": 3}
+LAST: dict[str, Any] = {"head": "1.", "batch_size": 20, "unit": "step"}
 METHODS: dict[str, Make] = {
+    "apfl": lambda s: methods.apfl(common(s), optimiser=SGD(0.3), steps=4),
     "bfi": lambda _: methods.bfi(hierarchy, steps=5),
     "clustered_fl": lambda s: methods.clustered_fl(common(s), **STEPS),
     "ditto": lambda s: methods.ditto(common(s), **FEW),
@@ -105,9 +113,16 @@ METHODS: dict[str, Make] = {
     "fedavg": lambda s: methods.fedavg(common(s), **FEW),
     "fedem": lambda s: methods.fedem(common(s), components=1, **STEPS),
     "fedfomo": lambda s: methods.fedfomo(common(s), models=1, **STEPS),
+    "fedbabu": lambda s: methods.fedbabu(split(s), optimiser=SGD(0.3), steps=4, **LAST),
     "fedlaplace": lambda _: methods.fedlaplace(hierarchy),
     "fedmap": lambda s: methods.fedmap(mapped(s), **MAP),
     "fedmap global": lambda s: methods.fedmap(mapped(s), **MAP, restart="global", init="client"),
+    "fedrecon": lambda s: methods.fedrecon(
+        split(s), **LAST, body_optimiser=SGD(0.3), head_steps=1, body_steps=4
+    ),
+    "fedrep": lambda s: methods.fedrep(
+        split(s), **LAST, optimiser=SGD(0.1), head_steps=1, body_steps=8
+    ),
     "fedsvi conditional": lambda _: methods.fedsvi(hierarchy, guides.conditional, **SVI),
     "fedsvi delta": lambda s: methods.fedsvi(personal(s), guides.delta, **SVI),
     "fedsvi low_rank": lambda s: methods.fedsvi(sampled(s), guides.low_rank, **SVI),
@@ -134,6 +149,9 @@ METHODS: dict[str, Make] = {
     ),
     "by_rows": lambda s: methods.by_rows(methods.pfedme(personal(s), **FAST)),
     "over_relaxed": lambda s: methods.over_relaxed(methods.ditto(common(s), **FEW), 1.5),
+    "server_optimised": lambda s: methods.server_optimised(
+        methods.fedavg(common(s), **FEW), SGD(1.0, 0.3)
+    ),
     "fine_tuned fedavg": lambda s: methods.fine_tuned(methods.fedavg(common(s), **FEW)),
     "fine_tuned ditto": lambda s: methods.fine_tuned(
         methods.ditto(common(s), **FEW), when="every round"
@@ -184,7 +202,17 @@ def test_new_clients_start_where_the_server_says(name: str) -> None:
 
 def test_a_client_that_was_in_no_round_is_served_the_same() -> None:
     """`fit` with cohorts of one: the clients that were never drawn are where new ones start."""
-    for name in ("ditto", "fedabml", "fedmap", "pfedbayes", "pfedbred", "pfedme"):
+    for name in (
+        "apfl",
+        "ditto",
+        "fedabml",
+        "fedrecon",
+        "fedrep",
+        "fedmap",
+        "pfedbayes",
+        "pfedbred",
+        "pfedme",
+    ):
         fitted = fit(METHODS[name](UNTRAINED), rows(0, "a"), rounds=1, cohort=1)
         client = fitted.federation.client
         assert client.seen is not None

@@ -22,7 +22,18 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Method, Phase
-from hierfl.methods import by_rows, ditto, fedabml, fedavg, fedmap, pfedbred, pfedme
+from hierfl.methods import (
+    apfl,
+    by_rows,
+    ditto,
+    fedabml,
+    fedavg,
+    fedmap,
+    fedrecon,
+    fedrep,
+    pfedbred,
+    pfedme,
+)
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
@@ -420,6 +431,9 @@ def test_o9_the_step_of_theta_descends_the_kl_in_closed_form(way: str) -> None:
 
 # ------------------------------------------------------------ all methods
 ALL: dict[str, Any] = {
+    "apfl": lambda: apfl(at(B[0]), adaptive=True, optimiser=SGD(0.1), steps=4, batch_size=None),
+    "fedrecon": lambda: fedrecon(at(B[0]), head="none", batch_size=None),
+    "fedrep": lambda: fedrep(at(B[0]), head="none", batch_size=None),
     "fedavg": lambda: fedavg(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None),
     "fedprox": lambda: fedavg(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None, prox=0.5),
     "ditto": lambda: ditto(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None),

@@ -41,8 +41,9 @@ from hierfl.methods import (
     pfedbred,
     pfedme,
     pvi,
+    server_optimised,
 )
-from hierfl.optimisers import SGD
+from hierfl.optimisers import SGD, Adam
 from hierfl.program.program import ProgramError
 from hierfl.program.recipes import describe, remake
 from tests.methods.quadratics import START, at, clients
@@ -205,6 +206,8 @@ WRAPPED: dict[str, Callable[[], Method]] = {
     "some fine_tuned": lambda: averaging_some(
         fine_tuned(pfedbred(personal(), **SMALL), **TUNING), share=0.5
     ),
+    "opt fedbn": lambda: server_optimised(fedbn(normed(), **SMALL), SGD(0.5, 0.9)),
+    "opt ditto": lambda: server_optimised(ditto(common(), **SMALL), Adam(0.1)),
     "rows pfedme": lambda: by_rows(pfedme(personal(), **SMALL)),
     "rows pfedbred": lambda: by_rows(averaging_some(pfedbred(personal(), **SMALL), share=0.5)),
     "rows fedabml": lambda: by_rows(fedabml(personal("learned"), server="exact", **SMALL)),
@@ -268,6 +271,22 @@ def test_over_relaxation_multiplies_the_step_by_beta_and_factors_multiply(make: 
     assert torch.allclose(theta(fit(method, clients(), rounds=1)) - START, moves[1.0], atol=1e-14)
     assert torch.allclose(moves[3.0], 3.0 * moves[1.0], atol=1e-12)
     assert torch.allclose(theta(fit(twice, clients(), rounds=1)) - START, moves[3.0], atol=1e-12)
+
+
+def test_a_server_optimiser_takes_the_methods_change_for_a_gradient() -> None:
+    """Two rounds of heavy-ball momentum by hand; a step of size 1 is the method itself."""
+    method = fedavg(at(START), steps=3, batch_size=None)
+
+    def after(start: Tensor) -> Tensor:
+        return theta(fit(fedavg(at(start), steps=3, batch_size=None), clients(), rounds=1))
+
+    one = START + 0.7 * (after(START) - START)
+    velocity = 0.9 * (START - after(START)) + (one - after(one))
+    fitted = fit(server_optimised(method, SGD(0.7, 0.9)), clients(), rounds=2)
+    assert torch.allclose(theta(fitted), one - 0.7 * velocity, atol=1e-12)
+    same = fit(server_optimised(method, SGD(1.0)), clients(), rounds=2)
+    assert torch.allclose(theta(same), theta(fit(method, clients(), rounds=2)), atol=1e-14)
+    assert fitted.method.name == "fedavg+opt"
 
 
 @pytest.mark.parametrize("make", [pfedme, pfedbred, fedabml])
@@ -355,6 +374,7 @@ def test_methods_whose_server_does_more_than_average_are_refused_by_name(
     for wrapper, mend in (
         (over_relaxed, "give the optimiser of its server"),
         (by_rows, "its weights are part of the method"),
+        (lambda m: server_optimised(m, SGD(1.0)), "set the options of its own server"),
         (lambda m: averaging_some(m, share=0.5), r"sample clients with fit\(\.\.\., cohort"),
     ):
         with pytest.raises(ProgramError, match=f"'{name}' does not: {mend}"):

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from hierfl import models
-from hierfl.models.functional import apply, frozen_copy, own_names
+from hierfl.core.name_rules import names_by_rule
+from hierfl.models.functional import apply, frozen_copy
 
 NAMES = ["0.weight", "0.bias"]
 
@@ -73,7 +74,7 @@ def test_suitable_modules_are_accepted(module: nn.Module) -> None:
 )
 def test_local_that_matches_no_name_raises(local: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        own_names(NAMES, local)
+        names_by_rule(NAMES, local, option="local")
 
 
 @pytest.mark.parametrize(

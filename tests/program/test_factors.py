@@ -205,6 +205,20 @@ def test_a_factor_of_all_rows_takes_no_mini_batches() -> None:
         fit(hierfl.methods.fedsvi(mixed, batch_size=2), federation(), rounds=1)
 
 
+def test_a_factor_of_all_rows_takes_no_halves_of_them() -> None:
+    def of_params(batch: ClientBatch) -> None:
+        at = pyro.param("at", torch.tensor([-1.0, 1.0]))
+        with batch.clients():
+            rows = dist.Normal(at, 1.0).log_prob(batch.y[..., None])
+            of_kind = (rows * batch.mask()[..., None]).sum(-2, keepdim=True)
+            pyro.factor("kind", of_kind.logsumexp(-1))
+
+    options: dict[str, Any] = {"head": "none", "batch_size": None}
+    fit(hierfl.methods.fedrecon(of_params, split=False, **options), federation(), rounds=1)
+    with pytest.raises(ValueError, match=r"half of its rows do not give it: set split=False"):
+        fit(hierfl.methods.fedrecon(of_params, **options), federation(), rounds=1)
+
+
 def prior_factor(batch: ClientBatch) -> None:
     with batch.clients():
         w = pyro.sample("w", dist.Normal(0.0, 1.0))

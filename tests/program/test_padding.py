@@ -392,6 +392,10 @@ BY_BATCHES: dict[str, Callable[[int | None], hierfl.Method]] = {
     "fedavg": lambda size: methods.fedavg(learned, steps=1, batch_size=size),
     "fedavg, epochs": lambda size: methods.fedavg(learned, steps=1, unit="epoch", batch_size=size),
     "ditto": lambda size: methods.ditto(learned, batch_size=size),
+    "apfl": lambda size: methods.apfl(learned, batch_size=size),
+    "fedbabu": lambda size: methods.fedbabu(learned, head="none", batch_size=size),
+    "fedrecon": lambda size: methods.fedrecon(learned, head="none", batch_size=size, split=False),
+    "fedrep": lambda size: methods.fedrep(learned, head="none", batch_size=size),
     "fedmap": lambda size: methods.fedmap(learned_prior, batch_size=size),
     "fedabml": lambda size: methods.fedabml(learned_prior, guides.mean_field, batch_size=size),
     "pfedme": lambda size: methods.pfedme(learned_prior, batch_size=size),
@@ -402,6 +406,13 @@ BY_BATCHES: dict[str, Callable[[int | None], hierfl.Method]] = {
 def test_every_method_refuses_them_by_its_own_option(name: str, data: ClientData) -> None:
     with pytest.raises(ProgramError, match=r"^site 'y' depends on several rows"):
         fit(BY_BATCHES[name](2), data, rounds=1)
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_halves_of_the_rows_refuse_them_too(size: int | None, data: ClientData) -> None:
+    method = methods.fedrecon(learned, head="none", batch_size=size)
+    with pytest.raises(ProgramError, match=r"^site 'y' depends on several rows .* set split=False"):
+        fit(method, data, rounds=1)
 
 
 @pytest.mark.parametrize("name", BY_BATCHES)

@@ -1,0 +1,159 @@
+"""The split of a program's params into a body, common to all clients, and a head, each client's own.
+
+The head is what the program declares inside `batch.clients()`; or, where it declares all params outside, those
+whose names a rule chooses. Then a client keeps a copy of them that no message holds, and the server keeps
+their starting values, for clients that join later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.name_rules import NameRule, names_by_rule
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.method import Server, Share, Step, slope
+from hierfl.methods.averaging_server import averaging_server
+from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.program.program import Params, Program, ProgramError
+
+Part = Literal["body", "head"]
+Optimisers = Mapping[Part, Optimiser]
+
+
+@dataclass(frozen=True, eq=False)
+class BodyAndHead:
+    """The two parts of a program's params, at their starting values.
+
+    Args:
+        body: global params.
+        head: params of one client.
+        in_program: whether the program declares the head inside the clients plate.
+    """
+
+    body: Params
+    head: Params
+    in_program: bool
+
+    def first_head(self, message: Params) -> Params:
+        """Return the head that every client begins with: the server's, where the message holds it."""
+        here = torch.zeros(()).device  # where the clients work
+        return {n: message[n] if n in message else v.to(here) for n, v in self.head.items()}
+
+    def work(self, message: Params, head: Params, optimisers: Optimisers) -> Tree:
+        """Return the working state of a round: both parts with the states of their optimisers.
+
+        Args:
+            message: of the server.
+            head: the client's, at the start of the round.
+            optimisers: of each part that moves in the round.
+        """
+        parts: Mapping[Part, Params] = {"body": {n: message[n] for n in self.body}, "head": head}
+        work: Tree = {
+            part: Stepped(at, optimisers[part].init(at) if part in optimisers else {})
+            for part, at in parts.items()
+        }
+        return {**work, "loss": torch.zeros(())}
+
+    def sent(self, work: Tree, weight: float | Tensor) -> dict[str, Share]:
+        """Return the update of a client: its body, where there is one, and the loss of its last step."""
+        body = {"theta": Share(work["body"].params, weight)} if self.body else {}
+        return {**body, "loss": Share(work["loss"], weight)}
+
+    def server(self) -> Server:
+        """Return the server that averages the bodies."""
+        start = self.body if self.in_program else {**self.body, **self.head}
+        return averaging_server(
+            start,
+            lambda body, means: means["theta"] if self.body else body,
+            sent=None if self.in_program else tuple(self.body),
+        )
+
+
+def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyAndHead:
+    """Split the params of a program.
+
+    Args:
+        program: without latent sites.
+        head: which global params are the head: a regular expression searched for in each name, a sequence of
+            prefixes, a predicate `(name) -> bool`, or "all" or "none". None where the program declares params
+            inside the clients plate: these are the head.
+        method: name of the method, for messages.
+
+    Raises:
+        ValueError: the rule matches no param.
+        ProgramError: the rule matches every param; `head` is given though the program has local params, or not
+            given though it has none; the model has latent sites or batch normalisation.
+    """
+    above, mine = program.start()
+    if program.latents.sites:
+        raise ProgramError(
+            f"{method} fits params only, and this model has latent sites: take models.network, or fedsvi"
+        )
+    if getattr(program.model, "normalises_by_batch", False):
+        raise ProgramError(
+            f"{method} does not set the statistics of batch normalisation: take fedbn, or nn.GroupNorm in "
+            f"models.network"
+        )
+    if mine and head is not None:
+        raise ProgramError(
+            f"head is given, and the model has params of each client ({', '.join(mine)}), which are the head of "
+            f"{method}: leave head out"
+        )
+    if mine:
+        return BodyAndHead(above, mine, in_program=True)
+    if head is None:
+        raise ProgramError(
+            f"{method} needs a head, and all params of this model are global: give head=, a rule that chooses "
+            f"some of {', '.join(above)}"
+        )
+    own = names_by_rule(list(above), head, option="head", of="the model's params")
+    if len(own) == len(above) and head != "all":
+        raise ProgramError(
+            f"head: the rule matches every param ({', '.join(above)}), which leaves {method} no body: choose "
+            f'fewer, or say head="all"'
+        )
+    if not own and head != "none":
+        raise ProgramError('head is empty: name a prefix of some param, or say head="none"')
+    common = {name: value for name, value in above.items() if name not in own}
+    return BodyAndHead(
+        common, {name: above[name] for name in above if name in own}, in_program=False
+    )
+
+
+def check_has_body(parts: BodyAndHead, method: str) -> None:
+    """Refuse a split without a body, for methods whose clients then have nothing to send.
+
+    Raises:
+        ProgramError: every param is in the head.
+    """
+    if not parts.body:
+        raise ProgramError(
+            f"{method} has nothing to learn together, as every param is in the head: choose a smaller head, or "
+            f"take individual"
+        )
+
+
+def moving(program: Program, optimisers: Optimisers) -> Step:
+    """Return a step on one part with the other fixed, or on both at once.
+
+    Args:
+        program: whose mean negative log likelihood of a row the step descends.
+        optimisers: of each part that moves; a part without one is fixed.
+    """
+
+    def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def loss(parts: Mapping[Part, Params]) -> Tensor:
+            body = parts.get("body", work["body"].params)
+            return program.mean_loss({**body, **parts.get("head", work["head"].params)}, batch)
+
+        gradient, value = slope(loss, {part: work[part].params for part in optimisers})
+        moved = {p: step(opt, gradient[p], work[p]) for p, opt in optimisers.items()}
+        return {**work, **moved, "loss": value}
+
+    return move

@@ -1,0 +1,170 @@
+"""APFL: one step by hand, its limits, and where alpha goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl.data.clients import ClientData
+from hierfl.methods import apfl, by_rows, fedavg, individual
+from hierfl.optimisers import SGD
+from hierfl.program.program import ProgramError
+from tests.methods.quadratics import START, B, H, at, clients
+from tests.methods.test_fedrep import network
+from tests.programs import federation, fit, regression
+
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
+SMALL: dict[str, Any] = {"unit": "epoch", "steps": 2, "batch_size": 2}
+
+
+def own(fitted: hierfl.Fit, name: str) -> Tensor:
+    value: Any = fitted.progress.table[name]
+    return value["theta"] if name == "v" else value
+
+
+def served(fitted: hierfl.Fit) -> Tensor:
+    weight = own(fitted, "alpha")[:, None]
+    return weight * own(fitted, "v") + (1.0 - weight) * fitted.message["theta"]
+
+
+def by_hand(rounds: int, steps: int, alpha: float, lr: float, alpha_lr: float) -> Any:
+    """Run Algorithm 1 on the quadratics; alpha is stepped by the slope of the loss in alpha."""
+    theta, v, weight = START.clone(), START.expand(3, 2).clone(), torch.full((3,), alpha)
+    for _ in range(rounds):
+        ws = []
+        for k in range(3):
+            w = theta.clone()
+            for s in range(steps):
+
+                def loss(a: Tensor, x: Tensor, y: Tensor, k: int = k) -> Tensor:
+                    away = a * x + (1.0 - a) * y - B[k]
+                    return 0.5 * away @ H[k] @ away
+
+                slope = torch.func.grad(loss, argnums=(0, 1))(weight[k], v[k], w)
+                new_w = w - lr * H[k] @ (w - B[k])
+                v[k] = v[k] - lr * slope[1]  # the chain rule's alpha is in it
+                if s == 0:
+                    weight[k] = (weight[k] - alpha_lr * slope[0]).clamp(0.0, 1.0)
+                w = new_w
+            ws.append(w)
+        theta = torch.stack(ws).mean(0)
+    return theta, v, weight
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("alpha", "alpha_lr"), [(0.3, 0.0), (0.5, 0.02), (0.7, 0.3)])
+def test_rounds_by_hand(alpha: float, alpha_lr: float, way: str) -> None:
+    method = apfl(
+        at(START), alpha=alpha, adaptive=alpha_lr > 0.0, alpha_lr=alpha_lr, optimiser=SGD(0.1),
+        steps=4, batch_size=None,
+    )  # fmt: skip
+    fitted = fit(method, clients(), rounds=3, **WAYS[way])
+    theta, v, weight = by_hand(3, 4, alpha, 0.1, alpha_lr)
+    assert torch.allclose(fitted.message["theta"], theta, atol=1e-12)
+    assert torch.allclose(own(fitted, "v"), v, atol=1e-12)
+    assert torch.allclose(own(fitted, "alpha"), weight, atol=1e-12)
+    assert bool((weight != alpha).all()) == (alpha_lr > 0.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_theta_is_fedavgs_and_the_ends_are_local_sgd_and_theta(way: str, alpha: float) -> None:
+    data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=3, seed=2)
+    optimiser = SGD(0.05, 0.5)
+    method = apfl(network(), alpha=alpha, optimiser=optimiser, **SMALL)
+    ours = fit(by_rows(method), data, **run, **WAYS[way])
+    common = fit(fedavg(network(), optimiser=optimiser, **SMALL), data, **run)
+    for name, value in common.message.items():
+        assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
+    rows = federation((6, 4, 5, 2, 3), seed=5)
+    if alpha == 0.0:
+        assert torch.equal(ours.predict(rows, draws=1).mean, common.predict(rows, draws=1).mean)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_alpha_1_is_local_sgd(way: str) -> None:
+    data, whole = federation((5, 3, 7, 1, 2)), {**SMALL, "batch_size": None}
+    optimiser = SGD(0.05, 0.5)
+    ours = fit(
+        apfl(network(), alpha=1.0, optimiser=optimiser, **whole), data, rounds=3, **WAYS[way]
+    )
+    alone = fit(individual(network(), optimiser=optimiser, **whole), data, rounds=3)
+    for name, value in alone.progress.table["theta"].items():
+        assert torch.allclose(ours.progress.table["v"][name], value, atol=1e-10, rtol=0.0)
+    rows = federation((6, 4, 5, 2, 3), seed=5)
+    one, two = (f.predict(rows, draws=1).mean for f in (ours, alone))
+    assert torch.allclose(one, two, atol=1e-10, rtol=0.0)
+
+
+def test_alpha_0_leaves_the_own_model_where_it_started() -> None:
+    fitted = fit(apfl(at(START), alpha=0.0, steps=3, batch_size=None), clients(), rounds=4)
+    assert torch.equal(own(fitted, "v"), START.expand(3, 2))
+    assert torch.equal(served(fitted), fitted.message["theta"].expand(3, 2))
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.9])
+def test_nothing_is_shrunk_at_convergence(alpha: float) -> None:
+    """With one step a round the mixture reaches each client's own optimum, whatever alpha is."""
+    method = apfl(at(START), alpha=alpha, optimiser=SGD(0.6), steps=1, batch_size=None)
+    fitted = fit(method, clients(), rounds=120)
+    start = float((START - B).norm(dim=1).min())
+    # g reaches v by alpha twice; the smallest curvature is 0.5
+    assert float((served(fitted) - B).abs().max()) < start * (1.0 - 0.6 * 0.5 * alpha**2) ** 100
+    assert not torch.allclose(fitted.message["theta"].expand(3, 2), B, atol=0.1)
+
+
+def planted() -> ClientData:
+    """Nine clients that agree, at (0, 0), and two far away, at (0, 30) and (0, -30): their mean is (0, 0)."""
+    best = torch.tensor([[0.0, 0.0]] * 9 + [[0.0, 30.0], [0.0, -30.0]])
+    eye = torch.eye(2)
+    rows = {
+        f"c{k:02}": {"factor": eye.expand(4, 2, 2), "y": b.expand(4, 2)} for k, b in enumerate(best)
+    }
+    return ClientData.from_clients(rows)
+
+
+@pytest.mark.parametrize("start", [0.2, 0.5, 0.9])
+def test_alpha_goes_to_0_where_clients_agree_and_to_1_where_they_differ(start: float) -> None:
+    """From (20, 0) the common model gets to (0, 0) before the nine clients' own ones, and suits no other."""
+    method = apfl(
+        at(torch.tensor([20.0, 0.0])), alpha=start, adaptive=True, alpha_lr=0.02,
+        optimiser=SGD(0.1), steps=5, batch_size=None,
+    )  # fmt: skip
+    fitted = fit(method, planted(), rounds=30)
+    weight = own(fitted, "alpha")
+    assert weight.tolist() == [0.0] * 9 + [1.0, 1.0]
+    assert torch.equal(served(fitted)[:9], fitted.message["theta"].expand(9, 2))
+    wanted = torch.tensor([[0.0, 30.0], [0.0, -30.0]])
+    assert torch.allclose(served(fitted)[9:], wanted, atol=1e-2)
+
+
+def test_a_new_client_starts_at_theta_and_moves_its_own_model_alone() -> None:
+    fitted = fit(apfl(at(START), alpha=0.5, steps=3, batch_size=None), clients(), rounds=2)
+    theta = fitted.message["theta"]
+    new = fitted.personalise(clients(), rounds=2)
+    v = theta.expand(3, 2).clone()
+    for _ in range(6):
+        mixed = 0.5 * v + 0.5 * theta
+        v = v - 0.1 * 0.5 * (H @ (mixed - B)[..., None])[..., 0]
+    assert torch.allclose(own(new, "v"), v, atol=1e-12)
+    assert torch.equal(new.message["theta"], theta)
+
+
+def test_refusals() -> None:
+    for alpha in (-0.1, 1.5, float("nan")):
+        with pytest.raises(
+            ValueError, match=r"alpha is .*: the weight of a client's own model must"
+        ):
+            apfl(network(), alpha=alpha)
+    with pytest.raises(ValueError, match=r"alpha_lr is -0\.1: a step size must be 0 or more"):
+        apfl(network(), alpha_lr=-0.1)
+    with pytest.raises(ProgramError, match="apfl fits global params only"):
+        fit(apfl(regression), federation(), rounds=1)

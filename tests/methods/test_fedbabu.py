@@ -1,0 +1,117 @@
+"""FedBABU: the fixed point under a frozen head, equality with FedRep, and tuning when a client personalises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hierfl
+from hierfl import models
+from hierfl.methods import by_rows, fedavg, fedbabu, fedrep, fine_tuned
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD
+from hierfl.program.program import ProgramError
+from tests.methods.quadratics import B, P
+from tests.methods.split_quadratics import EVERY_ROW, HC, at, clients
+from tests.methods.test_fedrep import network
+from tests.programs import federation, fit
+
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
+HEAD = ("theta.2.weight", "theta.2.bias")
+
+
+@pytest.mark.parametrize("v", [0.0, 1.5])
+@pytest.mark.parametrize("plate", [False, True])
+def test_the_fixed_point_is_the_best_body_under_the_frozen_head(plate: bool, v: float) -> None:
+    head = None if plate else "v"
+    method = fedbabu(at(2.0, v, plate=plate), head=head, optimiser=SGD(0.3), **EVERY_ROW)
+    fitted = fit(by_rows(method), clients(), rounds=80)
+    slope = HC[:, 0, 0] * B[:, 0] + HC[:, 0, 1] * (B[:, 1] - v)
+    wanted = (P * slope).sum() / (P * HC[:, 0, 0]).sum()
+    assert torch.allclose(fitted.message["u"], wanted, atol=1e-9)
+    if v == 0.0:
+        assert float(wanted) == pytest.approx(0.55, abs=1e-12)
+    uniform = fit(method, clients(), rounds=80).message["u"]
+    assert torch.allclose(uniform, slope.sum() / HC[:, 0, 0].sum(), atol=1e-9)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_fedrep_without_steps_of_the_head(way: str) -> None:
+    data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=3, seed=2)
+    options: dict[str, Any] = {"head": HEAD, "optimiser": SGD(0.05, 0.9), "batch_size": 2}
+    theirs = fit(fedrep(network(), head_steps=0, body_steps=2, **options), data, **run)
+    ours = fit(by_rows(fedbabu(network(), steps=2, **options)), data, **run, **WAYS[way])
+    for name, value in theirs.message.items():
+        assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
+        assert torch.equal(value, ours.program.start()[0][name]) == (name in HEAD)
+
+
+def test_the_head_is_bit_identical_after_training_and_does_not_cross() -> None:
+    fitted = fit(fedbabu(network(), head=HEAD, batch_size=2), federation(), rounds=4)
+    start = fitted.program.start()[0]
+    message = fitted.federation.server.down(fitted.progress.server, hierfl.method.Clock(0, 1))
+    assert set(message) == {"theta.0.weight", "theta.0.bias"}
+    for name, value in fitted.message.items():
+        assert torch.equal(value, start[name]) == (name in HEAD)
+
+
+def test_an_empty_head_is_fedavg_with_a_uniform_mean_and_fine_tuning() -> None:
+    data, options = federation(), dict[str, Any](optimiser=SGD(0.05), unit="epoch", batch_size=2)
+    ours = fit(by_rows(fedbabu(network(), head="none", steps=2, **options)), data, rounds=2)
+    plain = fine_tuned(fedavg(network(), steps=2, **options), steps=5, **options)
+    theirs = fit(plain, data, rounds=2)
+    rows = federation((8, 4), seed=4)
+    for one, two in (
+        (ours, theirs),
+        (ours.personalise(rows, rounds=1), theirs.personalise(rows, rounds=1)),
+    ):
+        for name, value in two.message.items():
+            assert torch.allclose(one.message[name], value, atol=1e-10, rtol=0.0)
+        for name, value in two.progress.table["w"].items():
+            assert torch.allclose(one.progress.table["w"][name], value, atol=1e-10, rtol=0.0)
+
+
+@pytest.mark.parametrize("plate", [False, True])
+@pytest.mark.parametrize("tune", ["all", "head"])
+def test_personalise_tunes_by_gradient_descent_from_the_common_model(
+    tune: Any, plate: bool
+) -> None:
+    method = fedbabu(
+        at(0.4, 1.5, plate=plate), head=None if plate else "v", optimiser=SGD(0.1),
+        tune=tune, tune_steps=3, tune_optimiser=SGD(0.2), **EVERY_ROW,
+    )  # fmt: skip
+    fitted = fit(method, clients(), rounds=2)
+    theta = float(fitted.message["u"])
+    tuned = fitted.personalise(clients(), rounds=2).progress.table["w"]
+    for k in range(3):
+        w = torch.tensor([theta, 1.5])
+        for _ in range(6):
+            gradient = HC[k] @ (w - B[k])
+            w = w - 0.2 * (gradient if tune == "all" else gradient * torch.tensor([0.0, 1.0]))
+        assert tuned["v"][k].item() == pytest.approx(w[1].item(), abs=1e-12)
+        assert ("u" in tuned) == (tune == "all")
+        if tune == "all":
+            assert tuned["u"][k].item() == pytest.approx(w[0].item(), abs=1e-12)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="tune is 'body': it must be 'all' or 'head'"):
+        fedbabu(network(), head=HEAD, tune="body")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tune_steps is 0: fine-tuning takes 1 or more"):
+        fedbabu(network(), head=HEAD, tune_steps=0)
+    with pytest.raises(ProgramError, match="fedbabu has nothing to learn together"):
+        fit(fedbabu(network(), head="all"), federation(), rounds=1)
+    with pytest.raises(ProgramError, match="the head is empty: take tune='all'"):
+        fit(fedbabu(network(), head="none", tune="head"), federation(), rounds=1)
+    with pytest.raises(ProgramError, match="fedbabu needs a head"):
+        fit(
+            fedbabu(models.network(torch.nn.Linear(2, 1), likelihood=normal(1.0))),
+            federation(),
+            rounds=1,
+        )
