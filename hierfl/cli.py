@@ -19,6 +19,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+WIDE = 190  # columns of the table of methods
+
 app = typer.Typer(
     help="Hierarchical Bayesian federated learning on Pyro.",
     no_args_is_help=True,
@@ -139,15 +141,18 @@ def study(
 @app.command()
 def methods() -> None:
     """List all methods: what is common and what local, what a client keeps, sends and discloses."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     from hierfl.methods.overview import HEADINGS, ROWS
 
-    table = Table(*HEADINGS)
+    table = Table(*HEADINGS, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in ROWS:
         table.add_row(*row)
-    Console().print(table)
+    # words of nine columns break to pieces in a narrow window; a long line can be scrolled
+    console = Console()
+    Console(width=max(console.width, WIDE)).print(table)
 
 
 def _show_step(progress: Console, line: str) -> None:

@@ -257,7 +257,7 @@ ROWS: tuple[Row, ...] = (
         "a body",
         "a head, made anew each time",
         "points",
-        "nothing",
+        "its last head, for predictions",
         "how far the body moved",
         "sums",
         "makes a head from its rows",

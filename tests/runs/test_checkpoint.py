@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,22 @@ def personal() -> Any:
     )
 
 
+def common() -> Any:
+    return models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
+
+
 METHODS: dict[str, Callable[[], Method]] = {
+    "fedamp": lambda: hierfl.methods.fedamp(common(), sigma=20.0, batch_size=2),
+    "fedem": lambda: hierfl.methods.fedem(common(), components=2, batch_size=2),
+    "fedfomo": lambda: hierfl.methods.fedfomo(common(), models=2, steps=1, batch_size=2),
+    "pfedhn": lambda: hierfl.methods.pfedhn(common(), steps=2, batch_size=2),
     "structured": lambda: hierfl.methods.fedsvi(regression, batch_size=2, local_steps=1),
     "conditional": lambda: hierfl.methods.fedsvi(
         regression, guides.conditional, optimiser=TorchOptimiser(torch.optim.NAdam, {"lr": 0.05})
     ),
     "pfedme": lambda: hierfl.methods.pfedme(personal(), steps=2, prox_steps=2, batch_size=2),
     "fedavg": lambda: hierfl.methods.fedavg(
-        models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
+        common(),
         optimiser=SGD(0.01, 0.9),
         steps=2,
         batch_size=2,
@@ -100,11 +109,9 @@ def run_until(last: int, method: Method, data: hierfl.ClientData, **options: Any
                 raise Cut
             return made.update(held, means, clock)
 
-        return hierfl.Server(made.state, update, made.down, made.final)
+        return replace(made, update=update)
 
-    cut = hierfl.Method(
-        method.name, method.model, method.guide, method.client, dying, method.pooled
-    )
+    cut = replace(method, server=dying)
     object.__setattr__(cut, "__recipe__", method.__recipe__)  # type: ignore[attr-defined]
     with pytest.raises(Cut):
         fit(cut, data, **options)
