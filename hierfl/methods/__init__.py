@@ -13,10 +13,12 @@ from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.fedvi import fedvi
 from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.methods.over_relaxed import over_relaxed
+from hierfl.methods.per_fedavg import per_fedavg
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedbred import pfedbred
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
+from hierfl.methods.scaffold import scaffold
 from hierfl.methods.two_stage import two_stage
 
 __all__ = [
@@ -34,9 +36,11 @@ __all__ = [
     "fine_tuned",
     "individual",
     "over_relaxed",
+    "per_fedavg",
     "pfedbayes",
     "pfedbred",
     "pfedme",
     "pvi",
+    "scaffold",
     "two_stage",
 ]

@@ -27,7 +27,7 @@ NAMES = {
     "hierfl.methods": tuple(
         (
             "averaging_some bfi by_rows ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi fine_tuned "
-            "individual over_relaxed pfedbayes pfedbred pfedme pvi two_stage"
+            "individual over_relaxed per_fedavg pfedbayes pfedbred pfedme pvi scaffold two_stage"
         ).split()
     ),
     "hierfl.models": tuple(

@@ -173,6 +173,18 @@ METHODS: dict[str, Callable[[], Method]] = {
         eta=0.01,
         init_scale=0.2,
     ),
+    **{
+        f"per_fedavg {meta}": lambda meta=meta: hierfl.methods.per_fedavg(  # type: ignore[misc]
+            _shared(), inner_lr=0.1, lr=0.05, meta=meta, steps=2, batch_size=2
+        )
+        for meta in ("first", "hessian-free", "full")
+    },
+    **{
+        f"scaffold {option}": lambda option=option: hierfl.methods.scaffold(  # type: ignore[misc]
+            _shared(), lr=0.05, option=option, steps=3, batch_size=2, weights="rows"
+        )
+        for option in ("I", "II")
+    },
 }
 
 

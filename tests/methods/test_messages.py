@@ -75,6 +75,11 @@ OTHERS: dict[
     ),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),
     "individual": (lambda: hierfl.methods.individual(_common()), {}),
+    "per_fedavg": (lambda: hierfl.methods.per_fedavg(_common()), {"theta": THETA}),
+    "scaffold": (
+        lambda: hierfl.methods.scaffold(_common()),
+        {"moved": THETA, "corrected": THETA, "joined": {"clients": (), "weight": ()}},
+    ),
 }
 
 

@@ -108,6 +108,7 @@ METHODS: dict[str, Make] = {
     "fedsvi mean_field": lambda s: methods.fedsvi(personal(s, "learned"), guides.mean_field, **SVI),
     "fedsvi structured": lambda s: methods.fedsvi(sampled(s), guides.structured, **SVI),
     "individual": lambda s: methods.individual(common(s), **FEW),
+    "per_fedavg": lambda s: methods.per_fedavg(common(s), inner_lr=0.3, lr=0.3, steps=4),
     "pfedbayes": lambda s: methods.pfedbayes(personal(s, "learned"), **BAYES),
     "pfedbayes init_scale": lambda s: methods.pfedbayes(
         personal(s, "learned"), **BAYES, init_scale=0.02
@@ -118,6 +119,7 @@ METHODS: dict[str, Make] = {
     ),
     "pfedme": lambda s: methods.pfedme(personal(s), **FAST),
     "pvi": lambda _: methods.pvi(hierarchy),
+    "scaffold": lambda s: methods.scaffold(common(s), lr=0.3, steps=4),
     "averaging_some": lambda s: methods.averaging_some(
         methods.pfedme(personal(s), **FAST), share=0.5
     ),
