@@ -9,6 +9,7 @@ from hierfl.methods.fedavg import fedavg
 from hierfl.methods.fedbn import fedbn
 from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedmap import fedmap
+from hierfl.methods.fedpa import fedpa
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.fedvi import fedvi
 from hierfl.methods.fine_tuned import fine_tuned
@@ -31,6 +32,7 @@ __all__ = [
     "fedbn",
     "fedlaplace",
     "fedmap",
+    "fedpa",
     "fedsvi",
     "fedvi",
     "fine_tuned",

@@ -26,7 +26,7 @@ NAMES = {
     ),
     "hierfl.methods": tuple(
         (
-            "averaging_some bfi by_rows ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi fine_tuned "
+            "averaging_some bfi by_rows ditto fedabml fedavg fedbn fedlaplace fedmap fedpa fedsvi fedvi fine_tuned "
             "individual over_relaxed per_fedavg pfedbayes pfedbred pfedme pvi scaffold two_stage"
         ).split()
     ),
@@ -81,7 +81,7 @@ MODULES_OF_0_1_0 = {
     "hierfl.methods": tuple(
         f"hierfl.methods.{name}"
         for name in (
-            "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi pfedbayes pfedbred pfedme pvi"
+            "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedpa fedsvi fedvi pfedbayes pfedbred pfedme pvi"
         ).split()
     ),
     "hierfl.models": tuple(

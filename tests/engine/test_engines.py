@@ -173,6 +173,8 @@ METHODS: dict[str, Callable[[], Method]] = {
         eta=0.01,
         init_scale=0.2,
     ),
+    "fedpa": lambda: hierfl.methods.fedpa(_shared(), epochs=3, rho=0.2, batch_size=2),
+    "fedpa laplace": lambda: hierfl.methods.fedpa(_shared(), posterior="laplace", newton_steps=2),
     **{
         f"per_fedavg {meta}": lambda meta=meta: hierfl.methods.per_fedavg(  # type: ignore[misc]
             _shared(), inner_lr=0.1, lr=0.05, meta=meta, steps=2, batch_size=2

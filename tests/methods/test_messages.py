@@ -73,6 +73,11 @@ OTHERS: dict[
         ),
         {"clients": THETA},
     ),
+    "fedpa": (lambda: hierfl.methods.fedpa(_common()), {"moved": THETA}),
+    "fedpa laplace": (
+        lambda: hierfl.methods.fedpa(_common(), posterior="laplace"),
+        {"moved": THETA},
+    ),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),
     "individual": (lambda: hierfl.methods.individual(_common()), {}),
     "per_fedavg": (lambda: hierfl.methods.per_fedavg(_common()), {"theta": THETA}),
