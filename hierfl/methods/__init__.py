@@ -7,9 +7,11 @@ from hierfl.methods.ditto import ditto, individual
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedavg import fedavg
 from hierfl.methods.fedbn import fedbn
+from hierfl.methods.fedep import fedep
 from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedmap import fedmap
 from hierfl.methods.fedpa import fedpa
+from hierfl.methods.fedpop import fedpop
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.methods.fedvi import fedvi
 from hierfl.methods.fine_tuned import fine_tuned
@@ -30,9 +32,11 @@ __all__ = [
     "fedabml",
     "fedavg",
     "fedbn",
+    "fedep",
     "fedlaplace",
     "fedmap",
     "fedpa",
+    "fedpop",
     "fedsvi",
     "fedvi",
     "fine_tuned",

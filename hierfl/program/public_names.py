@@ -26,8 +26,8 @@ NAMES = {
     ),
     "hierfl.methods": tuple(
         (
-            "averaging_some bfi by_rows ditto fedabml fedavg fedbn fedlaplace fedmap fedpa fedsvi fedvi fine_tuned "
-            "individual over_relaxed per_fedavg pfedbayes pfedbred pfedme pvi scaffold two_stage"
+            "averaging_some bfi by_rows ditto fedabml fedavg fedbn fedep fedlaplace fedmap fedpa fedpop fedsvi fedvi "
+            "fine_tuned individual over_relaxed per_fedavg pfedbayes pfedbred pfedme pvi scaffold two_stage"
         ).split()
     ),
     "hierfl.models": tuple(
@@ -81,7 +81,7 @@ MODULES_OF_0_1_0 = {
     "hierfl.methods": tuple(
         f"hierfl.methods.{name}"
         for name in (
-            "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedpa fedsvi fedvi pfedbayes pfedbred pfedme pvi"
+            "bfi ditto fedabml fedavg fedbn fedep fedlaplace fedmap fedpa fedpop fedsvi fedvi pfedbayes pfedbred pfedme pvi"
         ).split()
     ),
     "hierfl.models": tuple(

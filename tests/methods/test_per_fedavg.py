@@ -131,7 +131,8 @@ def test_a_meta_step_takes_each_gradient_at_its_own_rows() -> None:
 
 @pytest.mark.parametrize("meta", ["first", "hessian-free", "full"])
 def test_without_an_inner_step_it_is_fedavg(meta: Any) -> None:
-    data, options = federation((5, 3, 7)), {"steps": 4, "batch_size": None}
+    data = federation((5, 3, 7))
+    options: dict[str, Any] = {"steps": 4, "batch_size": None}
     ours = fit(per_fedavg(net(), inner_lr=0.0, lr=0.05, meta=meta, **options), data, rounds=3)
     theirs = fit(fedavg(net(), optimiser=SGD(0.05), **options), data, rounds=3)
     for name, value in theirs.message.items():
