@@ -21,7 +21,8 @@ Bayesian: all of it; a posterior of the program's own prior, with Gaussian facto
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +48,7 @@ from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 NEWTON = 6  # steps to the mode of the local sites
+WIDER = 1.25  # see wide_points
 MATCHES = 3  # passes of importance sampling
 AT_ONCE = 32  # points evaluated together
 
@@ -100,7 +102,7 @@ def fedep(
 
     def client(program: Program) -> Client:
         check_integrable(program, limit)
-        standard = standardised(points, program.latents.global_block.size, seed)
+        standard = wide_points(points, program.latents.global_block.size, seed)
         delta = program.share if damping is None else damping
         marginal = Marginal(program, seen_linear(program))
         moments = Moments(marginal, standard, steps=steps, full=full)
@@ -108,21 +110,35 @@ def fedep(
 
     def server(program: Program) -> Server:
         check_integrable(program, limit)
-        standard = standardised(points, program.latents.global_block.size, seed)
+        averaged = normal_points(points, program.latents.global_block.size, seed=seed)
         if not shared_factor:
-            return factor_server(Marginal(program), standard, full=full)
+            return factor_server(Marginal(program), averaged, full=full)
 
         def down(state: Tree, clock: Clock) -> Tree:
             above = no_factor(len(state["q"]["shift"])) if lost_prior else state["prior"]
             return {**state["q"], "factor": scaled(sub(state["q"], above), program.share)}
 
-        return factor_server(Marginal(program), standard, full=full, down=down)
+        return factor_server(Marginal(program), averaged, full=full, down=down)
 
     return Method("fedep", model, factor_guide(full=full), client, server)
 
 
-def standardised(count: int, size: int, seed: int) -> Tensor:
-    """Return quasi-random points with mean 0 and covariance I exactly, (S, K), so that Gaussians have no error.
+class Points(NamedTuple):
+    """Points p that stand for a standard normal, though they reach further, and their weights.
+
+    at: (S, K). Their weighted mean is 0 and their weighted covariance I, so that Gaussians have no error.
+    log_weights: (S,).
+    """
+
+    at: Tensor
+    log_weights: Tensor
+
+
+def wide_points(count: int, size: int, seed: int) -> Points:
+    """Return quasi-random points of a normal wider than the standard one, weighted back to it.
+
+    A tilted posterior may have longer tails than the Gaussian of its own moments. The variance is
+    1 + WIDER / sqrt(K), which leaves about half of the points effective, whatever K is.
 
     Args:
         count: of points, even.
@@ -130,8 +146,11 @@ def standardised(count: int, size: int, seed: int) -> Tensor:
         seed: of the points.
     """
     points = normal_points(max(count, 4 * size), size, seed=seed)
-    tril = torch.linalg.cholesky(points.T @ points / len(points))
-    return torch.linalg.solve_triangular(tril, points.T, upper=False).T
+    variance = 1.0 + WIDER / math.sqrt(size)
+    log_weights = -0.5 * (variance - 1.0) * points.square().sum(-1)
+    weights = log_weights.softmax(0)
+    tril = torch.linalg.cholesky((weights[:, None] * points).T @ points)
+    return Points(torch.linalg.solve_triangular(tril, points.T, upper=False).T, weights.log())
 
 
 class Moments:
@@ -139,12 +158,12 @@ class Moments:
 
     Args:
         marginal: the client's log marginal likelihood in the global sites.
-        standard: (S, K), with mean 0 and covariance I.
+        standard: points of a standard normal.
         steps: Newton steps to the mode.
         full: whether the Gaussian has correlations.
     """
 
-    def __init__(self, marginal: Marginal, standard: Tensor, *, steps: int, full: bool) -> None:
+    def __init__(self, marginal: Marginal, standard: Points, *, steps: int, full: bool) -> None:
         self.marginal, self.standard, self.steps, self.full = marginal, standard, steps, full
 
     def client(self, damping: float, *, shared_factor: bool) -> Client:
@@ -206,7 +225,8 @@ class Moments:
         with torch.no_grad():
             covariance = torch.linalg.inv_ex(at["precision"]).inverse
             points = (
-                covariance @ at["shift"] + self.standard @ torch.linalg.cholesky_ex(covariance).L.T
+                covariance @ at["shift"]
+                + self.standard.at @ torch.linalg.cholesky_ex(covariance).L.T
             )
             values, _ = torch.vmap(
                 lambda z: self.marginal.value(z, guess(near, z), batch, NEWTON), chunk_size=AT_ONCE
@@ -214,7 +234,8 @@ class Moments:
             energy = points @ cavity["shift"] - 0.5 * (points @ cavity["precision"] * points).sum(
                 -1
             )
-            weights = (values + energy + 0.5 * self.standard.square().sum(-1)).softmax(0)
+            log_weights = values + energy + 0.5 * self.standard.at.square().sum(-1)
+            weights = (log_weights + self.standard.log_weights).softmax(0)
             loc = weights @ points
             away = points - loc
             spread = (weights[:, None] * away).T @ away

@@ -81,7 +81,7 @@ MODULES_OF_0_1_0 = {
     "hierfl.methods": tuple(
         f"hierfl.methods.{name}"
         for name in (
-            "bfi ditto fedabml fedavg fedbn fedep fedlaplace fedmap fedpa fedpop fedsvi fedvi pfedbayes pfedbred pfedme pvi"
+            "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi pfedbayes pfedbred pfedme pvi"
         ).split()
     ),
     "hierfl.models": tuple(

@@ -140,7 +140,7 @@ def test_refused() -> None:
         ({"server_lr": -1.0}, "server_lr 0 or more"),
     ):
         with pytest.raises(ValueError, match=text):
-            scaffold(at(START), **wrong)  # type: ignore[arg-type]
+            scaffold(at(START), **wrong)
     with pytest.raises(ProgramError, match="scaffold fits global params only"):
         fit(scaffold(regression), federation(), rounds=1)
     with pytest.raises(ProgramError, match="by_rows needs a method"):
