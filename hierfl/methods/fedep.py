@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import normal_points
-from hierfl.core.trees import Tree, scaled, sub
+from hierfl.core.trees import Tree, chosen, scaled, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
@@ -219,15 +219,14 @@ class Moments:
     def match(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         """Make q the Gaussian with the moments of the tilted posterior, by importance sampling from `at`.
 
-        `at` then has these moments too, so that a second pass samples from a Gaussian with the right spread.
+        `at` then has these moments too, so that a second pass samples from a Gaussian with the right spread. With
+        fewer effective points than 2 K the moments are not known, and q is `at` as it was, at first Laplace's.
         """
         at, cavity, near = work["at"], work["cavity"], work["near"]
         with torch.no_grad():
             covariance = torch.linalg.inv_ex(at["precision"]).inverse
-            points = (
-                covariance @ at["shift"]
-                + self.standard.at @ torch.linalg.cholesky_ex(covariance).L.T
-            )
+            before = covariance @ at["shift"]
+            points = before + self.standard.at @ torch.linalg.cholesky_ex(covariance).L.T
             values, _ = torch.vmap(
                 lambda z: self.marginal.value(z, guess(near, z), batch, NEWTON), chunk_size=AT_ONCE
             )(points)
@@ -236,18 +235,19 @@ class Moments:
             )
             log_weights = values + energy + 0.5 * self.standard.at.square().sum(-1)
             weights = (log_weights + self.standard.log_weights).softmax(0)
-            loc = weights @ points
-            away = points - loc
-            spread = (weights[:, None] * away).T @ away
-            seen, kept = (
-                natural(loc, m) for m in (spread, spread if self.full else spread.diagonal().diag())
-            )
+            effective = 1.0 / weights.square().sum()
+            known = effective >= 2.0 * len(before)
+            mean = weights @ points
+            spread = (weights[:, None] * (points - mean)).T @ (points - mean)
+            loc = torch.where(known, mean, before)
+            spread = torch.where(known, spread, covariance)
+            kept = spread if self.full else spread.diagonal().diag()
         proper = work["improper"] == 0.0
         return {
             **work,
-            "q": {name: torch.where(proper, kept[name], work["q"][name]) for name in PARTS},
-            "at": {name: torch.where(proper, seen[name], at[name]) for name in PARTS},
-            "effective": 1.0 / (weights.square().sum() * len(weights)),
+            "q": chosen(proper, natural(loc, kept), work["q"]),
+            "at": chosen(proper, natural(loc, spread), at),
+            "effective": effective / len(weights),
         }
 
 

@@ -10,6 +10,8 @@ By Fisher's identity the server's sum is the gradient of the log marginal likeli
 Source: Kotelevskii, Vono, Moulines and Durmus 2022, arXiv:2206.03611, Algorithm 1 (FedSOUL). This follows the paper,
 not its code, which leaves the noise out, steps theta at one client after another, and returns the best of all rounds
 on the test rows. The chain is not corrected: on a Gaussian of precision P its variance is 1 / (P (1 - gamma P / 2)).
+`stiffness` in the history is the mean of gamma P, P the curvature along each client's steps; where it is 2 or more
+the chain diverges, and the client fails.
 
 Bayesian in it: the local sites, by draws that clients keep (the guide). What is common is a point, at the mode of
 its marginal posterior, or of its marginal likelihood where it has no prior.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +39,8 @@ from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model, Values
 from hierfl.program.terms import log_joint
 
+DIVERGES = 2.0  # gamma times the curvature from which a chain diverges
+
 
 @recorded
 def fedpop(
@@ -48,6 +53,7 @@ def fedpop(
     kept: int = 100,
     temperature: float = 1.0,
     server_optimiser: Optimiser = Adam(0.001),  # noqa: B008 (frozen)
+    schedule: Literal["constant", "cosine"] = "constant",
 ) -> Method:
     """Return FedPop of a hierarchical program; clients keep their chain and their last draws.
 
@@ -62,10 +68,12 @@ def fedpop(
         kept: the last draws that a client keeps for predictions, of all its rounds.
         temperature: of the noise; 1: draws of the posterior. 0: none, the MAP estimate of z by gradient descent.
         server_optimiser: of the server, on the gradient of minus the log marginal posterior.
+        schedule: of the server's steps. "cosine": they fall to 0 in the last round, so that theta and the draws
+            come to rest. Default "constant" (the authors' code multiplies by 0.7 twice).
 
     Raises:
-        ValueError: `lr` is not above 0, `burn_in` is negative or not below `steps`, `kept` is below 1, or
-            `temperature` is negative.
+        ValueError: `lr` is not above 0, `burn_in` is negative or not below `steps`, `kept` is below 1, `temperature` is
+            negative, or `schedule` is neither "constant" nor "cosine".
         ProgramError: (at fit) the model has no local site, or a prior that cannot be drawn by a key.
     """
     if not lr > 0.0 or not temperature >= 0.0 or kept < 1:
@@ -75,10 +83,12 @@ def fedpop(
         )
     if not 0 <= burn_in < steps:
         raise ValueError(f"burn_in is {burn_in}: it must be 0 or more, and below steps, {steps}")
+    if schedule not in ("constant", "cosine"):
+        raise ValueError(f"schedule is {schedule!r}: it must be 'constant' or 'cosine'")
     chain = Chain(lr, steps, burn_in, batch_size, kept, temperature)
 
     def server(program: Program) -> Server:
-        return _server(program, server_optimiser)
+        return _server(program, server_optimiser, falls=schedule == "cosine")
 
     return Method("fedpop", model, kept_draws(size=kept), chain.client, server)
 
@@ -114,6 +124,8 @@ class Chain:
                 "seen": own["seen"],
                 "draws": torch.zeros(each, size),
                 "gradient": zeros_like(message),
+                "before": {"z": own["z"], "slope": torch.zeros(size)},
+                "apart": {"z": torch.zeros(()), "slope": torch.zeros(())},
                 "taken": torch.zeros(()),
                 "loss": torch.zeros(()),
             }
@@ -129,8 +141,16 @@ class Chain:
             late = work["taken"] - self.burn_in
             now = (torch.arange(each) == late).to(late.dtype)
             mean = torch.where(late >= 0.0, 1.0 / each, 0.0)
+            here = {"z": work["z"], "slope": gradient["z"]}
             return {
                 **work,
+                "before": here,
+                "apart": tree_map(
+                    lambda sum_, a, b: sum_ + (work["taken"] > 0.0) * (a - b).square().sum(),
+                    work["apart"],
+                    here,
+                    work["before"],
+                ),
                 "z": work["z"] - self.lr * gradient["z"] + self._noise(batch, size),
                 "draws": torch.where(now[:, None] > 0.0, work["z"], work["draws"]),
                 "gradient": tree_map(
@@ -141,7 +161,13 @@ class Chain:
             }
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up: Up = {"gradient": Share(work["gradient"]), "loss": Share(work["loss"])}
+            apart = work["apart"]
+            stiff = self.lr * (apart["slope"] / apart["z"].clamp(min=1e-300)).sqrt()
+            up: Up = {
+                "gradient": Share(work["gradient"]),
+                "loss": Share(work["loss"]),
+                "stiffness": Share(torch.where(stiff < DIVERGES, stiff, torch.nan)),
+            }
             # at first all kept draws are of the first round, so that none is of the prior
             whole = work["draws"].repeat(math.ceil(self.kept / each), 1)[-self.kept :]
             later = torch.cat([own["points"], work["draws"]])[-self.kept :]
@@ -228,12 +254,13 @@ def prior_draws(program: Program, theta: Params, count: int) -> Tensor:
             ) from error
 
 
-def _server(program: Program, optimiser: Optimiser) -> Server:
+def _server(program: Program, optimiser: Optimiser, *, falls: bool) -> Server:
     theta, _ = program.start()
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         gradient = scaled(means["gradient"], program.num_clients)
-        at = step(optimiser, gradient, Stepped(state["theta"], state["memory"]))
+        rate = 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds)) if falls else 1.0
+        at = step(optimiser, gradient, Stepped(state["theta"], state["memory"]), rate)
         return {"theta": at.params, "memory": at.state}
 
     return Server(

@@ -173,6 +173,9 @@ METHODS: dict[str, Callable[[], Method]] = {
         eta=0.01,
         init_scale=0.2,
     ),
+    "fedpop": lambda: hierfl.methods.fedpop(
+        personal(prior_scale=1.0), lr=1e-3, steps=4, burn_in=1, batch_size=2, kept=5
+    ),
     "fedpa": lambda: hierfl.methods.fedpa(_shared(), epochs=3, rho=0.2, batch_size=2),
     "fedpa laplace": lambda: hierfl.methods.fedpa(_shared(), posterior="laplace", newton_steps=2),
     **{

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.methods import fedep, pvi
 from hierfl.methods.fedep import wide_points
+from hierfl.methods.natural_factors import no_factor
 from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, in_turn, line
 from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
 
@@ -121,6 +122,28 @@ def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
         rest = state["q"][name] - state["prior"][name] - factors[name].sum(0)
         close(rest, torch.zeros(()), 1e-10)
     assert 0.25 < fitted.history["effective"].iloc[-1] <= 1.0
+
+
+@pytest.mark.parametrize("way", [{"engine": "sequential"}, {"chunk": 2}, {"compile": True}])
+def test_engines_and_the_order_of_clients_are_irrelevant(way: dict[str, Any]) -> None:
+    data, method = federation((5, 3, 7, 1)), fedep(logistic, points=16, steps=3)
+    one = fit(method, data, rounds=2, seed=3).progress.server["q"]
+    back = data.select(data.names[::-1])
+    other = fit(method, back, rounds=2, seed=3, **way).progress.server["q"]
+    for name, value in one.items():
+        close(other[name], value, 1e-10)
+
+
+def test_with_too_few_points_a_client_sends_its_laplace_approximation() -> None:
+    """One point of four bears nearly all weight; a covariance of one point would be 0."""
+    method = fedep(slopes, damping=1.0, points=2)
+    client = fit(method, federation(), rounds=1).federation.client
+    work = client.start({**no_factor(2), "precision": torch.eye(2)}, client.own)
+    moments = client.phases[1].step
+    far = {**work, "at": {"shift": torch.zeros(2), "precision": 1e-8 * torch.eye(2)}}
+    found = moments(far, {}, full_batch(federation(), torch.tensor([0])))
+    assert float(found["effective"]) * 8 < 4
+    close(found["q"]["precision"], far["at"]["precision"], 1e-12)
 
 
 @pytest.mark.parametrize(("count", "size"), [(2, 3), (64, 5), (16, 1)])

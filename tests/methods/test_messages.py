@@ -22,6 +22,7 @@ from tests.methods.test_privacy import (
     Shapes,
     exchange,
     net,
+    personal,
     shapes,
 )
 from tests.programs import FAMILIES, federation
@@ -78,6 +79,10 @@ OTHERS: dict[
         lambda: hierfl.methods.fedpa(_common(), posterior="laplace"),
         {"moved": THETA},
     ),
+    "fedpop": (
+        lambda: hierfl.methods.fedpop(personal(prior_scale=1.0), lr=1e-4, kept=4),
+        {"gradient": THETA},
+    ),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),
     "individual": (lambda: hierfl.methods.individual(_common()), {}),
     "per_fedavg": (lambda: hierfl.methods.per_fedavg(_common()), {"theta": THETA}),
@@ -108,7 +113,7 @@ def test_other_methods_send_only_common_weights_and_scalars(name: str) -> None:
         assert {
             share: shapes(sent.value, skip=1) for share, sent in up.items() if share not in numbers
         } == expected
-        assert numbers <= {"loss", "kl"}
+        assert numbers <= {"loss", "kl", "stiffness"}
         local = {spec.name for spec in program.params if spec.is_local} | {
             s.name for s in program.latents.local_block.sites
         }

@@ -102,7 +102,11 @@ METHODS: dict[str, Make] = {
     "fedlaplace": lambda _: methods.fedlaplace(hierarchy),
     "fedmap": lambda s: methods.fedmap(mapped(s), **MAP),
     "fedmap global": lambda s: methods.fedmap(mapped(s), **MAP, restart="global", init="client"),
+    "fedep": lambda _: methods.fedep(hierarchy),
     "fedpa": lambda s: methods.fedpa(common(s), server_optimiser=SGD(2.0)),
+    "fedpop": lambda s: methods.fedpop(
+        personal(s), lr=0.02, server_optimiser=Adam(1.0), temperature=0.0
+    ),
     "fedsvi conditional": lambda _: methods.fedsvi(hierarchy, guides.conditional, **SVI),
     "fedsvi delta": lambda s: methods.fedsvi(personal(s), guides.delta, **SVI),
     "fedsvi low_rank": lambda s: methods.fedsvi(sampled(s), guides.low_rank, **SVI),
@@ -175,7 +179,7 @@ def test_new_clients_start_where_the_server_says(name: str) -> None:
 
 def test_a_client_that_was_in_no_round_is_served_the_same() -> None:
     """`fit` with cohorts of one: the clients that were never drawn are where new ones start."""
-    for name in ("ditto", "fedabml", "fedmap", "pfedbayes", "pfedbred", "pfedme"):
+    for name in ("ditto", "fedabml", "fedmap", "fedpop", "pfedbayes", "pfedbred", "pfedme"):
         fitted = fit(METHODS[name](UNTRAINED), rows(0, "a"), rounds=1, cohort=1)
         client = fitted.federation.client
         assert client.seen is not None
