@@ -124,7 +124,7 @@ def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
     assert 0.25 < fitted.history["effective"].iloc[-1] <= 1.0
 
 
-@pytest.mark.parametrize("way", [{"engine": "sequential"}, {"chunk": 2}, {"compile": True}])
+@pytest.mark.parametrize("way", [{"engine": "sequential"}, {"chunk": 2}])
 def test_engines_and_the_order_of_clients_are_irrelevant(way: dict[str, Any]) -> None:
     data, method = federation((5, 3, 7, 1)), fedep(logistic, points=16, steps=3)
     one = fit(method, data, rounds=2, seed=3).progress.server["q"]
