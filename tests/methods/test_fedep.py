@@ -116,7 +116,9 @@ def test_one_client_has_the_moments_of_its_posterior() -> None:
 
 @pytest.mark.parametrize("damping", [None, 0.7])
 def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
-    fitted = fit(fedep(logistic, damping=damping), federation(), rounds=3, seed=2)
+    fitted = fit(
+        fedep(logistic, damping=damping, points=32, steps=3), federation(), rounds=2, seed=2
+    )
     state, factors = fitted.progress.server, fitted.progress.table["factor"]
     for name in ("shift", "precision"):
         rest = state["q"][name] - state["prior"][name] - factors[name].sum(0)
@@ -126,7 +128,7 @@ def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
 
 @pytest.mark.parametrize("way", [{"engine": "sequential"}, {"chunk": 2}])
 def test_engines_and_the_order_of_clients_are_irrelevant(way: dict[str, Any]) -> None:
-    data, method = federation((5, 3, 7, 1)), fedep(logistic, points=16, steps=3)
+    data, method = federation((5, 3, 7, 1)), fedep(logistic, points=8, steps=2)
     one = fit(method, data, rounds=2, seed=3).progress.server["q"]
     back = data.select(data.names[::-1])
     other = fit(method, back, rounds=2, seed=3, **way).progress.server["q"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -18,7 +19,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
 from hierfl.methods import fedpop, fedsvi
-from hierfl.optimisers import SGD
+from hierfl.optimisers import SGD, Adam
 from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, regression, three
 
@@ -213,3 +214,34 @@ def test_refused() -> None:
         fit(fedpop(flat), federation(), rounds=1)
     with pytest.raises(ProgramError, match="Gamma cannot be drawn by a key"):
         fit(fedpop(gamma), federation(), rounds=1)
+
+
+def counties(batch: ClientBatch) -> None:
+    """Radon, non-centred: the reference's program, with a_j = mu + tau e_j."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    slope = pyro.sample("slope", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+    with batch.clients():
+        e = pyro.sample("e", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(mu + tau * e + batch.x @ slope, sigma), obs=batch.y)
+
+
+@pytest.mark.slow
+def test_the_chains_agree_with_nuts_on_radon() -> None:
+    """Short steps learn what is common, as the bias of long ones adds up in tau; longer ones then draw at that."""
+    data, known = hierfl.datasets.radon(), hierfl.datasets.reference("radon")
+    options: dict[str, Any] = {"burn_in": 0, "server_optimiser": Adam(0.04), "schedule": "cosine"}
+    learnt = fit(fedpop(counties, lr=0.015, steps=15, **options), data, rounds=200, seed=1)
+    method = fedpop(counties, lr=0.1, steps=100, kept=8000, **options)
+    run = federate(method, data)
+    there = replace(begin(run), server=learnt.progress.server, round=200)
+    found = hierfl.Fit(method, run, there, 200).personalise(data, rounds=80)
+    drawn = found.draws(8000)
+    effects = drawn.shared["mu"][:, None] + drawn.shared["tau"][:, None] * drawn.own["e"].flatten(1)
+    away = (effects.mean(0) - torch.as_tensor(known["a"].mean)) / torch.as_tensor(known["a"].sd)
+    tau = float(drawn.shared["tau"][0])
+    print(tau, away.abs().max(), away.abs().median())
+    assert abs(tau - float(known["tau"].mean)) < float(known["tau"].sd)
+    assert float(away.abs().max()) < 0.2
