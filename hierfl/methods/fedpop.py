@@ -60,7 +60,9 @@ def fedpop(
     Args:
         model: with local sites; what is global, sites or params, is estimated by a point.
         lr: gamma, step size of the chain, > 0. It must stay below 2 / P, P the largest curvature of any client's
-            U, and well below 1 / P for draws of the right spread. Default: hierfl's own choice.
+            U, and well below 1 / P for draws of the right spread: where a prior's scale is learned and rows say
+            little of it, an excess of a few per cent in the spread of z adds up to much more in that scale.
+            Non-centred programs (effects in units of their prior) suffer less. Default: hierfl's own choice.
         steps: M, steps of the chain in a round. Defaults of steps, burn_in, batch_size and server_optimiser: the
             authors' code.
         burn_in: steps of each round before draws are kept, below `steps`.

@@ -233,12 +233,12 @@ def test_the_chains_agree_with_nuts_on_radon() -> None:
     """Short steps learn what is common, as the bias of long ones adds up in tau; longer ones then draw at that."""
     data, known = hierfl.datasets.radon(), hierfl.datasets.reference("radon")
     options: dict[str, Any] = {"burn_in": 0, "server_optimiser": Adam(0.04), "schedule": "cosine"}
-    learnt = fit(fedpop(counties, lr=0.015, steps=15, **options), data, rounds=200, seed=1)
-    method = fedpop(counties, lr=0.1, steps=100, kept=8000, **options)
+    learnt = fit(fedpop(counties, lr=0.01, steps=15, **options), data, rounds=150, seed=1)
+    method = fedpop(counties, lr=0.1, steps=100, kept=6000, **options)
     run = federate(method, data)
-    there = replace(begin(run), server=learnt.progress.server, round=200)
-    found = hierfl.Fit(method, run, there, 200).personalise(data, rounds=80)
-    drawn = found.draws(8000)
+    there = replace(begin(run), server=learnt.progress.server, round=150)
+    found = hierfl.Fit(method, run, there, 150).personalise(data, rounds=60)
+    drawn = found.draws(6000)
     effects = drawn.shared["mu"][:, None] + drawn.shared["tau"][:, None] * drawn.own["e"].flatten(1)
     away = (effects.mean(0) - torch.as_tensor(known["a"].mean)) / torch.as_tensor(known["a"].sd)
     tau = float(drawn.shared["tau"][0])
