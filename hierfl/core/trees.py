@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import (
     keystr,
+    tree_flatten,
     tree_flatten_with_path,
     tree_leaves,
     tree_map,
@@ -20,6 +21,8 @@ Tree = Any  # nested dicts, tuples, named tuples and lists of tensors
 __all__ = [
     "Tree",
     "add",
+    "as_tree",
+    "as_vector",
     "chosen",
     "leaves_of",
     "lerp",
@@ -82,6 +85,19 @@ def sizes(tree: Tree) -> str:
 def nbytes(tree: Tree) -> int:
     """Return the number of bytes in all tensor leaves together."""
     return sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def as_vector(tree: Tree) -> Tensor:
+    """Return all numbers of a tree of tensors in one vector, (d,), in the order of `tree_leaves`."""
+    return torch.cat([leaf.reshape(-1) for leaf in tree_leaves(tree)])
+
+
+def as_tree(vector: Tensor, like: Tree) -> Tree:
+    """Return a tree of the structure and shapes of `like`: the inverse of `as_vector`."""
+    leaves, spec = tree_flatten(like)
+    pieces = vector.split([leaf.numel() for leaf in leaves])
+    shaped = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
+    return tree_unflatten(shaped, spec)
 
 
 def named_leaves(tree: Tree) -> dict[str, Tensor]:

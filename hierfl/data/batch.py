@@ -317,12 +317,17 @@ def gather(
     )
 
 
-def halves(batch: ClientBatch, size: int) -> tuple[ClientBatch, ClientBatch]:
-    """Split the batch of one client, of up to 2 `size` rows, into two batches of at most `size` rows.
+def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, ...]:
+    """Split the batch of one client into batches of at most `size` rows, one after another.
 
-    The second batch starts where the first ends, and continues from the first row once the rows run out. A
-    client with fewer than `size` rows has all of them in both. Which rows a client gets does not depend on
-    the clients it is stacked with.
+    Each starts where the one before it ends, and continues from the first row once the rows run out. A client
+    with fewer than `size` rows has all of them in each. Which rows a client gets does not depend on the
+    clients it is stacked with.
+
+    Args:
+        batch: of one client, of up to `number` x `size` rows.
+        size: rows of a part, at most.
+        number: of parts.
     """
     count = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
     place = torch.arange(size)
@@ -332,4 +337,4 @@ def halves(batch: ClientBatch, size: int) -> tuple[ClientBatch, ClientBatch]:
         fields = {n: v.index_select(1, index % count) for n, v in batch.fields.items()}
         return replace(batch, fields=fields, rows=mask)
 
-    return taken(place), taken(size + place)
+    return tuple(taken(part * size + place) for part in range(number))

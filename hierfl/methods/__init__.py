@@ -12,10 +12,13 @@ from hierfl.methods.fedavg import fedavg
 from hierfl.methods.fedbabu import fedbabu
 from hierfl.methods.fedbn import fedbn
 from hierfl.methods.fedem import fedem
+from hierfl.methods.fedep import fedep
 from hierfl.methods.fedfomo import fedfomo
 from hierfl.methods.fedlaplace import fedlaplace
 from hierfl.methods.fedmap import fedmap
+from hierfl.methods.fedpa import fedpa
 from hierfl.methods.fedpac import fedpac
+from hierfl.methods.fedpop import fedpop
 from hierfl.methods.fedrecon import fedrecon
 from hierfl.methods.fedrep import fedrep
 from hierfl.methods.fedsvi import fedsvi
@@ -24,11 +27,13 @@ from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.methods.ifca import ifca
 from hierfl.methods.knn_per import knn_per
 from hierfl.methods.over_relaxed import over_relaxed
+from hierfl.methods.per_fedavg import per_fedavg
 from hierfl.methods.pfedbayes import pfedbayes
 from hierfl.methods.pfedbred import pfedbred
 from hierfl.methods.pfedhn import pfedhn
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
+from hierfl.methods.scaffold import scaffold
 from hierfl.methods.server_optimised import server_optimised
 from hierfl.methods.two_stage import two_stage
 
@@ -45,10 +50,13 @@ __all__ = [
     "fedbabu",
     "fedbn",
     "fedem",
+    "fedep",
     "fedfomo",
     "fedlaplace",
     "fedmap",
+    "fedpa",
     "fedpac",
+    "fedpop",
     "fedrecon",
     "fedrep",
     "fedsvi",
@@ -59,11 +67,13 @@ __all__ = [
     "individual",
     "knn_per",
     "over_relaxed",
+    "per_fedavg",
     "pfedbayes",
     "pfedbred",
     "pfedhn",
     "pfedme",
     "pvi",
+    "scaffold",
     "server_optimised",
     "two_stage",
 ]

@@ -28,6 +28,7 @@ from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Expansion, Marginal, check_integrable
 from hierfl.laplace.mode import newton_step
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.natural_factors import guess, nowhere
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
@@ -75,10 +76,8 @@ def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
 
 
 def _client(marginal: Marginal, steps: int) -> Client:
-    size, inside = marginal.shared.size, marginal.own.size
-
     def expand(work: Tree, batch: ClientBatch, newton: int) -> tuple[Expansion, Tree]:
-        found, inner = marginal.expand(work["z"], _guess(work, work["z"]), batch, newton)
+        found, inner = marginal.expand(work["z"], guess(work, work["z"]), batch, newton)
         return found, {"mode": inner.mode, "slope": inner.slope, "loc": work["z"]}
 
     def climb(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -93,7 +92,7 @@ def _client(marginal: Marginal, steps: int) -> Client:
 
             def value(by: Tensor) -> Tensor:
                 z = work["z"] + by * step
-                return marginal.value(z, _guess(work, z), batch, NEWTON)[0] + marginal.log_prior(z)
+                return marginal.value(z, guess(work, z), batch, NEWTON)[0] + marginal.log_prior(z)
 
             fractions = FRACTIONS.to(step.dtype)
             values = torch.vmap(value)(fractions)
@@ -108,14 +107,9 @@ def _client(marginal: Marginal, steps: int) -> Client:
         return {"z": work["z"], **near, "shift": shift, "precision": precision}
 
     def start(message: Tree, own: Tree) -> Tree:
-        near = {
-            "mode": torch.zeros(inside),
-            "slope": torch.zeros(inside, size),
-            "loc": torch.zeros(size),
-        }
         return {
             "z": message["loc"],
-            **near,
+            **nowhere(marginal),
             "shift": message["loc"],
             "precision": message["precision"],
         }
@@ -130,11 +124,6 @@ def _client(marginal: Marginal, steps: int) -> Client:
         finish=finish,
         params=lambda message, own: message["params"],
     )
-
-
-def _guess(work: Tree, z: Tensor) -> Tensor:
-    guess: Tensor = work["mode"] + work["slope"] @ (z - work["loc"])
-    return guess
 
 
 def _server(marginal: Marginal, steps: int) -> Server:

@@ -28,7 +28,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up, half_square
 from hierfl.methods.descent import Descent, global_params
-from hierfl.methods.single_models import at_each, distances, flat, stored
+from hierfl.methods.single_models import at_each, distances, flat, mean_of, stored
 from hierfl.optimisers import SGD, Optimiser
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
@@ -115,7 +115,7 @@ def heur_fedamp(
 
     Raises:
         ValueError: `lam` or `sigma` is negative, or `self_weight` outside [0, 1].
-        ProgramError: (at fit) the model has latent sites or local params; or there is one client.
+        ProgramError: (at fit) the model has latent sites or local params.
     """
     if lam < 0.0 or sigma < 0.0 or not 0.0 <= self_weight <= 1.0:
         raise ValueError(
@@ -125,7 +125,7 @@ def heur_fedamp(
 
     def attention(w: Tensor) -> Tensor:
         if len(w) < 2:
-            raise ProgramError("heur_fedamp mixes the models of several clients: one is too few")
+            return torch.ones(len(w), len(w), dtype=w.dtype)
         cosines = torch.nn.functional.cosine_similarity(w[:, None], w[None], dim=-1)
         others = (sigma * cosines).fill_diagonal_(-torch.inf).softmax(1)
         return (1.0 - self_weight) * others + self_weight * torch.eye(len(w), dtype=w.dtype)
@@ -173,21 +173,30 @@ def _attentive(
     def server(program: Program) -> Server:
         first = global_params(name, program)
 
-        def mixed(w: Tree) -> tuple[Tree, Tensor]:
-            weight = attention(flat(w))
-            return tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), w), weight
-
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            w = stored(state["w"], means["w"])
-            mix, weight = mixed(w)
-            return {"w": w, "mix": mix, "self_weight": weight.diagonal().mean()}
+            w, seen = (
+                stored(state["w"], means["w"]),
+                state["seen"].index_fill(0, means["w"].ids, True),
+            )
+            trained = tree_map(lambda v: v[seen], w)
+            weight = attention(flat(trained))
 
-        w = at_each(first, program.num_clients)
+            def mixed(mean: Tensor, v: Tensor) -> Tensor:
+                # a client that has not trained yet gets the mean, and is in no mix
+                all_mean = mean.expand(len(seen), *mean.shape).clone()
+                all_mean[seen] = torch.tensordot(weight.to(v.dtype), v, 1)
+                return all_mean
+
+            mix = tree_map(mixed, mean_of(w, seen), trained)
+            return {"w": w, "mix": mix, "seen": seen, "self_weight": weight.diagonal().mean()}
+
+        count = program.num_clients
+        w, none = at_each(first, count), torch.zeros(count, dtype=torch.bool)
         return Server(
-            {"w": w, "mix": w, "self_weight": torch.ones(())},
+            {"w": w, "mix": w, "seen": none, "self_weight": torch.ones(())},
             update,
             down=lambda state, clock: {},
-            final=lambda state, clock: tree_map(lambda v: v.mean(0), state["w"]),
+            final=lambda state, clock: mean_of(state["w"], state["seen"]),
             logged=lambda state: {"self_weight": float(state["self_weight"])},
             mail=lambda state: state["mix"],
         )

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.core.trees import Tree, chosen, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
 from hierfl.methods.components import of_each
 from hierfl.methods.descent import Descent, global_params
-from hierfl.methods.single_models import at_each, stored
+from hierfl.methods.single_models import at_each, mean_of, stored
 from hierfl.methods.some_rows import some_rows
 from hierfl.optimisers import SGD, Optimiser
 from hierfl.program.program import Params, Program
@@ -132,7 +132,7 @@ def fedfomo(
             start=start,
             phases=(Phase(mix), descent.phase(loss)),
             finish=finish,
-            params=lambda message, own: own["last"],
+            params=lambda message, own: chosen(own["seen"], own["last"], message["mean"]),
             seen=lambda own: own["seen"],
             new=new,
         )
@@ -185,7 +185,7 @@ def fedfomo(
             liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
             return {
                 "best": tree_map(lambda v: v[liked], state["w"]),
-                "mean": tree_map(lambda v: v.mean(0), state["w"]),
+                "mean": mean_of(state["w"], state["seen"]),
             }
 
         return Server(

@@ -9,10 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree, chosen, tree_map
+from hierfl.core.trees import Tree, as_tree, as_vector, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, LogShare, Phase, Share, Up, slope
 from hierfl.methods.fedmap_server import Best, Omega
@@ -173,18 +172,10 @@ def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]
 
     The Hessian is dense, by reverse over reverse mode: for few weights.
     """
-    leaves, spec = tree_flatten(params)
-    sizes = [leaf.numel() for leaf in leaves]
-
-    def unflat(vector: Tensor) -> Tree:
-        return tree_unflatten(
-            [v.reshape(leaf.shape) for v, leaf in zip(vector.split(sizes), leaves, strict=True)],
-            spec,
-        )
 
     def at(vector: Tensor) -> Tensor:
-        return loss(unflat(vector))
+        return loss(as_tree(vector, params))
 
-    vector = torch.cat([leaf.flatten() for leaf in leaves])
+    vector = as_vector(params)
     move = torch.linalg.inv_ex(jacrev(grad(at))(vector)).inverse @ grad(at)(vector)
-    return unflat(vector - move), at(vector)
+    return as_tree(vector - move, params), at(vector)

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
@@ -72,11 +72,16 @@ def ifca(
     def mask(label: Tensor) -> Tensor:
         return (torch.arange(clusters) == label).to(torch.get_default_dtype())
 
+    def most(message: Tree) -> Tensor:
+        """Return the cluster that most clients chose."""
+        return mask(message["share"].argmax())
+
     def client(program: Program) -> Client:
         global_params("ifca", program)
 
         def params(message: Tree, own: Tree) -> Params:
-            found: Params = of_mask(own["cluster"], message["theta"])
+            cluster = chosen(own["cluster"].sum(), own["cluster"], most(message))
+            found: Params = of_mask(cluster, message["theta"])
             return found
 
         def start(message: Tree, own: Tree) -> Tree:
@@ -100,14 +105,15 @@ def ifca(
 
         choosing = Phase(choose)
         return Client(
-            own={"cluster": mask(torch.zeros(()))},
+            own={"cluster": torch.zeros(clusters)},
             start=start,
             phases=(choosing, descent.phase(loss)),
             finish=finish,
             params=params,
             adapt=(choosing,),
             most_adapting=1,
-            new=lambda message: {"cluster": mask(message["share"].argmax())},
+            seen=lambda own: own["cluster"].sum(),
+            new=lambda message: {"cluster": most(message)},
         )
 
     def server(program: Program) -> Server:

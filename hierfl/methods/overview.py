@@ -224,7 +224,7 @@ ROWS: tuple[Row, ...] = (
         "a start for one step",
         "none",
         "points",
-        "nothing",
+        "its weights one step on",
         "its copy of the start",
         "sums",
         "one step on its rows",

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.core.trees import Tree, chosen, sub
-from hierfl.data.batch import ClientBatch, halves
+from hierfl.data.batch import ClientBatch, parts
 from hierfl.method import Client, Phase, Share, Up
 from hierfl.methods.mirror import (
     Loss,
@@ -106,7 +106,7 @@ def bred_client(program: Program, how: Setting) -> Client:
         return how.strategy.put(place)
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        first, second = halves(batch, how.batch_size or 0) if two else (batch, batch)
+        first, second = parts(batch, how.batch_size or 0) if two else (batch, batch)
         w = work["w"]
         mu, near = put(w, work, first, second)
         at_mu, v = twins.shared(mu, w), near if how.prox_start == "moved" else work["v"]

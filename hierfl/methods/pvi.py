@@ -24,15 +24,21 @@ import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import normal_points
-from hierfl.core.trees import Tree, add, scaled, sub
+from hierfl.core.trees import Tree, sub
 from hierfl.data.batch import ClientBatch
-from hierfl.guides.conditional import conditional
-from hierfl.guides.global_sites import diagonal_normal, full_normal, normal_params
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
-from hierfl.laplace.newton import LONGEST, length, positive, tril_of
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
-from hierfl.program.handlers import unchecked
+from hierfl.laplace.newton import LONGEST, length
+from hierfl.method import Client, Method, Phase, Server, Up
+from hierfl.methods.natural_factors import (
+    factor_guide,
+    factor_server,
+    guess,
+    no_factor,
+    nowhere,
+    shaped,
+    visited,
+)
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -96,37 +102,34 @@ def pvi(
     def server(program: Program) -> Server:
         check_integrable(program, limit)
         standard = normal_points(points, program.latents.global_block.size, seed=seed)
-        return _server(Marginal(program), standard, full=factors == "full")
+        return factor_server(Marginal(program), standard, full=factors == "full")
 
-    shared = full_normal if factors == "full" else diagonal_normal
-    return Method("pvi", model, conditional(shared=shared, newton_steps=10), client, server)
+    return Method("pvi", model, factor_guide(full=factors == "full"), client, server)
 
 
 def _client(
     marginal: Marginal, standard: Tensor, *, delta: float, steps: int, full: bool
 ) -> Client:
-    size, inside = marginal.shared.size, marginal.own.size
+    size = marginal.shared.size
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         """Take a natural-gradient step towards q_k: precision <- cavity's - E[l''], and a Newton step of the mean."""
-        q, last, cavity = work["q"], work["near"], sub(message, work["factor"])
-
-        def guess(z: Tensor) -> Tensor:
-            return last["mode"] + last["slope"] @ (z - last["loc"])
+        q, cavity = work["q"], sub(message, work["factor"])
 
         with torch.no_grad():
             covariance = torch.linalg.inv_ex(q["precision"]).inverse
             loc = covariance @ q["shift"]
             at = loc + standard @ torch.linalg.cholesky_ex(covariance).L.T
             found, inner = torch.vmap(
-                lambda z: marginal.expand(z, guess(z), batch, NEWTON), chunk_size=AT_ONCE
+                lambda z: marginal.expand(z, guess(work["near"], z), batch, NEWTON),
+                chunk_size=AT_ONCE,
             )(at)
             precision = cavity["precision"] - found.hessian.mean(0)
             slope = found.gradient.mean(0) + cavity["shift"] - cavity["precision"] @ loc
             move = torch.linalg.inv_ex(precision).inverse @ slope
             move = move * (LONGEST / length(move, q["precision"]).clamp(min=1e-300)).clamp(max=1.0)
             proper = torch.linalg.eigvalsh(precision).amin() > 0.0
-            precision = _shaped(precision, full)
+            precision = shaped(precision, full)
             new = {"shift": precision @ (loc + move), "precision": precision}
         return {
             "q": {name: torch.where(proper, value, q[name]) for name, value in new.items()},
@@ -136,91 +139,13 @@ def _client(
         }
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        change = scaled(sub(work["q"], message), delta)
-        up = {
-            **{name: Share(value) for name, value in change.items()},
-            "improper": Share(work["improper"]),
-        }
-        return up, {"factor": add(own["factor"], change), "near": work["near"]}
+        return visited(work, message, own, delta)
 
     return Client(
-        own={
-            "factor": {"shift": torch.zeros(size), "precision": torch.zeros(size, size)},
-            "near": {
-                "mode": torch.zeros(inside),
-                "slope": torch.zeros(inside, size),
-                "loc": torch.zeros(size),
-            },
-        },
+        own={"factor": no_factor(size), "near": nowhere(marginal)},
         start=lambda message, own: {"q": message, **own, "improper": torch.zeros(())},
         phases=(Phase(step, count=steps),),
         finish=finish,
         params=lambda message, own: message["params"],
         adapt=(),
     )
-
-
-def _server(marginal: Marginal, standard: Tensor, *, full: bool) -> Server:
-    def factor_of_prior(at: Tensor) -> Tree:
-        with torch.no_grad(), unchecked():
-            found = torch.vmap(marginal.prior)(at)
-        precision = _shaped(-found.hessian.mean(0), full)
-        return {"shift": found.gradient.mean(0) + precision @ at.mean(0), "precision": precision}
-
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        q = {
-            name: state["q"][name] + clock.clients * means[name] for name in ("shift", "precision")
-        }
-        loc, tril = _proper(q)
-        prior = factor_of_prior(loc + standard @ tril.T)  # unchanged where the prior is Gaussian
-        q = add(q, sub(prior, state["prior"]))
-        moved = length(_proper(q)[0] - _proper(state["q"])[0], state["q"]["precision"])
-        return {"q": q, "prior": prior, "moved": moved}
-
-    def final(state: Tree, clock: Clock) -> Tree:
-        loc, _ = _proper(state["q"])
-        params = normal_params(loc, state["q"]["precision"])
-        return {
-            "params": params
-            if full
-            else {name: params[name] for name in ("_shared.loc", "_shared.scale")}
-        }
-
-    middle = marginal.shared.start[None].detach()
-    begin = factor_of_prior(middle)
-    with torch.no_grad():
-        ones = torch.ones(len(begin["shift"]))
-        precision, raised = positive(begin["precision"], 1e-3 * ones, fold=True)
-    # a prior that does not curve down at its centre starts with the nearest precision that does
-    if bool(raised > 0.0) or not bool(torch.allclose(precision, begin["precision"])):
-        begin = {
-            "shift": precision @ middle[0],
-            "precision": precision,
-        }
-    return Server(
-        state={"q": begin, "prior": begin, "moved": torch.tensor(torch.inf)},
-        update=update,
-        down=lambda state, clock: state["q"],
-        final=final,
-        logged=lambda state: {"moved": float(state["moved"])},
-    )
-
-
-def _shaped(precision: Tensor, full: bool) -> Tensor:
-    return precision if full else precision.diagonal(dim1=-2, dim2=-1).diag_embed()
-
-
-def _proper(q: Tree) -> tuple[Tensor, Tensor]:
-    """Return the mean (K,) and the Cholesky factor of the covariance (K, K) of a Gaussian in natural params.
-
-    Raises:
-        ValueError: the precision is not positive definite.
-    """
-    smallest = float(torch.linalg.eigvalsh(q["precision"])[0])
-    if not smallest > 0.0:
-        raise ValueError(
-            f"the product of the clients' factors is not a distribution (its precision has an "
-            f"eigenvalue {smallest:.3g}): lower "
-            f"damping, or leave it at None, 1 / N"
-        )
-    return torch.linalg.solve(q["precision"], q["shift"]), tril_of(q["precision"])

@@ -23,6 +23,13 @@ def stored(before: Tree, reports: Reports) -> Tree:
     return tree_map(put, before, reports.value)
 
 
+def mean_of(models: Tree, seen: Tensor) -> Tree:
+    """Return the mean of the models of the clients that were seen (N,) bool, or of all where none was."""
+    share = torch.where(seen.any(), seen, torch.ones_like(seen)).double()
+    share = share / share.sum()
+    return tree_map(lambda v: torch.tensordot(share.to(v.dtype), v, 1), models)
+
+
 def flat(models: Tree) -> Tensor:
     """Return each client's params as one vector, (N, P)."""
     return torch.cat([v.flatten(1) for v in tree_leaves(models)], 1)

@@ -206,6 +206,23 @@ METHODS: dict[str, Callable[[], Method]] = {
         eta=0.01,
         init_scale=0.2,
     ),
+    "fedpop": lambda: hierfl.methods.fedpop(
+        personal(prior_scale=1.0), lr=1e-3, steps=4, burn_in=1, batch_size=2, kept=5
+    ),
+    "fedpa": lambda: hierfl.methods.fedpa(_shared(), epochs=3, rho=0.2, batch_size=2),
+    "fedpa laplace": lambda: hierfl.methods.fedpa(_shared(), posterior="laplace", newton_steps=2),
+    **{
+        f"per_fedavg {meta}": lambda meta=meta: hierfl.methods.per_fedavg(  # type: ignore[misc]
+            _shared(), inner_lr=0.1, lr=0.05, meta=meta, steps=2, batch_size=2
+        )
+        for meta in ("first", "hessian-free", "full")
+    },
+    **{
+        f"scaffold {option}": lambda option=option: hierfl.methods.scaffold(  # type: ignore[misc]
+            _shared(), lr=0.05, option=option, steps=3, batch_size=2, weights="rows"
+        )
+        for option in ("I", "II")
+    },
 }
 
 

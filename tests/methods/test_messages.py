@@ -22,6 +22,7 @@ from tests.methods.test_privacy import (
     Shapes,
     exchange,
     net,
+    personal,
     shapes,
 )
 from tests.programs import FAMILIES, federation
@@ -109,6 +110,15 @@ OTHERS: dict[
     ),
     "fedrecon": (lambda: hierfl.methods.fedrecon(_common(), **LAST), {"theta": FIRST}),
     "fedrep": (lambda: hierfl.methods.fedrep(_common(), **LAST), {"theta": FIRST}),
+    "fedpa": (lambda: hierfl.methods.fedpa(_common()), {"moved": THETA}),
+    "fedpa laplace": (
+        lambda: hierfl.methods.fedpa(_common(), posterior="laplace"),
+        {"moved": THETA},
+    ),
+    "fedpop": (
+        lambda: hierfl.methods.fedpop(personal(prior_scale=1.0), lr=1e-4, kept=4),
+        {"gradient": THETA},
+    ),
     "fedvi": (lambda: hierfl.methods.fedvi(embedded(), hidden=4), {"move": HEADS}),
     "heur_fedamp": (lambda: hierfl.methods.heur_fedamp(_common()), {"w": THETA}),
     "ifca": (
@@ -123,6 +133,11 @@ OTHERS: dict[
         {"theta": {"theta.0.weight": (2, 2), "theta.0.bias": (2,)}},
     ),
     "pfedhn": (lambda: hierfl.methods.pfedhn(_common(), batch_size=2), {"away": THETA}),
+    "per_fedavg": (lambda: hierfl.methods.per_fedavg(_common()), {"theta": THETA}),
+    "scaffold": (
+        lambda: hierfl.methods.scaffold(_common()),
+        {"moved": THETA, "corrected": THETA, "joined": {"clients": (), "weight": ()}},
+    ),
 }
 
 
@@ -152,7 +167,7 @@ def test_other_methods_send_only_common_weights_and_scalars(name: str) -> None:
         assert {
             share: shapes(sent.value, skip=1) for share, sent in up.items() if share not in numbers
         } == expected
-        assert numbers <= {"loss", "kl"}
+        assert numbers <= {"loss", "kl", "stiffness"}
         local = {spec.name for spec in program.params if spec.is_local} | {
             s.name for s in program.latents.local_block.sites
         }

@@ -123,6 +123,11 @@ METHODS: dict[str, Make] = {
     "fedrep": lambda s: methods.fedrep(
         split(s), **LAST, optimiser=SGD(0.1), head_steps=1, body_steps=8
     ),
+    "fedep": lambda _: methods.fedep(hierarchy),
+    "fedpa": lambda s: methods.fedpa(common(s), server_optimiser=SGD(2.0)),
+    "fedpop": lambda s: methods.fedpop(
+        personal(s), lr=0.02, server_optimiser=Adam(1.0), temperature=0.0
+    ),
     "fedsvi conditional": lambda _: methods.fedsvi(hierarchy, guides.conditional, **SVI),
     "fedsvi delta": lambda s: methods.fedsvi(personal(s), guides.delta, **SVI),
     "fedsvi low_rank": lambda s: methods.fedsvi(sampled(s), guides.low_rank, **SVI),
@@ -131,6 +136,7 @@ METHODS: dict[str, Make] = {
     "heur_fedamp": lambda s: methods.heur_fedamp(common(s), **STEPS),
     "ifca": lambda s: methods.ifca(common(s), clusters=1, **STEPS),
     "individual": lambda s: methods.individual(common(s), **FEW),
+    "per_fedavg": lambda s: methods.per_fedavg(common(s), inner_lr=0.3, lr=0.3, steps=4),
     "pfedbayes": lambda s: methods.pfedbayes(personal(s, "learned"), **BAYES),
     "pfedbayes init_scale": lambda s: methods.pfedbayes(
         personal(s, "learned"), **BAYES, init_scale=0.02
@@ -144,6 +150,7 @@ METHODS: dict[str, Make] = {
     ),
     "pfedme": lambda s: methods.pfedme(personal(s), **FAST),
     "pvi": lambda _: methods.pvi(hierarchy),
+    "scaffold": lambda s: methods.scaffold(common(s), lr=0.3, steps=4),
     "averaging_some": lambda s: methods.averaging_some(
         methods.pfedme(personal(s), **FAST), share=0.5
     ),
@@ -206,9 +213,14 @@ def test_a_client_that_was_in_no_round_is_served_the_same() -> None:
         "apfl",
         "ditto",
         "fedabml",
+        "fedamp",
+        "fedfomo",
+        "fedmap",
+        "fedpop",
         "fedrecon",
         "fedrep",
-        "fedmap",
+        "heur_fedamp",
+        "ifca",
         "pfedbayes",
         "pfedbred",
         "pfedme",

@@ -185,6 +185,16 @@ TEN_ROUNDS: dict[
         {"shift": (4,), "precision": (4, 4)},
         set(),
     ),
+    "fedep": (
+        lambda: hierfl.methods.fedep(regression, points=2, steps=1),
+        {"shift": (4,), "precision": (4, 4), "improper": (), "effective": ()},
+        {"shift", "precision", "mode", "slope", "loc"},
+    ),
+    "fedep shared": (
+        lambda: hierfl.methods.fedep(regression, points=2, steps=1, shared_factor=True),
+        {"shift": (4,), "precision": (4, 4), "improper": (), "effective": ()},
+        set(),
+    ),
     "fedlaplace": (
         lambda: hierfl.methods.fedlaplace(
             regression, points=8, weighed=64, enough=8, corrections=1

@@ -50,6 +50,17 @@ METHODS: dict[str, Callable[[], Method]] = {
         steps=2,
         batch_size=2,
     ),
+    "scaffold": lambda: hierfl.methods.scaffold(
+        models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
+        steps=2,
+        batch_size=2,
+    ),
+    "fedpa": lambda: hierfl.methods.fedpa(
+        models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
+        epochs=2,
+        batch_size=2,
+    ),
+    "fedpop": lambda: hierfl.methods.fedpop(personal(), lr=1e-3, steps=3, burn_in=1, kept=4),
 }
 
 

@@ -1,0 +1,24 @@
+"""The params of methods that fit one common model: all global, no latent sites."""
+
+from __future__ import annotations
+
+from hierfl.program.program import Params, Program, ProgramError
+
+
+def common_params(program: Program, name: str) -> Params:
+    """Return the starting values of a program's params, all of them global.
+
+    Args:
+        program: the program.
+        name: of the method, for the message.
+
+    Raises:
+        ProgramError: the program has latent sites or local params.
+    """
+    above, own = program.start()
+    if own or program.latents.sites:
+        raise ProgramError(
+            f"{name} fits global params only, and this model has latent sites or local params: "
+            f"take fedsvi or a personalised method"
+        )
+    return above

@@ -1,0 +1,272 @@
+"""FedPop: a Langevin chain of the local sites at each client, and a point estimate of what is common.
+
+    client:  z <- its chain's last state (first: a draw of the prior);  for every mini-batch:
+                 z <- z - gamma grad U(z) + sqrt(2 gamma) noise,    U(z) = NLL_k(theta, z) - log p(z | theta)
+             after the burn-in, keep z, and add up  g_k = mean grad_theta U
+    server:  theta <- theta - SGD or Adam of  (N / S) sum_k g_k - grad log p(theta)    over S of N clients
+
+By Fisher's identity the server's sum is the gradient of the log marginal likelihood, with z integrated out.
+
+Source: Kotelevskii, Vono, Moulines and Durmus 2022, arXiv:2206.03611, Algorithm 1 (FedSOUL). This follows the paper,
+not its code, which leaves the noise out, steps theta at one client after another, and returns the best of all rounds
+on the test rows. The chain is not corrected: on a Gaussian of precision P its variance is 1 / (P (1 - gamma P / 2)).
+`stiffness` in the history is the mean of gamma P, P the curvature along each client's steps; where it is 2 or more
+the chain diverges, and the client fails.
+
+Bayesian in it: the local sites, by draws that clients keep (the guide). What is common is a point, at the mode of
+its marginal posterior, or of its marginal likelihood where it has no prior.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core import noise
+from hierfl.core.trees import Tree, chosen, scaled, tree_map, zeros_like
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.kept_draws import POINTS, kept_draws
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
+from hierfl.optimisers import Adam, Optimiser, Stepped, step
+from hierfl.program.handlers import unchecked
+from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model, Values
+from hierfl.program.terms import log_joint
+
+DIVERGES = 2.0  # gamma times the curvature from which a chain diverges
+
+
+@recorded
+def fedpop(
+    model: Model,
+    *,
+    lr: float = 1e-3,
+    steps: int = 10,
+    burn_in: int = 5,
+    batch_size: int | None = None,
+    kept: int = 100,
+    temperature: float = 1.0,
+    server_optimiser: Optimiser = Adam(0.001),  # noqa: B008 (frozen)
+    schedule: Literal["constant", "cosine"] = "constant",
+) -> Method:
+    """Return FedPop of a hierarchical program; clients keep their chain and their last draws.
+
+    Args:
+        model: with local sites; what is global, sites or params, is estimated by a point.
+        lr: gamma, step size of the chain, > 0. It must stay below 2 / P, P the largest curvature of any client's
+            U, and well below 1 / P for draws of the right spread: where a prior's scale is learned and rows say
+            little of it, an excess of a few per cent in the spread of z adds up to much more in that scale.
+            Non-centred programs (effects in units of their prior) suffer less. Default: hierfl's own choice.
+        steps: M, steps of the chain in a round. Defaults of steps, burn_in, batch_size and server_optimiser: the
+            authors' code.
+        burn_in: steps of each round before draws are kept, below `steps`.
+        batch_size: rows of a mini-batch, scaled to stand for all; None: all rows.
+        kept: the last draws that a client keeps for predictions, of all its rounds.
+        temperature: of the noise; 1: draws of the posterior. 0: none, the MAP estimate of z by gradient descent.
+        server_optimiser: of the server, on the gradient of minus the log marginal posterior.
+        schedule: of the server's steps. "cosine": they fall to 0 in the last round, so that theta and the draws
+            come to rest. Default "constant" (the authors' code multiplies by 0.7 twice).
+
+    Raises:
+        ValueError: `lr` is not above 0, `burn_in` is negative or not below `steps`, `kept` is below 1, `temperature` is
+            negative, or `schedule` is neither "constant" nor "cosine".
+        ProgramError: (at fit) the model has no local site, or a prior that cannot be drawn by a key.
+    """
+    if not lr > 0.0 or not temperature >= 0.0 or kept < 1:
+        raise ValueError(
+            f"lr is {lr}, temperature {temperature} and kept {kept}: lr must be above 0, temperature 0 or "
+            f"more, and kept 1 or more"
+        )
+    if not 0 <= burn_in < steps:
+        raise ValueError(f"burn_in is {burn_in}: it must be 0 or more, and below steps, {steps}")
+    if schedule not in ("constant", "cosine"):
+        raise ValueError(f"schedule is {schedule!r}: it must be 'constant' or 'cosine'")
+    chain = Chain(lr, steps, burn_in, batch_size, kept, temperature)
+
+    def server(program: Program) -> Server:
+        return _server(program, server_optimiser, falls=schedule == "cosine")
+
+    return Method("fedpop", model, kept_draws(size=kept), chain.client, server)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The options of a client, under the names of `fedpop`."""
+
+    lr: float
+    steps: int
+    burn_in: int
+    batch_size: int | None
+    kept: int
+    temperature: float
+
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
+        above, _ = program.start()
+        size, each = program.latents.local_block.size, self.steps - self.burn_in
+        prior_draws(
+            program, above, 1
+        )  # refuses a program without local sites before the first round
+
+        def points(message: Tree, own: Tree) -> Tensor:
+            found: Tensor = chosen(
+                own["seen"], own["points"], prior_draws(program, message, self.kept)
+            )
+            return found
+
+        def start(message: Tree, own: Tree) -> Tree:
+            return {
+                "z": own["z"],
+                "seen": own["seen"],
+                "draws": torch.zeros(each, size),
+                "gradient": zeros_like(message),
+                "before": {"z": own["z"], "slope": torch.zeros(size)},
+                "apart": {"z": torch.zeros(()), "slope": torch.zeros(())},
+                "taken": torch.zeros(()),
+                "loss": torch.zeros(()),
+            }
+
+        def begin(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            which = (batch.key[0, 0].long() & 0x7FFFFFFF) % self.kept
+            drawn = prior_draws(program, message, self.kept).index_select(0, which[None])[0]
+            return {**work, "z": chosen(work["seen"], work["z"], drawn)}
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            at = {"theta": message, "z": work["z"]}
+            gradient, value = slope(lambda u: energy(program, u["theta"], u["z"], batch), at)
+            late = work["taken"] - self.burn_in
+            now = (torch.arange(each) == late).to(late.dtype)
+            mean = torch.where(late >= 0.0, 1.0 / each, 0.0)
+            here = {"z": work["z"], "slope": gradient["z"]}
+            return {
+                **work,
+                "before": here,
+                "apart": tree_map(
+                    lambda sum_, a, b: sum_ + (work["taken"] > 0.0) * (a - b).square().sum(),
+                    work["apart"],
+                    here,
+                    work["before"],
+                ),
+                "z": work["z"] - self.lr * gradient["z"] + self._noise(batch, size),
+                "draws": torch.where(now[:, None] > 0.0, work["z"], work["draws"]),
+                "gradient": tree_map(
+                    lambda s, g: s + mean * g, work["gradient"], gradient["theta"]
+                ),
+                "taken": work["taken"] + 1.0,
+                "loss": value,
+            }
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            apart = work["apart"]
+            stiff = self.lr * (apart["slope"] / apart["z"].clamp(min=1e-300)).sqrt()
+            up: Up = {
+                "gradient": Share(work["gradient"]),
+                "loss": Share(work["loss"]),
+                "stiffness": Share(torch.where(stiff < DIVERGES, stiff, torch.nan)),
+            }
+            # at first all kept draws are of the first round, so that none is of the prior
+            whole = work["draws"].repeat(math.ceil(self.kept / each), 1)[-self.kept :]
+            later = torch.cat([own["points"], work["draws"]])[-self.kept :]
+            kept = chosen(own["seen"], later, whole)
+            return up, {"z": work["z"], "points": kept, "seen": torch.ones(())}
+
+        return Client(
+            own={
+                "z": torch.zeros(size),
+                "points": torch.zeros(self.kept, size),
+                "seen": torch.zeros(()),
+            },
+            start=start,
+            phases=(
+                Phase(begin, batch_size=1, scores_rows=False),
+                Phase(move, self.steps, batch_size=self.batch_size),
+            ),
+            finish=finish,
+            params=lambda message, own: {**message, POINTS: points(message, own)[None, None]},
+            seen=lambda own: own["seen"],
+        )
+
+    def _noise(self, batch: ClientBatch, size: int) -> Tensor | float:
+        if not self.temperature:
+            return 0.0
+        key = noise.fold(batch.key[0], noise.word("langevin"))
+        return math.sqrt(2.0 * self.lr * self.temperature) * noise.normals(key, (size,))
+
+
+def energy(program: Program, theta: Params, z: Tensor, batch: ClientBatch) -> Tensor:
+    """Return U(z) - log p(theta) / N of one client, (). U is of unconstrained z, theta in the sites' own values.
+
+    Args:
+        program: the program.
+        theta: its global params, unconstrained.
+        z: (D,), the local sites, unconstrained.
+        batch: rows of one client, a mini-batch scaled to stand for all.
+    """
+    values, jacobians = program.latents.local_block.unflatten(z[None, None])
+    own, above = log_joint(program.model, {**_globals(program, theta), **values}, batch, theta)
+    bent = sum((j.sum() for j in jacobians.values()), torch.zeros(()))
+    return -own.sum() - bent - program.share * above
+
+
+def _globals(program: Program, theta: Params) -> Values:
+    return {
+        site.name: site.constrain(theta[f"{site.name}.at"])[0]
+        for site in program.latents.global_block.sites
+    }
+
+
+def prior_draws(program: Program, theta: Params, count: int) -> Tensor:
+    """Return draws of the local sites' prior given theta, (S, D), unconstrained; the same for every client.
+
+    Of a prior that depends on client fields it is that of one client, a place where a chain may start.
+
+    Args:
+        program: the program.
+        theta: its global params, unconstrained.
+        count: S.
+
+    Raises:
+        ProgramError: there is no local site, or a prior cannot be drawn as a function of a key.
+    """
+    block = program.latents.local_block
+    if not block.size:
+        raise ProgramError("fedpop needs local sites: give each client weights of its own")
+    with unchecked():
+        priors = program.priors(theta, _globals(program, theta))
+
+        def one(number: Tensor) -> Tensor:
+            values = {}
+            for name, prior in priors.items():
+                key = noise.fold(noise.root_key(0), noise.word(name), number)[None]
+                values[name] = draw(prior, Noise(key, axis=len(prior.batch_shape) - 2))
+            return block.flatten(values)[0, 0]
+
+        try:
+            return torch.vmap(one)(torch.arange(count, dtype=torch.int32))
+        except NoKeyedDraw as error:
+            raise ProgramError(
+                f"a chain starts at a draw of the prior, and {error} cannot be drawn by a key: take "
+                f"another prior, such as a LogNormal for a Gamma"
+            ) from error
+
+
+def _server(program: Program, optimiser: Optimiser, *, falls: bool) -> Server:
+    theta, _ = program.start()
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        gradient = scaled(means["gradient"], program.num_clients)
+        rate = 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds)) if falls else 1.0
+        at = step(optimiser, gradient, Stepped(state["theta"], state["memory"]), rate)
+        return {"theta": at.params, "memory": at.state}
+
+    return Server(
+        {"theta": theta, "memory": optimiser.init(theta)},
+        update,
+        down=lambda state, clock: state["theta"],
+    )

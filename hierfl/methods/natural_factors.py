@@ -1,0 +1,155 @@
+"""A Gaussian q(z) that is the prior times one Gaussian factor of each client: the state, the server and the guide.
+
+    q(z) = t_0(z) prod_k t_k(z),    t_k(z) = exp(eta . z - z' Lambda z / 2)
+
+A factor is a pair `shift` eta (K,) and `precision` Lambda (K, K); it need not be a distribution, only q must be.
+A client sends the change of its own factor, and the server adds the changes to q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree, add, sub
+from hierfl.guides.conditional import conditional
+from hierfl.guides.global_sites import diagonal_normal, full_normal, normal_params
+from hierfl.laplace.marginal import Marginal
+from hierfl.laplace.newton import length, positive, tril_of
+from hierfl.method import Clock, Server, Share, Up
+from hierfl.program.handlers import unchecked
+from hierfl.program.sites import Family
+
+PARTS = ("shift", "precision")
+
+
+def no_factor(size: int) -> Tree:
+    """Return the factor 1 of K = `size` global unknowns."""
+    return {"shift": torch.zeros(size), "precision": torch.zeros(size, size)}
+
+
+def nowhere(marginal: Marginal) -> Tree:
+    """Return where the local sites were last found, of a client that has not looked: mode, its slope in z, and z."""
+    size, inside = marginal.shared.size, marginal.own.size
+    return {
+        "mode": torch.zeros(inside),
+        "slope": torch.zeros(inside, size),
+        "loc": torch.zeros(size),
+    }
+
+
+def guess(near: Tree, z: Tensor) -> Tensor:
+    """Return where the mode of the local sites should be at z, (D,), from where it was last found."""
+    expected: Tensor = near["mode"] + near["slope"] @ (z - near["loc"])
+    return expected
+
+
+def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, Tree]:
+    """Return what a client sends after a visit, the change of its factor, and what it keeps.
+
+    Args:
+        work: `q`, the client's Gaussian; `near`; and `improper`, 1 where it found none and `q` is the server's.
+        message: the server's q.
+        own: the client's `factor`, where it keeps one, and `near`.
+        damping: the part of the change from the server's q to the client's that is made.
+    """
+    change = {name: damping * (work["q"][name] - message[name]) for name in PARTS}
+    up: Up = {
+        **{name: Share(value) for name, value in change.items()},
+        "improper": Share(work["improper"]),
+    }
+    kept = {"factor": add(own["factor"], change), "near": work["near"]} if own else own
+    return up, kept
+
+
+def factor_guide(*, full: bool) -> Family:
+    """Return the guide of q: a Normal on the global sites, and Laplace's Normal on local ones given these."""
+    return conditional(shared=full_normal if full else diagonal_normal, newton_steps=10)
+
+
+def _q(state: Tree, clock: Clock) -> Tree:
+    return state["q"]
+
+
+def factor_server(
+    marginal: Marginal,
+    standard: Tensor,
+    *,
+    full: bool,
+    down: Callable[[Tree, Clock], Tree] = _q,
+) -> Server:
+    """Return the server, which adds the clients' changes to q, and keeps a factor of a prior that is not Gaussian.
+
+    Args:
+        marginal: of the program.
+        standard: (S, K) standard normal points, over which the prior's derivatives are averaged.
+        full: whether q has correlations.
+        down: (state, clock) -> message; the state holds `q`, and `prior`, the factor of the prior.
+    """
+
+    def factor_of_prior(at: Tensor) -> Tree:
+        with torch.no_grad(), unchecked():
+            found = torch.vmap(marginal.prior)(at)
+        precision = shaped(-found.hessian.mean(0), full)
+        return {"shift": found.gradient.mean(0) + precision @ at.mean(0), "precision": precision}
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        q = {
+            name: state["q"][name] + clock.clients * means[name] for name in ("shift", "precision")
+        }
+        loc, tril = proper(q)
+        prior = factor_of_prior(loc + standard @ tril.T)  # unchanged where the prior is Gaussian
+        q = add(q, sub(prior, state["prior"]))
+        moved = length(proper(q)[0] - proper(state["q"])[0], state["q"]["precision"])
+        return {"q": q, "prior": prior, "moved": moved}
+
+    def final(state: Tree, clock: Clock) -> Tree:
+        loc, _ = proper(state["q"])
+        params = normal_params(loc, state["q"]["precision"])
+        return {
+            "params": params
+            if full
+            else {name: params[name] for name in ("_shared.loc", "_shared.scale")}
+        }
+
+    middle = marginal.shared.start[None].detach()
+    begin = factor_of_prior(middle)
+    with torch.no_grad():
+        ones = torch.ones(len(begin["shift"]))
+        precision, raised = positive(begin["precision"], 1e-3 * ones, fold=True)
+    # a prior that does not curve down at its centre starts with the nearest precision that does
+    if bool(raised > 0.0) or not bool(torch.allclose(precision, begin["precision"])):
+        begin = {
+            "shift": precision @ middle[0],
+            "precision": precision,
+        }
+    return Server(
+        state={"q": begin, "prior": begin, "moved": torch.tensor(torch.inf)},
+        update=update,
+        down=down,
+        final=final,
+        logged=lambda state: {"moved": float(state["moved"])},
+    )
+
+
+def shaped(precision: Tensor, full: bool) -> Tensor:
+    """Return a precision (K, K), or its diagonal alone."""
+    return precision if full else precision.diagonal(dim1=-2, dim2=-1).diag_embed()
+
+
+def proper(q: Tree) -> tuple[Tensor, Tensor]:
+    """Return the mean (K,) and the Cholesky factor of the covariance (K, K) of a Gaussian in natural params.
+
+    Raises:
+        ValueError: the precision is not positive definite.
+    """
+    smallest = float(torch.linalg.eigvalsh(q["precision"])[0])
+    if not smallest > 0.0:
+        raise ValueError(
+            f"the product of the clients' factors is not a distribution (its precision has an "
+            f"eigenvalue {smallest:.3g}): lower "
+            f"damping, or leave it at None, 1 / N"
+        )
+    return torch.linalg.solve(q["precision"], q["shift"]), tril_of(q["precision"])

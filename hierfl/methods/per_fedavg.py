@@ -1,0 +1,164 @@
+"""Per-FedAvg: a common starting point from which one gradient step on a client's rows fits that client.
+
+    minimise sum_k f_k(theta - a grad f_k(theta))
+
+    client:  w <- theta;  for every three mini-batches D, D', D'':
+             g <- grad f(w - a grad f(w; D); D')
+             w <- w - b g                                                                first order
+             w <- w - b (g - a [grad f(w + d g; D'') - grad f(w - d g; D'')] / (2 d))    Hessian-free
+             w <- w - b (I - a Hess f(w; D'')) g                                         full
+             serves theta - a grad f_k(theta), over all its rows
+    server:  theta <- sum_k (n_k / n) w_k
+
+Source: Fallah, Mokhtari and Ozdaglar 2020, arXiv:2002.07948, Algorithm 1 and Section 5. Differences: means are
+weighted by rows, as in `fedavg`, and the step before a prediction takes all training rows. No part is Bayesian:
+one step from theta is a MAP estimate that stops early, under a Normal prior about theta only where the model is
+linear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
+from hierfl.data.batch import ClientBatch, parts
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
+from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.common_params import common_params
+from hierfl.methods.fine_tuned import fine_tuned
+from hierfl.optimisers import SGD
+from hierfl.program.program import Program
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
+
+Meta = Literal["first", "hessian-free", "full"]
+BATCHES = {"first": 2, "hessian-free": 3, "full": 3}  # independent mini-batches of a step
+
+
+@recorded
+def per_fedavg(
+    model: Model,
+    *,
+    inner_lr: float = 0.01,
+    lr: float = 0.01,
+    meta: Meta = "first",
+    difference: float = 1e-3,
+    steps: int = 20,
+    batch_size: int | None = 20,
+) -> Method:
+    """Return Per-FedAvg of a program whose params are all global, such as `hierfl.models.network`.
+
+    A client is served one step from the params that its last round began with. `fit.personalise(rows,
+    rounds=1)` takes the step from the last ones, for these clients or new ones.
+
+    Args:
+        model: as in `fedavg`.
+        inner_lr: a, step size of the step that fits a client, 0 or more; 0: FedAvg. Defaults of inner_lr, lr
+            and meta, of steps and batch_size: PRIOR's, arXiv:2310.09183, appendix C (FedABML takes 1e-4 and
+            "hessian-free").
+        lr: b, step size of theta, > 0.
+        meta: "first", "hessian-free" or "full": how the derivative of the step is treated. "first" leaves it
+            out, and finds another optimum than the other two.
+        difference: d of "hessian-free", > 0. Default: hierfl's own choice; any d is exact for a quadratic loss.
+        steps: meta-steps of a round.
+        batch_size: rows of each of a step's independent mini-batches, two of "first" and three of the others.
+            Where a client has too few, they share rows. None: all rows, in each.
+
+    Raises:
+        ValueError: `inner_lr` is negative, `lr` or `difference` is not above 0, or `meta` is none of the three.
+        ProgramError: (at fit) the model has latent sites or local params.
+    """
+    if meta not in BATCHES:
+        raise ValueError(f"meta is {meta!r}: it must be 'first', 'hessian-free' or 'full'")
+    if not (inner_lr >= 0.0 and lr > 0.0 and difference > 0.0):
+        raise ValueError(
+            f"inner_lr is {inner_lr}, lr {lr} and difference {difference}: inner_lr must be 0 or more, "
+            f"and the others above 0"
+        )
+
+    def client(program: Program) -> Client:
+        common_params(program, "per_fedavg")
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            batches = (
+                (batch,) * 3 if batch_size is None else parts(batch, batch_size, BATCHES[meta])
+            )
+            gradient, value = _meta_gradient(
+                program, work["w"], batches, inner_lr, meta, difference
+            )
+            return {"w": tree_map(lambda w, g: w - lr * g, work["w"], gradient), "loss": value}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            return {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}, own
+
+        together = None if batch_size is None else BATCHES[meta] * batch_size
+        phase = Phase(move, steps, batch_size=together, nested=meta == "full")
+        return Client(
+            own={},
+            start=lambda message, own: {"w": message, "loss": torch.zeros(())},
+            phases=(phase,),
+            finish=finish,
+            adapt=(),
+        )
+
+    def server(program: Program) -> Server:
+        return averaging_server(common_params(program, "per_fedavg"))
+
+    plain = Method("per_fedavg", model, delta, client, server)
+    served = fine_tuned(
+        plain,
+        steps=1,
+        unit="step",
+        batch_size=None,
+        optimiser=SGD(inner_lr),
+        when="every round",
+    )
+    return replace(served, name="per_fedavg")
+
+
+def _meta_gradient(
+    program: Program,
+    w: Tree,
+    batches: tuple[ClientBatch, ...],
+    inner_lr: float,
+    meta: Meta,
+    difference: float,
+) -> tuple[Tree, Tensor]:
+    """Return the gradient in w of f(w - a grad f(w; D); D'), and f there.
+
+    Args:
+        program: the program.
+        w: its params.
+        batches: D, D' and, but for "first", D''.
+        inner_lr: a.
+        meta: how the derivative of the inner step is treated.
+        difference: d.
+    """
+
+    def gradient_at(at: Tree, batch: ClientBatch) -> Tree:
+        return slope(lambda p: program.mean_loss(p, batch), at)[0]
+
+    inner = tree_map(lambda p, g: p - inner_lr * g, w, gradient_at(w, batches[0]))
+    g, value = slope(lambda p: program.mean_loss(p, batches[1]), inner)
+    if meta == "first":
+        return g, value
+    if meta == "full":
+
+        def along(at: Tree) -> Tensor:
+            products = tree_map(lambda a, b: (a * b).sum(), gradient_at(at, batches[2]), g)
+            return sum(tree_leaves(products), torch.zeros(()))
+
+        curved = grad(along)(w)
+    else:
+        either = [
+            gradient_at(tree_map(lambda p, v, by=by: p + by * v, w, g), batches[2])
+            for by in (difference, -difference)
+        ]
+        curved = scaled(sub(*either), 0.5 / difference)
+    return tree_map(lambda a, b: a - inner_lr * b, g, curved), value

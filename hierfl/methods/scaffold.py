@@ -1,0 +1,163 @@
+"""SCAFFOLD: FedAvg whose clients correct each step for the difference between their own gradient and the mean one.
+
+    client:  w <- theta;  for every mini-batch:  w <- w - lr (grad nll(w) - c_k + c)
+             c_k' <- grad nll(theta) over all rows                   option I
+             c_k' <- c_k - c + (theta - w) / (K lr)                  option II, K the steps taken
+    server:  theta <- theta + server_lr mean_k (w_k - theta),   c <- c + (S / N) mean_k (c_k' - c_k) over S of N clients
+
+Source: Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1. Difference: both means may be weighted by rows. With
+one weight for w and another for c, c would decide the optimum, so there is one option for both. No part is
+Bayesian: the params have a flat prior and a point estimate. A correction is a factor of the client's likelihood
+that is linear in w; it has no density, so that only a finite number of steps makes sense of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree, add, scaled, sub, tree_map, zeros_like
+from hierfl.data.batch import ClientBatch
+from hierfl.guides.delta import delta
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Step, Up, slope
+from hierfl.methods.common_params import common_params
+from hierfl.program.program import Program
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Model
+
+WEIGHTS, OPTIONS = ("uniform", "rows"), ("I", "II")
+
+
+@recorded
+def scaffold(
+    model: Model,
+    *,
+    lr: float = 0.01,
+    server_lr: float = 1.0,
+    option: Literal["I", "II"] = "II",
+    weights: Literal["uniform", "rows"] = "uniform",
+    steps: int = 20,
+    unit: Literal["step", "epoch"] = "step",
+    batch_size: int | None = 20,
+) -> Method:
+    """Return SCAFFOLD of a program whose params are all global, such as `hierfl.models.network`.
+
+    Args:
+        model: as in `fedavg`.
+        lr: step size of the client, > 0. Plain gradient descent: option II holds for no other optimiser.
+            Defaults of lr, steps and batch_size: those of `fedavg`, as the paper tunes lr.
+        server_lr: eta_g, factor of the server's step, 0 or more. Default 1: the paper's experiments.
+        option: "I": the correction is the gradient at the server's params, one more pass over all rows.
+            "II", the default: the mean gradient along the client's steps, at no cost; the paper's experiments.
+        weights: of both means. "uniform", the default: the paper's. "rows": by rows, as in `fedavg`. It
+            decides the optimum: that of the mean of the clients' losses, or of all rows pooled.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        ValueError: `lr` is not above 0, `server_lr` is negative, `option` is neither "I" nor "II", or `weights`
+            is neither "uniform" nor "rows".
+        ProgramError: (at fit) the model has latent sites or local params.
+    """
+    if not lr > 0.0 or not server_lr >= 0.0:
+        raise ValueError(
+            f"lr is {lr} and server_lr is {server_lr}: lr must be above 0, and server_lr 0 or more"
+        )
+    if option not in OPTIONS:
+        raise ValueError(f"option is {option!r}: it must be 'I' or 'II'")
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights is {weights!r}: it must be 'uniform' or 'rows'")
+
+    def client(program: Program) -> Client:
+        plan = partial(Phase, count=steps, unit=unit, batch_size=batch_size)
+        return _client(program, lr, option, weights, plan)
+
+    def server(program: Program) -> Server:
+        return _server(program, server_lr)
+
+    return Method("scaffold", model, delta, client, server)
+
+
+def _client(
+    program: Program, lr: float, option: str, weights: str, plan: Callable[[Step], Phase]
+) -> Client:
+    zero = zeros_like(common_params(program, "scaffold"))
+
+    def start(message: Tree, own: Tree) -> Tree:
+        correction = sub(message["c"], own["c"])
+        none = torch.zeros(())
+        first = {"at_theta": zero} if option == "I" else {}
+        work = {"w": message["theta"], "correction": correction, "taken": none, "loss": none}
+        return {**work, **first}
+
+    def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        gradient, value = slope(lambda w: program.mean_loss(w, batch), work["w"])
+        w = tree_map(lambda w, g, c: w - lr * (g + c), work["w"], gradient, work["correction"])
+        return {**work, "w": w, "taken": work["taken"] + 1.0, "loss": value}
+
+    def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        gradient, _ = slope(lambda w: program.mean_loss(w, batch), message["theta"])
+        return {**work, "at_theta": gradient}
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        weight = rows if weights == "rows" else torch.ones_like(rows)
+        moved = sub(work["w"], message["theta"])
+        if option == "I":
+            c = work["at_theta"]
+        else:  # a client that took no step has nothing to tell of its gradient
+            by = torch.where(work["taken"] > 0.0, 1.0 / (lr * work["taken"].clamp(min=1.0)), 0.0)
+            mean = tree_map(lambda a, d: -a - by * d, work["correction"], moved)
+            c = tree_map(lambda new, old: torch.where(by > 0.0, new, old), mean, own["c"])
+        new = 1.0 - own["seen"]
+        up = {
+            "moved": Share(moved, weight),
+            "corrected": Share(scaled(sub(c, own["c"]), weight)),
+            "joined": Share({"clients": new, "weight": new * weight}),
+            "loss": Share(work["loss"], weight),
+        }
+        return up, {"c": c, "seen": torch.ones(())}
+
+    # the steps come first: in phase 0 their mini-batches are those of fedavg
+    steps = plan(move)
+    return Client(
+        own={"c": zero, "seen": torch.zeros(())},
+        start=start,
+        phases=(steps, Phase(look)) if option == "I" else (steps,),
+        finish=finish,
+        params=lambda message, own: message["theta"],
+        adapt=(),
+    )
+
+
+def _server(program: Program, server_lr: float) -> Server:
+    """Return the server: theta, the clients' weighted sum of c_k, and how many clients, and weights, it is of.
+
+    The weight of all N clients is known once each has been in a round; until then it is N times the mean weight
+    of those that have.
+    """
+    theta = common_params(program, "scaffold")
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        moved = tree_map(lambda t, d: t + server_lr * d, state["theta"], means["moved"])
+        return {
+            "theta": moved,
+            "sum": add(state["sum"], scaled(means["corrected"], clock.clients)),
+            "joined": add(state["joined"], scaled(means["joined"], clock.clients)),
+        }
+
+    def down(state: Tree, clock: Clock) -> Tree:
+        count = state["joined"]["clients"]
+        whole = program.num_clients * state["joined"]["weight"] / count.clamp(min=1.0)
+        return {
+            "theta": state["theta"],
+            "c": scaled(state["sum"], torch.where(count > 0.0, 1.0 / whole, 0.0)),
+        }
+
+    joined = {"clients": torch.zeros(()), "weight": torch.zeros(())}
+    start = {"theta": theta, "sum": zeros_like(theta), "joined": joined}
+    return Server(start, update, down=down, relaxed=lambda beta: _server(program, beta * server_lr))

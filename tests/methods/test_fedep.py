@@ -1,0 +1,171 @@
+"""FedEP: exact where all is Gaussian, sqrt(60) with diagonal factors, SEP with and without its prior, and moments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.methods import fedep, pvi
+from hierfl.methods.fedep import wide_points
+from hierfl.methods.natural_factors import no_factor
+from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, in_turn, line
+from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_gaussian_models_are_exact_with_any_split(by_row: bool, shared: bool) -> None:
+    method = fedep(line, damping=1.0, shared_factor=shared)
+    loc, precision = gaussian(fit(method, e1(by_row=by_row), rounds=1))
+    close(loc, MEAN)
+    close(precision, PRECISION)
+
+
+@pytest.mark.parametrize("counts", [(16,), (8, 8), (5, 3, 7, 1), (1,) * 5])
+def test_damped_rounds_reach_the_pooled_posterior(counts: tuple[int, ...]) -> None:
+    data = federation(counts)
+    loc, precision = gaussian(fit(fedep(line, damping=0.5), data, rounds=25))
+    x, y = data.fields["x"], data.fields["y"]
+    close(precision, torch.eye(2) + x.T @ x, 1e-4)
+    close(loc, torch.linalg.solve(torch.eye(2) + x.T @ x, x.T @ y), 1e-4)
+
+
+def test_a_sequential_pass_is_exact() -> None:
+    method = fedep(line, damping=1.0)
+    loc, precision = gaussian(fit(method, e1(), rounds=3, cohort=1, seed=in_turn(3)))
+    close(loc, MEAN)
+    close(precision, PRECISION)
+
+
+def test_diagonal_factors_tell_moments_from_reverse_kl() -> None:
+    """EP's fixed point on E1 is sqrt(60) twice, VI's is 8, and the true marginal precision 7.5."""
+    kept = {"factors": "diagonal", "damping": 0.5}
+    loc, precision = gaussian(fit(fedep(line, **kept), e1(), rounds=50))  # type: ignore[arg-type]
+    close(loc, MEAN, 1e-6)
+    close(precision, 60.0**0.5 * torch.eye(2), 1e-6)
+    _, other = gaussian(fit(pvi(line, **kept, steps=1), e1(), rounds=30))  # type: ignore[arg-type]
+    close(other, 8.0 * torch.eye(2), 1e-5)
+
+
+def test_with_full_factors_a_gaussian_round_is_pvis() -> None:
+    for damping, rounds in ((1.0, 1), (None, 3)):
+        ours, theirs = (
+            fit(method(line, damping=damping), e1(), rounds=rounds).progress.server["q"]
+            for method in (fedep, pvi)
+        )
+        for name, value in theirs.items():
+            close(ours[name], value, 1e-10)
+
+
+def test_sep_without_its_correction_has_lost_the_prior() -> None:
+    method = fedep(line, shared_factor=True, lost_prior=True, damping=1.0)
+    loc, precision = gaussian(fit(method, e1(), rounds=40))
+    close(loc, (0.822222, 0.622222), 1e-6)
+    close(precision, PRECISION - torch.eye(2), 1e-6)
+    kept = fit(fedep(line, shared_factor=True), e1(), rounds=60)
+    loc, precision = gaussian(kept)
+    close(loc, MEAN, 1e-6)
+    close(precision, PRECISION, 1e-6)
+    assert not torch.utils._pytree.tree_leaves(kept.progress.table), "clients keep nothing"
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("factors", ["full", "diagonal"])
+def test_hierarchies_are_exact_after_one_visit(engine: Any, factors: Any) -> None:
+    method = fedep(means, damping=1.0, factors=factors)
+    loc, precision = gaussian(fit(method, three(), rounds=1, engine=engine))
+    close(loc, [1.8461538461538463])
+    close(precision, [[1 / 0.46153846153846156]])
+
+
+def test_correlated_hierarchies() -> None:
+    data, known = federation(), exact(federation(), "slopes")
+    loc, precision = gaussian(fit(fedep(slopes, damping=1.0), data, rounds=1))
+    close(loc, known.loc)
+    close(precision, torch.linalg.inv(known.cov))
+
+
+def skewed(batch: ClientBatch) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.5))
+    with batch.clients(), batch.data():
+        pyro.sample("ill", dist.Bernoulli(logits=3.0 * w - 1.0), obs=batch.ill)
+
+
+def test_one_client_has_the_moments_of_its_posterior() -> None:
+    """Of a skewed posterior of one number, against sums over a grid; Laplace's mean and variance are far off."""
+    data = federation((4,))
+    ill = data.fields["ill"]
+    grid = torch.linspace(-9.0, 9.0, 20001)
+    density = dist.Normal(0.0, 1.5).log_prob(grid)
+    density = density + dist.Bernoulli(logits=3.0 * grid[:, None] - 1.0).log_prob(ill).sum(1)
+    weights = density.softmax(0)
+    mean = float(weights @ grid)
+    variance = float(weights @ (grid - mean).square())
+    loc, precision = gaussian(fit(fedep(skewed, damping=1.0, points=512), data, rounds=1))
+    assert float(loc) == pytest.approx(mean, abs=0.01 * variance**0.5)
+    assert float(1.0 / precision) == pytest.approx(variance, rel=0.02)
+    other, its = gaussian(fit(pvi(skewed, damping=1.0, points=64), data, rounds=3))
+    assert abs(float(other) - mean) + abs(float(1.0 / its) - variance) > 0.05
+
+
+@pytest.mark.parametrize("damping", [None, 0.7])
+def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
+    fitted = fit(
+        fedep(logistic, damping=damping, points=32, steps=3), federation(), rounds=2, seed=2
+    )
+    state, factors = fitted.progress.server, fitted.progress.table["factor"]
+    for name in ("shift", "precision"):
+        rest = state["q"][name] - state["prior"][name] - factors[name].sum(0)
+        close(rest, torch.zeros(()), 1e-10)
+    assert 0.25 < fitted.history["effective"].iloc[-1] <= 1.0
+
+
+@pytest.mark.parametrize("way", [{"engine": "sequential"}, {"chunk": 2}])
+def test_engines_and_the_order_of_clients_are_irrelevant(way: dict[str, Any]) -> None:
+    data, method = federation((5, 3, 7, 1)), fedep(logistic, points=8, steps=2)
+    one = fit(method, data, rounds=2, seed=3).progress.server["q"]
+    back = data.select(data.names[::-1])
+    other = fit(method, back, rounds=2, seed=3, **way).progress.server["q"]
+    for name, value in one.items():
+        close(other[name], value, 1e-10)
+
+
+def test_with_too_few_points_a_client_sends_its_laplace_approximation() -> None:
+    """One point of four bears nearly all weight; a covariance of one point would be 0."""
+    method = fedep(slopes, damping=1.0, points=2)
+    client = fit(method, federation(), rounds=1).federation.client
+    work = client.start({**no_factor(2), "precision": torch.eye(2)}, client.own)
+    moments = client.phases[1].step
+    far = {**work, "at": {"shift": torch.zeros(2), "precision": 1e-8 * torch.eye(2)}}
+    found = moments(far, {}, full_batch(federation(), torch.tensor([0])))
+    assert float(found["effective"]) * 8 < 4
+    close(found["q"]["precision"], far["at"]["precision"], 1e-12)
+
+
+@pytest.mark.parametrize(("count", "size"), [(2, 3), (64, 5), (16, 1)])
+def test_points_have_the_moments_of_a_standard_normal(count: int, size: int) -> None:
+    points, log_weights = wide_points(count, size, 1)
+    weights = log_weights.exp()
+    assert len(points) == max(count, 4 * size)
+    close(weights @ points, torch.zeros(size), 1e-12)
+    close((weights[:, None] * points).T @ points, torch.eye(size), 1e-12)
+    assert float(1.0 / weights.square().sum() / len(points)) > 0.25
+
+
+def test_refused() -> None:
+    for wrong, text in (
+        ({"damping": 1.5}, r"damping is 1\.5"),
+        ({"points": 3}, "even"),
+        ({"steps": 0}, "1 or more"),
+        ({"lost_prior": True}, "shared_factor False"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            fedep(line, **wrong)
+    with pytest.raises(hierfl.ProgramError, match="the global sites have 4 numbers"):
+        fit(fedep(regression, limit=3), federation(), rounds=1)

@@ -1,0 +1,209 @@
+"""FedPA: the one vector of a product of Gaussians, exact answers for linear models, and its reduction to FedAvg."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import models
+from hierfl.data.batch import ClientBatch
+from hierfl.engine.minibatches import row_plan
+from hierfl.method import Phase
+from hierfl.methods import fedavg, fedpa
+from hierfl.methods.fedpa import product_gradient
+from hierfl.optimisers import SGD
+from hierfl.program.program import ProgramError
+from tests.methods.quadratics import START, B, H, P, at, clients, stationary
+from tests.programs import federation, fit, regression
+
+DRAWS = torch.tensor([[1.0, 0, 2], [0, 1, 1], [2, 1, 0], [1, -1, 1]], dtype=torch.float64)
+AT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("rho", "published"),
+    [
+        (0.0, (0.0, 1.75, 2.0)),
+        (0.4, (0.6977346278, 2.4313915858, 3.1398058252)),
+        (1.0, (37 / 27, 80 / 27, 111 / 27)),
+    ],
+)
+def test_the_oracle_of_four_draws(rho: float, published: tuple[float, ...]) -> None:
+    assert product_gradient(AT, DRAWS, rho).tolist() == pytest.approx(published, abs=1e-10)
+
+
+def dense(theta: Tensor, draws: Tensor, rho: float) -> Tensor:
+    r = 1.0 / (1.0 + (len(draws) - 1) * rho)
+    covariance = r * torch.eye(len(theta)) + (1.0 - r) * torch.cov(draws.T)
+    return torch.linalg.solve(covariance, theta - draws.mean(0))
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.01, 0.5, 10.0])
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_it_equals_the_dense_solve(rho: float, count: int) -> None:
+    g = torch.Generator().manual_seed(count)
+    draws, theta = torch.randn(count, 200, generator=g), torch.randn(200, generator=g)
+    found = product_gradient(theta, draws, rho)
+    assert torch.allclose(found, dense(theta, draws, rho), atol=1e-9, rtol=0.0)
+    assert torch.equal(product_gradient(theta, draws[:1], rho), theta - draws[0])
+
+
+def line(batch: ClientBatch) -> None:
+    w = pyro.param("w", torch.zeros(2))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize("counts", [(16,), (8, 8), (5, 3, 7, 1), (1,) * 5, (12, 1, 1, 2)])
+def test_gaussian_models_are_exact_with_any_split(counts: tuple[int, ...]) -> None:
+    data = federation(counts)
+    method = fedpa(line, posterior="laplace", server_optimiser=SGD(0.7), newton_steps=2)
+    found = fit(method, data, rounds=120).message["theta"]["w"]
+    x, y = data.fields["x"], data.fields["y"]
+    pooled = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    assert torch.allclose(found, pooled, atol=1e-8, rtol=0.0)
+
+
+def test_it_reaches_the_pooled_optimum_where_fedavg_does_not() -> None:
+    best = stationary(P[:, None, None] * H)
+    method = fedpa(at(START), posterior="laplace", server_optimiser=SGD(0.3, momentum=0.5))
+    assert torch.allclose(fit(method, clients(), rounds=80).message["theta"]["theta"], best)
+    plain = fedavg(at(START), optimiser=SGD(0.1), steps=5, batch_size=None)
+    assert not torch.allclose(
+        fit(plain, clients(), rounds=80).message["theta"], best, atol=0.02, rtol=0.0
+    )
+
+
+def test_a_client_far_from_quadratic_is_a_gaussian_at_its_mode() -> None:
+    def logistic(batch: ClientBatch) -> None:
+        w = pyro.param("w", torch.tensor([2.0, -2.0]))
+        with batch.clients(), batch.data():
+            pyro.sample("ill", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.ill)
+
+    data = federation((60,))
+    method = fedpa(logistic, posterior="laplace", server_optimiser=SGD(1.0))
+    fitted = fit(method, data, rounds=1)
+    moved = torch.tensor([2.0, -2.0]) - fitted.message["theta"]["w"]
+    w, x, y = torch.zeros(2), data.fields["x"], data.fields["ill"]
+    for _ in range(30):
+        p = (x @ w).sigmoid()
+        hessian = (x * (p * (1 - p))[:, None]).T @ x / 60
+        w = w - torch.linalg.solve(hessian, x.T @ (p - y) / 60)
+    assert torch.allclose(moved, hessian @ (torch.tensor([2.0, -2.0]) - w), atol=1e-8)
+
+
+def net() -> Any:
+    torch.manual_seed(2)
+    return models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_first_rounds_are_fedavg(batch_size: int | None, momentum: float) -> None:
+    data, optimiser = federation((5, 3, 7)), SGD(0.03, momentum)
+    method = fedpa(
+        net(),
+        epochs=3,
+        batch_size=batch_size,
+        optimiser=optimiser,
+        server_optimiser=SGD(1.0),
+        averaging_rounds=3,
+    )
+    plain = fedavg(net(), optimiser=optimiser, steps=3, unit="epoch", batch_size=batch_size)
+    ours, theirs = fit(method, data, rounds=3), fit(plain, data, rounds=3)
+    for name, value in theirs.message.items():
+        assert torch.allclose(ours.message["theta"][name], value, atol=1e-10, rtol=0.0)
+
+
+def test_with_one_draw_of_one_step_it_is_fedavg() -> None:
+    """A pass is then one step, so that the mean of its iterates is the last of them."""
+    method = fedpa(
+        net(),
+        epochs=4,
+        burn_in=3,
+        rho=5.0,
+        batch_size=None,
+        optimiser=SGD(0.05),
+        server_optimiser=SGD(1.0),
+        averaging_rounds=0,
+    )
+    plain = fedavg(net(), optimiser=SGD(0.05), steps=4, batch_size=None)
+    ours, theirs = (fit(m, federation((5, 3, 7)), rounds=3) for m in (method, plain))
+    for name, value in theirs.message.items():
+        assert torch.allclose(ours.message["theta"][name], value, atol=1e-10, rtol=0.0)
+
+
+def test_a_draw_is_the_mean_of_a_pass() -> None:
+    lr, rho = 0.1, 0.7
+    method = fedpa(
+        at(START),
+        epochs=5,
+        burn_in=2,
+        rho=rho,
+        batch_size=None,
+        optimiser=SGD(lr),
+        server_optimiser=SGD(1.0),
+        averaging_rounds=0,
+    )
+    found = fit(method, clients(), rounds=1).message["theta"]["theta"]
+    wanted = START.clone()
+    for k in range(3):
+        w, draws = START, []
+        for _ in range(5):
+            w = w - lr * H[k] @ (w - B[k])
+            draws.append(w)
+        wanted = wanted - P[k] * dense(START, torch.stack(draws[2:]), rho)
+    assert torch.allclose(found, wanted, atol=1e-12)
+
+
+def test_when_draws_begin() -> None:
+    server = fit(fedpa(at(START), epochs=2), clients(), rounds=1).federation.server
+    flags = [float(server.down(server.state, hierfl.Clock(r, 15))["averaging"]) for r in range(6)]
+    assert flags == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0], "4 of 15"
+
+
+def test_refused() -> None:
+    for wrong, text in (
+        ({"posterior": "exact"}, "posterior is 'exact'"),
+        ({"burn_in": 5}, "burn_in is 5: it must be 0 or more, and below epochs, 5"),
+        ({"rho": -0.1}, "rho is -0.1"),
+        ({"newton_steps": 0}, "newton_steps is 0"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            fedpa(at(START), **wrong)
+    with pytest.raises(ProgramError, match="fedpa fits global params only"):
+        fit(fedpa(regression), federation(), rounds=1)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 300), torch.nn.Linear(300, 1))
+    wide = models.network(module, likelihood=models.likelihood.normal(1.0))
+    with pytest.raises(ProgramError, match=r"1201 params, and posterior='laplace' takes 1000"):
+        fit(fedpa(wide, posterior="laplace"), federation(), rounds=1)
+
+
+def test_draws_of_mini_batches() -> None:
+    """Clients with 5 and 1 rows have passes of 3 and 1 mini-batches; each draw is a mean over one pass."""
+    data = federation((5, 1))
+    lr = 0.1
+    options: dict[str, Any] = {"batch_size": 2, "server_optimiser": SGD(1.0), "averaging_rounds": 0}
+    method = fedpa(line, epochs=2, burn_in=1, optimiser=SGD(lr), **options)
+    found = fit(method, data, rounds=1, seed=1).message["theta"]["w"]
+    phase = Phase(lambda work, message, batch: work, 2, "epoch", 2)
+    index, inside, active = row_plan(data, torch.arange(2), phase, seed=1, at=(0, 0))
+    wanted = torch.zeros(2)
+    for k, (rows, passes) in enumerate(((5, 3), (1, 1))):
+        w, iterates = torch.zeros(2), []
+        for t in range(len(index)):
+            if not active[t, k]:
+                continue
+            chosen = index[t, k][inside[t, k]]
+            x, y = data.fields["x"][chosen], data.fields["y"][chosen]
+            w = w - lr * x.T @ (x @ w - y) / len(y)
+            iterates.append(w)
+        assert len(iterates) == 2 * passes
+        wanted = wanted + rows / 6 * torch.stack(iterates[passes:]).mean(0)
+    assert torch.allclose(found, wanted, atol=1e-12)

@@ -1,0 +1,247 @@
+"""FedPop: the law of its chain, Fisher's identity, its fixed point, its reduction to fedsvi, and NUTS on radon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl import guides
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.engine.chunks import client_round
+from hierfl.engine.federation import federate
+from hierfl.engine.rounds import begin
+from hierfl.method import Clock
+from hierfl.methods import fedpop, fedsvi
+from hierfl.optimisers import SGD
+from hierfl.program.program import ProgramError
+from tests.programs import federation, fit, regression, three
+
+MANY = 4000
+
+
+def alike(count: int = MANY, y: float = 1.5) -> ClientData:
+    """Return many clients with the same single row."""
+    return ClientData.from_arrays(torch.arange(count), y=torch.full((count,), y))
+
+
+def mean_known(precision: float) -> Any:
+    """Return a model with prior precision 1, whose posterior has the given precision and mean 1.5 (1 - 1 / P)."""
+
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(z, (precision - 1.0) ** -0.5), obs=batch.y)
+
+    return model
+
+
+@pytest.mark.parametrize(("lr", "steps", "variance"), [(0.1, 40, 0.3125), (0.01, 150, 0.2551)])
+def test_the_chain_has_the_variance_of_an_uncorrected_one(
+    lr: float, steps: int, variance: float
+) -> None:
+    assert variance == pytest.approx(1.0 / (4.0 * (1.0 - lr * 2.0)), abs=1e-4)
+    method = fedpop(mean_known(4.0), lr=lr, steps=steps, burn_in=steps - 1, kept=1)
+    z = fit(method, alike(), rounds=1).progress.table["z"][:, 0]
+    assert float(z.var()) == pytest.approx(variance, rel=4.0 * (2.0 / MANY) ** 0.5)
+    assert float(z.mean()) == pytest.approx(1.5 * 0.75, abs=4.0 * (variance / MANY) ** 0.5)
+
+
+def test_a_new_chain_starts_at_a_draw_of_the_prior() -> None:
+    method = fedpop(mean_known(1.0 + 1e-12), lr=1e-9, steps=1, burn_in=0, kept=500)
+    z = fit(method, alike(), rounds=1).progress.table["z"][:, 0]
+    assert float(z.mean()) == pytest.approx(0.0, abs=0.15)
+    assert float(z.std()) == pytest.approx(1.0, abs=0.15)
+    assert len(z.unique()) > 400
+
+
+def learned_mean(batch: ClientBatch) -> None:
+    m = pyro.param("m", torch.tensor(0.2))
+    with batch.clients():
+        z = pyro.sample("z", dist.Normal(m, 0.7**0.5))
+        with batch.data():
+            pyro.sample("y", dist.Normal(z, 0.5**0.5), obs=batch.y)
+
+
+def test_fishers_identity() -> None:
+    """The mean gradient over draws is that of the log evidence: 1.0833333 = (1.5 - 0.2) / (0.7 + 1 / 2)."""
+    method = fedpop(learned_mean, lr=0.05, steps=80, burn_in=40, server_optimiser=SGD(1.0 / MANY))
+    moved = float(fit(method, alike(), rounds=1).message["m"]) - 0.2
+    assert moved == pytest.approx(1.0833333, abs=0.02)
+
+
+def hierarchy(batch: ClientBatch) -> None:
+    """E2 of methods_bayesian.md; the mode of g's marginal posterior is its mean, 1.846154."""
+    g = pyro.sample("g", dist.Normal(0.0, 2.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(g, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
+    """Without noise z is at its conditional mean, whose plug-in gradient is, for Gaussians, that of the evidence."""
+    method = fedpop(
+        hierarchy, lr=0.2, steps=30, burn_in=29, temperature=0.0, server_optimiser=SGD(0.3)
+    )
+    fitted = fit(method, three(), rounds=60)
+    assert float(fitted.message["g.at"]) == pytest.approx(1.846154, abs=1e-6)
+    z = fitted.progress.table["z"][:, 0]
+    assert z.tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-5)
+
+
+def test_predictions_are_of_the_kept_draws() -> None:
+    method = fedpop(hierarchy, lr=0.05, steps=60, burn_in=10, kept=400, server_optimiser=SGD(0.05))
+    fitted = fit(method, three(), rounds=40, seed=1)
+    own = fitted.draws(400).own["b"]
+    points = fitted.progress.table["points"][..., 0]
+    assert torch.allclose(own.flatten(1).sort(0).values, points.T.sort(0).values)
+    g = float(fitted.message["g.at"])
+    assert g == pytest.approx(1.846154, abs=0.3)
+    for k, (rows, total) in enumerate(((2, 3.0), (1, 0.0), (3, 12.0))):
+        given, precision = (total + g) / (1 + rows), 1.0 + rows
+        biased = 1.0 / (precision * (1.0 - 0.05 * precision / 2.0))
+        assert float(own[:, k].mean()) == pytest.approx(given, abs=0.3)
+        assert float(own[:, k].var()) == pytest.approx(biased, rel=0.6)
+
+
+def test_the_kept_draws_are_the_last_ones() -> None:
+    options: dict[str, Any] = {"lr": 0.05, "steps": 5, "burn_in": 2, "kept": 7}
+    one, two = (
+        fit(fedpop(hierarchy, **options), three(), rounds=r).progress.table["points"][..., 0]
+        for r in (1, 2)
+    )
+    assert torch.equal(one[:, :4], one[:, 3:]), (
+        "three draws of the first round fill the seven places"
+    )
+    assert torch.equal(two[:, :4], one[:, 3:]) and not torch.equal(two[:, 4:], one[:, 4:])
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+def test_one_step_without_noise_is_fedsvi_with_points(engine: Any) -> None:
+    """From the same z: a step on it, and the gradient in what is common, both before the step."""
+    data, lr = federation(), 0.01
+    pop = fedpop(
+        regression, lr=lr, steps=1, burn_in=0, temperature=0.0, kept=1, server_optimiser=SGD(lr)
+    )
+    svi = fedsvi(
+        regression,
+        guides.delta,
+        optimiser=SGD(lr),
+        local_optimiser=SGD(lr),
+        schedule="constant",
+        average=0.0,
+    )
+    z = torch.linspace(-1.0, 1.0, 8).view(4, 2)
+    found = []
+    for method in (pop, svi):
+        run = federate(method, data, engine=engine)
+        state = begin(run)
+        down = run.server.down(state.server, Clock(0, 1))
+        if method is pop:
+            own: Any = {"z": z, "points": z[:, None], "seen": torch.ones(4)}
+        else:
+            mine = {"slope.at": z.view(4, 1, 1, 2)}
+            own = {**state.table, "params": mine, "mean": mine}
+        up, kept = client_round(run, run.client.phases, down, own, torch.arange(4), 0)
+        moved = kept["z"] if method is pop else kept["params"]["slope.at"].view(4, 2)
+        mean = {n: v.mean(0) for n, v in up["gradient"].value.items()}
+        found.append(
+            (
+                moved,
+                run.server.update(state.server, {"gradient": mean}, Clock(0, 1, 4)),
+            )
+        )
+    (z_pop, pop_state), (z_svi, svi_state) = found
+    assert torch.allclose(z_pop, z_svi, atol=1e-10, rtol=0.0)
+    for name, value in svi_state["params"].items():
+        assert torch.allclose(pop_state["theta"][name], value, atol=1e-10, rtol=0.0), name
+
+
+def test_new_clients_run_a_chain_and_leave_theta() -> None:
+    fitted = fit(fedpop(hierarchy, lr=0.02, steps=40, burn_in=10, kept=300), three(), rounds=3)
+    rows = ClientData.from_clients({"new": {"y": [8.0] * 20}})
+    new = fitted.personalise(rows, rounds=10)
+    assert torch.equal(new.message["g.at"], fitted.message["g.at"])
+    g = float(fitted.message["g.at"])
+    assert float(new.draws(300).own["b"].mean()) == pytest.approx((160 + g) / 21, abs=0.15)
+    before = fitted.personalise(rows, rounds=0).draws(300).own["b"]
+    assert float(before.mean()) == pytest.approx(g, abs=0.2)
+    assert float(before.std()) == pytest.approx(1.0, abs=0.15)
+
+
+def test_a_chain_that_diverges_is_refused() -> None:
+    """Of a precision of 21, at a step size above 2 / 21; and below, the history tells how near it is."""
+    rows = ClientData.from_clients({"many": {"y": [8.0] * 20}, "few": {"y": [1.0]}})
+    with pytest.raises(hierfl.ClientError, match=r"client 'many' is not finite \(\['stiffness'"):
+        fit(fedpop(hierarchy, lr=0.1, steps=40), rows, rounds=1)
+    fitted = fit(fedpop(hierarchy, lr=0.05, steps=40), rows, rounds=1)
+    assert fitted.history["stiffness"][0] == pytest.approx(0.05 * (21 + 2) / 2)
+    with pytest.raises(hierfl.ClientError, match="client 'many'"):
+        fit(fedpop(hierarchy, lr=0.3), three(), rounds=1).personalise(rows, rounds=1)
+
+
+def gamma(batch: ClientBatch) -> None:
+    with batch.clients():
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        with batch.data():
+            pyro.sample("visits", dist.Poisson(rate), obs=batch.visits)
+
+
+def flat(batch: ClientBatch) -> None:
+    m = pyro.param("m", torch.tensor(0.2))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(m, 1.0), obs=batch.y)
+
+
+def test_refused() -> None:
+    for wrong, text in (
+        ({"lr": 0.0}, r"lr is 0\.0"),
+        ({"temperature": -1.0}, r"temperature -1\.0"),
+        ({"kept": 0}, "kept 0"),
+        ({"burn_in": 10}, "burn_in is 10: it must be 0 or more, and below steps, 10"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            fedpop(hierarchy, **wrong)
+    with pytest.raises(ProgramError, match="fedpop needs local sites"):
+        fit(fedpop(flat), federation(), rounds=1)
+    with pytest.raises(ProgramError, match="Gamma cannot be drawn by a key"):
+        fit(fedpop(gamma), federation(), rounds=1)
+
+
+def counties(batch: ClientBatch) -> None:
+    """Radon, non-centred: the reference's program, with a_j = mu + tau e_j."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    slope = pyro.sample("slope", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+    with batch.clients():
+        e = pyro.sample("e", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(mu + tau * e + batch.x @ slope, sigma), obs=batch.y)
+
+
+@pytest.mark.slow
+def test_the_chains_agree_with_nuts_on_radon() -> None:
+    """With what is common at NUTS's posterior means: the chains alone, apart from how well fedpop learns that."""
+    data, known = hierfl.datasets.radon(), hierfl.datasets.reference("radon")
+    method = fedpop(counties, lr=0.1, steps=100, burn_in=0, kept=5000)
+    run = federate(method, data)
+    theta = {
+        f"{site.name}.at": site.transform.inv(torch.as_tensor(known[site.name].mean))
+        for site in run.program.latents.global_block.sites
+    }
+    server = {**begin(run).server, "theta": theta}
+    before = replace(begin(run), server=server, round=1)
+    drawn = hierfl.Fit(method, run, before, 1).personalise(data, rounds=50).draws(5000)
+    effects = drawn.shared["mu"][:, None] + drawn.shared["tau"][:, None] * drawn.own["e"].flatten(1)
+    away = (effects.mean(0) - torch.as_tensor(known["a"].mean)) / torch.as_tensor(known["a"].sd)
+    print(away.abs().max(), away.abs().median())
+    assert float(away.abs().max()) < 0.2

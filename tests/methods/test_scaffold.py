@@ -1,0 +1,147 @@
+"""SCAFFOLD: the optimum of the clients' losses after any number of local steps, its rounds, and its reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hierfl
+from hierfl import models
+from hierfl.methods import by_rows, fedavg, over_relaxed, scaffold
+from hierfl.optimisers import SGD
+from hierfl.program.program import ProgramError
+from tests.methods.quadratics import START, UNIFORM, B, H, P, at, clients, stationary
+from tests.programs import federation, fit, regression
+
+LR = 0.1
+FULL: dict[str, Any] = {"steps": 5, "batch_size": None}
+
+
+def theta(fitted: hierfl.Fit) -> Tensor:
+    value: Tensor = fitted.message["theta"]["theta"]
+    return value
+
+
+def run(rounds: int, start: Tensor = START, **options: Any) -> hierfl.Fit:
+    cohort, seed = options.pop("cohort", None), options.pop("seed", 0)
+    method = scaffold(at(start), **{"lr": LR, **FULL, **options})
+    return fit(method, clients(), rounds=rounds, cohort=cohort, seed=seed)
+
+
+def gradients(w: Tensor) -> Tensor:
+    return (H @ (w - B)[..., None])[..., 0]
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize(
+    ("weights", "optimum"), [("uniform", (0.313253, 0.807229)), ("rows", (0.509413, 0.591362))]
+)
+def test_it_reaches_the_optimum_where_fedavg_does_not(
+    option: str, weights: str, optimum: tuple[float, float]
+) -> None:
+    p = P if weights == "rows" else UNIFORM
+    best = stationary(p[:, None, None] * H)
+    assert best.tolist() == pytest.approx(optimum, abs=1e-6)
+    fitted = run(60, option=option, weights=weights)
+    assert torch.allclose(theta(fitted), best, atol=1e-12, rtol=0.0)
+    corrections = fitted.progress.table["c"]["theta"]
+    assert torch.allclose(corrections, gradients(best), atol=1e-10), "the clients' own gradients"
+    plain = fit(fedavg(at(START), optimiser=SGD(LR), **FULL), clients(), rounds=60)
+    assert float((plain.message["theta"] - stationary(P[:, None, None] * H)).abs().max()) > 0.02
+
+
+@pytest.mark.parametrize(
+    ("option", "second", "error"),
+    [("I", (1.195622, 0.459041), 0.0042), ("II", (1.234597, 0.380919), 0.0037)],
+)
+def test_first_rounds(option: str, second: tuple[float, float], error: float) -> None:
+    assert theta(run(1, option=option)).tolist() == pytest.approx((1.943989, -0.327935), abs=1e-6)
+    assert theta(run(2, option=option)).tolist() == pytest.approx(second, abs=1e-6)
+    away = (theta(run(10, option=option)) - stationary(UNIFORM[:, None, None] * H)).abs().max()
+    assert float(away) == pytest.approx(error, abs=5e-5)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "rows"])
+def test_cohorts_reach_the_same_optimum(weights: str) -> None:
+    p = P if weights == "rows" else UNIFORM
+    fitted = run(200, weights=weights, cohort=2)
+    best = stationary(p[:, None, None] * H)
+    assert torch.allclose(theta(fitted), best, atol=1e-8, rtol=0.0)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "rows"])
+@pytest.mark.parametrize("cohort", [None, 2])
+def test_the_servers_correction_is_the_mean_of_the_clients(
+    weights: str, cohort: int | None
+) -> None:
+    p = P if weights == "rows" else UNIFORM
+    fitted = run(7, weights=weights, cohort=cohort)
+    mean = (p[:, None] * fitted.progress.table["c"]["theta"]).sum(0)
+    assert torch.allclose(fitted.message["c"]["theta"], mean, atol=1e-12)
+    assert float(mean.norm()) > 1e-3
+
+
+def test_before_all_have_joined_the_others_count_as_zero() -> None:
+    fitted = run(1, cohort=2)
+    mean = fitted.progress.table["c"]["theta"].sum(0) / 3.0
+    assert torch.allclose(fitted.message["c"]["theta"], mean, atol=1e-14)
+
+
+@pytest.mark.parametrize("cohort", [None, 2])
+def test_one_step_on_all_rows_makes_the_options_alike(cohort: int | None) -> None:
+    one, two = (run(6, option=o, steps=1, cohort=cohort) for o in ("I", "II"))
+    assert torch.allclose(theta(one), theta(two), atol=1e-13)
+    if cohort is None:  # and then it is gradient descent on the mean loss
+        w = START
+        for _ in range(6):
+            w = w - LR * gradients(w).mean(0)
+        assert torch.allclose(theta(two), w, atol=1e-13)
+
+
+def test_with_equal_rows_the_first_round_is_fedavg_with_minibatches_too() -> None:
+    model = models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
+    options: dict[str, Any] = {"steps": 3, "unit": "epoch", "batch_size": 2}
+    data = federation((5, 3, 7))
+    ours = fit(scaffold(model, lr=0.05, weights="rows", **options), data, rounds=1, seed=2)
+    theirs = fit(fedavg(model, optimiser=SGD(0.05), **options), data, rounds=1, seed=2)
+    for name, value in theirs.message.items():
+        assert torch.allclose(ours.message["theta"][name], value, atol=1e-12)
+    # the steps that each client took, 3 passes of 3, 2 and 4 mini-batches, make its mean gradient
+    moved = {n: ours.message["theta"][n] - v for n, v in ours.program.start()[0].items()}
+    counts, taken = torch.tensor([5.0, 3.0, 7.0]), torch.tensor([9.0, 6.0, 12.0])
+    for name, value in moved.items():
+        c = ours.progress.table["c"][name].flatten(1)
+        whole = -(counts / 15.0 * 0.05 * taken) @ c
+        assert torch.allclose(whole, value.flatten(), atol=1e-12)
+
+
+def test_the_servers_step_size() -> None:
+    whole, half = (theta(run(1, server_lr=by)) - START for by in (1.0, 0.5))
+    assert torch.allclose(half, 0.5 * whole, atol=1e-14)
+    method = over_relaxed(scaffold(at(START), lr=LR, server_lr=0.25, **FULL), 2.0)
+    assert torch.allclose(theta(fit(method, clients(), rounds=3)), theta(run(3, server_lr=0.5)))
+
+
+def test_new_clients_are_served_theta() -> None:
+    fitted = run(3)
+    new = fitted.personalise(clients(), rounds=1)
+    assert torch.equal(new.message["theta"]["theta"], theta(fitted))
+    assert float((new.predict(clients()).mean - fitted.predict(clients()).mean).abs().max()) == 0.0
+
+
+def test_refused() -> None:
+    for wrong, text in (
+        ({"option": "III"}, "option is 'III': it must be 'I' or 'II'"),
+        ({"weights": "n"}, "weights is 'n': it must be 'uniform' or 'rows'"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"server_lr": -1.0}, "server_lr 0 or more"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            scaffold(at(START), **wrong)
+    with pytest.raises(ProgramError, match="scaffold fits global params only"):
+        fit(scaffold(regression), federation(), rounds=1)
+    with pytest.raises(ProgramError, match="by_rows needs a method"):
+        fit(by_rows(scaffold(at(START))), clients(), rounds=1)
