@@ -49,12 +49,14 @@ class Budget:
         evaluations: gradient evaluations of a round.
         rows: of a mini-batch.
         rounds: in all.
+        clients: how many there are.
         scale: standard deviation at which learned prior scales start.
     """
 
     evaluations: int
     rows: int
     rounds: int
+    clients: int
     scale: float
 
 

@@ -7,8 +7,9 @@ nor are evaluations without a gradient.
 All else is at the defaults of `hierfl.methods`, which are the authors'. So is how a budget is divided: between
 head and body, and between the step size of one and of the other; between a common and a personal model; between
 the models of a mixture. Exceptions: FedABML takes one draw and K = 5, as in `compared`; FedProx' weight is that of
-FedABML's paper; learned prior scales start at the study's value; clustered_fl halves no cluster before round 20,
-or before half of the rounds where these are fewer than 40.
+FedABML's paper; learned prior scales start at the study's value; sigma of FedAMP is the number of clients, as models
+that start alike would else weigh more than 1 together; clustered_fl halves no cluster before round 20, or before half
+of the rounds where these are fewer than 40.
 
 A method is one entry of `BASELINES`. What takes more than a line to build is in `baseline_builders`.
 """
@@ -104,7 +105,9 @@ BASELINES: dict[str, Baseline] = {
     ),
     "clustered_fl": Baseline(build.a_clustered_fl),
     "fedamp": Baseline(
-        lambda net, lr, b: fedamp(network(net), optimiser=SGD(lr), **build.local(b))
+        lambda net, lr, b: fedamp(
+            network(net), sigma=float(b.clients), optimiser=SGD(lr), **build.local(b)
+        )
     ),
     "heur_fedamp": Baseline(
         lambda net, lr, b: heur_fedamp(network(net), optimiser=SGD(lr), **build.local(b))
