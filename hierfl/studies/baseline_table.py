@@ -83,6 +83,10 @@ def reading(scores: pd.DataFrame, *, is_tuned: bool) -> list[str]:
             f"({mean['global'].max():.1f} %), the log score for {top['log_score']} "
             f"({mean['log_score'].max():.3f})."
         )
+    if "fedvi" in set(scores["method"]):
+        lines.append(
+            "fedvi reads a client's rows, without labels, for its G too; the other G read none."
+        )
     lines += [
         line for line in (_chance(scores), _diverged(scores), _tuning(scores, is_tuned)) if line
     ]

@@ -94,7 +94,7 @@ class Setting:
 FASHION = Setting("fashion", 200, 2, 150, 25, ())
 EMNIST = Setting("emnist", 150, 3, 30, 9, (100,), cohort=15, evaluations=10)
 DIGITS = Setting("digits", 20, 3, 20, 9, (32,), evaluations=20, batch=20, scale=0.05)
-QUICK = replace(DIGITS, rounds=12, tuning_rounds=0, compiled=False)
+QUICK = replace(DIGITS, rounds=20, tuning_rounds=0, compiled=False)
 
 
 def run(

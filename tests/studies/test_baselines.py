@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,6 @@ from hierfl.studies.baseline_builders import HELD
 from hierfl.studies.baseline_methods import BASELINES, LEFT_OUT
 from hierfl.studies.tuning import RATES
 
-slow = pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="long: set HIERFL_SLOW")
 SMALL = replace(
     baselines.QUICK,
     clients=10,
@@ -63,7 +61,10 @@ class Counted(nn.Linear):
     calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        Counted.calls += x.shape[-2] in (7, 3)  # FedVI scores 3 of 7 rows; a prior is looked up at others
+        Counted.calls += x.shape[-2] in (
+            7,
+            3,
+        )  # FedVI scores 3 of 7 rows; a prior is looked up at others
         return super().forward(x)
 
 
@@ -84,7 +85,6 @@ def net_of(setting: baselines.Setting, seed: int) -> nn.Sequential:
     return nn.Sequential(made, nn.ReLU(), head)
 
 
-@slow
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_method_spends_what_it_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,6 @@ def test_every_method_spends_what_it_says(name: str, monkeypatch: pytest.MonkeyP
     assert abs(spent - SMALL.evaluations) <= 1
 
 
-@slow
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_method_gives_a_finite_row(name: str) -> None:
@@ -183,6 +182,7 @@ def test_a_small_study_gives_a_table_and_is_not_repeated(tmp_path: Path) -> None
     params = 64 * 8 + 8 + 8 * 10 + 10
     assert written["bytes_down"].tolist() == [4 * params, 4 * (64 * 8 + 8)]
     assert written["state"].tolist() == [0, 4 * (8 * 10 + 10 + 1)]
+    pd.testing.assert_frame_equal(written, found.scores, check_dtype=False)
     assert any("two_stage" in line for line in found.reading)
     assert run().as_markdown() == found.as_markdown() and len(lines) == 2
 
@@ -204,7 +204,6 @@ def test_a_network_of_one_layer_leaves_out_methods_with_a_head(tmp_path: Path) -
     assert found.table.index.tolist() == ["fedavg"]
 
 
-@slow
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, how in BASELINES.items() if not how.body])
 def test_every_method_without_a_head_takes_a_network_of_one_layer(name: str) -> None:
