@@ -84,9 +84,14 @@ class Local(TypedDict):
     batch_size: int
 
 
+def nearest(total: int, each: int) -> int:
+    """Return how many steps of `each` evaluations come nearest to a total, 1 or more."""
+    return max(1, round(total / each))
+
+
 def local(b: Budget, each: int = 1) -> Local:
     """Return a round's steps, of which each takes some evaluations."""
-    return {"steps": max(1, b.evaluations // each), "unit": "step", "batch_size": b.rows}
+    return {"steps": nearest(b.evaluations, each), "unit": "step", "batch_size": b.rows}
 
 
 def a_fedavg(net: nn.Sequential, lr: float, b: Budget, *, prox: float = 0.0) -> Method:
@@ -198,14 +203,14 @@ def a_knn_per(net: nn.Sequential, lr: float, b: Budget) -> Method:
 def a_pfedme(net: nn.Sequential, lr: float, b: Budget) -> Method:
     """Return pFedMe, with K = 5."""
     hierarchy = bayesian_network(net, prior_scale=1.0)
-    steps = max(1, b.evaluations // 5)
+    steps = nearest(b.evaluations, 5)
     return pfedme(hierarchy, lr=lr, prox_steps=5, steps=steps, batch_size=b.rows)
 
 
 def a_pfedbred(net: nn.Sequential, lr: float, b: Budget) -> Method:
     """Return pFedBreD, mh, with K = 5."""
     hierarchy = bayesian_network(net, prior_scale=1.0)
-    steps = max(1, b.evaluations // 6)  # 5 of the client's model, and one that moves the mean
+    steps = nearest(b.evaluations, 6)  # 5 of the client's model, and one that moves the mean
     return pfedbred(hierarchy, "mh", lr=lr, prox_steps=5, steps=steps, batch_size=b.rows)
 
 
@@ -216,7 +221,7 @@ def hierarchy(net: nn.Sequential, b: Budget) -> Model:
 
 def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget) -> Method:
     """Return pFedBayes, with K = 5."""
-    steps = max(1, b.evaluations // 5)
+    steps = nearest(b.evaluations, 5)
     return pfedbayes(
         hierarchy(net, b), lr=lr, eta=lr, inner_steps=5, steps=steps, batch_size=b.rows
     )

@@ -70,7 +70,7 @@ class Baseline:
 
 def _times(each: int) -> Callable[[int], int]:
     """Return what is spent by steps of `each` evaluations."""
-    return lambda total: each * max(1, total // each)
+    return lambda total: each * build.nearest(total, each)
 
 
 BASELINES: dict[str, Baseline] = {

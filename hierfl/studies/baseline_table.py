@@ -115,5 +115,9 @@ def _tuning(scores: pd.DataFrame, is_tuned: bool) -> str:
             for (images, method), own in chosen
         ]
         return f"Step sizes, chosen on validation rows from one grid, by seed: {'; '.join(each)}."
-    used = ", ".join(f"{lr:g}" for lr in sorted(scores["lr"].dropna().unique()))
-    return f"Nothing is tuned: the step sizes are {used}, the larger of gradient descent, the smaller of Adam."
+    used = [f"{lr:g}" for lr in sorted(scores["lr"].dropna().unique())]
+    if len(used) < 2:
+        return f"Nothing is tuned: the step size is {', '.join(used)}."
+    return (
+        f"Nothing is tuned: the step size is {used[-1]} of gradient descent, and {used[0]} of Adam."
+    )

@@ -122,6 +122,8 @@ def run(
     Raises:
         KeyError: there is no such method.
     """
+    if unknown := set(methods or ()) - set(BASELINES):
+        raise KeyError(f"there is no method {sorted(unknown)}; choose from {', '.join(BASELINES)}")
     found = settings or ([QUICK] if quick else available(say))
     records = [
         {
@@ -200,11 +202,9 @@ def numbers_of(out: Path, name: str, seed: int, setting: Setting, say: Say) -> N
     key = f"baselines-{setting.images}-{name}-{seed}"
     options: Choice = {"lr": setting.adam if BASELINES[name].adaptive else setting.lr}
     if setting.tuning_rounds:
-        score = partial(trial, name, seed, setting)
-        try:
-            options = tuned(out, key, described, {"lr": RATES}, score, say)
-        except ValueError:  # each of its step sizes diverges
-            return {"lr": None, "personal": None}
+        options = tuned(
+            out, key, described, {"lr": RATES}, partial(trial, name, seed, setting), say
+        )
     work = partial(one, name, seed, setting, options["lr"])
     return {**options, **kept(out, key, {**described, "options": options}, work, say)}
 
@@ -221,15 +221,22 @@ def one(name: str, seed: int, setting: Setting, lr: float) -> Numbers:
     train, test = federation(setting, seed)
     try:
         fitted = trained(name, seed, setting, lr, train, setting.rounds)
+        return measured(name, fitted, train, test, seed, setting)
     except ClientError:  # an update that is not finite
         return {"personal": None}
+
+
+def measured(
+    name: str, fitted: Fit, train: ClientData, test: ClientData, seed: int, setting: Setting
+) -> Numbers:
+    """Return what a client is served, receives, sends and keeps."""
+    how, history = BASELINES[name], fitted.history
     own = served(name, fitted, train, test, seed, setting)
     error = calibration_error(*confidence(own), draws=99)
     strangers = tuple(f"new {client}" for client in train.names)
     new = fitted.personalise(replace(train, names=strangers), rounds=0)
-    draws = setting.draws if BASELINES[name].draws else 1
+    draws = setting.draws if how.draws else 1
     common = new.predict(replace(test, names=strangers), draws=draws, seed=seed)
-    history = fitted.history
     return {
         "personal": accuracy(own),
         "global": accuracy(common),
@@ -240,7 +247,7 @@ def one(name: str, seed: int, setting: Setting, lr: float) -> Numbers:
         "bytes_down": float((history["bytes_down"] / history["clients"]).mean()),
         "seconds": float(history["seconds"][min(1, len(history) - 1) :].mean()),
         "state": nbytes(fitted.federation.client.own),
-        "evaluations": BASELINES[name].spent(setting.evaluations),
+        "evaluations": how.spent(setting.evaluations),
     }
 
 
