@@ -28,7 +28,7 @@ SMALL = replace(
     baselines.QUICK,
     clients=10,
     cohort=10,
-    train=4,
+    train=5,
     test=3,
     hidden=(8,),
     rounds=1,
