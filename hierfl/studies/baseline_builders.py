@@ -50,6 +50,7 @@ class Budget:
         rows: of a mini-batch.
         rounds: in all.
         clients: how many there are.
+        passes: over a client's rows that come nearest to `evaluations`, for methods that count in these.
         scale: standard deviation at which learned prior scales start.
     """
 
@@ -57,6 +58,7 @@ class Budget:
     rows: int
     rounds: int
     clients: int
+    passes: int
     scale: float
 
 
