@@ -51,6 +51,7 @@ class Budget:
         rows: of a mini-batch.
         rounds: in all.
         clients: how many there are.
+        passes: over a client's rows that come nearest to `evaluations`, for methods that count in these.
         scale: standard deviation at which learned prior scales start.
     """
 
@@ -58,6 +59,7 @@ class Budget:
     rows: int
     rounds: int
     clients: int
+    passes: int
     scale: float
 
 

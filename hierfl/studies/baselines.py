@@ -255,7 +255,15 @@ def trained(
     name: str, seed: int, setting: Setting, lr: float, train: ClientData, rounds: int
 ) -> Fit:
     """Fit one method to some clients' rows."""
-    budget = Budget(setting.evaluations, setting.batch, rounds, setting.clients, setting.scale)
+    mini_batches = -(-int(train.counts.max()) // setting.batch)
+    budget = Budget(
+        evaluations=setting.evaluations,
+        rows=setting.batch,
+        rounds=rounds,
+        clients=setting.clients,
+        passes=max(1, round(setting.evaluations / mini_batches)),
+        scale=setting.scale,
+    )
     method = BASELINES[name].made(net_of(setting, seed), lr, budget)
     return hierfl.fit(
         method,
