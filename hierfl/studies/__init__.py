@@ -19,6 +19,7 @@ from hierfl.core.outputs import claim
 from hierfl.studies.results import Found, Say, quiet
 
 STUDIES: dict[str, tuple[str, ...]] = {
+    "baselines": ("baselines",),
     "fedmap-synthetic": ("fedmap_synthetic",),
     "new-clients": ("new_clients_fashion", "writers"),
     "ood-entropy": ("ood_entropy",),
@@ -28,6 +29,7 @@ STUDIES: dict[str, tuple[str, ...]] = {
 
 # what each part writes to the study's folder, beside `runs/`
 FILES: dict[str, tuple[str, ...]] = {
+    "baselines": ("baselines.csv",),
     "fedmap_synthetic": ("fedmap_synthetic.csv",),
     "new_clients_fashion": ("new_clients_fashion.csv", "new_clients_fashion.png"),
     "ood_entropy": ("ood_entropy.csv", "ood_entropy_clients.csv", "ood_entropy.png"),
@@ -61,7 +63,7 @@ def run(name: str, out: str | Path, *, quick: bool = False, say: Say = quiet) ->
         name: name of the study, one of `names()`.
         out: folder to write to; created if missing. Runs that are already saved there are not repeated.
         quick: do very little work (about half a minute), to check that the study runs. The numbers are then
-            meaningless.
+            meaningless. Of "baselines" this is a small study of its own, which takes a few minutes.
         say: called with one line of text for each step of progress.
 
     Yields:

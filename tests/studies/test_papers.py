@@ -233,7 +233,8 @@ def test_new_clients_do_not_affect_the_scaling() -> None:
 
 # ------------------------------------------------------------------------------------------------ whole studies
 @pytest.mark.slow
-@pytest.mark.parametrize("name", studies.names())
+# that of all methods takes minutes, and has tests of its own
+@pytest.mark.parametrize("name", [name for name in studies.names() if name != "baselines"])
 def test_every_study_runs_quickly_and_then_reuses_its_saved_runs(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     torch.set_default_dtype(torch.float32)

@@ -1,0 +1,150 @@
+"""The methods that `baselines` compares: how each is built for a classifier, at a step size and a budget.
+
+The budget of a round is a number of gradient evaluations: gradients of the likelihood of one model on one
+mini-batch. Gradients in which the likelihood is constant (those of a client's copy of a prior) are not counted,
+nor are evaluations without a gradient.
+
+All else is at the defaults of `hierfl.methods`, which are the authors'. So is how a budget is divided: between
+head and body, and between the step size of one and of the other; between a common and a personal model; between
+the models of a mixture. Exceptions: FedABML takes one draw and K = 5, as in `compared`; FedProx' weight is that of
+FedABML's paper; learned prior scales start at the study's value; sigma of FedAMP is the number of clients, as models
+that start alike would else weigh more than 1 together; clustered_fl halves no cluster before round 20, or before half
+of the rounds where these are fewer than 40.
+
+A method is one entry of `BASELINES`. What takes more than a line to build is in `baseline_builders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from hierfl.method import Method
+from hierfl.methods import (
+    apfl,
+    fedamp,
+    fedem,
+    fedfomo,
+    fedmap,
+    heur_fedamp,
+    ifca,
+    individual,
+    over_relaxed,
+    pfedhn,
+    scaffold,
+)
+from hierfl.models import (
+    map_network,
+    network,
+)
+from hierfl.optimisers import SGD, Adam
+from hierfl.studies import baseline_builders as build
+
+
+def _all(total: int) -> int:
+    return total
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One method of the comparison.
+
+    Args:
+        made: (network, step size, budget) -> method. Networks are an `nn.Sequential` whose last layer is dense.
+        spent: gradient evaluations that a round may take -> those that it takes.
+        tunes: whether a client's predictions come from one round of `personalise` on its own training rows;
+            else they come from what the last round left.
+        draws: whether predictions are averaged over draws of a posterior; else they come from a point.
+        adaptive: whether the step size is Adam's; else it is that of gradient descent.
+        body: whether the method needs a layer below the last one.
+    """
+
+    made: Callable[[nn.Sequential, float, build.Budget], Method]
+    spent: Callable[[int], int] = _all
+    tunes: bool = False
+    draws: bool = False
+    adaptive: bool = False
+    body: bool = False
+
+
+def _times(each: int) -> Callable[[int], int]:
+    """Return what is spent by steps of `each` evaluations."""
+    return lambda total: each * build.nearest(total, each)
+
+
+BASELINES: dict[str, Baseline] = {
+    "individual": Baseline(
+        lambda net, lr, b: individual(network(net), optimiser=SGD(lr), **build.local(b))
+    ),
+    "fedavg": Baseline(build.a_fedavg),
+    "fedprox": Baseline(
+        lambda net, lr, b: build.a_fedavg(net, lr, b, prox=0.5)
+    ),  # the paper's, FedABML
+    "fedavg+FT": Baseline(build.a_fine_tuned, tunes=True),
+    "fedavg+AM": Baseline(lambda net, lr, b: over_relaxed(build.a_fedavg(net, lr, b))),
+    "scaffold": Baseline(lambda net, lr, b: scaffold(network(net), lr=lr, **build.local(b))),
+    "per_fedavg": Baseline(build.a_per_fedavg, _times(2), tunes=True),
+    "ditto": Baseline(build.a_ditto, _times(2)),
+    "apfl": Baseline(
+        lambda net, lr, b: apfl(network(net), optimiser=SGD(lr), **build.local(b, 2)), _times(2)
+    ),
+    "fedrep": Baseline(build.a_fedrep, body=True),
+    "fedper": Baseline(build.a_fedper, body=True),
+    "fedbabu": Baseline(build.a_fedbabu, tunes=True, body=True),
+    "fedrecon": Baseline(build.a_fedrecon, tunes=True, body=True),
+    "fedpac": Baseline(build.a_fedpac, body=True),
+    "fedbn": Baseline(build.a_fedbn, body=True),
+    "knn_per": Baseline(build.a_knn_per, tunes=True),
+    "fedem": Baseline(
+        lambda net, lr, b: fedem(
+            network(net), components=3, optimiser=SGD(lr), **build.local(b, 3)
+        ),
+        _times(3),
+    ),
+    "ifca": Baseline(
+        lambda net, lr, b: ifca(network(net), optimiser=SGD(lr), **build.local(b)), tunes=True
+    ),
+    "clustered_fl": Baseline(build.a_clustered_fl),
+    "fedamp": Baseline(
+        lambda net, lr, b: fedamp(
+            network(net), sigma=float(b.clients), optimiser=SGD(lr), **build.local(b)
+        )
+    ),
+    "heur_fedamp": Baseline(
+        lambda net, lr, b: heur_fedamp(network(net), optimiser=SGD(lr), **build.local(b))
+    ),
+    "fedfomo": Baseline(
+        lambda net, lr, b: fedfomo(
+            network(net), validation=build.HELD, optimiser=SGD(lr), **build.local(b)
+        )
+    ),
+    "pfedhn": Baseline(
+        lambda net, lr, b: pfedhn(network(net), optimiser=SGD(lr, momentum=0.9), **build.local(b))
+    ),
+    "pfedme": Baseline(build.a_pfedme, _times(5)),
+    "pfedbred": Baseline(build.a_pfedbred, _times(6)),
+    "fedmap": Baseline(
+        lambda net, lr, b: fedmap(map_network(net), optimiser=Adam(lr), **build.local(b)),
+        adaptive=True,
+    ),
+    "pfedbayes": Baseline(build.a_pfedbayes, _times(5), draws=True, adaptive=True),
+    "fedabml": Baseline(build.a_fedabml, _times(5), tunes=True, draws=True),
+    "fedvi": Baseline(build.a_fedvi, draws=True, body=True),
+    "fedsvi": Baseline(build.a_fedsvi, draws=True, adaptive=True),
+}
+
+# what else is in `hierfl.methods`, and why it is in no table
+LEFT_OUT: dict[str, str] = {
+    "two_stage": "for hierarchies of few parameters",
+    "fedlaplace": "for hierarchies of few parameters",
+    "pvi": "for hierarchies of few parameters",
+    "bfi": "for hierarchies of few parameters",
+    "fedep": "for hierarchies of few parameters",
+    "fedpa": "its rounds are passes over the rows, not steps",
+    "fedpop": "its step size is in units of a sum over rows",
+    "averaging_some": "an option of other methods",
+    "by_rows": "an option of other methods",
+    "server_optimised": "an option of other methods",
+}

@@ -1,0 +1,290 @@
+"""Every method that fits a classifier, on the same clients, with equally many gradient evaluations a round.
+
+For each method one row: P, the accuracy on a client's test rows of what it is served after the fit; log score and
+calibration error of the same predictions; G, the accuracy on these rows of what a client is served that brings none
+of its own (one of another name that takes no step); what a client receives, sends and keeps; seconds and gradient
+evaluations of a round. `baseline_methods` says how each is built, and how it spends the budget.
+
+In full the clients are those of FedABML's section 5: Fashion-MNIST, 200 clients with 2 classes each and multinomial
+logistic regression; EMNIST, 150 clients with 3 classes each and a network with one hidden layer. 100 rounds, a
+cohort of a tenth, 5 passes in mini-batches of 50 (as steps). Each method's step size is chosen from the same five
+on validation rows, which its clients keep from the fit (`tuning`). EMNIST is the test split of ByClass, with 30 rows
+of a class for a client to train on; the paper gives no numbers. Methods with a body and a head are left out where
+the network has one layer. Where a set of images is missing it is skipped; where both are, the clients are of
+scikit-learn's digits.
+
+`quick` is a small study of its own: scikit-learn's digits, 20 clients with 3 classes each, all of them in every
+round, 20 mini-batches of 20 rows, and a network with 32 hidden units. Nothing is tuned there: one step size for all
+methods that descend by gradients, and one for all that take Adam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+import hierfl
+from hierfl import datasets
+from hierfl.core.trees import nbytes
+from hierfl.data.clients import ClientData
+from hierfl.datasets import Labelled
+from hierfl.diagnostics.calibration import calibration_error, confidence
+from hierfl.engine.chunks import ClientError
+from hierfl.posterior.prediction import Prediction
+from hierfl.runs.result import Fit
+from hierfl.studies import image_splits as images
+from hierfl.studies.baseline_builders import HELD, Budget
+from hierfl.studies.baseline_methods import BASELINES
+from hierfl.studies.baseline_table import collected
+from hierfl.studies.ood_entropy import digits
+from hierfl.studies.results import Found, Numbers, Say, kept, quiet
+from hierfl.studies.tuning import RATES, Choice, tuned
+
+EVERY = 5  # of a client's training rows, one in so many is held out by FedFomo, as by its authors
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Settings of every run.
+
+    Args:
+        images: the image set.
+        clients: how many.
+        classes: of a client.
+        train: training rows of a client in each of its classes.
+        test: test rows of a client in each of its classes.
+        hidden: units of each hidden layer.
+        rounds: of a run.
+        cohort: clients in a round.
+        evaluations: gradient evaluations in a round; in full those of 5 passes.
+        batch: rows of a mini-batch.
+        scale: standard deviation at which learned prior scales start; FedABML's is exp(-5).
+        draws: posterior draws of a prediction.
+        tuning_rounds: rounds of a trial; 0: step sizes are not tuned, but are the next two.
+        lr: of gradient descent.
+        adam: of Adam.
+        compiled: whether steps may be compiled.
+    """
+
+    images: Literal["fashion", "emnist", "digits"]
+    clients: int
+    classes: int
+    train: int
+    test: int
+    hidden: tuple[int, ...]
+    rounds: int = 100
+    cohort: int = 20
+    evaluations: int = 30
+    batch: int = 50
+    scale: float = 0.0067
+    draws: int = 20
+    tuning_rounds: int = 25
+    lr: float = 0.1
+    adam: float = 0.01
+    compiled: bool = True
+
+
+FASHION = Setting("fashion", 200, 2, 150, 25, ())
+EMNIST = Setting("emnist", 150, 3, 30, 9, (100,), cohort=15, evaluations=10)
+DIGITS = Setting("digits", 20, 3, 20, 9, (32,), evaluations=20, batch=20, scale=0.05)
+QUICK = replace(DIGITS, rounds=20, tuning_rounds=0, compiled=False)
+
+
+def run(
+    out: Path,
+    *,
+    quick: bool = False,
+    say: Say = quiet,
+    seeds: int = 3,
+    settings: Sequence[Setting] | None = None,
+    methods: Sequence[str] | None = None,
+) -> Found:
+    """Run every method on every set of clients, and return one table.
+
+    Args:
+        out: folder for the numbers; finished runs there are not repeated.
+        quick: the small study on digits.
+        say: called with one line for each run.
+        seeds: number of seeds, from 0; each has its own clients and initial weights.
+        settings: the sets of clients. Default None: the digits if `quick`, else those that are there.
+        methods: keys of `baseline_methods.BASELINES`. Default None: all.
+
+    Returns:
+        The numbers of every run, and the table of means over seeds.
+
+    Raises:
+        KeyError: there is no such method.
+    """
+    if unknown := set(methods or ()) - set(BASELINES):
+        raise KeyError(f"there is no method {sorted(unknown)}; choose from {', '.join(BASELINES)}")
+    found = settings or ([QUICK] if quick else available(say))
+    records = [
+        {
+            "images": setting.images,
+            "method": name,
+            "seed": seed,
+            **numbers_of(out, name, seed, setting, say),
+        }
+        for setting in found
+        for seed in range(seeds)
+        for name in methods or BASELINES
+        if setting.hidden or not BASELINES[name].body
+    ]
+    return collected(records, out / "baselines.csv", is_tuned=all(s.tuning_rounds for s in found))
+
+
+def available(say: Say) -> list[Setting]:
+    """Return the settings whose images are there, or the one of scikit-learn's digits."""
+    found = []
+    for setting in (FASHION, EMNIST):
+        try:
+            labelled(setting.images)
+        except FileNotFoundError as error:
+            say(f"leaving {setting.images} out: {error}")
+        else:
+            found.append(setting)
+    return found or [DIGITS]
+
+
+@lru_cache(maxsize=1)
+def labelled(name: Literal["fashion", "emnist", "digits"]) -> Labelled:
+    """Return all rows of an image set, flat."""
+    if name == "fashion":
+        return images.merged("fashion_mnist")
+    if name == "digits":
+        return digits()
+    rows = datasets.emnist_byclass_test()
+    return Labelled(rows.x.flatten(1), rows.y, rows.classes)
+
+
+@lru_cache(maxsize=1)
+def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData]:
+    """Return all clients' training and test rows; every fifth training row is marked for FedFomo."""
+    source = labelled(setting.images)
+    rows = images.equal_classes(
+        source.y,
+        clients=setting.clients,
+        classes=setting.classes,
+        train=setting.train,
+        test=setting.test,
+        seed=seed,
+    )
+    train, test, _ = images.deal(source, *rows)
+    marks = (torch.arange(len(train.fields["y"])) % EVERY == 0).to(train.fields["x"].dtype)
+    return replace(train, fields={**train.fields, HELD: marks}), test
+
+
+def net_of(setting: Setting, seed: int) -> nn.Sequential:
+    """Return the network that every method starts from."""
+    source = labelled(setting.images)
+    sizes = (source.x.shape[1], *setting.hidden, len(source.classes))
+
+    def made() -> nn.Sequential:
+        layers = [part for n, m in pairwise(sizes) for part in (nn.Linear(n, m), nn.ReLU())]
+        return nn.Sequential(*layers[:-1])
+
+    found = images.started(made, seed)
+    assert isinstance(found, nn.Sequential)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ one run
+def numbers_of(out: Path, name: str, seed: int, setting: Setting, say: Say) -> Numbers:
+    """Return the numbers of one method and seed, tuned if the setting says so; saved in `out`."""
+    described = {"study": "baselines", "method": name, "seed": seed, **asdict(setting)}
+    key = f"baselines-{setting.images}-{name}-{seed}"
+    options: Choice = {"lr": setting.adam if BASELINES[name].adaptive else setting.lr}
+    if setting.tuning_rounds:
+        options = tuned(
+            out, key, described, {"lr": RATES}, partial(trial, name, seed, setting), say
+        )
+    work = partial(one, name, seed, setting, options["lr"])
+    return {**options, **kept(out, key, {**described, "options": options}, work, say)}
+
+
+def trial(name: str, seed: int, setting: Setting, options: Choice) -> float:
+    """Return P in % on validation rows, a fifth of each client's training rows, of a short fit to the others."""
+    fitting, held_out = federation(setting, seed)[0].split(0.8, seed=seed)
+    fitted = trained(name, seed, setting, options["lr"], fitting, setting.tuning_rounds)
+    return accuracy(served(name, fitted, fitting, held_out, seed, setting))
+
+
+def one(name: str, seed: int, setting: Setting, lr: float) -> Numbers:
+    """Run one method; return its row of the table. A run that diverges has no numbers."""
+    train, test = federation(setting, seed)
+    try:
+        fitted = trained(name, seed, setting, lr, train, setting.rounds)
+        return measured(name, fitted, train, test, seed, setting)
+    except ClientError:  # an update that is not finite
+        return {"personal": None}
+
+
+def measured(
+    name: str, fitted: Fit, train: ClientData, test: ClientData, seed: int, setting: Setting
+) -> Numbers:
+    """Return what a client is served, receives, sends and keeps."""
+    how, history = BASELINES[name], fitted.history
+    own = served(name, fitted, train, test, seed, setting)
+    error = calibration_error(*confidence(own), draws=99)
+    strangers = tuple(f"new {client}" for client in train.names)
+    new = fitted.personalise(replace(train, names=strangers), rounds=0)
+    draws = setting.draws if how.draws else 1
+    common = new.predict(replace(test, names=strangers), draws=draws, seed=seed)
+    return {
+        "personal": accuracy(own),
+        "global": accuracy(common),
+        "log_score": float(own.scores()["log_score"].mean()),
+        "calibration_error": 100.0 * error.ece,
+        "by_chance": 100.0 * error.by_chance,
+        "bytes_up": float((history["bytes_up"] / history["clients"]).mean()),
+        "bytes_down": float((history["bytes_down"] / history["clients"]).mean()),
+        "seconds": float(history["seconds"][min(1, len(history) - 1) :].mean()),
+        "state": nbytes(fitted.federation.client.own),
+        "evaluations": how.spent(setting.evaluations),
+    }
+
+
+def trained(
+    name: str, seed: int, setting: Setting, lr: float, train: ClientData, rounds: int
+) -> Fit:
+    """Fit one method to some clients' rows."""
+    mini_batches = -(-int(train.counts.max()) // setting.batch)
+    budget = Budget(
+        evaluations=setting.evaluations,
+        rows=setting.batch,
+        rounds=rounds,
+        clients=setting.clients,
+        passes=max(1, round(setting.evaluations / mini_batches)),
+        scale=setting.scale,
+    )
+    method = BASELINES[name].made(net_of(setting, seed), lr, budget)
+    return hierfl.fit(
+        method,
+        train,
+        rounds=rounds,
+        cohort=setting.cohort,
+        seed=seed,
+        compile="auto" if setting.compiled else False,
+        progress=False,
+    )
+
+
+def served(
+    name: str, fitted: Fit, train: ClientData, rows: ClientData, seed: int, setting: Setting
+) -> Prediction:
+    """Predict clients' rows by what each is served after the fit."""
+    how = BASELINES[name]
+    own = fitted.personalise(train, rounds=1) if how.tunes else fitted
+    return own.predict(rows, draws=setting.draws if how.draws else 1, seed=seed)
+
+
+def accuracy(prediction: Prediction) -> float:
+    """Return the clients' mean accuracy in %."""
+    return 100.0 * float(prediction.scores()["accuracy"].mean())
