@@ -26,8 +26,9 @@ from hierfl.core.trees import Tree, add, sub, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
+from hierfl.methods.common_params import common_params
 from hierfl.methods.components import of_each, of_mask, part
-from hierfl.methods.descent import Descent, global_params
+from hierfl.methods.descent import Descent
 from hierfl.methods.single_models import at_each, flat
 from hierfl.optimisers import SGD, Optimiser
 from hierfl.program.program import Params, Program
@@ -77,7 +78,7 @@ def clustered_fl(
     descent = Descent(optimiser, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
-        first = global_params("clustered_fl", program)
+        first = common_params(program, "clustered_fl")
 
         def start(message: Tree, own: Tree) -> Tree:
             return {**descent.begin(own["mail"]), "mail": own["mail"]}
@@ -128,7 +129,7 @@ def clustered_fl(
             firsts = torch.stack([(state["cluster"] == k).nonzero()[0, 0] for k in labels])
             return tree_map(lambda v: v[firsts], state["theta"])
 
-        theta = at_each(global_params("clustered_fl", program), count)
+        theta = at_each(common_params(program, "clustered_fl"), count)
         return Server(
             {"theta": theta, "cluster": torch.zeros(count, dtype=torch.long)},
             update,

@@ -19,6 +19,6 @@ def common_params(program: Program, name: str) -> Params:
     if own or program.latents.sites:
         raise ProgramError(
             f"{name} fits global params only, and this model has latent sites or local params: "
-            f"take fedsvi or a personalised method"
+            f"take models.network, or fedsvi"
         )
     return above

@@ -13,7 +13,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Phase, slope
 from hierfl.optimisers import Optimiser, Stepped, step
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params
 
 Loss = Callable[[Params, Tree, Tree, ClientBatch], Tensor]
 
@@ -47,22 +47,3 @@ class Descent:
             return {**work, "w": w, "state": state, "loss": value}
 
         return Phase(move, self.steps, self.unit, self.batch_size)
-
-
-def global_params(name: str, program: Program) -> Params:
-    """Return the starting values of a program whose params are all global.
-
-    Args:
-        name: of the method, for the message.
-        program: to be fitted.
-
-    Raises:
-        ProgramError: it has latent sites or local params.
-    """
-    above, own = program.start()
-    if own or program.latents.sites:
-        raise ProgramError(
-            f"{name} fits global params only, and this model has latent sites or local params: take "
-            f"models.network, or fedsvi"
-        )
-    return above

@@ -27,7 +27,8 @@ from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up, half_square
-from hierfl.methods.descent import Descent, global_params
+from hierfl.methods.common_params import common_params
+from hierfl.methods.descent import Descent
 from hierfl.methods.single_models import at_each, distances, flat, mean_of, stored
 from hierfl.optimisers import SGD, Optimiser
 from hierfl.program.program import Params, Program, ProgramError
@@ -140,7 +141,7 @@ def _attentive(
     """Return the method of weights `attention`, (N, P) models -> (N, N), and of a pull towards their mixes."""
 
     def client(program: Program) -> Client:
-        first = global_params(name, program)
+        first = common_params(program, name)
 
         def mine(own: Tree) -> Params:
             found: Params = chosen(own["seen"], own["w"], own["mail"])
@@ -171,7 +172,7 @@ def _attentive(
         )
 
     def server(program: Program) -> Server:
-        first = global_params(name, program)
+        first = common_params(program, name)
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
             w, seen = (

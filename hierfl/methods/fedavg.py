@@ -19,9 +19,10 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up, half_square, slope
 from hierfl.methods.averaging_server import averaging_server
+from hierfl.methods.common_params import common_params
 from hierfl.methods.old_options import BETA, FINE_TUNE_OF_FEDAVG, old_options
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
-from hierfl.program.program import Program, ProgramError
+from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
@@ -54,13 +55,7 @@ def fedavg(
     """
 
     def client(program: Program) -> Client:
-        _, own = program.start()
-        if own or program.latents.sites:
-            raise ProgramError(
-                "fedavg fits global params only, and this model has latent sites or local params: "
-                "take fedsvi or "
-                "a personalised method"
-            )
+        common_params(program, "fedavg")
 
         def start(message: Tree, own: Tree) -> Tree:
             return {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}

@@ -26,8 +26,9 @@ from hierfl.core.trees import Tree, chosen, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
+from hierfl.methods.common_params import common_params
 from hierfl.methods.components import of_each
-from hierfl.methods.descent import Descent, global_params
+from hierfl.methods.descent import Descent
 from hierfl.methods.single_models import at_each, mean_of, stored
 from hierfl.methods.some_rows import some_rows
 from hierfl.optimisers import SGD, Optimiser
@@ -79,7 +80,7 @@ def fedfomo(
     descent = Descent(optimiser, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
-        first = global_params("fedfomo", program)
+        first = common_params(program, "fedfomo")
 
         def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
             """Return the loss on validation rows, or on the others; 0 where the mini-batch has none."""
@@ -141,7 +142,7 @@ def fedfomo(
         count = program.num_clients
         keys = program.client_keys
         pairs = noise.fold(keys[:, None].expand(count, count, 2), keys[:, 0], keys[:, 1], seed)
-        first = at_each(global_params("fedfomo", program), count)
+        first = at_each(common_params(program, "fedfomo"), count)
 
         def picked(affinity: Tensor, seen: Tensor, round_: int) -> tuple[Tensor, Tensor]:
             """Return which clients' models each client gets (N, M), and whether there is one, (N, M)."""

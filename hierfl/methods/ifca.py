@@ -24,8 +24,9 @@ from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.methods.common_params import common_params
 from hierfl.methods.components import along, of_each, of_mask, starts_of
-from hierfl.methods.descent import Descent, global_params
+from hierfl.methods.descent import Descent
 from hierfl.optimisers import SGD, Optimiser
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
@@ -77,7 +78,7 @@ def ifca(
         return mask(message["share"].argmax())
 
     def client(program: Program) -> Client:
-        global_params("ifca", program)
+        common_params(program, "ifca")
 
         def params(message: Tree, own: Tree) -> Params:
             cluster = chosen(own["cluster"].sum(), own["cluster"], most(message))
@@ -129,7 +130,7 @@ def ifca(
                 "share": share,
             }
 
-        theta = starts_of(global_params("ifca", program), clusters, seed, starts)
+        theta = starts_of(common_params(program, "ifca"), clusters, seed, starts)
         return Server({"theta": theta, "share": torch.ones(clusters) / clusters}, update)
 
     return Method("ifca", model, delta, client, server)

@@ -23,7 +23,8 @@ from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
-from hierfl.methods.descent import Descent, global_params
+from hierfl.methods.common_params import common_params
+from hierfl.methods.descent import Descent
 from hierfl.methods.hypernetworks import Hypernetwork, Mlp
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
 from hierfl.program.program import Params, Program
@@ -73,7 +74,7 @@ def pfedhn(
         return 1 + program.num_clients // 4 if embedding is None else embedding
 
     def client(program: Program) -> Client:
-        like = global_params("pfedhn", program)
+        like = common_params(program, "pfedhn")
 
         def start(message: Tree, own: Tree) -> Tree:
             return {**descent.begin(own["mail"]), "own": own}
@@ -112,7 +113,7 @@ def pfedhn(
         )
 
     def server(program: Program) -> Server:
-        like = global_params("pfedhn", program)
+        like = common_params(program, "pfedhn")
         phi = hypernetwork.start(like, size(program), noise.root_key(seed))
         keys = noise.fold(program.client_keys, noise.word(f"embedding {seed}"))
         here = {"phi": phi, "embedding": noise.normals(keys, (size(program),))}
