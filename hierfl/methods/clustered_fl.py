@@ -27,11 +27,11 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
 from hierfl.methods.common_params import common_params
-from hierfl.methods.components import of_each, of_mask, part
+from hierfl.methods.components import of_least_loss, of_mask, part
 from hierfl.methods.descent import Descent
 from hierfl.methods.single_models import at_each, flat
 from hierfl.optimisers import SGD, Optimiser
-from hierfl.program.program import Params, Program
+from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
@@ -83,13 +83,8 @@ def clustered_fl(
         def start(message: Tree, own: Tree) -> Tree:
             return {**descent.begin(own["mail"]), "mail": own["mail"]}
 
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-            return program.mean_loss(w, batch)
-
         def choose(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            losses = of_each(program, lambda theta: program.mean_loss(theta, batch), message)
-            best = torch.arange(len(losses)) == losses.argmin()
-            return {**work, "mail": of_mask(best, message)}
+            return {**work, "mail": of_mask(of_least_loss(program, message, batch), message)}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             away = {"by": sub(work["w"], own["mail"]), "rows": rows}
@@ -99,7 +94,7 @@ def clustered_fl(
         return Client(
             own={"mail": first},
             start=start,
-            phases=(descent.phase(loss),),
+            phases=(descent.on_likelihood(program),),
             finish=finish,
             params=lambda message, own: own["mail"],
             adapt=(Phase(choose),),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
+from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program, ProgramError
 
 
@@ -77,6 +78,12 @@ def of_each(program: Program, one: Callable[[Params], Tensor], components: Param
 def part(components: Tree, k: int) -> Tree:
     """Return component k of K."""
     return tree_map(lambda v: v[k], components)
+
+
+def of_least_loss(program: Program, components: Params, batch: ClientBatch) -> Tensor:
+    """Return a mask (K,) of the component whose loss on the rows of a batch is least, the first of equal ones."""
+    losses = of_each(program, lambda theta: program.mean_loss(theta, batch), components)
+    return (torch.arange(len(losses)) == losses.argmin()).to(torch.get_default_dtype())
 
 
 def of_mask(mask: Tensor, components: Tree) -> Tree:

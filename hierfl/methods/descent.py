@@ -13,7 +13,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Phase, slope
 from hierfl.optimisers import Optimiser, Stepped, step
-from hierfl.program.program import Params
+from hierfl.program.program import Params, Program
 
 Loss = Callable[[Params, Tree, Tree, ClientBatch], Tensor]
 
@@ -47,3 +47,7 @@ class Descent:
             return {**work, "w": w, "state": state, "loss": value}
 
         return Phase(move, self.steps, self.unit, self.batch_size)
+
+    def on_likelihood(self, program: Program) -> Phase:
+        """Return steps down the mean negative log likelihood of a row, and nothing else."""
+        return self.phase(lambda w, work, message, batch: program.mean_loss(w, batch))

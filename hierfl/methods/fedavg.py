@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Server, Share, Up, half_square, slope
+from hierfl.method import Client, Method, Server, Share, Up, half_square
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.common_params import common_params
+from hierfl.methods.descent import Descent
 from hierfl.methods.old_options import BETA, FINE_TUNE_OF_FEDAVG, old_options
-from hierfl.optimisers import SGD, Optimiser, Stepped, step
-from hierfl.program.program import Program
+from hierfl.optimisers import SGD, Optimiser
+from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
@@ -53,27 +53,21 @@ def fedavg(
     Raises:
         ProgramError: (at fit) the model has latent sites or local params.
     """
+    descent = Descent(optimiser, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
         common_params(program, "fedavg")
 
-        def start(message: Tree, own: Tree) -> Tree:
-            return {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
-
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            def loss(theta: Tree) -> Tensor:
-                nll = program.mean_loss(theta, batch)
-                return nll + prox * half_square(theta, message) if prox else nll
-
-            gradient, value = slope(loss, work["theta"])
-            theta, state = step(optimiser, gradient, Stepped(work["theta"], work["state"]))
-            return {"theta": theta, "state": state, "loss": value}
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            nll = program.mean_loss(w, batch)
+            return nll + prox * half_square(w, message) if prox else nll
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up = {"theta": Share(work["theta"], rows), "loss": Share(work["loss"], rows)}
-            return up, own
+            return {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}, own
 
-        return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)
+        return Client(
+            {}, lambda message, own: descent.begin(message), (descent.phase(loss),), finish
+        )
 
     def server(program: Program) -> Server:
         return averaging_server(program.start()[0])

@@ -27,7 +27,7 @@ from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
-from hierfl.methods.single_models import at_each, stored
+from hierfl.methods.single_models import at_each, mean_of, stored
 from hierfl.models.headed_network import HeadedNetwork
 from hierfl.optimisers import SGD, Optimiser, Stepped, step
 from hierfl.program.program import Params, Program
@@ -224,9 +224,7 @@ def fedpac(
             }
 
         def down(state: Tree, clock: Clock) -> Tree:
-            share = state["seen"].to(state["v"].dtype)
-            share = torch.where(share.sum() > 0.0, share / share.sum().clamp(min=1.0), 1.0 / count)
-            mean = tree_map(lambda v: torch.tensordot(share.to(v.dtype), v, 1), state["head"])
+            mean = mean_of(state["head"], state["seen"])
             return {"body": state["body"], "head": mean, "mu": state["mu"], "known": state["known"]}
 
         heads = at_each(head, count)

@@ -25,7 +25,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.common_params import common_params
-from hierfl.methods.components import along, of_each, of_mask, starts_of
+from hierfl.methods.components import along, of_least_loss, of_mask, starts_of
 from hierfl.methods.descent import Descent
 from hierfl.optimisers import SGD, Optimiser
 from hierfl.program.program import Params, Program
@@ -70,12 +70,10 @@ def ifca(
         raise ValueError(f"clusters is {clusters}: it must be 1 or more")
     descent = Descent(optimiser, steps, unit, batch_size)
 
-    def mask(label: Tensor) -> Tensor:
-        return (torch.arange(clusters) == label).to(torch.get_default_dtype())
-
     def most(message: Tree) -> Tensor:
         """Return the cluster that most clients chose."""
-        return mask(message["share"].argmax())
+        found = torch.arange(clusters) == message["share"].argmax()
+        return found.to(torch.get_default_dtype())
 
     def client(program: Program) -> Client:
         common_params(program, "ifca")
@@ -89,13 +87,8 @@ def ifca(
             return {**descent.begin(params(message, own)), "cluster": own["cluster"]}
 
         def choose(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            theta = message["theta"]
-            losses = of_each(program, lambda theta: program.mean_loss(theta, batch), theta)
-            cluster = mask(losses.argmin())
-            return {**work, "cluster": cluster, "w": of_mask(cluster, theta)}
-
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-            return program.mean_loss(w, batch)
+            cluster = of_least_loss(program, message["theta"], batch)
+            return {**work, "cluster": cluster, "w": of_mask(cluster, message["theta"])}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             cluster = work["cluster"]
@@ -108,7 +101,7 @@ def ifca(
         return Client(
             own={"cluster": torch.zeros(clusters)},
             start=start,
-            phases=(choosing, descent.phase(loss)),
+            phases=(choosing, descent.on_likelihood(program)),
             finish=finish,
             params=params,
             adapt=(choosing,),

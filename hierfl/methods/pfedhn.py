@@ -79,9 +79,6 @@ def pfedhn(
         def start(message: Tree, own: Tree) -> Tree:
             return {**descent.begin(own["mail"]), "own": own}
 
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-            return program.mean_loss(w, batch)
-
         def embed(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             at = {"embedding": work["own"]["embedding"]}
 
@@ -101,7 +98,7 @@ def pfedhn(
             e = message["embedding"]
             return {"embedding": e, "mail": hypernetwork.params(message["phi"], e, like)}
 
-        training = descent.phase(loss)
+        training = descent.on_likelihood(program)
         return Client(
             own={"embedding": torch.zeros(size(program)), "mail": like},
             start=start,
