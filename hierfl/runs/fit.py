@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +41,7 @@ def fit(
     score_every: int = 10,
     patience: int | None = None,
     progress: bool | None = None,
+    on_round: Callable[[Fit], object] | None = None,
     on_client_error: Literal["raise", "skip"] = "raise",
     least_rows: int = 1,
     disclose: Literal["summaries", "sums"] = "summaries",
@@ -80,6 +82,8 @@ def fit(
         patience: stop once so many scores in a row have not improved on the best; the params of the last
             round are kept.
         progress: show a progress bar; None: where standard error is a terminal.
+        on_round: called with the fit after each round, once its checkpoint is written, such as to measure what
+            clients are served then. What it returns is not used; an error that it raises ends the run.
         on_client_error: "raise" stops the run at a client that fails, or whose update is not finite. "skip"
             leaves such a client out of that round: it is not counted, its client state stays as it was, and
             `history["left_out"]` and the report name it with the reason. A round without any client left
@@ -106,6 +110,8 @@ def fit(
     counts: dict[str, object] = {"rounds": rounds, "every": every, "score_every": score_every}
     counts |= {"seed": seed, "cohort": cohort, "chunk": chunk, "patience": patience}
     check_kinds(method, data, held_out, counts | {"least_rows": least_rows})
+    if on_round is not None and not callable(on_round):
+        raise TypeError(f"on_round is {on_round!r}: it must be a function of the fit, or None")
     data, held_out = with_rows(data, held_out, least_rows)
     how = How(
         seed=seed,
@@ -121,6 +127,7 @@ def fit(
         score_every=score_every,
         patience=patience,
         progress=progress,
+        on_round=on_round,
         on_client_error=on_client_error,
     )
     if isinstance(method, Method):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +50,7 @@ class How:
         score_every: rounds between scores.
         patience: scores in a row without a gain before the run stops.
         progress: show a progress bar; None: where standard error is a terminal.
+        on_round: called with the fit after each round.
         on_client_error: "raise" or "skip".
     """
 
@@ -66,6 +67,7 @@ class How:
     score_every: int
     patience: int | None
     progress: bool | None
+    on_round: Callable[[Fit], object] | None
     on_client_error: Literal["raise", "skip"]
 
     @property
@@ -120,6 +122,8 @@ def run(
                 last = where.round == planned or is_over(fitted, how.patience)
                 if folder and (where.round % how.every == 0 or last):
                     state.save(folder, where, who)
+                if how.on_round is not None:
+                    how.on_round(fitted)
     return fitted
 
 

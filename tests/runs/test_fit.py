@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyro
@@ -19,6 +20,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
 from hierfl.optimisers import SGD, Adam
+from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 
 
@@ -69,6 +71,50 @@ def test_held_out_scores_are_of_the_current_params(score_every: int) -> None:
     last = fitted.predict(test, draws=50).log_score
     assert last is not None
     assert scores.iloc[-1] == pytest.approx(float(last.mean()), abs=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+def test_on_round_sees_the_fit_after_each_round(
+    engine: Literal["vectorised", "sequential", "pooled"],
+) -> None:
+    data = federation((12, 9, 10))
+    seen: list[tuple[int, Tensor]] = []
+
+    def look(fitted: Fit) -> None:
+        seen.append((fitted.progress.round, fitted.predict(data, draws=5, seed=1).mean))
+
+    method = fedsvi(regression)
+    fitted = fit(method, data, rounds=3, engine=engine, on_round=look)
+    assert [number for number, _ in seen] == [1, 2, 3]
+    short = fit(method, data, rounds=3, engine=engine, on_round=None)
+    for found, expected in (
+        (seen[2][1], fitted.predict(data, draws=5, seed=1).mean),
+        (fitted.history["elbo"], short.history["elbo"]),
+    ):
+        np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(seen[0][1], seen[2][1])
+
+
+def test_an_error_of_on_round_ends_the_run_after_its_checkpoint(tmp_path: Path) -> None:
+    def stop(fitted: Fit) -> None:
+        if fitted.progress.round == 2:
+            raise KeyboardInterrupt
+
+    data, method = federation(), fedsvi(regression)
+    with pytest.raises(KeyboardInterrupt):
+        fit(method, data, rounds=4, checkpoint=tmp_path / "run", every=1, on_round=stop)
+    seen: list[int] = []
+    fit(
+        method,
+        data,
+        rounds=4,
+        checkpoint=tmp_path / "run",
+        resume=True,
+        on_round=lambda fitted: seen.append(fitted.progress.round),
+    )
+    assert seen == [3, 4]
+    with pytest.raises(TypeError, match="on_round is 3"):
+        fit(method, data, rounds=1, on_round=3)  # type: ignore[arg-type]
 
 
 def test_early_stopping_waits_for_patience_and_keeps_the_last_params() -> None:
