@@ -16,7 +16,9 @@ from hierfl.methods import (
     fedavg,
     fedbabu,
     fedbn,
+    fedpa,
     fedpac,
+    fedpop,
     fedrecon,
     fedrep,
     fedsvi,
@@ -27,6 +29,7 @@ from hierfl.methods import (
     pfedbayes,
     pfedbred,
     pfedme,
+    scaffold,
 )
 from hierfl.models import (
     HeadedNetwork,
@@ -51,6 +54,7 @@ class Budget:
         rows: of a mini-batch.
         rounds: in all.
         clients: how many there are.
+        client_rows: a client's rows, on average.
         passes: over a client's rows that come nearest to `evaluations`, for methods that count in these.
         scale: standard deviation at which learned prior scales start.
     """
@@ -59,6 +63,7 @@ class Budget:
     rows: int
     rounds: int
     clients: int
+    client_rows: int
     passes: int
     scale: float
 
@@ -102,9 +107,14 @@ def a_fedavg(net: nn.Sequential, lr: float, b: Budget, *, prox: float = 0.0) -> 
     return fedavg(network(net), optimiser=SGD(lr), prox=prox, **local(b))
 
 
-def a_fine_tuned(net: nn.Sequential, lr: float, b: Budget) -> Method:
-    """Return FedAvg whose clients tune by as many steps as a round has."""
-    return fine_tuned(a_fedavg(net, lr, b), optimiser=SGD(lr), **local(b))
+def a_scaffold(net: nn.Sequential, lr: float, b: Budget) -> Method:
+    """Return SCAFFOLD."""
+    return scaffold(network(net), lr=lr, **local(b))
+
+
+def tuning(method: Method, lr: float, b: Budget) -> Method:
+    """Return a method whose clients tune by as many steps as a round has."""
+    return fine_tuned(method, optimiser=SGD(lr), **local(b))
 
 
 def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget) -> Method:
@@ -182,6 +192,30 @@ def a_fedbn(net: nn.Sequential, lr: float, b: Budget) -> Method:
             layers.append(nn.BatchNorm1d(layer.out_features))
     model = batch_norm_network(nn.Sequential(*layers, net[-1]))
     return fedbn(model, optimiser=SGD(lr), **local(b))
+
+
+def a_fedpa(net: nn.Sequential, lr: float, b: Budget) -> Method:
+    """Return FedPA."""
+    optimiser = SGD(lr, momentum=0.9)
+    return fedpa(network(net), epochs=b.passes, batch_size=b.rows, optimiser=optimiser)
+
+
+def a_fedpop(net: nn.Sequential, lr: float, b: Budget) -> Method:
+    """Return FedPop of a common body and heads about a common mean.
+
+    The chain's step size is in units of a sum over rows. The server's Adam takes a tenth of the step size, as it
+    moves once a round.
+    """
+    hierarchy = bayesian_network(net, local=(f"{last_of(net)}.",), prior_scale=0.1)
+    return fedpop(
+        hierarchy,
+        lr=lr / b.client_rows,
+        steps=b.evaluations,
+        burn_in=b.evaluations // 2,
+        batch_size=b.rows,
+        kept=20,
+        server_optimiser=Adam(0.1 * lr),
+    )
 
 
 def a_clustered_fl(net: nn.Sequential, lr: float, b: Budget) -> Method:

@@ -7,9 +7,10 @@ nor are evaluations without a gradient.
 All else is at the defaults of `hierfl.methods`, which are the authors'. So is how a budget is divided: between
 head and body, and between the step size of one and of the other; between a common and a personal model; between
 the models of a mixture. Exceptions: FedABML takes one draw and K = 5, as in `compared`; FedProx' weight is that of
-FedABML's paper; learned prior scales start at the study's value; sigma of FedAMP is the number of clients, as models
-that start alike would else weigh more than 1 together; clustered_fl halves no cluster before round 20, or before half
-of the rounds where these are fewer than 40.
+FedABML's paper; FedPA takes the number of passes over a client's rows that is nearest to the budget; FedPop's server
+takes Adam, with a tenth of the step size; learned prior scales start at the study's value; sigma of FedAMP is the
+number of clients, as models that start alike would else weigh more than 1 together; clustered_fl halves no cluster
+before round 20, or before half of the rounds where these are fewer than 40.
 
 A method is one entry of `BASELINES`. What takes more than a line to build is in `baseline_builders`.
 """
@@ -33,7 +34,6 @@ from hierfl.methods import (
     individual,
     over_relaxed,
     pfedhn,
-    scaffold,
 )
 from hierfl.models import (
     map_network,
@@ -41,6 +41,8 @@ from hierfl.models import (
 )
 from hierfl.optimisers import SGD, Adam
 from hierfl.studies import baseline_builders as build
+
+PROX = 0.5  # FedProx' weight that FedABML's paper chose for its MNIST sets
 
 
 def _all(total: int) -> int:
@@ -79,12 +81,19 @@ BASELINES: dict[str, Baseline] = {
         lambda net, lr, b: individual(network(net), optimiser=SGD(lr), **build.local(b))
     ),
     "fedavg": Baseline(build.a_fedavg),
-    "fedprox": Baseline(
-        lambda net, lr, b: build.a_fedavg(net, lr, b, prox=0.5)
-    ),  # the paper's, FedABML
-    "fedavg+FT": Baseline(build.a_fine_tuned, tunes=True),
+    "fedprox": Baseline(lambda net, lr, b: build.a_fedavg(net, lr, b, prox=PROX)),
+    "fedavg+FT": Baseline(
+        lambda net, lr, b: build.tuning(build.a_fedavg(net, lr, b), lr, b), tunes=True
+    ),
+    "fedprox+FT": Baseline(
+        lambda net, lr, b: build.tuning(build.a_fedavg(net, lr, b, prox=PROX), lr, b), tunes=True
+    ),
     "fedavg+AM": Baseline(lambda net, lr, b: over_relaxed(build.a_fedavg(net, lr, b))),
-    "scaffold": Baseline(lambda net, lr, b: scaffold(network(net), lr=lr, **build.local(b))),
+    "scaffold": Baseline(build.a_scaffold),
+    "scaffold+FT": Baseline(
+        lambda net, lr, b: build.tuning(build.a_scaffold(net, lr, b), lr, b), tunes=True
+    ),
+    "fedpa": Baseline(build.a_fedpa),
     "per_fedavg": Baseline(build.a_per_fedavg, _times(2), tunes=True),
     "ditto": Baseline(build.a_ditto, _times(2)),
     "apfl": Baseline(
@@ -131,6 +140,7 @@ BASELINES: dict[str, Baseline] = {
     ),
     "pfedbayes": Baseline(build.a_pfedbayes, _times(5), draws=True, adaptive=True),
     "fedabml": Baseline(build.a_fedabml, _times(5), tunes=True, draws=True),
+    "fedpop": Baseline(build.a_fedpop, draws=True, body=True),
     "fedvi": Baseline(build.a_fedvi, draws=True, body=True),
     "fedsvi": Baseline(build.a_fedsvi, draws=True, adaptive=True),
 }
@@ -142,8 +152,6 @@ LEFT_OUT: dict[str, str] = {
     "pvi": "for hierarchies of few parameters",
     "bfi": "for hierarchies of few parameters",
     "fedep": "for hierarchies of few parameters",
-    "fedpa": "its rounds are passes over the rows, not steps",
-    "fedpop": "its step size is in units of a sum over rows",
     "averaging_some": "an option of other methods",
     "by_rows": "an option of other methods",
     "server_optimised": "an option of other methods",

@@ -26,6 +26,41 @@ COUNTED = {
     "evaluations": ("evaluations", 1.0, "{:.0f}"),
 }
 DIVERGED = "diverged"
+LIMIT = 1.5  # points, from a published number
+# P in %, Shi et al. 2023 (FedABML), arXiv:2310.09183, Table 1: Fashion-MNIST with 200 clients, EMNIST with 150
+PUBLISHED: dict[str, dict[str, float]] = {
+    "fashion": {
+        "individual": 95.52,
+        "fedavg": 81.10,
+        "fedavg+FT": 96.50,
+        "fedprox": 81.06,
+        "fedprox+FT": 96.42,
+        "scaffold": 80.86,
+        "scaffold+FT": 94.38,
+        "per_fedavg": 96.19,
+        "pfedme": 96.44,
+        "ditto": 96.39,
+        "pfedbayes": 95.88,
+        "fedabml": 96.57,
+    },
+    "emnist": {
+        "individual": 90.88,
+        "fedavg": 57.63,
+        "fedavg+FT": 95.38,
+        "fedprox": 57.59,
+        "fedprox+FT": 95.24,
+        "scaffold": 54.11,
+        "scaffold+FT": 88.66,
+        "fedrep": 95.51,
+        "fedbabu": 91.82,
+        "fedpop": 95.85,
+        "per_fedavg": 94.70,
+        "pfedme": 94.45,
+        "ditto": 94.07,
+        "pfedbayes": 94.61,
+        "fedabml": 95.95,
+    },
+}
 TITLE = (
     "Methods by client: accuracy served (P) and without own rows (G), log score and calibration error of P; "
     "received, sent and kept by a client; seconds and gradient evaluations of a round"
@@ -66,6 +101,15 @@ def table(scores: pd.DataFrame) -> pd.DataFrame:
         if column in MEASURED and scores["seed"].nunique() > 1:
             text = text + (factor * sd[column]).map(f" ± {form}".format)
         shown[heading] = text.where(mean[column].notna(), DIVERGED)
+    known = {
+        (images, name): value for images, each in PUBLISHED.items() for name, value in each.items()
+    }
+    keys = [
+        (images, name) for images, name in scores.groupby(["images", "method"], sort=False).groups
+    ]
+    if any(key in known for key in keys):
+        published = [f"{known[key]:.1f}" if key in known else "" for key in keys]
+        shown.insert(1, "published P, %", published)
     return shown
 
 
@@ -88,7 +132,14 @@ def reading(scores: pd.DataFrame, *, is_tuned: bool) -> list[str]:
             "fedvi reads a client's rows, without labels, for its G too; the other G read none."
         )
     lines += [
-        line for line in (_chance(scores), _diverged(scores), _tuning(scores, is_tuned)) if line
+        line
+        for line in (
+            _chance(scores),
+            _diverged(scores),
+            _apart(scores),
+            _tuning(scores, is_tuned),
+        )
+        if line
     ]
     left = [f"{name} ({why})" for name, why in LEFT_OUT.items()]
     return [*lines, f"Left out of `hierfl.methods`: {', '.join(left)}."]
@@ -107,14 +158,22 @@ def _diverged(scores: pd.DataFrame) -> str:
     return f"Runs that diverged, and count in no mean: {', '.join(each)}." if each else ""
 
 
+def _apart(scores: pd.DataFrame) -> str:
+    """State where P is more than 1.5 points from the published number."""
+    means = scores.groupby(["images", "method"], sort=False)["personal"].mean()
+    each = [
+        f"{images} {name} {mean - PUBLISHED[images][name]:+.1f}"
+        for (images, name), mean in means.items()
+        if name in PUBLISHED.get(images, {}) and abs(mean - PUBLISHED[images][name]) > LIMIT
+    ]
+    return f"More than {LIMIT} points from the published P: {', '.join(each)}." if each else ""
+
+
 def _tuning(scores: pd.DataFrame, is_tuned: bool) -> str:
     if is_tuned:
         chosen = scores.dropna(subset=["lr"]).groupby(["images", "method"], sort=False)["lr"]
-        each = [
-            f"{images} {method} {', '.join(f'{lr:.3g}' for lr in own)}"
-            for (images, method), own in chosen
-        ]
-        return f"Step sizes, chosen on validation rows from one grid, by seed: {'; '.join(each)}."
+        each = [f"{images} {method} {own.iloc[0]:.3g}" for (images, method), own in chosen]
+        return f"Step sizes, chosen on validation rows from one grid: {'; '.join(each)}."
     used = [f"{lr:g}" for lr in sorted(scores["lr"].dropna().unique())]
     if len(used) < 2:
         return f"Nothing is tuned: the step size is {', '.join(used)}."

@@ -119,6 +119,50 @@ def equal_classes(
     return found
 
 
+def shared_classes(
+    labels: Tensor, *, clients: int, classes: int, share: float, seed: int
+) -> tuple[list[Ids], list[Ids]]:
+    """Split a share of each class's rows equally among the clients that have the class.
+
+    Clients of rare classes get fewer rows than others. A seventh of a client's rows of a class are for tests, as in
+    `equal_classes` for Fashion-MNIST.
+
+    Args:
+        labels: class of each row, (n,).
+        clients: number of clients.
+        classes: number of classes of a client.
+        share: of all rows, in (0, 1].
+        seed: fixes which classes and rows a client has.
+
+    Returns:
+        Row numbers of each client's training rows, and of its test rows.
+
+    Raises:
+        ValueError: a client would get fewer than 7 rows of a class.
+    """
+    generator = np.random.Generator(np.random.Philox(seed))
+    every = int(labels.max()) + 1
+    client_classes = _classes_of_clients(every, clients, classes, generator)
+    holders = np.bincount(client_classes.flatten(), minlength=every)
+    left: list[list[Ids]] = []
+    for c in range(every):
+        rows = generator.permutation(np.flatnonzero(labels.numpy() == c))
+        each = int(share * len(rows) / max(1, holders[c]))
+        if holders[c] and each < 7:
+            raise ValueError(
+                f"class {c} has {len(rows)} rows, and {holders[c]} clients share {share:g} of them: 7 are needed for "
+                "each, so use fewer clients, or more of the rows"
+            )
+        left.append([rows[k * each : (k + 1) * each] for k in range(holders[c])])
+    found: tuple[list[Ids], list[Ids]] = [], []
+    for own in client_classes:
+        parts = [left[c].pop() for c in own]
+        cuts = [len(part) // 7 for part in parts]
+        found[0].append(np.concatenate([p[cut:] for p, cut in zip(parts, cuts, strict=True)]))
+        found[1].append(np.concatenate([p[:cut] for p, cut in zip(parts, cuts, strict=True)]))
+    return found
+
+
 def _classes_of_clients(
     every: int, clients: int, classes: int, generator: np.random.Generator
 ) -> Ids:
