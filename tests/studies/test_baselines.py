@@ -211,6 +211,39 @@ def test_every_method_without_a_head_takes_a_network_of_one_layer(name: str) -> 
     assert all(np.isfinite(value) for value in numbers.values())
 
 
+def test_accuracies_are_means_over_the_last_rounds() -> None:
+    five = replace(SMALL, rounds=5)
+    each = [
+        baselines.one("fedavg", 0, replace(SMALL, rounds=rounds), 0.1)["global"]
+        for rounds in (4, 5)
+    ]
+    assert each[0] != each[1]
+    means = baselines.one("fedavg", 0, replace(five, averaged=2), 0.1)
+    assert means["global"] == means["personal"] == pytest.approx(sum(each) / 2.0)
+    tuned = [baselines.one("fedavg+FT", 0, replace(five, averaged=count), 0.1) for count in (1, 2)]
+    assert tuned[0]["personal"] == tuned[1]["personal"], "of the end, as in the paper"
+    assert tuned[1]["global"] == means["global"]
+
+
+def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    row = {"seed": 0, "lr": 0.1, "by_chance": 1.0}
+    row |= dict.fromkeys([*baseline_table.MEASURED, *baseline_table.COUNTED], 2.0)
+    records = [
+        {**row, "images": images_, "method": name, "personal": value}
+        for images_, name, value in (
+            ("fashion", "fedavg", 82.5),
+            ("fashion", "ditto", 99.0),
+            ("fashion", "apfl", 50.0),
+            ("emnist", "fedavg", 58.0),
+        )
+    ]
+    found = baseline_table.collected(records, tmp_path / "all.csv", is_tuned=True)
+    assert found.table["published P, %"].tolist() == ["81.1", "96.4", "", "57.6"]
+    assert "More than 1.5 points from the published P: fashion ditto +2.6." in found.reading
+    known = {name for each in baseline_table.PUBLISHED.values() for name in each}
+    assert known < set(BASELINES)
+
+
 def test_a_run_that_diverges_is_named_and_counts_in_no_mean(tmp_path: Path) -> None:
     assert baselines.one("fedavg", 0, SMALL, 1e30) == {"personal": None}
     row = {"images": "digits", "lr": 0.1, "by_chance": 1.0}

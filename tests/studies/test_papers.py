@@ -56,6 +56,23 @@ def test_equal_classes_uses_each_row_once_and_gives_each_client_two_classes(seed
         images.equal_classes(y, clients=20, classes=2, train=15, test=5, seed=seed)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_shared_classes_gives_the_clients_of_a_class_equally_many_of_its_rows(seed: int) -> None:
+    sizes = torch.tensor([400, 100, 50, 60, 900])
+    y = torch.repeat_interleave(torch.arange(5), sizes)[torch.randperm(int(sizes.sum()))]
+    train, test = images.shared_classes(y, clients=10, classes=2, share=0.6, seed=seed)
+    used = np.concatenate([*train, *test])
+    assert len(set(used)) == len(used)
+    for own, held in zip(train, test, strict=True):
+        assert len(set(y[own].tolist())) == 2
+        for c in set(y[own].tolist()):
+            each = int(0.6 * sizes[c] / 4)  # 20 places, 4 of each class
+            assert int((y[held] == c).sum()) == each // 7
+            assert int((y[own] == c).sum()) == each - each // 7
+    with pytest.raises(ValueError, match=r"class 2 has 50 rows, and 4 clients share 0\.5"):
+        images.shared_classes(y, clients=10, classes=2, share=0.5, seed=seed)
+
+
 def test_power_law_has_the_classes_of_the_paper_and_unequal_sizes() -> None:
     y = labels(7000)
     train, test = images.power_law(y, clients=100, classes=3, seed=0)
