@@ -92,11 +92,30 @@ def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Do
                 ups, own = _ups(federation, phases, task)
             except FAILURES as error:
                 raise _blamed(federation, phases, task, error) from error
-        sums = {name: _summed(up, task.ids, federation) for name, up in ups.items()}
-        _check_finite(sums, ups, federation, task)
-        norms = {name: update_norms(up) for name, up in ups.items()}
-    result: Done = moved(Done(sums, own, task.ids, norms, left_out), CPU)
+        result: Done = moved(counted(federation, task, ups, own, left_out), CPU)
     return result
+
+
+def counted(
+    federation: Federation, task: Task, ups: Up, own: Tree, left_out: tuple[LeftOut, ...]
+) -> Done:
+    """Return the sums of what the clients of a chunk send.
+
+    Args:
+        federation: of the clients.
+        task: of the clients that are counted.
+        ups: what each of them sends, values times weights, C in front of every tensor.
+        own: their new states, C in front.
+        left_out: the other clients.
+
+    Raises:
+        ClientError: an update is not finite.
+        TypeError: a client sends what its method does not declare.
+    """
+    sums = {name: _summed(up, task.ids, federation) for name, up in ups.items()}
+    _check_finite(sums, ups, federation, task)
+    norms = {name: update_norms(up) for name, up in ups.items()}
+    return Done(sums, own, task.ids, norms, left_out)
 
 
 def _ups(federation: Federation, phases: tuple[Phase, ...], task: Task) -> tuple[Up, Tree]:

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,14 +113,23 @@ def begin(
 
 
 def rounds(
-    federation: Federation, progress: Progress, until: int
+    federation: Federation,
+    progress: Progress,
+    until: int,
+    elsewhere: RunAll[Task, Done] | None = None,
 ) -> Generator[Progress, None, None]:
     """Run rounds until `until` are done, or the server has finished, and yield the progress after each.
 
     Its worker processes end when the generator is closed: close it, unless it has run to its end.
+
+    Args:
+        federation: that runs.
+        progress: where the run stands.
+        until: rounds planned in all.
+        elsewhere: runs the tasks of chunks, where the clients' rows are not here; None: this process does.
     """
     task = partial(work_on, federation, federation.client.phases)
-    with crew(task, federation.cores) as run_all:
+    with nullcontext(elsewhere) if elsewhere else crew(task, federation.cores) as run_all:
         while progress.round < until and not federation.server.finished(progress.server):
             progress = one_round(federation, progress, until, run_all)
             yield progress

@@ -132,7 +132,7 @@ def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, lear
             keyed=keyed,
             reads_all_rows=_reads_all_rows(guide),
             joint=joint,
-            codes=_codes(data),
+            codes=codes_of(data),
         )
         _check_whole(program, data)
     return check_steps(program, one) if learn else program
@@ -144,7 +144,7 @@ def _reads(model: Model, guide: Guide, batch: ClientBatch) -> Reads:
         return Reads(fields_read(model, batch, _Start()), of_guide)
 
 
-def _codes(data: ClientData) -> dict[str, tuple[int, int]]:
+def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
     """Return the range of each field of integers that may be codes: at most two dimensions, so no images."""
     return {
         name: (int(values.min()), int(values.max()))

@@ -91,7 +91,7 @@ def run(
     Raises:
         ValueError, ProgramError, KeyError, ClientError: as `hierfl.fit`.
     """
-    planned = _planned(method, rounds)
+    planned = planned_of(method, rounds)
     _check(planned, how, data)
     eager = federate(
         method,
@@ -108,7 +108,7 @@ def run(
     who = about(method, eager, planned)
     folder = how.checkpoint
     with nullcontext() if folder is None else held(folder):
-        where = _resumed(folder, eager, who, how.resume) or begin(
+        where = resumed(folder, eager, who, how.resume) or begin(
             eager, folder, compiled=_compiles(how.compile, method, eager, planned)
         )
         federation = replace(eager, graphs=Graphs()) if where.compiled else eager
@@ -127,7 +127,7 @@ def run(
     return fitted
 
 
-def _planned(method: Method, rounds: int | None) -> int:
+def planned_of(method: Method, rounds: int | None) -> int:
     """Return how many rounds a run may take."""
     if rounds is not None:
         return rounds
@@ -201,7 +201,7 @@ def _compiles(compile: str | bool, method: Method, federation: Federation, round
     return worth_compiling(federation, rounds, method.most_rounds)
 
 
-def _resumed(
+def resumed(
     folder: Path | None, federation: Federation, run: Mapping[str, Any], resume: bool
 ) -> Progress | None:
     """Return the progress of the run in a folder, whose lock is held; None where there is no run yet."""

@@ -1,0 +1,259 @@
+"""What nodes tell of their rows before the first round, and what they agree on: names, fields, codes.
+
+A node tells its client's name, how many rows it has, the name, dtype and shape of each field, the names of features and
+levels, and the least and largest value of a field of codes. It tells no row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hierfl.data.absent import absent
+from hierfl.data.clients import ClientData
+from hierfl.nodes.messages import Refused
+from hierfl.program.program import Program
+from hierfl.program.read import codes_of
+
+Ranges = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The form of a client's rows.
+
+    Args:
+        fields: name -> dtype and the shape of a row.
+        client_fields: name -> dtype and shape.
+        features: field -> names of its columns.
+        levels: field -> names of its codes.
+        dtype: torch's default, in which clients compute.
+    """
+
+    fields: Mapping[str, Sequence[Any]]
+    client_fields: Mapping[str, Sequence[Any]]
+    features: Mapping[str, Sequence[str]]
+    levels: Mapping[str, Sequence[str]]
+    dtype: str
+
+    @staticmethod
+    def of(data: ClientData) -> Fields:
+        """Return the form of some clients' rows."""
+        fields, client_fields = (
+            {name: _form(v) for name, v in of.items()} for of in (data.fields, data.client_fields)
+        )
+        features, levels = (
+            {name: list(labels) for name, labels in of.items()}
+            for of in (data.features, data.levels)
+        )
+        return Fields(fields, client_fields, features, levels, str(torch.get_default_dtype()))
+
+
+def _form(values: Tensor) -> list[Any]:
+    return [str(values.dtype).removeprefix("torch."), *values.shape[1:]]
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a node tells of its client before the first round.
+
+    Args:
+        client: its name.
+        rows: how many it has.
+        form: of its rows.
+        codes: field of codes -> its least and its largest value.
+    """
+
+    client: str
+    rows: int
+    form: Fields
+    codes: Ranges
+
+    @staticmethod
+    def of(data: ClientData) -> Introduction:
+        """Return what a node tells of its client.
+
+        Raises:
+            ValueError: it has not exactly one client.
+        """
+        if data.num_clients != 1:
+            raise ValueError(
+                f"a node has the rows of one client, and these are of {data.num_clients}: start a node for each"
+            )
+        return Introduction(data.names[0], data.num_rows, Fields.of(data), codes_of(data))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(found: Any) -> Introduction:
+        """Read what `as_json` returned.
+
+        Raises:
+            Refused: it is something else.
+        """
+        try:
+            form = Fields(**found["form"])
+            client, rows = found["client"], found["rows"]
+            codes = {
+                str(name): (int(low), int(high)) for name, (low, high) in found["codes"].items()
+            }
+            _check_form(form)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Refused(f"it is no introduction ({type(error).__name__}: {error})") from error
+        if not isinstance(client, str) or not isinstance(rows, int) or not 1 <= rows < 1 << 48:
+            raise Refused(f"it tells of {rows!r} rows of client {client!r}")
+        return Introduction(client, rows, form, codes)
+
+
+def _check_form(form: Fields) -> None:
+    for dtype, *shape in (*form.fields.values(), *form.client_fields.values()):
+        if not isinstance(getattr(torch, dtype), torch.dtype):
+            raise TypeError(f"{dtype} is no dtype")
+        if (
+            not all(isinstance(size, int) and 0 <= size < 1 << 24 for size in shape)
+            or len(shape) > 8
+        ):
+            raise ValueError(f"a row of shape {shape}")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all nodes know before the first round.
+
+    Args:
+        names: of the clients, sorted.
+        rows: how many each client has.
+        form: of their rows.
+        codes: field of codes -> least and largest value over all clients.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    form: Fields
+    codes: Ranges
+
+    @staticmethod
+    def between(introductions: Sequence[Introduction]) -> Agreement:
+        """Return what some nodes agree on.
+
+        Raises:
+            ValueError: there is none, two clients have the same name, or the forms of their rows differ; the message
+                names client and field.
+        """
+        if not introductions:
+            raise ValueError("no node has introduced itself: start one or more")
+        told = sorted(introductions, key=lambda one: one.client)
+        names = tuple(one.client for one in told)
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two nodes have a client '{twice[0]}': give each its own name")
+        first = told[0]
+        for one in told[1:]:
+            if differs := _difference(first, one):
+                raise ValueError(differs)
+        codes = {
+            name: (min(one.codes[name][0] for one in told), max(one.codes[name][1] for one in told))
+            for name in first.codes
+        }
+        return Agreement(names, tuple(one.rows for one in told), first.form, codes)
+
+    @property
+    def digest(self) -> str:
+        """A hash of all of it."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(found: Any) -> Agreement:
+        """Read what `as_json` returned.
+
+        Raises:
+            Refused: it is something else.
+        """
+        try:
+            codes = {
+                str(name): (int(low), int(high)) for name, (low, high) in found["codes"].items()
+            }
+            return Agreement(
+                tuple(map(str, found["names"])),
+                tuple(map(int, found["rows"])),
+                Fields(**found["form"]),
+                codes,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Refused(f"it is no agreement ({type(error).__name__}: {error})") from error
+
+    def absent_rows(self, fills: tuple[float, float]) -> ClientData:
+        """Return all clients without their rows; two numbers may stand in for the values."""
+        counts = torch.tensor([0, *self.rows], dtype=torch.long)
+        sizes = (int(counts.sum()), len(self.names))
+        fields, client_fields = (
+            {
+                name: absent((size, *shape), getattr(torch, dtype), fills)
+                for name, (dtype, *shape) in of.items()
+            }
+            for size, of in zip(sizes, (self.form.fields, self.form.client_fields), strict=True)
+        )
+        features, levels = (
+            {name: tuple(labels) for name, labels in of.items()}
+            for of in (self.form.features, self.form.levels)
+        )
+        return ClientData(
+            fields=fields,
+            offsets=counts.cumsum(0),
+            names=self.names,
+            client_fields=client_fields,
+            features=features,
+            levels=levels,
+        )
+
+    def agreed(self, program: Program) -> Program:
+        """Return a program that was read from some of the clients, as it is read from all of them."""
+        keys = self.absent_rows((0.0, 1.0)).keys
+        return replace(
+            program, num_clients=len(self.names), client_keys=keys, codes=dict(self.codes)
+        )
+
+
+def _difference(one: Introduction, other: Introduction) -> str | None:
+    """Return how the rows of two clients differ in form, in a sentence; None: they do not."""
+    kinds = ("fields", "client_fields", "features", "levels")
+    for kind in kinds:
+        here, there = dict(getattr(one.form, kind)), dict(getattr(other.form, kind))
+        for name in sorted(here.keys() | there.keys()):
+            if name not in here or name not in there:
+                has, lacks = (one, other) if name in here else (other, one)
+                return (
+                    f"client '{has.client}' has {_of(kind)} '{name}', and '{lacks.client}' has none: agree on it "
+                    f"first"
+                )
+            if list(here[name]) != list(there[name]):
+                return (
+                    f"{_of(kind)} '{name}' is {list(here[name])} at client '{one.client}', and {list(there[name])} at "
+                    f"'{other.client}': agree on one"
+                )
+    if one.form.dtype != other.form.dtype:
+        return (
+            f"client '{one.client}' computes in {one.form.dtype}, and '{other.client}' in {other.form.dtype}: call "
+            f"torch.set_default_dtype alike"
+        )
+    return None
+
+
+def _of(kind: str) -> str:
+    return {
+        "fields": "field",
+        "client_fields": "client field",
+        "features": "names of the columns of field",
+        "levels": "names of the levels of field",
+    }[kind]

@@ -1,0 +1,217 @@
+"""Trees of tensors as bytes, and what is refused when bytes are read.
+
+A message is one safetensors file: tensors by their place in the tree, and the tree's shape as JSON in the metadata.
+Reading it builds dicts, lists, tuples and dense tensors of numbers, nothing else; no code is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hierfl.core.trees import Tree, tree_leaves
+
+TREE, ABOUT = "tree", "about"
+DEEPEST = 32  # levels of a tree
+HEADER = 1 << 20  # bytes of names and shapes, beside the numbers
+LARGEST = 1e15  # no number of an honest update is larger; squares of larger ones overflow in single precision
+DTYPES = frozenset(
+    {torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool}
+)
+
+
+class Refused(ValueError):
+    """A message that is not what it should be; the error says what is wrong with it."""
+
+
+class Message(NamedTuple):
+    """A tree of tensors, and JSON about it.
+
+    tree: nested dicts, lists and tuples of tensors.
+    about: such as the round.
+    """
+
+    tree: Tree
+    about: Mapping[str, Any]
+
+
+def to_bytes(tree: Tree, about: Mapping[str, Any]) -> bytes:
+    """Write a tree of tensors; named tuples are read back as tuples.
+
+    Args:
+        tree: nested dicts with strings as keys, lists, tuples and tensors.
+        about: JSON about it.
+
+    Raises:
+        TypeError: the tree holds something else.
+    """
+    leaves: dict[str, Tensor] = {}
+    form = _form(tree, leaves)
+    content: bytes = save(leaves, {TREE: json.dumps(form), ABOUT: json.dumps(about)})
+    return content
+
+
+def _form(tree: Tree, leaves: dict[str, Tensor]) -> Any:
+    """Return a tree with the numbers of its tensors in their places, and collect the tensors."""
+    if isinstance(tree, Tensor):
+        place = str(len(leaves))
+        # of its own memory: safetensors refuses tensors that share it
+        leaves[place] = tree.detach().cpu().contiguous().clone()
+        return int(place)
+    if isinstance(tree, Mapping):
+        if not all(isinstance(key, str) for key in tree):
+            raise TypeError(f"a message has keys {list(tree)}: they must be strings")
+        return {"dict": {key: _form(part, leaves) for key, part in tree.items()}}
+    if isinstance(tree, list | tuple):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [_form(part, leaves) for part in tree]}
+    raise TypeError(f"a message holds a {type(tree).__name__}: it may hold tensors alone")
+
+
+def from_bytes(content: object, *, most: int) -> Message:
+    """Read what `to_bytes` wrote.
+
+    Args:
+        content: the bytes.
+        most: bytes of all tensors together, at most; names and shapes may take another mebibyte.
+
+    Raises:
+        Refused: these are no bytes, too many of them, or not of a message.
+    """
+    if not isinstance(content, bytes):
+        raise Refused(f"it is a {type(content).__name__}, not bytes")
+    if len(content) > most + HEADER:
+        raise Refused(f"it has {len(content):,} bytes, and {most + HEADER:,} at most were expected")
+    try:
+        leaves: dict[str, Tensor] = load(content)
+        form, about = (json.loads(_metadata(content)[part]) for part in (TREE, ABOUT))
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise Refused(f"it is not a message of hierfl ({_short(error)})") from error
+    if not isinstance(about, dict):
+        raise Refused("what it says of itself is no JSON object")
+    if any(leaf.dtype not in DTYPES for leaf in leaves.values()):
+        raise Refused(f"it holds tensors of {sorted({str(v.dtype) for v in leaves.values()})}")
+    unused = dict(leaves)
+    tree = _built(form, leaves, unused, 0)
+    if unused:
+        raise Refused(f"it holds {len(unused)} tensors that are nowhere in its tree")
+    return Message(tree, about)
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """Return the metadata of a safetensors file that has been read without an error."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    found = header["__metadata__"]
+    return {str(key): str(value) for key, value in found.items()}
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:100]}"
+
+
+def _built(form: Any, leaves: Mapping[str, Tensor], unused: dict[str, Tensor], depth: int) -> Tree:
+    """Return the tree of a form, and take its tensors from those that are not used yet."""
+    if depth > DEEPEST:
+        raise Refused(f"its tree has more than {DEEPEST} levels")
+    if isinstance(form, int) and not isinstance(form, bool):
+        if str(form) not in leaves:
+            raise Refused(f"its tree has a tensor {form}, which is not there")
+        unused.pop(str(form), None)
+        return leaves[str(form)]
+    if isinstance(form, dict) and len(form) == 1:
+        ((kind, parts),) = form.items()
+        if kind == "dict" and isinstance(parts, dict):
+            return {key: _built(part, leaves, unused, depth + 1) for key, part in parts.items()}
+        if kind in ("list", "tuple") and isinstance(parts, list):
+            made = [_built(part, leaves, unused, depth + 1) for part in parts]
+            return made if kind == "list" else tuple(made)
+    raise Refused("its tree is not made of dicts, lists, tuples and tensors")
+
+
+def like(tree: Tree, template: Tree, *, finite: bool = True) -> Tree:
+    """Return a tree with the structure of a template, named tuples included.
+
+    Args:
+        tree: as it was read.
+        template: a tree of the names, shapes and dtypes that it must have.
+        finite: refuse numbers that are not finite, or larger than 1e15.
+
+    Raises:
+        Refused: a tensor is missing, unknown, or of another shape or dtype; or it has such a number.
+    """
+    found, wanted = dict(_named(tree, "")), dict(_named(template, ""))
+    if unknown := sorted(found.keys() - wanted.keys()):
+        raise Refused(f"it has {_list(unknown)}, which nobody asked for")
+    if missing := sorted(wanted.keys() - found.keys()):
+        raise Refused(f"it lacks {_list(missing)}")
+    for name, leaf in wanted.items():
+        _check_leaf(name, found[name], leaf)
+    if finite:
+        check_numbers(tree)
+    return _shaped(tree, template)
+
+
+def check_numbers(tree: Tree) -> None:
+    """Refuse a tree with a number that is not finite, or larger than 1e15.
+
+    Raises:
+        Refused: it has one.
+    """
+    for name, leaf in _named(tree, ""):
+        _check_size(name, leaf)
+
+
+def _check_leaf(name: str, found: Tensor, expected: Tensor) -> None:
+    if found.dtype != expected.dtype:
+        raise Refused(f"{name} is of {found.dtype}, and {expected.dtype} was expected")
+    if found.shape != expected.shape:
+        raise Refused(
+            f"{name} has shape {tuple(found.shape)}, and {tuple(expected.shape)} was expected"
+        )
+
+
+def _check_size(name: str, found: Tensor) -> None:
+    if found.is_floating_point() and found.numel():
+        largest = found.abs().max()
+        if not bool(largest.isfinite()):
+            raise Refused(f"{name} is not finite")
+        if float(largest) > LARGEST:
+            raise Refused(f"{name} has a number of {float(largest):.1e}, above {LARGEST:.0e}")
+
+
+def _named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a tree by their places, with the kinds of what holds them."""
+    if isinstance(tree, Tensor):
+        yield path or "it", tree
+    elif isinstance(tree, Mapping):
+        for key, part in tree.items():
+            yield from _named(part, f"{path}['{key}']")
+    else:
+        mark = "[{}]" if isinstance(tree, list) else "({})"
+        for number, part in enumerate(tree):
+            yield from _named(part, path + mark.format(number))
+
+
+def _shaped(tree: Tree, template: Tree) -> Tree:
+    if isinstance(template, Tensor):
+        return tree
+    if not tree_leaves(template):
+        return template
+    if isinstance(template, Mapping):
+        return {key: _shaped(tree.get(key), part) for key, part in template.items()}
+    parts = [_shaped(tree[k] if k < len(tree) else None, of) for k, of in enumerate(template)]
+    if isinstance(template, list):
+        return parts
+    return type(template)(*parts) if hasattr(template, "_fields") else tuple(parts)
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(name[:80] for name in names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

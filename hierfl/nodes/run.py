@@ -1,0 +1,260 @@
+"""The server's side of a run over nodes: it has no rows, asks nodes round by round, and checks what they answer.
+
+The rounds are those of `hierfl.engine.rounds`. What crosses is decided by the method alone; how it crosses is decided
+by `Ask`, a function that hands messages to nodes and yields their answers, in any order, late, twice or not at all.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.trees import Tree, nbytes, tree_map
+from hierfl.data.absent import FILLS, stand_in
+from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted
+from hierfl.engine.federation import Federation, cohort_size
+from hierfl.engine.rounds import begin
+from hierfl.engine.rounds import rounds as run_rounds
+from hierfl.method import Method, Up
+from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
+from hierfl.nodes.node import federation_of, run_name
+from hierfl.runs import checkpoint as state
+from hierfl.runs.folder_lock import held
+from hierfl.runs.identity import about
+from hierfl.runs.one_run import is_over, planned_of, resumed
+from hierfl.runs.result import Fit
+from hierfl.runs.saved import start_of
+
+
+class Answer(NamedTuple):
+    """What came back from a node.
+
+    client: the name of its client.
+    content: the bytes; None: there are none.
+    reason: why there are none.
+    """
+
+    client: str
+    content: bytes | None
+    reason: str = ""
+
+
+FEW = 5  # rows
+Ask = Callable[[Mapping[str, bytes]], Iterable[Answer]]
+
+
+class TooFewNodes(ClientError):
+    """Fewer nodes answered than a round needs; the run can be continued from its last checkpoint."""
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """A federation whose rows are elsewhere.
+
+    Args:
+        method: that is run.
+        federation: with numbers in place of the rows.
+        few: the same with at most a few rows a client.
+        run: name of the run.
+        ask: hands messages to nodes.
+        fewest: clients that a round needs.
+    """
+
+    method: Method
+    federation: Federation
+    few: Federation
+    run: str
+    ask: Ask
+    fewest: int
+
+    def work(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        """Run the tasks of a round at the nodes."""
+        for task in tasks:
+            yield self._worked(task)
+
+    def _worked(self, task: Task) -> Done:
+        names = self.federation.data.names
+        wanted = {names[int(i)]: place for place, i in enumerate(task.ids)}
+        contents = {name: self._request(task, place) for name, place in wanted.items()}
+        template = self._template(task)
+        ups: dict[int, Up] = {}
+        reasons: dict[str, str] = {}
+        for found in self.ask(contents):
+            place = wanted.get(found.client)
+            if place is None or place in ups:  # nobody asked it, or it has answered already
+                continue
+            try:
+                ups[place] = self._read(found, task, template)
+            except Refused as error:
+                reasons.setdefault(found.client, str(error))
+        left_out = tuple(
+            LeftOut(int(task.ids[place]), reasons.get(name, "it did not answer"))
+            for name, place in wanted.items()
+            if place not in ups
+        )
+        self._check_enough(task, len(ups), left_out)
+        places = torch.tensor(sorted(ups))
+        own = tree_map(lambda v: v[places], task.own)
+        up = tree_map(lambda *parts: torch.cat(parts), *(ups[int(k)] for k in places))
+        return counted(self.federation, task._replace(ids=task.ids[places]), up, own, left_out)
+
+    def _request(self, task: Task, place: int) -> bytes:
+        own = task.own
+        mail = tree_map(lambda v: v[place], own["mail"]) if _has_mail(own) else {}
+        return to_bytes(
+            {"message": task.message, "mail": mail}, {"run": self.run, "round": task.round}
+        )
+
+    def _read(self, found: Answer, task: Task, template: Up) -> Up:
+        """Return what a client sends, checked against what it should look like."""
+        if found.content is None:
+            raise Refused(found.reason or "it did not answer")
+        answered = from_bytes(found.content, most=nbytes(template))
+        said = (
+            answered.about.get("run"),
+            answered.about.get("client"),
+            answered.about.get("round"),
+        )
+        if said != (self.run, found.client, task.round):
+            raise Refused(f"its answer is of run {said[0]}, client {said[1]}, round {said[2]}")
+        up: Up = like(answered.tree, template)
+        _check_weights(up)
+        return up
+
+    def _template(self, task: Task) -> Up:
+        """Return an update of the first client after one step of each kind on made-up rows, for shapes and dtypes."""
+        own = tree_map(lambda v: v[:1], task.own)
+        once = tuple(replace(phase, count=min(phase.count, 1)) for phase in self.few.client.phases)
+        up, _ = client_round(self.few, once, task.message, own, task.ids[:1], task.round)
+        return up
+
+    def _check_enough(self, task: Task, count: int, left_out: tuple[LeftOut, ...]) -> None:
+        """Refuse to go on with too few clients."""
+        names = self.federation.data.names
+        who = "; ".join(f"'{names[one.client]}': {one.reason}" for one in left_out[:5])
+        if left_out and self.method.everyone:
+            raise TooFewNodes(
+                f"round {task.round}: {self.method.name} needs every client in each round, and {len(left_out)} of "
+                f"{len(task.ids)} are missing ({who}): mend them, and continue the run"
+            )
+        if count < self.fewest:
+            raise TooFewNodes(
+                f"round {task.round}: {count} clients answered, and {self.fewest} are needed ({who}): mend them, and "
+                f"continue the run"
+            )
+
+
+def _has_mail(own: Tree) -> bool:
+    return isinstance(own, Mapping) and "mail" in own
+
+
+def _check_weights(up: Up) -> None:
+    """Refuse a negative weight: it would take another client's part out of the sum."""
+    for name, share in up.items():
+        weight = getattr(share, "weight", None)
+        if isinstance(weight, Tensor) and bool((weight < 0.0).any()):
+            raise Refused(f"the weight of {name} is {float(weight.min()):g}: it must be 0 or more")
+
+
+@one_at_a_time
+def fit_nodes(
+    method: Method,
+    agreement: Agreement,
+    ask: Ask,
+    *,
+    rounds: int | None = None,
+    seed: int = 0,
+    cohort: int | float | None = None,
+    fewest: int = 1,
+    starts: Mapping[str, str] | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+) -> Fit:
+    """Fit a method to clients whose rows are at nodes.
+
+    Args:
+        method: as at the nodes.
+        agreement: what the nodes agreed on.
+        ask: hands messages to nodes, client -> bytes, and yields their answers.
+        rounds: as in `hierfl.fit`.
+        seed: of everything random, the same as at the nodes.
+        cohort: clients a round, as in `hierfl.fit`.
+        fewest: clients that a round needs; with fewer the run ends with an error.
+        starts: client -> what its node says that it starts from (`node.introduced`); it must be what the server starts
+            from. Default None: not compared.
+        checkpoint: folder to write a checkpoint to after each round.
+        resume: continue from the newest checkpoint there.
+
+    Returns:
+        The fit. What is asked of it that needs rows is refused by name: rows and client states are at the nodes.
+
+    Raises:
+        ValueError: as `hierfl.fit`; or what the program starts from depends on the clients' rows.
+        ProgramError: a model or guide that cannot be run as it is written.
+        TooFewNodes: of a round.
+    """
+    planned = planned_of(method, rounds)
+    federation, fills = _without_rows(method, agreement, seed, starts or {})
+    size = cohort_size(cohort, len(agreement.names))
+    everyone = replace(
+        federation,
+        cohort=size,
+        chunk=len(agreement.names),
+        on_client_error="raise" if method.everyone else "skip",
+    )
+    short = replace(agreement, rows=tuple(min(FEW, rows) for rows in agreement.rows))
+    few = replace(everyone, data=stand_in(short.absent_rows(fills), 0))
+    nodes = Nodes(method, everyone, few, run_name(method, agreement, seed), ask, fewest)
+    absent = replace(everyone, data=agreement.absent_rows(fills))
+    folder, who = None if checkpoint is None else Path(checkpoint), about(method, absent, planned)
+    with nullcontext() if folder is None else held(folder):
+        where = resumed(folder, everyone, who, resume) or begin(everyone)
+        fitted = Fit(method, absent, where, planned)
+        left = run_rounds(
+            everyone, where, 0 if is_over(fitted, None) and where.round else planned, nodes.work
+        )
+        with closing(left):
+            for where in left:
+                if folder is not None:
+                    state.save(folder, where, who)
+    return Fit(method, absent, where, planned)
+
+
+def _without_rows(
+    method: Method, agreement: Agreement, seed: int, starts: Mapping[str, str]
+) -> tuple[Federation, tuple[float, float]]:
+    """Read the method's program with numbers in place of the rows, and return these too."""
+    failed: Exception | None = None
+    for fills in FILLS:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of numbers that are not the clients'
+                data = stand_in(agreement.absent_rows(fills), 0)
+                federation = federation_of(method, data, agreement, seed)
+        except ValueError as error:  # labels outside their support, for example
+            failed = failed or error
+            continue
+        _check_starts(federation, starts)
+        return federation, fills
+    raise ValueError(
+        f"the program cannot be read without rows ({failed}): see that it reads no values of them outside its "
+        f"likelihood"
+    ) from failed
+
+
+def _check_starts(federation: Federation, starts: Mapping[str, str]) -> None:
+    here = start_of(federation)
+    if differ := sorted(client for client, start in starts.items() if start != here):
+        raise ValueError(
+            f"client '{differ[0]}' does not start from what the server starts from: run the same model, method and "
+            f"hierfl at both, whose starting values do not depend on rows"
+        )

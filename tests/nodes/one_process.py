@@ -1,0 +1,60 @@
+"""Nodes and a server in one process: messages are bytes, as between machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hierfl.data.clients import ClientData
+from hierfl.method import Method
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.node import Node, answer, introduced, node
+from hierfl.nodes.run import Answer, fit_nodes
+from hierfl.runs.result import Fit
+
+Change = Callable[[str, int, bytes], Iterable[Answer]]
+
+
+@dataclass(frozen=True, eq=False)
+class Machines:
+    """Nodes by client, and everything that they have sent and been sent."""
+
+    agreement: Agreement
+    nodes: Mapping[str, Node]
+    sent: list[tuple[str, bytes]] = field(default_factory=list)
+    asked: list[tuple[str, bytes]] = field(default_factory=list)
+
+    def ask(self, contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        """Hand each message to its node."""
+        for name, content in contents.items():
+            self.asked.append((name, content))
+            given = answer(self.nodes[name], content)
+            self.sent.append((name, given))
+            yield Answer(name, given)
+
+    def starts(self) -> dict[str, str]:
+        return {name: introduced(each)["start"] for name, each in self.nodes.items()}
+
+
+def machines(method: Method, data: ClientData, folder: Path, *, seed: int = 0) -> Machines:
+    """Start a node for each client; what they tell of themselves has been through JSON."""
+    parts = {name: data.select([name]) for name in data.names}
+    told = [json.loads(json.dumps(Introduction.of(part).as_json())) for part in parts.values()]
+    agreement = Agreement.between([Introduction.from_json(one) for one in told])
+    read = Agreement.from_json(json.loads(json.dumps(agreement.as_json())))
+    nodes = {
+        name: node(method, part, read, folder / str(k), seed=seed)
+        for k, (name, part) in enumerate(parts.items())
+    }
+    return Machines(agreement, nodes)
+
+
+def fitted(method: Method, data: ClientData, folder: Path, *, seed: int = 0, **options: Any) -> Fit:
+    """Fit over nodes in this process."""
+    around = machines(method, data, folder, seed=seed)
+    return fit_nodes(
+        method, around.agreement, around.ask, seed=seed, starts=around.starts(), **options
+    )

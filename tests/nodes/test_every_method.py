@@ -1,0 +1,89 @@
+"""Every method over nodes gives the numbers of the vectorised engine, and client states stay at the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl import methods, models
+from hierfl.core.trees import named_leaves
+from hierfl.method import Method
+from hierfl.nodes.node import kept
+from hierfl.nodes.run import fit_nodes
+from hierfl.optimisers import SGD
+from hierfl.runs.result import Fit
+from tests.engine.test_engines import METHODS, _shared
+from tests.nodes.one_process import Machines, machines
+from tests.programs import federation, fit, logistic, regression
+
+EACH: dict[str, Callable[[], Method]] = {
+    **METHODS,
+    "fedsvi": lambda: methods.fedsvi(regression),
+    "clustered_fl": lambda: methods.clustered_fl(_shared(), wait=0, batch_size=2),
+    "ditto": lambda: methods.ditto(_shared(), batch_size=2),
+    "individual": lambda: methods.individual(_shared(), batch_size=2),
+    "fedmap": lambda: methods.fedmap(
+        models.map_network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
+        batch_size=2,
+    ),
+    "pvi": lambda: methods.pvi(logistic),
+    "bfi": lambda: methods.bfi(logistic),
+    "fedlaplace": lambda: methods.fedlaplace(logistic),
+    "server_optimised": lambda: methods.server_optimised(
+        methods.fedavg(_shared(), batch_size=2), SGD(0.5)
+    ),
+}
+FEW = ("fedavg", "fedsvi", "fedem", "fedfomo", "fedpac", "fedmap", "pfedhn", "scaffold II")
+
+
+def same(over: Fit, here: Fit, around: Machines) -> None:
+    there = named_leaves(over.progress.server)
+    for name, value in named_leaves(here.progress.server).items():
+        torch.testing.assert_close(there[name], value, rtol=0.0, atol=1e-9)
+    table = named_leaves(here.progress.table)
+    for position, client in enumerate(here.clients):
+        for name, value in named_leaves(kept(around.nodes[client]).after).items():
+            if "'mail'" not in name:  # the last mail has not been sent yet
+                torch.testing.assert_close(value, table[name][position], rtol=0.0, atol=1e-9)
+    for column in ("elbo", "loss"):
+        if column in here.history:
+            assert over.history[column].tolist() == pytest.approx(here.history[column].tolist())
+
+
+@pytest.mark.parametrize(
+    "name", [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in EACH if n not in FEW)]
+)
+def test_nodes_give_the_numbers_of_the_vectorised_engine(name: str, tmp_path: Path) -> None:
+    data = federation((5, 3, 7, 1))
+    method, data = EACH[name](), data.select(sorted(data.names))  # as nodes are
+    cohort = None if method.everyone else 3
+    around = machines(method, data, tmp_path, seed=4)
+    over = fit_nodes(
+        method,
+        around.agreement,
+        around.ask,
+        rounds=3,
+        seed=4,
+        cohort=cohort,
+        starts=around.starts(),
+    )
+    same(over, fit(method, data, rounds=3, seed=4, cohort=cohort), around)
+    assert len(around.sent) == sum(over.history["clients"])
+
+
+@pytest.mark.slow
+def test_two_stage_over_nodes_is_two_stage(tmp_path: Path) -> None:
+    data = hierfl.datasets.heart_disease()
+    method = methods.two_stage(
+        models.logistic(prior_scale=dist.HalfNormal(0.5), centred=True), draws=500
+    )
+    around = machines(method, data, tmp_path)
+    over = fit_nodes(method, around.agreement, around.ask, starts=around.starts())
+    here = hierfl.fit(method, data, compile=False)
+    assert over.progress.round == here.progress.round
+    same(over, here, around)
