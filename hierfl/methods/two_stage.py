@@ -147,8 +147,7 @@ def _client(seen: Seen) -> Client:
                 found = weigher.ratios(rows, own, message["draws"], where)
                 inner = found.error.var()  # an error that is the same at all draws does no harm
                 return {**work, **told(where), "log_ratios": found.log, "inner": inner}
-            factor = factor_of(rows, message["loc"], message["covariance"], nodes)
-            own = Factor(rounded(factor.precision), rounded(factor.shift), factor.raised)
+            own = rounded(factor_of(rows, message["loc"], message["covariance"], nodes))
             where = proposals(message, batch, own)
             wrong = misread(rows, tested)
         fields = {name: batch.client_fields[name][0, 0] for name in hierarchy.fields}

@@ -215,7 +215,7 @@ def fit_nodes(
     few = replace(everyone, data=stand_in(short.absent_rows(fills), 0))
     nodes = Nodes(method, everyone, few, run_name(method, agreement, seed), ask, fewest)
     absent = replace(everyone, data=agreement.absent_rows(fills))
-    folder, who = None if checkpoint is None else Path(checkpoint), about(method, absent, planned)
+    folder, who = None if checkpoint is None else Path(checkpoint), about(method, few, planned)
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, everyone, who, resume) or begin(everyone)
         fitted = Fit(method, absent, where, planned)

@@ -24,6 +24,7 @@ from hierfl.summaries.expectations import Expected, Nodes, Rows
 
 CLIMB, SETTLE = 12, 30  # Newton steps to the mode, and variational steps from there
 LARGEST = 1e12  # of an expected curvature, relative to that at the mean: above, q is far too wide
+GRID, LEAST = 2.0**-32, 2.0**-5  # of rounding, and the least unit relative to the largest
 RATE = 0.3  # of a variational step: whole steps run away where labels are rare
 
 
@@ -80,14 +81,26 @@ def _expected(rows: Rows, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expe
     return Expected(slope, torch.where(usable, found.curvature, there.curvature))
 
 
-def rounded(value: Tensor) -> Tensor:
-    """Return double precision numbers rounded to 32 binary digits, by Veltkamp's splitting.
+def rounded(factor: Factor) -> Factor:
+    """Return a factor in double precision, rounded to about 32 binary digits.
 
     The server's chains amplify rounding. What clients send differs between engines by the last few of 53 digits,
-    and must not lead to other draws.
+    and must not lead to other draws. Numbers are rounded in units of the square roots of the precision's diagonal, as
+    those that are nearly 0 beside others differ in all of their digits.
     """
-    apart = value * (2.0**21 + 1.0)
-    return apart - (apart - value)
+    size = factor.precision.diagonal().abs().sqrt()
+    size = size.maximum(LEAST * size.amax()).clamp(min=torch.finfo(size.dtype).tiny)
+    each = size.log2().floor().exp2()
+    whole = (factor.shift / each).abs().amax().clamp(min=1.0).log2().floor().exp2()
+    return Factor(
+        _on_grid(factor.precision, each[:, None] * each * GRID),
+        _on_grid(factor.shift, whole * each * GRID),
+        factor.raised,
+    )
+
+
+def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
+    return (value / unit).round() * unit
 
 
 def _mode(rows: Rows, loc: Tensor, prior: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.node import Node, answer, introduced, node
 from hierfl.nodes.run import Answer, fit_nodes
 from hierfl.runs.result import Fit
-
-Change = Callable[[str, int, bytes], Iterable[Answer]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,276 @@
+"""Nodes that are late, twice, gone, wrong or hostile: the round goes on without them, and its log says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hierfl import methods
+from hierfl.core.trees import named_leaves
+from hierfl.data.clients import ClientData
+from hierfl.method import Share
+from hierfl.nodes.messages import Refused, from_bytes, to_bytes
+from hierfl.nodes.node import NodeFailed, answer, kept, node
+from hierfl.nodes.run import Answer, TooFewNodes, fit_nodes
+from hierfl.optimisers import SGD
+from hierfl.runs.result import Fit
+from tests.engine.test_engines import _shared
+from tests.nodes.one_process import Machines, machines
+from tests.programs import federation, fit, logistic
+
+Asked = Callable[[Mapping[str, bytes]], Iterable[Answer]]
+
+
+def rows() -> ClientData:
+    return federation((5, 3, 7, 2)).select(["east", "north", "south", "west"])
+
+
+def plain() -> Any:
+    return methods.fedavg(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+
+
+def stateful() -> Any:
+    return methods.individual(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Machines:
+    return machines(plain(), rows(), tmp_path)
+
+
+def over(around: Machines, ask: Asked, **options: Any) -> Fit:
+    return fit_nodes(plain(), around.agreement, ask, **{"rounds": 3, **options})
+
+
+def assert_same(one: Fit, two: Fit) -> None:
+    there = named_leaves(two.progress.server)
+    for name, value in named_leaves(one.progress.server).items():
+        torch.testing.assert_close(value, there[name], rtol=0.0, atol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------ what does no harm
+def test_answers_in_another_order_twice_late_and_from_strangers_change_nothing(
+    around: Machines,
+) -> None:
+    late: list[Answer] = []
+
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        given = list(around.ask(contents))
+        yield from late  # of the round before
+        late[:] = given
+        for one in reversed(given):
+            yield one
+            yield one
+        yield Answer("stranger", given[0].content)
+        yield Answer("east", given[1].content)  # of north
+
+    found = over(around, ask)
+    assert_same(found, fit(plain(), rows(), rounds=3))
+    assert found.history["clients"].tolist() == [4, 4, 4]
+
+
+def test_a_client_that_is_asked_again_gives_the_same_answer_and_moves_once(tmp_path: Path) -> None:
+    around = machines(stateful(), rows(), tmp_path)
+    fit_nodes(stateful(), around.agreement, around.ask, rounds=2)
+    name, content = around.asked[-1]
+    after = kept(around.nodes[name])
+    assert answer(around.nodes[name], content) == around.sent[-1][1]
+    for there, here in zip(*map(named_leaves, (kept(around.nodes[name]), after)), strict=True):
+        assert there == here
+    for key, value in named_leaves(after.after).items():
+        assert torch.equal(value, named_leaves(kept(around.nodes[name]).after)[key])
+    with pytest.raises(Refused, match="cannot go back to round 0"):
+        answer(around.nodes[name], around.asked[0][1])
+
+
+# ------------------------------------------------------------------------------------------------ who is missing
+def test_a_round_goes_on_without_nodes_that_do_not_answer(around: Machines) -> None:
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        for one in around.ask({k: v for k, v in contents.items() if k != "north"}):
+            gone = one.client == "south" and len(around.sent) > 3
+            yield Answer("south", None, "no answer in 9 s") if gone else one
+
+    found = over(around, ask, fewest=2)
+    assert found.history["clients"].tolist() == [3, 2, 2]
+    left_out = [
+        {one["client"]: one["reason"] for one in record} for record in found.history["left_out"]
+    ]
+    assert left_out[0] == {"north": "it did not answer"}
+    assert left_out[2] == {"north": "it did not answer", "south": "no answer in 9 s"}
+    without = fit(plain(), rows().select(["east", "south", "west"]), rounds=1)
+    assert found.history["loss"][0] == pytest.approx(without.history["loss"][0])
+
+
+def test_too_few_nodes_end_the_run_and_it_goes_on_from_its_checkpoint(
+    around: Machines, tmp_path: Path
+) -> None:
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        return around.ask(contents if len(around.sent) < 8 else {})
+
+    run = tmp_path / "run"
+    with pytest.raises(
+        TooFewNodes, match=r"round 2: 0 clients answered, and 1 are needed \('east'"
+    ):
+        over(around, ask, checkpoint=run)
+    with pytest.raises(ValueError, match="already holds a run"):
+        over(around, around.ask, checkpoint=run)
+    found = over(around, around.ask, checkpoint=run, resume=True)
+    assert_same(found, fit(plain(), rows(), rounds=3))
+    assert len(found.history) == 3
+
+
+def test_a_method_that_needs_every_client_does_not_go_on_without_one(tmp_path: Path) -> None:
+    around = machines(methods.bfi(logistic), rows(), tmp_path)
+    with pytest.raises(TooFewNodes, match="needs every client in each round"):
+        fit_nodes(
+            methods.bfi(logistic),
+            around.agreement,
+            lambda contents: around.ask({k: v for k, v in contents.items() if k != "west"}),
+            rounds=1,
+        )
+
+
+def test_a_node_that_was_stopped_goes_on_from_its_folder(tmp_path: Path) -> None:
+    around = machines(stateful(), rows(), tmp_path)
+
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        for k, (name, content) in enumerate(contents.items()):
+            part = rows().select([name])
+            anew = node(stateful(), part, around.agreement, tmp_path / str(k))
+            yield Answer(name, answer(anew, content))
+
+    fit_nodes(stateful(), around.agreement, ask, rounds=3)
+    here = named_leaves(fit(stateful(), rows(), rounds=3).progress.table)
+    for position, name in enumerate(rows().names):
+        for key, value in named_leaves(kept(around.nodes[name]).after).items():
+            torch.testing.assert_close(value, here[key][position], rtol=0.0, atol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------ wrong answers
+def remade(content: bytes, change: Callable[[Any], Any], about: dict[str, Any]) -> bytes:
+    found = from_bytes(content, most=1 << 20)
+    return to_bytes(change(found.tree), {**found.about, **about})
+
+
+def scaled(by: float) -> Callable[[Any], Any]:
+    return lambda up: {
+        **up,
+        "theta": ({k: v * by for k, v in up["theta"][0].items()}, up["theta"][1]),
+    }
+
+
+HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "NaN": (lambda c: remade(c, scaled(float("nan")), {}), "is not finite"),
+    "1e30": (lambda c: remade(c, scaled(1e30), {}), "above 1e"),
+    "a negative weight": (
+        lambda c: remade(c, lambda up: {**up, "theta": (up["theta"][0], -up["theta"][1])}, {}),
+        "the weight of theta is -5",
+    ),
+    "a huge weight": (
+        lambda c: remade(
+            c, lambda up: {**up, "theta": (up["theta"][0], 1e20 * up["theta"][1])}, {}
+        ),
+        "above 1e",
+    ),
+    "a name too many": (
+        lambda c: remade(c, lambda up: {**up, "more": torch.ones(1)}, {}),
+        "nobody asked for",
+    ),
+    "a name too few": (
+        lambda c: remade(c, lambda up: {k: v for k, v in up.items() if k != "loss"}, {}),
+        "lacks",
+    ),
+    "another dtype": (
+        lambda c: remade(
+            c,
+            lambda up: {
+                **up,
+                "theta": ({k: v.float() for k, v in up["theta"][0].items()}, up["theta"][1]),
+            },
+            {},
+        ),
+        "float32",
+    ),
+    "another round": (lambda c: remade(c, lambda up: up, {"round": 99}), "round 99"),
+    "another client": (lambda c: remade(c, lambda up: up, {"client": "east"}), "client east"),
+    "another run": (lambda c: remade(c, lambda up: up, {"run": "x"}), "of run x"),
+    "a gigabyte": (lambda c: c + bytes(1 << 22), "bytes"),
+    "no message": (lambda c: b"\x80\x04.", "not a message"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_wrong_update_is_refused_its_sender_named_and_the_round_completed(
+    name: str, around: Machines
+) -> None:
+    change, why = HOSTILE[name]
+
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        for one in around.ask(contents):
+            assert one.content is not None
+            yield one._replace(content=change(one.content)) if one.client == "north" else one
+
+    found = over(around, ask, rounds=1)
+    ((left_out,),) = found.history["left_out"]
+    assert left_out["client"] == "north" and why in left_out["reason"]
+    assert found.history["clients"].tolist() == [3]
+    assert all(bool(v.isfinite().all()) for v in named_leaves(found.progress.server).values())
+
+
+def test_a_node_that_fails_keeps_its_state(tmp_path: Path) -> None:
+    wild = methods.individual(_shared(), optimiser=SGD(1e200), steps=3, batch_size=2)
+    around = machines(wild, rows(), tmp_path)
+    with pytest.raises((NodeFailed, Refused), match="client 'east'") as error:
+        fit_nodes(wild, around.agreement, around.ask, rounds=1)
+    assert "round 0" in str(error.value)
+    assert kept(around.nodes["east"]).round == -1
+
+
+@pytest.mark.parametrize(
+    ("tree", "about", "why"),
+    [
+        ({"message": {}, "mail": {}}, {"run": "another", "round": 0}, "is of run 'another'"),
+        ({"message": {}}, {}, "asks for round"),
+        ({"message": {"a": torch.tensor(torch.nan)}, "mail": {}}, {"round": 0}, "not finite"),
+        ({"message": {}, "mail": {}}, {"round": -1}, "round -1"),
+        ({"message": {}, "mail": {}}, {"round": "0"}, "round '0'"),
+    ],
+)
+def test_a_node_refuses_what_is_no_request(
+    around: Machines, tree: Any, about: dict[str, Any], why: str
+) -> None:
+    east = around.nodes["east"]
+    with pytest.raises(Refused, match=why):
+        answer(east, to_bytes(tree, {"run": east.run, **about}))
+
+
+# ------------------------------------------------------------------------------------------------ what crosses
+def test_no_row_no_label_and_no_client_state_crosses(tmp_path: Path) -> None:
+    around = machines(methods.ditto(_shared(), batch_size=None), rows(), tmp_path)
+    method = methods.ditto(_shared(), batch_size=None)
+    fit_nodes(method, around.agreement, around.ask, rounds=2)
+    for name, content in around.sent:
+        sent = {
+            float(v)
+            for leaf in named_leaves(from_bytes(content, most=1 << 20).tree).values()
+            for v in leaf.flatten()
+        }
+        rows = {
+            float(v) for values in rows().select([name]).fields.values() for v in values.flatten()
+        }
+        own = {
+            float(v)
+            for leaf in named_leaves(kept(around.nodes[name]).after).values()
+            for v in leaf.flatten()
+        }
+        marks = {v for v in held | own if v not in (0.0, 1.0)}
+        assert marks and not sent & marks
+
+
+def test_share_is_what_the_server_gets() -> None:
+    found = from_bytes(to_bytes({"a": Share(torch.ones(2), torch.ones(1))}, {}), most=99)
+    assert isinstance(found.tree["a"], tuple) and len(found.tree["a"]) == 2

@@ -1,0 +1,190 @@
+"""Messages as bytes: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from hierfl.core.trees import named_leaves, tree_map
+from hierfl.method import Each, LogShare, Share
+from hierfl.nodes.messages import HEADER, LARGEST, Refused, from_bytes, like, to_bytes
+
+TREE: Any = {
+    "theta": Share({"weight": torch.arange(6.0).reshape(2, 3), "empty": {}}, torch.tensor([3.0])),
+    "own": Each({"codes": torch.tensor([[1, 2]]), "flag": torch.tensor([True])}),
+    "log": LogShare([torch.zeros(1, 0), torch.full((1,), -1e6)], torch.tensor([-2.0])),
+}
+GOOD = to_bytes(TREE, {"round": 3})
+
+
+def test_what_is_written_is_read() -> None:
+    found = from_bytes(GOOD, most=1 << 12)
+    assert found.about == {"round": 3}
+    back = like(found.tree, TREE)
+    assert type(back["theta"]) is Share and type(back["log"]) is LogShare
+    here, there = named_leaves(TREE), named_leaves(back)
+    assert here.keys() == there.keys()
+    for name, value in here.items():
+        assert value.dtype == there[name].dtype and torch.equal(value, there[name])
+
+
+def test_tensors_that_share_memory_are_written() -> None:
+    base = torch.arange(4.0)
+    found = from_bytes(to_bytes({"a": base[:2], "b": base[1:], "c": base}, {}), most=1 << 12)
+    assert [v.tolist() for v in found.tree.values()] == [[0, 1], [1, 2, 3], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("wrong", [{"a": 1.0}, {"a": "x"}, {1: torch.ones(1)}, {"a": None}])
+def test_what_is_no_tensor_is_not_written(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="a message"):
+        to_bytes(wrong, {})
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+def with_header(change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """Return a message whose header is changed."""
+    length = int.from_bytes(GOOD[:8], "little")
+    header = json.loads(GOOD[8 : 8 + length])
+    text = json.dumps(change(header)).encode()
+    return len(text).to_bytes(8, "little") + text + GOOD[8 + length :]
+
+
+def with_tree(form: Any) -> bytes:
+    return with_header(
+        lambda h: {**h, "__metadata__": {"tree": json.dumps(form), "about": '{"round": 3}'}}
+    )
+
+
+def deep(levels: int) -> Any:
+    form: Any = 0
+    for _ in range(levels):
+        form = {"list": [form]}
+    return form
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (exec, ("raise SystemExit('code has run')",))
+
+
+def pickled() -> bytes:
+    file = io.BytesIO()
+    torch.save({"a": torch.ones(2)}, file)
+    return file.getvalue()
+
+
+BAD: dict[str, Any] = {
+    "nothing": b"",
+    "no bytes": "text",
+    "a number": 3,
+    "a pickle": pickle.dumps(Evil()),
+    "a file of torch": pickled(),
+    "random bytes": random.Random(0).randbytes(999),
+    "half of it": GOOD[: len(GOOD) // 2],
+    "one byte more": GOOD + b"x",
+    "a length beyond the file": (1 << 40).to_bytes(8, "little") + GOOD[8:],
+    "no metadata": save({"0": torch.ones(1)}),
+    "no tree": save({"0": torch.ones(1)}, {"about": "{}"}),
+    "a tree that is no JSON": save({"0": torch.ones(1)}, {"tree": "{", "about": "{}"}),
+    "about that is no object": save({"0": torch.ones(1)}, {"tree": "0", "about": "[]"}),
+    "a tensor too few": with_tree({"list": [0, 99]}),
+    "tensors beside the tree": with_tree(0),
+    "another kind of node": with_tree({"set": [0]}),
+    "a string in the tree": with_tree("0"),
+    "true in the tree": with_tree(True),
+    "two kinds": with_tree({"list": [0], "dict": {}}),
+    "a deep tree": save({"0": torch.ones(1)}, {"tree": json.dumps(deep(100)), "about": "{}"}),
+    "a very deep tree": save(
+        {"0": torch.ones(1)}, {"tree": "[" * 100_000 + "]" * 100_000, "about": "{}"}
+    ),
+    "half precision": to_bytes({"a": torch.ones(2, dtype=torch.float16)}, {}),
+    "too many bytes": to_bytes({"a": torch.zeros(HEADER // 4 + (1 << 11))}, {}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_message_is_refused(name: str) -> None:
+    with pytest.raises(Refused) as error:
+        from_bytes(BAD[name], most=1 << 12)
+    assert str(error.value).startswith(("it ", "its ", "what it "))
+
+
+def changed(path: tuple[str, ...], value: Any) -> Any:
+    """Return the tree with one part replaced, or removed where the value is None."""
+    made = tree_map(lambda v: v, TREE)
+    part = made
+    for key in path[:-1]:
+        part = part[key] if isinstance(part, dict) else part.value
+    if value is None:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = value
+    return made
+
+
+WEIGHT = ("theta", "value", "weight")
+UNLIKE: dict[str, tuple[Any, str]] = {
+    "a name too many": (changed(("more",), torch.ones(1)), "nobody asked for"),
+    "a name too few": (changed(("own",), None), "lacks"),
+    "another shape": (changed(WEIGHT, torch.ones(3, 2)), "shape"),
+    "another dtype": (changed(WEIGHT, torch.ones(2, 3, dtype=torch.int64)), "int64"),
+    "a list for a tensor": (changed(WEIGHT, [torch.ones(2, 3)]), "nobody asked for"),
+    "NaN": (changed(WEIGHT, torch.full((2, 3), torch.nan)), "not finite"),
+    "infinity": (changed(WEIGHT, torch.full((2, 3), -torch.inf)), "not finite"),
+    "a huge number": (changed(WEIGHT, torch.full((2, 3), 2.0 * LARGEST)), "above 1e"),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_is_unlike_the_template_is_refused(name: str) -> None:
+    wrong, why = UNLIKE[name]
+    found = from_bytes(to_bytes(wrong, {}), most=1 << 12)
+    with pytest.raises(Refused, match=why):
+        like(found.tree, TREE)
+
+
+def test_states_may_hold_what_is_not_finite() -> None:
+    wrong = changed(WEIGHT, torch.full((2, 3), torch.inf, dtype=torch.float32))
+    assert like(wrong, TREE, finite=False)["theta"].value["weight"].isinf().all()
+
+
+def test_a_thousand_malformed_messages_are_a_thousand_refusals() -> None:
+    """Bytes are flipped, dropped, doubled and cut; what is still a message has the names, shapes and dtypes."""
+    draw, refused = random.Random(1), 0
+    tracemalloc.start()
+    for _ in range(1000):
+        content = bytearray(GOOD)
+        for _ in range(draw.randint(1, 8)):
+            at = draw.randrange(len(content))
+            kind = draw.randrange(4)
+            if kind == 0:
+                content[at] ^= 1 << draw.randrange(8)
+            elif kind == 1:
+                del content[at : at + draw.randint(1, 9)]
+            elif kind == 2:
+                content[at:at] = content[at : at + 9]
+            else:
+                content[at : at + 4] = draw.randbytes(4)
+        try:
+            back = like(from_bytes(bytes(content), most=1 << 12).tree, TREE)
+        except Refused:
+            refused += 1
+        else:  # only numbers have changed
+            for name, value in named_leaves(TREE).items():
+                found = named_leaves(back)[name]
+                assert (found.shape, found.dtype) == (value.shape, value.dtype)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert refused > 700
+    assert peak < 1 << 24
