@@ -259,7 +259,7 @@ def test_no_row_no_label_and_no_client_state_crosses(tmp_path: Path) -> None:
             for leaf in named_leaves(from_bytes(content, most=1 << 20).tree).values()
             for v in leaf.flatten()
         }
-        rows = {
+        held = {
             float(v) for values in rows().select([name]).fields.values() for v in values.flatten()
         }
         own = {
