@@ -116,7 +116,7 @@ def bayesian_network(
             own = priors.below(theta, scale)
             shared = {name: value for name, value in theta.items() if name not in own}
             spread = spread_of(own, "w.", batch.key) if local_reparameterisation else None
-            output = apply(net, own, shared, field(batch, x), spread)
+            output = apply(net, own, shared, field(batch, x), spread, mask=batch.rows)
             with batch.data():
                 observe(y, label(output), batch)
 
