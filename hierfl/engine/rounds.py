@@ -26,7 +26,7 @@ from hierfl.engine.client_store import Table, new_table, put, taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.processes import RunAll, crew
 from hierfl.engine.settling import settle
-from hierfl.method import Clock
+from hierfl.method import Clock, Phase
 
 NAMED = 5  # clients in a message
 DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together

@@ -43,7 +43,11 @@ def settle(federation: Federation, last: Tree, table: Table) -> None:
             found = over_batch(partial(one, message), federation.at_once)(own, batch)
             found = moved(found, CPU)
         put(table, ids, found)
-        nan = [v.isnan().flatten(1).any(1) for v in tree_leaves(found) if v.is_floating_point()]
+        nan = [
+            v.isnan().reshape(len(ids), -1).any(1)
+            for v in tree_leaves(found)
+            if v.is_floating_point()
+        ]
         bad = torch.stack(nan).any(0) if nan else torch.zeros(len(ids), dtype=torch.bool)
         without += [data.names[int(i)] for i in ids[bad]]
     if without:

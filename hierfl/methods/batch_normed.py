@@ -1,16 +1,18 @@
-"""Batch normalisation for any method: layers learn by the mini-batch, and predict by statistics of each client's rows.
+"""Batch norm for any method: layers learn by the mini-batch, and predict by statistics of the client's own rows.
 
-    learning:    y = weight (x - mean) / sqrt(var + eps) + bias,    mean and var of the mini-batch
-    predicting:  the same,    mean and var of the layer's inputs over all rows of the client, at the weights it predicts by
+    learning:    y = weight (x - mean) / sqrt(var + eps) + bias,    mean and var over the mini-batch
+    predicting:  the same,    mean and var over all rows of the client, at the weights that it predicts by
 
-Scale and shift of a layer are weights like all others: common, personal or with a posterior, as the method has it. The
-statistics are no part of the method: each client finds those of its own rows when the run ends (and before a score or a
-checkpoint), keeps them, and sends them to nobody. They are exact, not a running mean, and at the weights that the client
-is served, not at those that its last local step ended at.
+Scale and shift of a layer are weights like all others: common, personal or with a posterior, as the method has it.
+The statistics are no part of the method. A client finds those of its own rows when the run ends (and before a score
+or a checkpoint), keeps them, and sends them to nobody. They are exact, not a running mean, and at the weights that the
+client is served, not at those that its last local step ended at.
 
 Sources: Ioffe and Szegedy 2015, arXiv:1502.03167; statistics that stay with the client: Andreux et al. 2020,
-arXiv:2008.07424 (SiloBN). In FedBN (`hierfl.methods.fedbn`) scale and shift stay with the client too. Under a posterior
-the statistics are those at its mean, for all draws. Nothing in the statistics is Bayesian: they are plugged in.
+arXiv:2008.07424 (SiloBN), whose statistics are running means. In FedBN (`hierfl.methods.fedbn`) scale and shift stay
+with the client too.
+
+Nothing in the statistics is Bayesian. Under a posterior they are plugged in at its mean, for all draws.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ from hierfl.program.prior_centre import Middle
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
+from hierfl.program.traces import Site
 
 Found = TypeVar("Found")
 # their posterior rests on a likelihood that is a product over rows, which it is not among rows of one mini-batch
 BY_ROWS = ("two_stage", "fedlaplace", "pvi", "fedep", "bfi", "fedpop")
+BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evaluate it
 
 
 @recorded
@@ -44,17 +48,19 @@ def batch_normed(method: Method) -> Method:
     """Return the method for a network with batch normalisation (nn.BatchNorm1d, 2d, 3d).
 
     Without such layers it is the method itself. Statistics that the module holds are not read, nor is its training
-    mode. A mini-batch of one row normalises to the shift alone where layers are dense: choose larger ones. A client with
-    one row has no variance there, and its predictions are NaN: leave it out, `fit(..., least_rows=2)`. A client that
-    joins later finds its statistics in `fit.personalise`, in 0 rounds too.
+    mode. A client that joins later finds its statistics in `fit.personalise`, in 0 rounds too.
+
+    Where layers are dense, a mini-batch of one row is normalised to the shift alone: choose larger ones. A client with
+    one row has no variance there, and its predictions are NaN: leave it out, `fit(..., least_rows=2)`. A bias before
+    such a layer has no effect and no gradient, whose rounding Adam takes for a direction: leave it out, `bias=False`.
 
     Args:
         method: of a model from `hierfl.models` that takes a module. Other wrappers may be inside or around it;
             `fine_tuned` only inside.
 
     Raises:
-        ProgramError: (at fit) the method needs a likelihood that is a product over rows (two_stage, pvi); or its guide
-            reads all rows of a client.
+        ProgramError: (at fit) the method needs a likelihood that is a product over rows (two_stage, fedlaplace, pvi,
+            fedep, bfi, fedpop); or its guide evaluates the likelihood (conditional, unrolled).
     """
 
     def client(program: Program) -> Client:
@@ -91,10 +97,11 @@ def _check(method: Method, program: Program) -> None:
             f"{method.name} needs a likelihood that is a product over rows, and batch norm makes rows of a "
             f"mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or take fedsvi"
         )
-    if program.reads_all_rows:
+    guide = getattr(method.guide, "__name__", "")
+    if guide in BY_LIKELIHOOD:
         raise ProgramError(
-            f"the guide of {method.name} reads the likelihood of all rows of a client, which batch norm changes from "
-            f"learning to predicting: take guides.mean_field, or nn.GroupNorm"
+            f"guides.{guide} evaluates the likelihood, which batch norm changes from learning to predicting: take "
+            f"guides.mean_field, or nn.GroupNorm"
         )
 
 
@@ -194,5 +201,5 @@ def _middle(program: Program, params: Params, batch: ClientBatch) -> Values:
     if not program.latents.sites:
         return {}
     with Answer(params, batch), Middle():
-        nodes = poutine.trace(program.guide).get_trace(batch).nodes
+        nodes: dict[str, Site] = poutine.trace(program.guide).get_trace(batch).nodes
     return {site.name: nodes[site.name]["value"] for site in program.latents.sites}

@@ -80,6 +80,6 @@ def middle(fn: Any) -> Tensor:
         value = middle(fn.base_dist)
         for transform in fn.transforms:
             value = transform(value)
-        return value.expand(fn.shape())
+        return value
     mean: Tensor = fn.mean
     return mean.expand(fn.shape())

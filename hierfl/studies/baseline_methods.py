@@ -145,6 +145,7 @@ LEFT_OUT: dict[str, str] = {
     "fedpa": "its rounds are passes over the rows, not steps",
     "fedpop": "its step size is in units of a sum over rows",
     "averaging_some": "an option of other methods",
+    "batch_normed": "an option of other methods",
     "by_rows": "an option of other methods",
     "server_optimised": "an option of other methods",
 }
