@@ -71,7 +71,7 @@ class ClientNorm(nn.Module):
         self.learning = nn.Parameter(torch.zeros(()), requires_grad=False)
         self.there = nn.Parameter(torch.ones(1), requires_grad=False)  # (B,), 0 at padded rows
         self.seen: tuple[Tensor, Tensor] | None = None
-        self.count: Tensor | None = None  # of values that `seen` is of, (F,)
+        self.count: Tensor | None = None  # of values a feature that `seen` is of, ()
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each feature of a batch.
@@ -90,7 +90,7 @@ class ClientNorm(nn.Module):
         trailing = (1,) * (x.dim() - 2)
         mask = self.there.to(x.dtype).reshape(-1, 1, *trailing)
         dims = [d for d in range(x.dim()) if d != 1]
-        total = (mask * torch.ones_like(x)).sum(dims)
+        total = mask.sum() * x[0, 0].numel()
         mean = (mask * x).sum(dims) / total
         var = (mask * (x - mean.reshape(-1, *trailing)).square()).sum(dims) / total
         self.seen, self.count = (mean, var), total

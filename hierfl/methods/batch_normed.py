@@ -12,7 +12,8 @@ Sources: Ioffe and Szegedy 2015, arXiv:1502.03167; statistics that stay with the
 arXiv:2008.07424 (SiloBN), whose statistics are running means. In FedBN (`hierfl.methods.fedbn`) scale and shift stay
 with the client too.
 
-Nothing in the statistics is Bayesian. Under a posterior they are plugged in at its mean, for all draws.
+Nothing in the statistics is Bayesian. Under a posterior they are plugged in at its mean, for all draws; importance
+weights (`fit.posterior(correct="psis")`, `diagnostics.convergence`) are those of the density at these statistics.
 """
 
 from __future__ import annotations
