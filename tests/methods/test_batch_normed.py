@@ -25,6 +25,7 @@ from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD, Adam
 from hierfl.program.program import ProgramError
 from hierfl.program.recipes import describe, remake
+from tests.methods.test_privacy import exchange
 from tests.programs import federation, fit
 
 CLASSES = 3
@@ -190,6 +191,10 @@ def apart(one: Any, other: Any) -> float:
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
+def sizes(tree: Any) -> dict[str, torch.Size]:
+    return {path: leaf.shape for path, leaf in named_leaves(tree).items()}
+
+
 # ------------------------------------------------------------ the numbers
 def by_numpy(weights: dict[str, Tensor], x: Tensor) -> dict[str, np.ndarray[Any, Any]]:
     """The statistics of `line` and its output, by NumPy alone."""
@@ -302,6 +307,22 @@ def test_under_a_posterior_statistics_are_at_its_mean() -> None:
 
 def _of(table: Any, k: int) -> Any:
     return torch.utils._pytree.tree_map(lambda v: v[k], table)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "ditto", "fedem", "fedpac", "fedfomo", "pfedhn", "fedsvi"]
+)
+def test_no_statistic_is_sent(name: str) -> None:
+    """What crosses is named and sized as for the same network with a layer of weights in the norm's place."""
+    data, module = clients((6,), (7, 4, 9)), mlp()
+    message, up, kept, _ = exchange(batch_normed(METHODS[name](module)), data)
+    module[1] = nn.GroupNorm(2, 8)
+    plain_message, plain_up, plain_kept, _ = exchange(METHODS[name](module), data)
+    assert sizes(message) == sizes(plain_message)
+    assert up.keys() == plain_up.keys()
+    for name in up:
+        assert sizes(up[name].value) == sizes(plain_up[name].value)
+    assert set(kept) == {*plain_kept, "statistics"}
 
 
 # ------------------------------------------------------------ every method
