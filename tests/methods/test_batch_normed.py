@@ -282,6 +282,20 @@ def test_without_batch_norm_it_is_the_method_bit_for_bit(make: Any) -> None:
     assert torch.equal(*joined)
 
 
+@pytest.mark.parametrize(
+    "name", ["fine_tuned", "per_fedavg", "ditto", "apfl", "fedrep", "fedbabu", "fedfomo", "pfedhn"]
+)
+def test_statistics_are_at_the_weights_that_each_client_predicts_by(name: str) -> None:
+    data, new = clients((6,), (7, 4, 9)), clients((6,), (5, 8), seed=5)
+    fitted = fit(batch_normed(METHODS[name](mlp())), data, rounds=2, cohort=2)
+    for held, rows in ((fitted, data), (fitted.personalise(new, rounds=1), new)):
+        found = statistics(held)["statistics.1.mean"]
+        for k, client in enumerate(rows.names):
+            served = held.federation.client.params(held.message, _of(held.progress.table, k))
+            own = rows.select([client]).fields["x"] @ served["theta.0.weight"].T
+            assert torch.allclose(found[k], own.mean(0), atol=1e-10)
+
+
 def test_each_component_of_a_mixture_has_statistics_of_its_own() -> None:
     data = clients((6,))
     fitted = fit(batch_normed(METHODS["fedem"](mlp())), data, rounds=2)
