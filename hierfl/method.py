@@ -160,6 +160,9 @@ class Client:
         seen: own -> (), above 0 once the client has been through a round; None: the client state does not
             tell.
         new: message -> client state of a client that joins after the last round; None: `own`.
+        settle: (last message, own, batch of all its rows) -> client state with what predictions need of the
+            client's rows, and no later round does. Run for every client when the run ends, before a score or a
+            checkpoint, and after a new client's last round; nothing leaves the client. None: nothing to do.
     """
 
     own: Tree
@@ -172,6 +175,7 @@ class Client:
     like_rows: Callable[[Tree], bool] = _never
     seen: Callable[[Tree], Tensor] | None = None
     new: Callable[[Tree], Tree] | None = None
+    settle: Callable[[Tree, Tree, ClientBatch], Tree] | None = None
 
     def __repr__(self) -> str:
         """The size of the client state, and the number of phases."""

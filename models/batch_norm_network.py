@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pyro
@@ -10,77 +9,14 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hierfl.data.batch import ClientBatch
+from hierfl.models.client_norm import norms_of, with_client_norms
 from hierfl.models.functional import frozen_copy
 from hierfl.models.likelihood import Likelihood, as_likelihood
 from hierfl.models.observe import field, observe
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
-
-
-class ClientNorm(nn.Module):
-    """Batch normalisation as a pure function, with its statistics as explicit inputs and outputs.
-
-        y = weight (x - mean) / sqrt(var + eps) + bias
-
-    The affine weights, the statistics, the mode and the row mask are all parameters, so that
-    `torch.func.functional_call` can replace them. Where `learning` > 0 the statistics of the batch normalise;
-    otherwise the stored `mean` and `var` do. Every call stores the (mean, variance) of its batch in `seen`.
-
-    Args:
-        of: the batch-normalisation layer to replace.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    mean: Tensor
-    var: Tensor
-
-    def __init__(self, of: _BatchNorm) -> None:
-        super().__init__()
-        size, self.eps = of.num_features, of.eps
-        self.parts = (*(("weight", "bias") if of.affine else ()), "mean", "var")
-        for name, start in (
-            ("weight", of.weight),
-            ("bias", of.bias),
-            ("mean", of.running_mean),
-            ("var", of.running_var),
-        ):
-            value = (
-                torch.full((size,), float(name in ("weight", "var")))
-                if start is None
-                else start.detach().clone()
-            )
-            self.register_parameter(
-                name, nn.Parameter(value.to(torch.get_default_dtype()), requires_grad=False)
-            )
-        # 1: normalise by the batch, 0: by the stored statistics
-        self.learning = nn.Parameter(torch.zeros(()), requires_grad=False)
-        self.there = nn.Parameter(torch.ones(1), requires_grad=False)  # (B,), 0 at padded rows
-        self.seen: tuple[Tensor, Tensor] | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise each feature of a batch.
-
-        Args:
-            x: rows, (B, F, ...). Padded rows are left out of the batch's statistics.
-
-        Returns:
-            The normalised rows, with the shape of `x`.
-        """
-        trailing = (1,) * (x.dim() - 2)
-        mask = self.there.to(x.dtype).reshape(-1, 1, *trailing)
-        dims = [d for d in range(x.dim()) if d != 1]
-        total = (mask * torch.ones_like(x)).sum(dims)
-        mean = (mask * x).sum(dims) / total
-        var = (mask * (x - mean.reshape(-1, *trailing)).square()).sum(dims) / total
-        self.seen = (mean, var)
-        use_batch = self.learning > 0.0
-        m, v = torch.where(use_batch, mean, self.mean), torch.where(use_batch, var, self.var)
-        shift, scale = (t.reshape(-1, *trailing) for t in (m, self.weight * (v + self.eps).rsqrt()))
-        return (x - shift) * scale + self.bias.reshape(-1, *trailing)
 
 
 @recorded
@@ -130,8 +66,10 @@ def batch_norm_network(
     >>> batch_norm_network(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))).__name__
     'batch_norm_network'
     """
-    net = _replaced(module)
-    layers = {name: part for name, part in net.named_modules() if isinstance(part, ClientNorm)}
+    net = with_client_norms(module)
+    layers = norms_of(net)
+    for norm in layers.values():  # they are params of each client, and no weights of the network
+        norm.requires_grad_(False)
     frozen_copy(net)  # for its checks alone: `net` is a copy already
     norm_tensors = {
         f"{layer}.{part}" for layer, norm in layers.items() for part, _ in norm.named_parameters()
@@ -146,6 +84,8 @@ def batch_norm_network(
     def run_client(
         shared: dict[str, Tensor], own: dict[str, Tensor], rows: Tensor, mask: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
+        for norm in layers.values():
+            norm.seen = None  # of a run that failed
         masks = {f"{layer}.there": mask for layer in layers}
         output: Tensor = functional_call(net, {**shared, **own, **masks}, (rows,))
         seen = [value for norm in layers.values() for value in norm.seen or ()]
@@ -188,15 +128,3 @@ def batch_norm_network(
     if layers:  # in training, by the rows of the mini-batch: `hierfl.program.check_padding`
         batch_norm_network.normalises_by_batch = True  # type: ignore[attr-defined]
     return batch_norm_network
-
-
-def _replaced(module: nn.Module) -> nn.Module:
-    """Return a copy of a module with a `ClientNorm` in place of every batch-normalisation layer."""
-    if isinstance(module, _BatchNorm):
-        return ClientNorm(module)
-    module = copy.deepcopy(module)
-    for name, part in list(module.named_modules()):
-        if isinstance(part, _BatchNorm):
-            parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, ClientNorm(part))
-    return module

@@ -83,10 +83,11 @@ def bayesian_network(
             usual.
 
     Raises:
-        ValueError: the module mixes rows (BatchNorm), draws noise of its own (dropout in training mode), has
-            lazy parameters, or has none that requires a gradient; `local` matches no tensor; a scale is
-            not > 0; `prior_loc`, `prior_scale` or `scale_link` is not one of its allowed values; or
+        ValueError: the module mixes rows in another way than by nn.BatchNorm, draws noise of its own (dropout in
+            training mode), has lazy parameters, or has none that requires a gradient; `local` matches no tensor; a
+            scale is not > 0; `prior_loc`, `prior_scale` or `scale_link` is not one of its allowed values; or
             `local_reparameterisation` is set and `centred` is not.
+        ProgramError: (at fit) the module has batch norm, and no `hierfl.methods.batch_normed` is around the method.
 
     >>> bayesian_network(nn.Linear(2, 3), local=["weight"], prior_scale="learned").__name__
     'bayesian_network'
@@ -116,7 +117,7 @@ def bayesian_network(
             own = priors.below(theta, scale)
             shared = {name: value for name, value in theta.items() if name not in own}
             spread = spread_of(own, "w.", batch.key) if local_reparameterisation else None
-            output = apply(net, own, shared, field(batch, x), spread)
+            output = apply(net, own, shared, field(batch, x), spread, mask=batch.rows)
             with batch.data():
                 observe(y, label(output), batch)
 

@@ -211,7 +211,7 @@ def bregman_network(
                 n: to_weights(pyro.sample(f"w.{n}", BregmanKernel(prior, mu)))
                 for n, mu in theta.items()
             }
-            output = apply(net, own, {}, field(batch, x))
+            output = apply(net, own, {}, field(batch, x), mask=batch.rows)
             with batch.data():
                 observe(y, label(output), batch)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from hierfl.core import noise
 from hierfl.core.trees import tree_map
+from hierfl.models.client_norm import say_what_was_seen, tensors_of_norms, with_client_norms
 from hierfl.program.terms import posterior_of
 
 RUNNING = ("running_mean", "running_var")
@@ -25,14 +25,16 @@ RUNNING = ("running_mean", "running_var")
 def frozen_copy(module: nn.Module) -> nn.Module:
     """Copy a module, after checking that each row's output depends on that row and the weights alone.
 
-    The likelihood of a client is a product over its rows only for such a module.
+    The likelihood of a client is a product over its rows only for such a module. Layers of batch norm are replaced by
+    `ClientNorm`: they run where a method takes care of their statistics (`hierfl.methods.batch_normed`).
 
     Args:
         module: any module; it is left as it is.
 
     Raises:
         ValueError: the module has lazy parameters or buffers, no parameter that requires a gradient, a layer
-            that normalises by statistics of other rows (BatchNorm), or dropout in training mode.
+            that normalises by statistics of other rows in another way, one layer of batch norm in two places, or
+            dropout in training mode.
     """
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise ValueError(
@@ -43,11 +45,15 @@ def frozen_copy(module: nn.Module) -> nn.Module:
         raise ValueError(
             "the module has no parameter that requires a gradient: there is nothing to infer"
         )
-    for name, part in module.named_modules():
+    net = with_client_norms(module)
+    for name, part in net.named_modules():
         label = f"'{name}' ({type(part).__name__})" if name else type(part).__name__
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) or any(
-            getattr(part, key, None) is not None for key in RUNNING
-        ):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"{label} is in the module in two places, each of which has statistics of its own: give each place "
+                f"a layer of its own"
+            )
+        if any(getattr(part, key, None) is not None for key in RUNNING):
             raise ValueError(
                 f"{label} normalises by statistics of other rows, which are not weights with a prior, "
                 f"and averaging over clients often spoils them: use nn.GroupNorm or nn.LayerNorm"
@@ -62,7 +68,7 @@ def frozen_copy(module: nn.Module) -> nn.Module:
                 f"{label} drops units at random in training mode: "
                 f"call module.eval(), since the posterior is already a source of noise"
             )
-    return copy.deepcopy(module)
+    return net
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -123,6 +129,8 @@ def apply(
     shared: Mapping[str, Tensor],
     x: Tensor,
     spread: Spread | None = None,
+    *,
+    mask: Tensor | None,
 ) -> Tensor:
     """Return the outputs of all rows, (C, B, outputs).
 
@@ -133,6 +141,10 @@ def apply(
         x: inputs, (C, B, ...).
         spread: the Normals of local tensors, for local reparameterisation. Default None: the local tensors
             are used as they are.
+        mask: (C, B) bool, false at padded rows; None if there are none: `batch.rows`.
+
+    Raises:
+        ProgramError: the network has batch norm, and no method chooses its statistics.
     """
 
     def of_client(own: Mapping[str, Tensor], spread: Any, rows: Tensor) -> Tensor:
@@ -140,12 +152,12 @@ def apply(
             output: Tensor = functional_call(module, {**shared, **own}, (rows,))
         return output
 
+    own = {**own, **tensors_of_norms(module, x, mask)}
     if not own:
         output: Tensor = functional_call(module, dict(shared), (x.flatten(0, 1),)).unflatten(
             0, x.shape[:2]
         )
         return output if output.dim() > 2 else output[..., None]
-    slots = {name: value[:, 0] for name, value in own.items()}
     normals = (
         None
         if spread is None
@@ -154,15 +166,23 @@ def apply(
             spread.key,
         )
     )
-    if len(x) == 1:
-        # a vmap nested in the engine's gives the same numbers, but takes 4 % longer on a small network
-        first = tree_map(lambda v: v[0], {"slots": slots, "normals": normals or ()})
-        output = of_client(first["slots"], first["normals"] or None, x[0])[None]
-    else:
-        output = torch.vmap(of_client, in_dims=(0, None if normals is None else 0, 0))(
+    output = _of_each(of_client, own, normals, x)
+    say_what_was_seen(module)
+    return output if output.dim() > 2 else output[..., None]
+
+
+def _of_each(
+    of_client: Callable[..., Tensor], own: Mapping[str, Tensor], normals: Any, x: Tensor
+) -> Tensor:
+    """Return a function of one client's local tensors, Normals and rows for C clients, (C, ...)."""
+    slots = {name: value[:, 0] for name, value in own.items()}
+    if len(x) > 1:
+        return torch.vmap(of_client, in_dims=(0, None if normals is None else 0, 0))(
             slots, normals, x
         )
-    return output if output.dim() > 2 else output[..., None]
+    # a vmap nested in the engine's gives the same numbers, but takes 4 % longer on a small network
+    first = tree_map(lambda v: v[0], {"slots": slots, "normals": normals or ()})
+    return of_client(first["slots"], first["normals"] or None, x[0])[None]
 
 
 def known_layer(module: nn.Module, layer: str, *, option: str) -> str:
@@ -184,7 +204,9 @@ def known_layer(module: nn.Module, layer: str, *, option: str) -> str:
     return layer
 
 
-def inputs_of(module: nn.Module, layer: str, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def inputs_of(
+    module: nn.Module, layer: str, tensors: Mapping[str, Tensor], x: Tensor, *, mask: Tensor | None
+) -> Tensor:
     """Return what a layer takes of each row, flat: (C, B, D).
 
     Args:
@@ -192,16 +214,26 @@ def inputs_of(module: nn.Module, layer: str, tensors: Mapping[str, Tensor], x: T
         layer: its name in the module.
         tensors: global tensors by name.
         x: inputs, (C, B, ...).
+        mask: as in `apply`.
     """
-    seen: list[Tensor] = []
-    hook = module.get_submodule(layer).register_forward_pre_hook(
-        lambda _, given: seen.append(given[0])
-    )
-    try:
-        functional_call(module, dict(tensors), (x.flatten(0, 1),))
-    finally:
-        hook.remove()
-    return seen[0].flatten(1).unflatten(0, x.shape[:2])
+
+    def of_rows(own: Mapping[str, Tensor], _: Any, rows: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        hook = module.get_submodule(layer).register_forward_pre_hook(
+            lambda _, given: seen.append(given[0])
+        )
+        try:
+            functional_call(module, {**tensors, **own}, (rows,))
+        finally:
+            hook.remove()
+        return seen[0].flatten(1)
+
+    own = tensors_of_norms(module, x, mask)
+    if not own:
+        return of_rows({}, None, x.flatten(0, 1)).unflatten(0, x.shape[:2])
+    found = _of_each(of_rows, own, None, x)
+    say_what_was_seen(module)
+    return found
 
 
 def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:

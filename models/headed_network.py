@@ -51,12 +51,12 @@ class HeadedNetwork:
     def features(self, theta: Params, batch: ClientBatch) -> Tensor:
         """Return phi of every row, (C, B, D)."""
         tensors = {name: theta[f"theta.{name}"] for name in self.tensors}
-        return inputs_of(self.net, self.head, tensors, field(batch, self.x))
+        return inputs_of(self.net, self.head, tensors, field(batch, self.x), mask=batch.rows)
 
     def __call__(self, batch: ClientBatch) -> None:
         """Run the model on a batch."""
         theta = {name: pyro.param(f"theta.{name}", v.clone()) for name, v in self.tensors.items()}
         with batch.clients():
-            logits = apply(self.net, {}, theta, field(batch, self.x))
+            logits = apply(self.net, {}, theta, field(batch, self.x), mask=batch.rows)
             with batch.data():
                 observe(self.y, dist.Categorical(logits=logits), batch)

@@ -69,7 +69,7 @@ def map_network(
             own = {
                 name: pyro.sample(f"w.{name}", priors[name].given(a)) for name, a in above.items()
             }
-            output = apply(net, own, {}, field(batch, x))
+            output = apply(net, own, {}, field(batch, x), mask=batch.rows)
             with batch.data():
                 observe(y, label(output), batch)
 

@@ -106,20 +106,30 @@ class MemoryNetwork:
                 "there": torch.zeros(count, 1, self.memory),
             }
             mine = {name: pyro.param(f"memory.{name}", v)[:, 0] for name, v in mine.items()}
-            logits = apply(self.net, {}, theta, rows)
+            logits = apply(self.net, {}, theta, rows, mask=batch.rows)
             fn = dist.Categorical(logits=logits)
             if not _BLANK.get():
                 share = self.weight * mine["there"].amax(1)[:, None, None]
-                near = self._nearest(theta, rows, mine, logits.shape[-1])
+                near = self._nearest(theta, batch, mine, logits.shape[-1])
                 fn = dist.Categorical(probs=torch.lerp(fn.probs, near, share))
             with batch.data():
                 observe(self.y, fn, batch)
 
     def _nearest(
-        self, theta: dict[str, Tensor], rows: Tensor, mine: dict[str, Tensor], classes: int
+        self,
+        theta: dict[str, Tensor],
+        batch: ClientBatch,
+        mine: dict[str, Tensor],
+        classes: int,
     ) -> Tensor:
         """Return the probabilities of the classes by the memory, (C, B, classes)."""
-        asked, kept = (inputs_of(self.net, self.features, theta, x) for x in (rows, mine["x"]))
+        asked, kept = (
+            inputs_of(self.net, self.features, theta, x, mask=there)
+            for x, there in (
+                (field(batch, self.x), batch.rows),
+                (mine["x"], mine["there"] > 0.0),
+            )
+        )
         away = (asked[:, :, None] - kept[:, None]).square().mean(-1) / self.scale  # (C, B, M)
         away = torch.where(mine["there"][:, None] > 0.0, away, torch.inf)
         far, at = away.topk(min(self.neighbours, self.memory), largest=False)

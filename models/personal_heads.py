@@ -97,7 +97,8 @@ class PersonalHeads:
             name: pyro.param(f"embedding.{name}", start.clone())
             for name, start in self.tensors.items()
         }
-        features = apply(self.net, {}, params, field(batch, self.x))
+        with batch.clients():  # for what a client has of its own: statistics of batch norm
+            features = apply(self.net, {}, params, field(batch, self.x), mask=batch.rows)
         if features.shape[2:] != (self.features,):
             raise ValueError(
                 f"the embedding gives shape {tuple(features.shape[2:])} per row, "

@@ -94,7 +94,7 @@ def test_the_method_written_there_is_fedavg() -> None:
         [0] * 9 + [1] * 30, x=torch.randn(39, 4), y=torch.arange(39) % 3
     )
     model = hierfl.models.network(nn.Linear(4, 3))
-    code = BLOCKS["docs/methods.md"][3].split("\n\n\nmine =")[0]
+    code = BLOCKS["docs/methods.md"][4].split("\n\n\nmine =")[0]
     names: dict[str, Any] = {}
     exec(compile(code, "docs/methods.md", "exec"), names)
     mine = hierfl.fit(names["fedavg"](model), data, rounds=3)

@@ -26,7 +26,8 @@ from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, work_on
 from hierfl.engine.client_store import Table, new_table, put, taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.processes import RunAll, crew
-from hierfl.method import Clock
+from hierfl.engine.settling import settle
+from hierfl.method import Clock, Phase
 
 NAMED = 5  # clients in a message
 DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
@@ -281,8 +282,17 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
     last = federation.server.last(server, Clock(0, max(count, 1)))
     table = new_table(client.own if client.new is None else client.new(last), n)
     phases = client.phases if client.adapt is None else client.adapt
-    if not tree_leaves(client.own) or not phases:
-        return table
+    if tree_leaves(client.own) and phases:
+        _adapted(federation, server, table, phases, count)
+    settle(federation, last, table)
+    return table
+
+
+def _adapted(
+    federation: Federation, server: Tree, table: Table, phases: tuple[Phase, ...], count: int
+) -> None:
+    """Run `count` rounds of new clients' phases, and put their states into the table."""
+    n = federation.data.num_clients
     left_out: list[LeftOut] = []
     with crew(partial(work_on, federation, phases), federation.cores) as run_all:
         for r in range(count):
@@ -296,9 +306,8 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
         warnings.warn(
             f"new client '{names[position]}' was left out of {times} of {count} rounds, in which its state did "
             f"not change: {reason}",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return table
 
 
 def _in_chunks(

@@ -2,6 +2,7 @@
 
 from hierfl.methods.apfl import apfl
 from hierfl.methods.averaging_some import averaging_some
+from hierfl.methods.batch_normed import batch_normed
 from hierfl.methods.bfi import bfi
 from hierfl.methods.by_rows import by_rows
 from hierfl.methods.clustered_fl import clustered_fl
@@ -40,6 +41,7 @@ from hierfl.methods.two_stage import two_stage
 __all__ = [
     "apfl",
     "averaging_some",
+    "batch_normed",
     "bfi",
     "by_rows",
     "clustered_fl",

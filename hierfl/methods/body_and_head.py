@@ -88,7 +88,7 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
     Raises:
         ValueError: the rule matches no param.
         ProgramError: the rule matches every param; `head` is given though the program has local params, or not
-            given though it has none; the model has latent sites or batch normalisation.
+            given though it has none; the model has latent sites, or is `batch_norm_network`.
     """
     above, mine = program.start()
     if program.latents.sites:
@@ -97,8 +97,8 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
         )
     if getattr(program.model, "normalises_by_batch", False):
         raise ProgramError(
-            f"{method} does not set the statistics of batch normalisation: take fedbn, or nn.GroupNorm in "
-            f"models.network"
+            f"{method} does not set the statistics of batch normalisation: take fedbn, or "
+            f"batch_normed({method}(models.network(module), ...))"
         )
     if mine and head is not None:
         raise ProgramError(

@@ -65,7 +65,7 @@ def fedbabu(
         ValueError: `tune` is neither "all" nor "head", or `tune_steps` is below 1; (at fit) `head` matches no
             param.
         ProgramError: (at fit) `head` matches every param, is missing, or is given though the model has local
-            params; there is none to tune; the model has latent sites or batch normalisation.
+            params; there is none to tune; the model has latent sites, or is `batch_norm_network`.
     """
     if tune not in ("all", "head"):
         raise ValueError(f"tune is {tune!r}: it must be 'all' or 'head'")

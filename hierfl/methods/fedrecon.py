@@ -70,7 +70,7 @@ def fedrecon(
     Raises:
         ValueError: (at fit) `head` matches no param.
         ProgramError: (at fit) `head` matches every param, is missing, or is given though the model has local
-            params; the model has latent sites or batch normalisation.
+            params; the model has latent sites, or is `batch_norm_network`.
     """
 
     def client(program: Program) -> Client:

@@ -61,7 +61,7 @@ def fedrep(
     Raises:
         ValueError: (at fit) `head` matches no param.
         ProgramError: (at fit) `head` matches every param, is missing, or is given though the model has local
-            params; the model has latent sites or batch normalisation.
+            params; the model has latent sites, or is `batch_norm_network`.
     """
     name = "fedper" if joint else "fedrep"
 

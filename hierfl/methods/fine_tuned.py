@@ -50,8 +50,8 @@ def fine_tuned(
 
     Raises:
         ValueError: `steps` is below 1, or `when` is neither "adapting" nor "every round".
-        ProgramError: (at fit) there are latent sites, but no params of local sites to tune; or `mirror`
-            without the guide `delta`.
+        ProgramError: (at fit) there are latent sites, but no params of local sites to tune; `mirror` without the
+            guide `delta`; or it is around `batch_normed`, not inside.
     """
     if when not in ("adapting", "every round"):
         raise ValueError(f"when is {when!r}; it must be 'adapting' or 'every round'")
@@ -60,6 +60,11 @@ def fine_tuned(
 
     def client(program: Program) -> Client:
         plain, first = method.client(program), _tuned_params(program, method.name, mirror=mirror)
+        if plain.settle is not None:
+            raise ProgramError(
+                f"fine_tuned around '{method.name}' would predict by tuned params with statistics of others: put it "
+                f"inside, batch_normed(fine_tuned(method))"
+            )
         taken = Phase(_same, steps, unit, batch_size)
         each = when == "every round"
         return tuned(program, plain, first, optimiser, taken, each_round=each, mirror=mirror)

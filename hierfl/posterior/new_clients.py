@@ -46,10 +46,16 @@ def predict_from_prior(
         seed: of the draws.
 
     Raises:
-        ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
+        ValueError: a field is missing or holds NaN; the model observes several sites and `site` is None; or the
+            method predicts by statistics of a client's own rows (`batch_normed`).
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
+    if fit.federation.client.settle is not None:
+        raise ValueError(
+            f"'{fit.method.name}' predicts a client's rows by statistics of rows that it has: give it some, "
+            f"fit.personalise(rows, rounds=0).predict(rows)"
+        )
     check_rows(fit, rows, fit.program.reads.model)
     check_labels_given(fit.program, rows)
     site = fit.program.observed_site(site)

@@ -58,3 +58,28 @@ class Centre(Messenger):
             return
         by_mean = self.by_mean[msg["name"]] if msg["name"] in self.by_mean else has_mean(msg["fn"])
         msg["value"], msg["done"] = centre(msg["fn"], by_mean), True
+
+
+class Middle(Messenger):
+    """Sets every latent site to the middle of its distribution: its mean, or the image of its base's."""
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if not (msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample)):
+            msg["value"], msg["done"] = middle(msg["fn"]), True
+
+
+def middle(fn: Any) -> Tensor:
+    """Return the mean of a distribution, or the image of its base's where it is transformed, of shape `fn.shape()`.
+
+    Raises:
+        NotImplementedError: neither is known.
+    """
+    if isinstance(fn, torch.distributions.Independent):
+        return middle(fn.base_dist)
+    if isinstance(fn, torch.distributions.TransformedDistribution):
+        value = middle(fn.base_dist)
+        for transform in fn.transforms:
+            value = transform(value)
+        return value
+    mean: Tensor = fn.mean
+    return mean.expand(fn.shape())

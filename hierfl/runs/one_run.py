@@ -20,6 +20,7 @@ from hierfl.engine.federation import Federation, federate
 from hierfl.engine.pooled import pooled_rounds
 from hierfl.engine.rounds import CHOSEN, Progress, begin, left_out_of
 from hierfl.engine.rounds import rounds as run_rounds
+from hierfl.engine.settling import settle
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
 from hierfl.program.check_scale import warn_of_unscaled
@@ -120,7 +121,10 @@ def run(
                 if chosen is not None and where.round == 1:
                     where.history[0][CHOSEN] = chosen
                 last = where.round == planned or is_over(fitted, how.patience)
-                if folder and (where.round % how.every == 0 or last):
+                kept = folder is not None and where.round % how.every == 0
+                if last or kept or how.on_round is not None:
+                    settle(federation, fitted.message, where.table)
+                if folder and (last or kept):
                     state.save(folder, where, who)
                 if how.on_round is not None:
                     how.on_round(fitted)
@@ -158,6 +162,7 @@ def _each_round(fitted: Fit, how: How) -> Generator[Fit, None, None]:
         for where in each_round:
             fitted = replace(fitted, progress=where)
             if how.held_out is not None and where.round % how.score_every == 0:
+                settle(federation, fitted.message, where.table)
                 where.history[-1][SCORE] = _score(fitted, how.held_out)
             yield fitted
             if is_over(fitted, how.patience):

@@ -153,6 +153,7 @@ LEFT_OUT: dict[str, str] = {
     "bfi": "for hierarchies of few parameters",
     "fedep": "for hierarchies of few parameters",
     "averaging_some": "an option of other methods",
+    "batch_normed": "an option of other methods",
     "by_rows": "an option of other methods",
     "server_optimised": "an option of other methods",
 }

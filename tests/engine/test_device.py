@@ -20,15 +20,22 @@ import hierfl
 from hierfl import guides, models
 from hierfl.core.device import device_of, on
 from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.data.batch import full_batch
 from hierfl.engine.chunks import local_step
 from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import steps
-from hierfl.engine.over_clients import over_clients
+from hierfl.engine.over_clients import one_slot, over_clients, slots_of
 from hierfl.method import Clock, Method
 from tests.engine.test_engines import METHODS
 from tests.programs import FAMILIES, federation, fit, regression
 
 ELSEWHERE = torch.device("meta")  # a kind of device that every machine has
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
 PROGRAMS: dict[str, Callable[[], Method]] = {
     **METHODS,
     **{
@@ -41,6 +48,15 @@ PROGRAMS: dict[str, Callable[[], Method]] = {
             likelihood=models.likelihood.normal(1.0),
             prior_scale="learned",
             local_reparameterisation=True,
+        )
+    ),
+    "ditto, batch norm": lambda: hierfl.methods.batch_normed(
+        hierfl.methods.ditto(models.network(normed(), likelihood=models.likelihood.normal(1.0)))
+    ),
+    "fedsvi, batch norm": lambda: hierfl.methods.batch_normed(
+        hierfl.methods.fedsvi(
+            models.bayesian_network(normed(), likelihood=models.likelihood.normal(1.0)),
+            guides.mean_field,
         )
     ),
     "module as prior": lambda: hierfl.methods.fedsvi(
@@ -83,6 +99,8 @@ def test_no_tensor_of_a_clients_round_stays_on_the_cpu(name: str) -> None:
         for phase in client.phases
         if phase.count
     ]
+    batch = full_batch(federation_.data, ids)
+    slots, shared = there(mode, slots_of(batch))
     message, own, rows = there(mode, message), there(mode, own), there(mode, torch.ones(4))
     with mode, on(ELSEWHERE), _Constants(), pyro.validation_enabled(False):
         work = over_clients(lambda own: client.start(message, own), at_once=True)(own, count=4)
@@ -91,8 +109,16 @@ def test_no_tensor_of_a_clients_round_stays_on_the_cpu(name: str) -> None:
         up, kept = over_clients(
             lambda work, own, n: client.finish(work, message, own, n), at_once=True
         )(work, own, rows, count=4)
+        settled = kept
+        if (settle := client.settle) is not None:
+            settled = over_clients(
+                lambda own, slot: settle(message, own, one_slot(slot, shared, batch)),
+                at_once=True,
+            )(kept, slots, count=4)
     places = {
-        leaf.device.type for leaf in tree_leaves((work, up, kept)) if isinstance(leaf, Tensor)
+        leaf.device.type
+        for leaf in tree_leaves((work, up, kept, settled))
+        if isinstance(leaf, Tensor)
     }
     assert places == {"meta"}
 

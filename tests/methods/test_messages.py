@@ -143,6 +143,7 @@ OTHERS: dict[
 
 WRAPPERS = {
     "averaging_some",
+    "batch_normed",
     "by_rows",
     "fine_tuned",
     "over_relaxed",

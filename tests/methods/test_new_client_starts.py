@@ -170,8 +170,8 @@ METHODS: dict[str, Make] = {
 }
 # Of fedvi a new client's head is made from its rows; of fedbn the server has no layers of normalisation; of two_stage
 # a new client's factor is made from its rows, and draws without one come from the prior (test_two_stage.py); of
-# knn_per and fedpac, which fit classes, see test_knn_per.py, test_fedpac.py.
-ELSEWHERE = {"fedvi", "fedbn", "fedpac", "knn_per", "two_stage"}
+# knn_per and fedpac, which fit classes, see test_knn_per.py, test_fedpac.py; of batch_normed, test_batch_normed.py.
+ELSEWHERE = {"batch_normed", "fedvi", "fedbn", "fedpac", "knn_per", "two_stage"}
 
 
 def joined(fitted: hierfl.Fit) -> tuple[dict[str, Tensor], Tensor]:

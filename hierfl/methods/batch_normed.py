@@ -1,0 +1,206 @@
+"""Batch norm for any method: layers learn by the mini-batch, and predict by statistics of the client's own rows.
+
+    learning:    y = weight (x - mean) / sqrt(var + eps) + bias,    mean and var over the mini-batch
+    predicting:  the same,    mean and var over all rows of the client, at the weights that it predicts by
+
+Scale and shift of a layer are weights like all others: common, personal or with a posterior, as the method has it.
+The statistics are no part of the method. A client finds those of its own rows when the run ends (and before a score
+or a checkpoint), keeps them, and sends them to nobody. They are exact, not a running mean, and at the weights that the
+client is served, not at those that its last local step ended at.
+
+Sources: Ioffe and Szegedy 2015, arXiv:1502.03167; statistics that stay with the client: Andreux et al. 2020,
+arXiv:2008.07424 (SiloBN), whose statistics are running means. In FedBN (`hierfl.methods.fedbn`) scale and shift stay
+with the client too.
+
+Nothing in the statistics is Bayesian. Under a posterior they are plugged in at its mean, for all draws; importance
+weights (`fit.posterior(correct="psis")`, `diagnostics.convergence`) are those of the density at these statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from hierfl.core.trees import Tree, tree_leaves
+from hierfl.data.batch import ClientBatch
+from hierfl.method import Client, Method, Phase, Server, Up
+from hierfl.models.client_norm import STATISTICS, Looked, normalised, normalising
+from hierfl.program.handlers import Answer
+from hierfl.program.prior_centre import Middle
+from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.recipes import recorded
+from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
+from hierfl.program.traces import Site
+
+Found = TypeVar("Found")
+# their posterior rests on a likelihood that is a product over rows, which it is not among rows of one mini-batch
+BY_ROWS = ("two_stage", "fedlaplace", "pvi", "fedep", "bfi", "fedpop")
+BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evaluate it
+
+
+@recorded
+def batch_normed(method: Method) -> Method:
+    """Return the method for a network with batch normalisation (nn.BatchNorm1d, 2d, 3d).
+
+    Without such layers it is the method itself. Statistics that the module holds are not read, nor is its training
+    mode. A client that joins later finds its statistics in `fit.personalise`, in 0 rounds too.
+
+    Where layers are dense, a mini-batch of one row is normalised to the shift alone: choose larger ones. A client with
+    one row has no variance there, and its predictions are NaN: leave it out, `fit(..., least_rows=2)`. A bias before
+    such a layer has no effect and no gradient, whose rounding Adam takes for a direction: leave it out, `bias=False`.
+
+    Args:
+        method: of a model from `hierfl.models` that takes a module. Other wrappers may be inside or around it;
+            `fine_tuned` only inside.
+
+    Raises:
+        ProgramError: (at fit) the method needs a likelihood that is a product over rows (two_stage, fedlaplace, pvi,
+            fedep, bfi, fedpop); or its guide evaluates the likelihood (conditional, unrolled).
+    """
+
+    def client(program: Program) -> Client:
+        own = _statistics(program)
+        if not own:
+            return method.client(program)
+        _check(method, program)
+        learning = _learning(program)
+        return _keeping(_built(method.client, learning), learning, own)
+
+    def server(program: Program) -> Server:
+        return _built(method.server, _learning(program) if _statistics(program) else program)
+
+    return replace(
+        method,
+        name=f"{method.name}+BN",
+        model=normalising(method.model, "client"),
+        guide=_guide(method.guide),
+        client=client,
+        server=server,
+        pooled=None,
+    )
+
+
+def _statistics(program: Program) -> Params:
+    """Return the params of one client that hold statistics."""
+    return {name: v for name, v in program.start()[1].items() if STATISTICS in name}
+
+
+def _check(method: Method, program: Program) -> None:
+    """Refuse what batch norm makes no sense for."""
+    if method.name.partition("+")[0].partition(" ")[0] in BY_ROWS:
+        raise ProgramError(
+            f"{method.name} needs a likelihood that is a product over rows, and batch norm makes rows of a "
+            f"mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or take fedsvi"
+        )
+    guide = getattr(method.guide, "__name__", "")
+    if guide in BY_LIKELIHOOD:
+        raise ProgramError(
+            f"guides.{guide} evaluates the likelihood, which batch norm changes from learning to predicting: take "
+            f"guides.mean_field, or nn.GroupNorm"
+        )
+
+
+def _learning(program: Program) -> Program:
+    """Return the program as the method sees it: without statistics, its layers normalising by the rows at hand."""
+    return replace(
+        program,
+        model=normalising(program.model, "mini-batch"),
+        guide=normalising(program.guide, "mini-batch"),
+        params=tuple(p for p in program.params if not (p.is_local and STATISTICS in p.name)),
+    )
+
+
+def _built(build: Callable[[Program], Found], program: Program) -> Found:
+    """Return the method's client or server, which may run the model when it is built."""
+    with normalised("mini-batch"):
+        return build(program)
+
+
+def _guide(guide: Guide | Family) -> Guide | Family:
+    """Return a guide whose layers, where it reads features of the model, predict by the client's statistics."""
+    if not isinstance(guide, Family):
+        return normalising(guide, "client")
+    build = guide.build
+
+    @wraps(build)
+    def built(model: Model, latents: Latents, **options: Any) -> Guide:
+        return normalising(build(model, latents, **options), "client")
+
+    return family(built, **guide.options)
+
+
+def _keeping(plain: Client, program: Program, start: Params) -> Client:
+    """Return the client that keeps statistics beside the client state of the method.
+
+    Args:
+        plain: the client of the method.
+        program: as the method sees it.
+        start: the params that hold statistics.
+    """
+    none = {name: torch.full_like(v, torch.nan) for name, v in start.items()}
+
+    def of_method(own: Tree) -> Tree:
+        return {name: v for name, v in own.items() if name != "statistics"}
+
+    def params(message: Tree, own: Tree) -> Params:
+        return {**plain.params(message, of_method(own)), **own["statistics"]}
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        up, mine = plain.finish(work, message, of_method(own), rows)
+        return up, {**mine, "statistics": own["statistics"]}
+
+    def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
+        if plain.settle is not None:
+            own = {**own, **plain.settle(message, of_method(own), batch)}
+        found = _looked(program, plain.params(message, of_method(own)), batch)
+        return {**own, "statistics": {name: found[name] for name in none}}
+
+    def new(message: Tree) -> Tree:
+        return {**(plain.own if plain.new is None else plain.new(message)), "statistics": none}
+
+    adapt = None if plain.adapt is None else _by_mini_batch(plain.adapt)
+    if plain.adapt is None and not tree_leaves(plain.own):
+        adapt = ()  # there is no state to adapt
+    seen = plain.seen
+    return replace(
+        plain,
+        own={**plain.own, "statistics": none},
+        start=lambda message, own: plain.start(message, of_method(own)),
+        phases=_by_mini_batch(plain.phases),
+        finish=finish,
+        params=params,
+        adapt=adapt,
+        seen=None if seen is None else lambda own: seen(of_method(own)),
+        new=new,
+        settle=settle,
+    )
+
+
+def _by_mini_batch(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Return phases whose steps normalise by their rows, also where they run the model apart from the program."""
+    return tuple(replace(phase, step=normalising(phase.step, "mini-batch")) for phase in phases)
+
+
+def _looked(program: Program, params: Params, batch: ClientBatch) -> Params:
+    """Return the statistics of all rows of one client, at its params and the mean of its posterior."""
+    looked = Looked()
+    with normalised("looking"), looked:
+        values = _middle(program, params, batch)
+        with Answer(params, batch):
+            poutine.condition(program.model, data=values)(batch)
+    return looked.found
+
+
+def _middle(program: Program, params: Params, batch: ClientBatch) -> Values:
+    """Return the latent sites at the middle of the guide."""
+    if not program.latents.sites:
+        return {}
+    with Answer(params, batch), Middle():
+        nodes: dict[str, Site] = poutine.trace(program.guide).get_trace(batch).nodes
+    return {site.name: nodes[site.name]["value"] for site in program.latents.sites}

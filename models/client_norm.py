@@ -1,0 +1,205 @@
+"""Batch normalisation as a pure function of weights, statistics and rows, and which statistics it takes.
+
+While a method learns, a layer normalises by the rows of the mini-batch. When it predicts, by the client's
+statistics: the mean and the variance of the layer's inputs over all rows of the client, which
+`hierfl.methods.batch_normed` finds and keeps. Outside such a method a network with batch norm is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, Literal, TypeVar
+
+import pyro
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hierfl.program.program import ProgramError
+
+Found = TypeVar("Found")
+By = Literal["client", "mini-batch", "looking"]
+STATISTICS = "statistics."  # in the name of each param that holds a statistic
+
+_BY: ContextVar[By | None] = ContextVar("normalised_by", default=None)
+
+
+class ClientNorm(nn.Module):
+    """Batch normalisation as a pure function, with its statistics as explicit inputs and outputs.
+
+        y = weight (x - mean) / sqrt(var + eps) + bias
+
+    The affine weights, the statistics, the mode and the row mask are all parameters, so that
+    `torch.func.functional_call` can replace them. Where `learning` > 0 the statistics of the batch normalise;
+    otherwise the stored `mean` and `var` do. A call stores the (mean, variance) of its batch in `seen`, to be
+    set to None before the next one.
+
+    Args:
+        of: the batch-normalisation layer to replace.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, of: _BatchNorm) -> None:
+        super().__init__()
+        size, self.eps = of.num_features, of.eps
+        self.parts = (*(("weight", "bias") if of.affine else ()), "mean", "var")
+        for name, start in (
+            ("weight", of.weight),
+            ("bias", of.bias),
+            ("mean", of.running_mean),
+            ("var", of.running_var),
+        ):
+            value = (
+                torch.full((size,), float(name in ("weight", "var")))
+                if start is None
+                else start.detach().clone()
+            )
+            learned = start is not None and name in ("weight", "bias") and start.requires_grad
+            self.register_parameter(
+                name, nn.Parameter(value.to(torch.get_default_dtype()), requires_grad=learned)
+            )
+        # 1: normalise by the batch, 0: by the stored statistics
+        self.learning = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.there = nn.Parameter(torch.ones(1), requires_grad=False)  # (B,), 0 at padded rows
+        self.seen: tuple[Tensor, Tensor] | None = None
+        self.count: Tensor | None = None  # of values a feature that `seen` is of, ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each feature of a batch.
+
+        Args:
+            x: rows, (B, F, ...). Padded rows are left out of the batch's statistics.
+
+        Returns:
+            The normalised rows, with the shape of `x`.
+        """
+        if self.seen is not None:
+            raise ProgramError(
+                "the network runs one layer of batch norm twice, and its statistics are of one place: give each "
+                "place a layer of its own"
+            )
+        trailing = (1,) * (x.dim() - 2)
+        mask = self.there.to(x.dtype).reshape(-1, 1, *trailing)
+        dims = [d for d in range(x.dim()) if d != 1]
+        total = mask.sum() * x[0, 0].numel()
+        mean = (mask * x).sum(dims) / total
+        var = (mask * (x - mean.reshape(-1, *trailing)).square()).sum(dims) / total
+        self.seen, self.count = (mean, var), total
+        use_batch = self.learning > 0.0
+        m, v = torch.where(use_batch, mean, self.mean), torch.where(use_batch, var, self.var)
+        shift, scale = (t.reshape(-1, *trailing) for t in (m, self.weight * (v + self.eps).rsqrt()))
+        return (x - shift) * scale + self.bias.reshape(-1, *trailing)
+
+
+def with_client_norms(module: nn.Module) -> nn.Module:
+    """Return a copy of a module with a `ClientNorm` in place of every batch-normalisation layer."""
+    if isinstance(module, _BatchNorm):
+        return ClientNorm(module)
+    module = copy.deepcopy(module)
+    for name, part in list(module.named_modules()):
+        if isinstance(part, _BatchNorm):
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, ClientNorm(part))
+    return module
+
+
+def norms_of(module: nn.Module) -> dict[str, ClientNorm]:
+    """Return the layers of a module that normalise by statistics of rows, by name."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, ClientNorm)}
+
+
+# ------------------------------------------------------------------------------------ which statistics
+@contextmanager
+def normalised(by: By) -> Iterator[None]:
+    """Choose the statistics that layers normalise by; inside another choice, that one stands.
+
+    Args:
+        by: "client": the client's, which are params of the program. "mini-batch": those of the rows at hand.
+            "looking": likewise, and what each layer sees is said as a param (`Looked`).
+    """
+    token = _BY.set(_BY.get() or by)
+    try:
+        yield
+    finally:
+        _BY.reset(token)
+
+
+def normalising(function: Callable[..., Found], by: By) -> Callable[..., Found]:
+    """Return a function, such as a model, whose layers normalise by some statistics: see `normalised`."""
+
+    @wraps(function, updated=())
+    def run(*args: Any, **options: Any) -> Found:
+        with normalised(by):
+            return function(*args, **options)
+
+    return run
+
+
+class Looked(Messenger):
+    """Collects the statistics that the layers of a model see: name of the param -> value of one client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Tensor] = {}
+
+    def _pyro_param(self, msg: Any) -> None:
+        if STATISTICS in msg["name"] and not msg["done"]:
+            value = msg["args"][1]
+            self.found[msg["name"]] = msg["value"] = value
+            msg["done"] = True
+
+
+def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    """Return the tensors that a network's layers of batch norm need of each client, (C, 1, ...) each.
+
+    Args:
+        module: the network.
+        x: its inputs, (C, B, ...).
+        mask: (C, B) bool, false at padded rows; None if there are none.
+
+    Raises:
+        ProgramError: there is such a layer, and no method chooses its statistics.
+    """
+    layers, by, count = norms_of(module), _BY.get(), len(x)
+    if not layers:
+        return {}
+    if by is None:
+        raise ProgramError(
+            f"layer '{next(iter(layers))}' is batch norm, which normalises by statistics of other rows: wrap the "
+            f"method, hierfl.methods.batch_normed(method), or use nn.GroupNorm or nn.LayerNorm"
+        )
+    for norm in layers.values():
+        norm.seen = None  # of a run that failed
+    there = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+    found = {f"{layer}.there": there[:, None] for layer in layers}
+    if by != "client":
+        return {**found, **{f"{layer}.learning": torch.ones(count, 1) for layer in layers}}
+    for layer, norm in layers.items():
+        for part in ("mean", "var"):
+            start = getattr(norm, part).detach()
+            found[f"{layer}.{part}"] = pyro.param(
+                f"{STATISTICS}{layer}.{part}", start.expand(count, 1, *start.shape).clone()
+            )
+    return found
+
+
+def say_what_was_seen(module: nn.Module) -> None:
+    """Say the statistics of a network's last run on one client as params, where a method looks for them."""
+    for layer, norm in norms_of(module).items():
+        seen, count = norm.seen, norm.count
+        norm.seen = norm.count = None
+        if _BY.get() == "looking" and seen is not None and count is not None:
+            mean, var = seen
+            # of one value there is no variance: 0 would blow up every other one
+            known = {"mean": mean, "var": torch.where(count > 1.0, var, torch.nan)}
+            for part, value in known.items():
+                pyro.param(f"{STATISTICS}{layer}.{part}", value[None, None])

@@ -1,0 +1,538 @@
+"""Batch norm for any method: statistics by NumPy and torch's own layers, on every engine, and refused by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hierfl
+from hierfl import guides, methods, models
+from hierfl.core.trees import named_leaves
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import federate
+from hierfl.method import Method
+from hierfl.methods import batch_normed, fedavg
+from hierfl.models.likelihood import normal
+from hierfl.optimisers import SGD, Adam
+from hierfl.program.program import ProgramError
+from hierfl.program.recipes import describe, remake
+from tests.methods.test_privacy import exchange
+from tests.programs import federation, fit
+
+CLASSES = 3
+EPS = 1e-5
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"chunk": 2},
+    "sequential": {"engine": "sequential"},
+}
+
+
+def clients(
+    shape: tuple[int, ...], rows: tuple[int, ...] = (24, 30, 18, 24), *, seed: int = 0
+) -> ClientData:
+    """Classes with patterns of their own, at a client's own level, on a scale far from 1."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(sum(rows)) % CLASSES
+    patterns = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(3))
+    x = 3.0 * (patterns[y] + 0.7 * torch.randn(sum(rows), *shape, generator=g))
+    which = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(rows))
+    return ClientData.from_arrays(which, x=x + 4.0 * which.view(-1, *[1] * len(shape)), y=y)
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)
+    )
+
+
+def cnn() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, CLASSES),
+    )
+
+
+NETS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
+    "mlp": (mlp, (6,)),
+    "cnn": (cnn, (1, 6, 6)),
+}
+
+
+def line(*, normalised: bool = True) -> nn.Sequential:
+    """A small network of two features, with one layer of batch norm with scale and shift and one without."""
+    torch.manual_seed(2)
+    layers = [nn.BatchNorm1d(2), nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False), nn.Tanh()]
+    layers = [v for v in layers if normalised or not isinstance(v, nn.BatchNorm1d)]
+    return nn.Sequential(*layers, nn.Linear(3, 1))
+
+
+def regression(*, normalised: bool = True) -> Any:
+    return models.network(line(normalised=normalised), likelihood=normal(1.0))
+
+
+def personal(net: nn.Module, scale: Any = 1.0) -> Any:
+    return models.bayesian_network(net, prior_scale=scale, scale_start=0.05)
+
+
+def last(net: nn.Sequential) -> dict[str, Any]:
+    return {"head": f"theta.{len(net) - 1}."}
+
+
+def top(net: nn.Sequential) -> str:
+    return str(len(net) - 1)
+
+
+FEW: dict[str, Any] = {"steps": 4, "batch_size": 12}
+LOCAL: dict[str, Any] = {"optimiser": SGD(0.2), **FEW}
+METHODS: dict[str, Callable[[Any], Method]] = {
+    "fedavg": lambda net: fedavg(models.network(net), **LOCAL),
+    "fedprox": lambda net: fedavg(models.network(net), prox=0.1, **LOCAL),
+    "fine_tuned": lambda net: methods.fine_tuned(
+        fedavg(models.network(net), **LOCAL), when="every round", unit="step"
+    ),
+    "over_relaxed": lambda net: methods.over_relaxed(fedavg(models.network(net), **LOCAL), 1.2),
+    "scaffold": lambda net: methods.scaffold(models.network(net), lr=0.2, **FEW),
+    "per_fedavg": lambda net: methods.per_fedavg(models.network(net), lr=0.1),
+    "individual": lambda net: methods.individual(models.network(net), **LOCAL),
+    "ditto": lambda net: methods.ditto(models.network(net), **LOCAL),
+    "apfl": lambda net: methods.apfl(models.network(net), **LOCAL),
+    "fedrep": lambda net: methods.fedrep(
+        models.network(net), **last(net), optimiser=SGD(0.2), batch_size=12
+    ),
+    "fedbabu": lambda net: methods.fedbabu(models.network(net), **last(net), **LOCAL),
+    "fedrecon": lambda net: methods.fedrecon(
+        models.network(net), **last(net), body_optimiser=SGD(0.2), head_optimiser=SGD(0.2)
+    ),
+    "ifca": lambda net: methods.ifca(models.network(net), clusters=2, **LOCAL),
+    "clustered_fl": lambda net: methods.clustered_fl(models.network(net), **LOCAL),
+    "fedem": lambda net: methods.fedem(models.network(net), components=2, unit="step", **LOCAL),
+    "fedamp": lambda net: methods.fedamp(
+        models.network(net), alpha=0.1, optimiser=SGD(0.05), unit="step", **FEW
+    ),
+    "heur_fedamp": lambda net: methods.heur_fedamp(models.network(net), unit="step", **LOCAL),
+    "fedfomo": lambda net: methods.fedfomo(models.network(net), models=2, unit="step", **LOCAL),
+    "pfedhn": lambda net: methods.pfedhn(models.network(net), **FEW),
+    "fedpac": lambda net: methods.fedpac(
+        models.HeadedNetwork(net, head=top(net)),
+        optimiser=SGD(0.1),
+        head_optimiser=SGD(0.2),
+        batch_size=12,
+    ),
+    "knn_per": lambda net: methods.knn_per(
+        models.MemoryNetwork(net, features=top(net)), unit="step", **LOCAL
+    ),
+    "fedpa": lambda net: methods.fedpa(models.network(net)),
+    "pfedme": lambda net: methods.pfedme(personal(net), lr=0.05, eta=0.05, prox_steps=3, **FEW),
+    "pfedbred": lambda net: methods.pfedbred(personal(net), lr=0.05, eta=0.05, prox_steps=3, **FEW),
+    "fedmap": lambda net: methods.fedmap(
+        models.map_network(net), optimiser=Adam(0.02), steps=2, batch_size=12
+    ),
+    "pfedbayes": lambda net: methods.pfedbayes(
+        personal(net, "learned"),
+        lr=0.02,
+        eta=0.02,
+        inner_steps=2,
+        zeta=1.0,
+        init_scale=0.05,
+        **FEW,
+    ),
+    "fedabml": lambda net: methods.fedabml(
+        personal(net, "learned"),
+        lr=0.05,
+        eta=0.05,
+        inner_steps=3,
+        draws=1,
+        unit="step",
+        **FEW,
+    ),
+    "fedsvi": lambda net: methods.fedsvi(
+        personal(net, "learned"),
+        guides.mean_field(init_scale=0.05),
+        optimiser=Adam(0.02),
+        local_optimiser=Adam(0.02),
+        local_steps=4,
+        batch_size=12,
+    ),
+    "fedvi": lambda net: methods.fedvi(
+        models.PersonalHeads(
+            net[:-1], outputs=CLASSES, features=net[-1].in_features, local_features=2
+        ),
+        hidden=8,
+        batch_size=12,
+    ),
+}
+
+
+def statistics(fitted: hierfl.Fit) -> dict[str, Tensor]:
+    """The statistics of every client, (N, F), by name."""
+    kept = fitted.progress.table["statistics"]
+    return {name: value[:, 0, 0] for name, value in kept.items()}
+
+
+def apart(one: Any, other: Any) -> float:
+    a, b = named_leaves(one), named_leaves(other)
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def sizes(tree: Any) -> dict[str, torch.Size]:
+    return {path: leaf.shape for path, leaf in named_leaves(tree).items()}
+
+
+# ------------------------------------------------------------ the numbers
+def by_numpy(weights: dict[str, Tensor], x: Tensor) -> dict[str, np.ndarray[Any, Any]]:
+    """The statistics of `line` and its output, by NumPy alone."""
+    w = {name.removeprefix("theta."): value.numpy() for name, value in weights.items()}
+    rows = x.numpy()
+    first = rows.mean(0), rows.var(0)
+    hidden = (rows - first[0]) / np.sqrt(first[1] + EPS) * w["0.weight"] + w["0.bias"]
+    hidden = hidden @ w["1.weight"].T + w["1.bias"]
+    second = hidden.mean(0), hidden.var(0)
+    hidden = np.tanh((hidden - second[0]) / np.sqrt(second[1] + EPS))
+    return {
+        "statistics.0.mean": first[0],
+        "statistics.0.var": first[1],
+        "statistics.2.mean": second[0],
+        "statistics.2.var": second[1],
+        "output": (hidden @ w["4.weight"].T + w["4.bias"])[:, 0],
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_statistics_are_of_a_clients_own_rows_at_the_weights_it_is_served(way: str) -> None:
+    """Clients of unequal size, padded; the weights are the server's mean, where no client's steps ended."""
+    data = federation((5, 3, 9, 4))
+    method = batch_normed(fedavg(regression(), optimiser=SGD(0.1), steps=3, batch_size=3))
+    fitted = fit(method, data, rounds=3, **WAYS[way])
+    found, predicted = statistics(fitted), fitted.predict(data, draws=1).mean
+    for k, name in enumerate(data.names):
+        own = data.select([name]).fields["x"]
+        wanted = by_numpy(fitted.message, own)
+        for part, value in found.items():
+            np.testing.assert_allclose(value[k].numpy(), wanted[part], atol=1e-10, err_msg=part)
+        at = data.row_client == k
+        np.testing.assert_allclose(predicted[at].numpy(), wanted["output"], atol=1e-9)
+    few = data.where(torch.arange(data.num_rows) < 2)
+    first = fitted.predict(few, draws=1).mean
+    assert torch.allclose(first, predicted[:2], atol=1e-12), (
+        "a row is predicted whatever is beside it"
+    )
+
+
+def test_a_step_equals_torchs_own_layers_in_training() -> None:
+    data, module, lr = clients((1, 6, 6), (9,)), cnn(), 0.1
+    method = batch_normed(fedavg(models.network(module), optimiser=SGD(lr), steps=1))
+    fitted = fit(method, data, rounds=1)
+    module.train()
+    loss = nn.functional.cross_entropy(module(data.fields["x"]), data.fields["y"])
+    slopes = torch.autograd.grad(loss, list(module.parameters()))
+    for (name, weight), slope in zip(module.named_parameters(), slopes, strict=True):
+        weight.data -= lr * slope
+        assert torch.allclose(fitted.message[f"theta.{name}"], weight, atol=1e-12), name
+    inputs = module[0](data.fields["x"]).detach().transpose(0, 1).flatten(1)
+    found = statistics(fitted)
+    assert torch.allclose(found["statistics.1.mean"][0], inputs.mean(1), atol=1e-12)
+    assert torch.allclose(found["statistics.1.var"][0], inputs.var(1, correction=0), atol=1e-12)
+    with torch.no_grad():
+        wanted = module(data.fields["x"]).softmax(-1)
+    assert torch.allclose(fitted.predict(data, draws=1).mean, wanted, atol=1e-10)
+
+
+def test_one_client_alone_equals_fedbn() -> None:
+    """With one client it does not matter whether scale and shift are common."""
+    data, options = federation((9,)), {"optimiser": SGD(0.1), "steps": 2, "batch_size": 4}
+    ours = fit(batch_normed(fedavg(regression(), unit="epoch", **options)), data, rounds=3)  # type: ignore[arg-type]
+    model = models.batch_norm_network(line(), likelihood=normal(1.0))
+    theirs = fit(methods.fedbn(model, unit="epoch", **options), data, rounds=3)  # type: ignore[arg-type]
+    own = theirs.progress.table
+    for name, value in ours.message.items():
+        layer = name.removeprefix("theta.")
+        same = theirs.message[name] if name in theirs.message else own[f"norm.{layer}"][0, 0, 0]
+        assert torch.allclose(value, same, atol=1e-10), name
+    for name, value in statistics(ours).items():
+        same = own[name.replace("statistics", "norm")][:, 0, 0]
+        assert torch.allclose(value, same, atol=1e-10), name
+
+
+@pytest.mark.parametrize("make", [fedavg, methods.ditto, methods.apfl])
+def test_without_batch_norm_it_is_the_method_bit_for_bit(make: Any) -> None:
+    data, new = federation((5, 3, 7)), federation((4, 2), seed=8)
+    method = make(regression(normalised=False), steps=2, batch_size=2)
+    one, two = (fit(m, data, rounds=3, cohort=2) for m in (method, batch_normed(method)))
+    assert apart(one.progress.server, two.progress.server) == 0.0
+    if one.progress.table:
+        assert apart(one.progress.table, two.progress.table) == 0.0
+    joined = [f.personalise(new, rounds=2).predict(new, draws=1).mean for f in (one, two)]
+    assert torch.equal(*joined)
+
+
+@pytest.mark.parametrize(
+    "name", ["fine_tuned", "per_fedavg", "ditto", "apfl", "fedrep", "fedbabu", "fedfomo", "pfedhn"]
+)
+def test_statistics_are_at_the_weights_that_each_client_predicts_by(name: str) -> None:
+    data, new = clients((6,), (7, 4, 9)), clients((6,), (5, 8), seed=5)
+    fitted = fit(batch_normed(METHODS[name](mlp())), data, rounds=2, cohort=2)
+    for held, rows in ((fitted, data), (fitted.personalise(new, rounds=1), new)):
+        found = statistics(held)["statistics.1.mean"]
+        for k, client in enumerate(rows.names):
+            served = held.federation.client.params(held.message, _of(held.progress.table, k))
+            own = rows.select([client]).fields["x"] @ served["theta.0.weight"].T
+            assert torch.allclose(found[k], own.mean(0), atol=1e-10)
+
+
+def test_each_component_of_a_mixture_has_statistics_of_its_own() -> None:
+    data = clients((6,))
+    fitted = fit(batch_normed(METHODS["fedem"](mlp())), data, rounds=2)
+    found = statistics(fitted)
+    for m in (0, 1):
+        weight = fitted.message[f"{m}.theta.0.weight"]
+        own = data.select([data.names[2]]).fields["x"] @ weight.T
+        assert torch.allclose(found[f"{m}.statistics.1.mean"][2], own.mean(0), atol=1e-10)
+        assert torch.allclose(found[f"{m}.statistics.1.var"][2], own.var(0, correction=0))
+    assert not torch.allclose(found["0.statistics.1.mean"], found["1.statistics.1.mean"])
+
+
+def test_under_a_posterior_statistics_are_at_its_mean() -> None:
+    data = clients((6,))
+    fitted = fit(batch_normed(METHODS["fedsvi"](mlp())), data, rounds=2)
+    params = fitted.federation.client.params(fitted.message, _of(fitted.progress.table, 1))
+    loc = params["w.0.weight.loc"][0, 0]
+    own = data.select([data.names[1]]).fields["x"] @ loc.T
+    found = statistics(fitted)
+    assert torch.allclose(found["statistics.1.mean"][1], own.mean(0), atol=1e-10)
+    assert torch.allclose(found["statistics.1.var"][1], own.var(0, correction=0), atol=1e-10)
+
+
+def _of(table: Any, k: int) -> Any:
+    return torch.utils._pytree.tree_map(lambda v: v[k], table)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "ditto", "fedem", "fedpac", "fedfomo", "pfedhn", "fedsvi"]
+)
+def test_no_statistic_is_sent(name: str) -> None:
+    """What crosses is named and sized as for the same network with a layer of weights in the norm's place."""
+    data, module = clients((6,), (7, 4, 9)), mlp()
+    message, up, kept, _ = exchange(batch_normed(METHODS[name](module)), data)
+    module[1] = nn.GroupNorm(2, 8)
+    plain_message, plain_up, plain_kept, _ = exchange(METHODS[name](module), data)
+    assert sizes(message) == sizes(plain_message)
+    assert up.keys() == plain_up.keys()
+    for name in up:
+        assert sizes(up[name].value) == sizes(plain_up[name].value)
+    assert set(kept) == {*plain_kept, "statistics"}
+
+
+# ------------------------------------------------------------ every method
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_planted_classes(name: str, kind: str) -> None:
+    make, shape = NETS[kind]
+    data, new = clients(shape), clients(shape, (20, 25), seed=5)
+    test = clients(shape, seed=6)
+    fitted = fit(batch_normed(METHODS[name](make())), data, rounds=8)
+    assert np.isfinite(fitted.history["elbo" if name == "fedsvi" else "loss"]).all()
+    for value in statistics(fitted).values():
+        assert bool(value.isfinite().all())
+        assert not torch.allclose(value, value.round(), atol=1e-3), "neither 0 nor 1"
+    for rows, held in ((data, fitted), (test, fitted), (new, fitted.personalise(new, rounds=2))):
+        scores = held.predict(rows, draws=10).scores()
+        assert float(scores["accuracy"].mean()) > 0.6, "chance is a third"
+
+
+@pytest.mark.parametrize("make", [fedavg, methods.ditto, methods.scaffold])
+def test_a_regression_likelihood(make: Any) -> None:
+    data = federation((40, 30, 50))
+    data = data.with_fields(y=data.fields["x"].sum(-1))
+    rate = {"lr": 0.1} if make is methods.scaffold else {"optimiser": SGD(0.1)}
+    fitted = fit(batch_normed(make(regression(), steps=10, **rate)), data, rounds=10)
+    assert float(fitted.predict(data, draws=1).scores()["rmse"].mean()) < 0.5  # of sd 1.4
+
+
+@pytest.mark.parametrize(
+    "name", ["ditto", "fedem", "fedpac", "pfedme", "fedsvi", "fedvi", "knn_per"]
+)
+def test_every_engine(name: str) -> None:
+    data = clients((6,), (7, 4, 9))
+    method = batch_normed(METHODS[name](mlp()))
+    runs = [fit(method, data, rounds=2, cohort=2, **way) for way in WAYS.values()]
+    bound = 1e-7 if name == "fedsvi" else 1e-10  # Adam turns rounding of tiny gradients into steps
+    for other in runs[1:]:
+        assert apart(runs[0].progress.server, other.progress.server) < bound
+        assert apart(runs[0].progress.table, other.progress.table) < bound
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="compiles: about two minutes")
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedem", "pfedme"])
+def test_compiled_steps_give_the_numbers_of_eager_ones(name: str, kind: str) -> None:
+    make, shape = NETS[kind]
+    method = batch_normed(METHODS[name](make()))
+    eager, compiled = (
+        hierfl.fit(method, clients(shape), rounds=3, compile=c) for c in (False, True)
+    )
+    assert apart(eager.progress.server, compiled.progress.server) < 1e-9
+    assert apart(eager.progress.table, compiled.progress.table) < 1e-9
+
+
+# ------------------------------------------------------------ runs
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedsvi"])
+def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> None:
+    data, method = clients((6,), (7, 4, 9)), batch_normed(METHODS[name](mlp()))
+    run: dict[str, Any] = {"rounds": 4, "cohort": 2, "checkpoint": tmp_path, "every": 2}
+    whole = fit(method, data, **run)
+    shutil.rmtree(max(tmp_path.glob("round-*")))
+    half = hierfl.load(tmp_path, data=data, method=method)
+    assert half.progress.round == 2
+    if name != "fedsvi":  # its step sizes depend on how many rounds are planned
+        alone = fit(method, data, rounds=2, cohort=2)
+        assert apart(half.progress.table, alone.progress.table) == 0.0
+    resumed = fit(method, data, **run, resume=True)
+    assert apart(whole.progress.server, resumed.progress.server) == 0.0
+    assert apart(whole.progress.table, resumed.progress.table) == 0.0
+
+
+def test_scores_of_rows_held_out_use_the_statistics_of_that_round() -> None:
+    data, held = clients((6,)), clients((6,), seed=6)
+    method = batch_normed(METHODS["fedavg"](mlp()))
+    fitted = fit(method, data, rounds=3, held_out=held, score_every=1)
+    logged = fitted.history["held_out_log_score"]
+    for rounds in (1, 2, 3):
+        alone = fit(method, data, rounds=rounds).predict(held, draws=1).log_score
+        assert alone is not None
+        assert logged[rounds - 1] == pytest.approx(float(alone.mean()), abs=1e-12)
+
+
+def test_clients_in_no_cohort_and_new_ones_have_statistics_of_their_own() -> None:
+    data, new = federation((5, 3, 9)), federation((6, 4), seed=8)
+    fitted = fit(batch_normed(fedavg(regression(), steps=2)), data, rounds=1, cohort=1)
+    for rounds in (0, 2):
+        joined = fitted.personalise(new, rounds=rounds)
+        for k, name in enumerate(new.names):
+            wanted = by_numpy(fitted.message, new.select([name]).fields["x"])
+            for part, value in statistics(joined).items():
+                np.testing.assert_allclose(value[k].numpy(), wanted[part], atol=1e-10)
+    found = statistics(fitted)["statistics.0.mean"]
+    for k, name in enumerate(data.names):
+        assert torch.allclose(found[k], data.select([name]).fields["x"].mean(0), atol=1e-12)
+
+
+def test_it_is_rebuilt_from_its_description() -> None:
+    method = batch_normed(methods.ditto(models.linear("x"), steps=3))
+    assert method.name == "ditto+BN"
+    assert describe(method)["with"]["method"]["with"]["steps"] == 3
+    assert describe(remake(describe(method))) == describe(method)
+
+
+@pytest.mark.parametrize(
+    "wrapper", [methods.by_rows, lambda m: methods.averaging_some(m, share=0.5)]
+)
+def test_wrappers_of_the_server_may_be_inside_or_around(wrapper: Any) -> None:
+    data, method = federation((5, 3, 7)), fedavg(regression(), steps=2)
+    inside, around = batch_normed(wrapper(method)), wrapper(batch_normed(method))
+    one, two = (fit(m, data, rounds=2) for m in (inside, around))
+    assert apart(one.progress.table, two.progress.table) == 0.0
+    assert torch.equal(one.predict(data, draws=1).mean, two.predict(data, draws=1).mean)
+
+
+# ------------------------------------------------------------ refusals
+def bare(name: str) -> Method:
+    """A method of a network with batch norm, without the wrapper."""
+    return METHODS[name](mlp())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_it_every_method_refuses_batch_norm_by_name(name: str) -> None:
+    mend = r"layer '1' is batch norm, .*: wrap the method, hierfl.methods.batch_normed\(method\)"
+    with pytest.raises(ProgramError, match=mend):
+        fit(bare(name), clients((6,)), rounds=1)
+
+
+def shared(net: nn.Module) -> Any:
+    """A network under a prior, for methods of a global posterior."""
+    return models.bayesian_network(net, local="none", global_prior=dist.Normal(0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: methods.two_stage(shared(mlp())),
+        lambda: methods.fedlaplace(shared(mlp())),
+        lambda: methods.pvi(shared(mlp()), points=2),
+        lambda: methods.fedep(shared(mlp())),
+        lambda: methods.bfi(shared(mlp())),
+        lambda: methods.fedpop(personal(mlp())),
+        lambda: methods.over_relaxed(methods.bfi(shared(mlp()))),
+    ],
+)
+def test_methods_that_need_a_product_over_rows_are_refused(make: Callable[[], Method]) -> None:
+    method = make()
+    name = method.name.partition("+")[0]
+    with pytest.raises(
+        ProgramError, match=f"{name}.* needs a likelihood that is a product over rows"
+    ):
+        federate(batch_normed(method), clients((6,)))
+
+
+def test_what_would_be_wrong_is_refused() -> None:
+    data = clients((6,))
+    method = METHODS["fedavg"](mlp())
+    with pytest.raises(ProgramError, match=r"put it inside, batch_normed\(fine_tuned\(method\)\)"):
+        fit(methods.fine_tuned(batch_normed(method)), data, rounds=1)
+    steps = methods.fedsvi(personal(mlp()), guides.unrolled(steps=1))
+    with pytest.raises(ProgramError, match=r"guides.unrolled evaluates the likelihood"):
+        fit(batch_normed(steps), data, rounds=1)
+    fitted = fit(batch_normed(method), data, rounds=1)
+    with pytest.raises(ValueError, match="by statistics of rows that it has: give it some"):
+        hierfl.predict_from_prior(fitted, data)
+    with pytest.raises(ProgramError, match="batch norm"):
+        hierfl.fit(models.network(mlp()), data)
+
+
+def test_a_layer_in_two_places_is_refused() -> None:
+    norm = nn.BatchNorm1d(6)
+    twice = nn.Sequential(norm, nn.Linear(6, 6), norm, nn.Linear(6, CLASSES))
+    with pytest.raises(ValueError, match=r"'2' \(BatchNorm1d\) is in the module in two places"):
+        models.network(twice)
+
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.dense = nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            answer: Tensor = self.dense(self.norm(self.norm(x)))
+            return answer
+
+    with pytest.raises(ProgramError, match="runs one layer of batch norm twice"):
+        fit(batch_normed(fedavg(models.network(Again()))), clients((6,)), rounds=1)
+
+
+def test_a_client_with_one_row_is_named_and_its_predictions_are_nan() -> None:
+    data = federation((5, 3, 1))
+    method = batch_normed(fedavg(regression(), steps=2, batch_size=None))
+    with pytest.warns(UserWarning, match=rf"1 clients have too few rows .* \('{data.names[2]}'\)"):
+        fitted = fit(method, data, rounds=1)
+    scores = fitted.predict(data, draws=1).mean
+    assert bool(scores[:8].isfinite().all())
+    assert bool(scores[8].isnan())
+    with pytest.warns(UserWarning, match="take no part"):
+        alone = fit(method, data, rounds=1, least_rows=2)
+    assert bool(alone.predict(data.select([0, 1]), draws=1).mean.isfinite().all())
