@@ -1,0 +1,283 @@
+"""A run as a Flower ServerApp and ClientApp, for its simulation and for SuperNodes.
+
+    query.introduce   a node tells of its client: name, number of rows, form of the rows
+    query.agree       the node gets what all agreed on, and tells what it starts from
+    train             one round: the method's message, and the client's update
+
+Payloads are those of `hierfl.nodes.messages`: bytes in a ConfigRecord. Client states stay in the node's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hierfl.core.disk import private_folder, write_private
+from hierfl.data.clients import ClientData
+from hierfl.method import Method
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.node import Node, NodeFailed, answer, introduced, node
+from hierfl.nodes.run import Answer, TooFewNodes, fit_nodes
+from hierfl.runs.result import Fit
+
+try:
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError as error:
+    raise ImportError(
+        "hierfl.flower needs flwr: install it with pip install 'hierfl[flower]'"
+    ) from error
+
+PAYLOAD, WRONG, RECORD = "payload", "wrong", "hierfl"
+ONCE_MORE = 1.0  # seconds between two looks for nodes
+AGREEMENT = "agreement.json"
+
+
+@dataclass(frozen=True)
+class Apps:
+    """The two apps of a run.
+
+    Args:
+        server: runs where no rows are.
+        client: runs at each node.
+    """
+
+    server: ServerApp
+    client: ClientApp
+
+
+def apps(
+    method: Method,
+    data_for_node: Callable[[Context], ClientData],
+    *,
+    done: Callable[[Fit], object],
+    nodes: int,
+    rounds: int | None = None,
+    seed: int = 0,
+    cohort: int | float | None = None,
+    fewest: int = 1,
+    timeout: float = 600.0,
+    folder_for_node: Callable[[Context], str | Path] | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+) -> Apps:
+    """Return the apps of one run.
+
+    Args:
+        method: that is run; both apps are made by the same code.
+        data_for_node: a node's context -> the rows of its one client.
+        done: called with the fit at the server, at the end.
+        nodes: how many nodes the run waits for before its first round.
+        rounds: as in `hierfl.fit`.
+        seed: of everything random.
+        cohort: clients a round, as in `hierfl.fit`.
+        fewest: clients that a round needs.
+        timeout: seconds that the server waits for nodes, and for their answers in a round.
+        folder_for_node: a node's context -> the private folder of its client state. Default None: the folder that
+            the node's configuration names as `folder`.
+        checkpoint: the server's folder for a checkpoint after each round.
+        resume: continue from the newest checkpoint there.
+
+    Returns:
+        The apps.
+    """
+    clients = _Clients(method, data_for_node, folder_for_node or _configured, seed)
+    server = ServerApp()
+
+    def main(grid: Grid, context: Context) -> None:
+        found = _Nodes(grid, timeout)
+        told = found.introductions(nodes)
+        agreement = Agreement.between(list(told.values()))
+        ids = {one.client: number for number, one in told.items()}
+        starts = found.agree(agreement, ids)
+        fitted = fit_nodes(
+            method,
+            agreement,
+            lambda contents: found.ask(contents, ids),
+            rounds=rounds,
+            seed=seed,
+            cohort=cohort,
+            fewest=fewest,
+            starts=starts,
+            checkpoint=checkpoint,
+            resume=resume,
+        )
+        done(fitted)
+
+    server.main()(main)
+    return Apps(server, clients.app())
+
+
+def _configured(context: Context) -> str:
+    folder = context.node_config.get("folder")
+    if not isinstance(folder, str):
+        raise ValueError(
+            "the node's configuration names no folder for its client state: start it with "
+            "--node-config 'folder=\"...\"', or hand in folder_for_node"
+        )
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------ at a node
+@dataclass(frozen=True, eq=False)
+class _Clients:
+    """What every node does; a process keeps the nodes that it has set up."""
+
+    method: Method
+    data: Callable[[Context], ClientData]
+    folder: Callable[[Context], str | Path]
+    seed: int
+    ready: dict[int, Node] = field(default_factory=dict)
+
+    def app(self) -> ClientApp:
+        """Return the app that answers messages."""
+        app = ClientApp()
+        app.query("introduce")(self._answering(self._introduce))
+        app.query("agree")(self._answering(self._agree))
+        app.train()(self._answering(self._train))
+        return app
+
+    def _answering(
+        self, work: Callable[[bytes, Context], bytes]
+    ) -> Callable[[Message, Context], Message]:
+        def answered(message: Message, context: Context) -> Message:
+            content: dict[str, bytes | str]
+            try:
+                content = {PAYLOAD: work(_payload(message), context)}
+            except (Refused, NodeFailed, ValueError, OSError) as error:
+                content = {WRONG: f"{type(error).__name__}: {error}"}
+            return Message(RecordDict({RECORD: ConfigRecord(content)}), reply_to=message)
+
+        return answered
+
+    def _introduce(self, content: bytes, context: Context) -> bytes:
+        return json.dumps(Introduction.of(self.data(context)).as_json()).encode()
+
+    def _agree(self, content: bytes, context: Context) -> bytes:
+        folder = Path(self.folder(context))
+        private_folder(folder)
+        write_private(folder / AGREEMENT, content)
+        self.ready.pop(context.node_id, None)
+        return json.dumps(introduced(self._node(context))).encode()
+
+    def _train(self, content: bytes, context: Context) -> bytes:
+        return answer(self._node(context), content)
+
+    def _node(self, context: Context) -> Node:
+        """Return the node, set up from what was agreed on; a new process sets it up again."""
+        if context.node_id not in self.ready:
+            folder = Path(self.folder(context))
+            try:
+                found = json.loads((folder / AGREEMENT).read_bytes())
+            except (OSError, ValueError) as error:
+                raise Refused(f"the node has agreed on nothing yet ({error})") from error
+            agreement = Agreement.from_json(found)
+            self.ready[context.node_id] = node(
+                self.method, self.data(context), agreement, folder, seed=self.seed
+            )
+        return self.ready[context.node_id]
+
+
+def _payload(message: Message) -> bytes:
+    """Return the bytes of a message.
+
+    Raises:
+        Refused: there are none.
+    """
+    if message.has_error():
+        raise Refused(f"Flower says: {message.error.reason or message.error.code}")
+    record: Mapping[str, Any] = message.content.config_records.get(RECORD, ConfigRecord())
+    if WRONG in record:
+        raise Refused(str(record[WRONG])[:2000])
+    found = record.get(PAYLOAD)
+    if not isinstance(found, bytes):
+        raise Refused("its message holds no payload of hierfl")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ at the server
+@dataclass(frozen=True, eq=False)
+class _Nodes:
+    """The nodes, as the server reaches them."""
+
+    grid: Grid
+    timeout: float
+
+    def introductions(self, count: int) -> dict[int, Introduction]:
+        """Return what each node tells of its client, once there are as many nodes.
+
+        Raises:
+            TooFewNodes: there are fewer within the timeout.
+        """
+        until = time.monotonic() + self.timeout
+        while len(ids := list(self.grid.get_node_ids())) < count:
+            if time.monotonic() > until:
+                raise TooFewNodes(
+                    f"{len(ids)} nodes are connected after {self.timeout:g} s, and {count} are needed: start the others"
+                )
+            time.sleep(ONCE_MORE)
+        told: dict[int, Introduction] = {}
+        for number, content in self._sent("query.introduce", dict.fromkeys(ids, b"")):
+            if isinstance(content, Refused):
+                raise TooFewNodes(f"node {number} cannot tell of its client: {content}")
+            told[number] = Introduction.from_json(json.loads(content))
+        if len(told) < count:
+            raise TooFewNodes(
+                f"{len(told)} of {len(ids)} nodes told of their clients, and {count} are needed"
+            )
+        return told
+
+    def agree(self, agreement: Agreement, ids: Mapping[str, int]) -> dict[str, str]:
+        """Tell the nodes what all agreed on; return what each client starts from.
+
+        Raises:
+            TooFewNodes: a node cannot take part.
+        """
+        content = json.dumps(agreement.as_json()).encode()
+        names = {number: name for name, number in ids.items()}
+        starts = {}
+        for number, found in self._sent("query.agree", dict.fromkeys(names, content)):
+            if isinstance(found, Refused):
+                raise TooFewNodes(f"client '{names[number]}' cannot take part: {found}")
+            starts[names[number]] = str(json.loads(found)["start"])
+        if missing := sorted(ids.keys() - starts.keys()):
+            raise TooFewNodes(f"client '{missing[0]}' did not answer within {self.timeout:g} s")
+        return starts
+
+    def ask(self, contents: Mapping[str, bytes], ids: Mapping[str, int]) -> Iterator[Answer]:
+        """Ask clients for a round."""
+        names = {number: name for name, number in ids.items()}
+        there = set(self.grid.get_node_ids())
+        for name in sorted(name for name in contents if ids[name] not in there):
+            yield Answer(name, None, "its node is not connected")
+        asked = {ids[name]: content for name, content in contents.items() if ids[name] in there}
+        for number, found in self._sent("train", asked):
+            if number in names and isinstance(found, Refused):
+                yield Answer(names[number], None, str(found))
+            elif number in names and not isinstance(found, Refused):
+                yield Answer(names[number], found)
+
+    def _sent(
+        self, kind: str, contents: Mapping[int, bytes]
+    ) -> Iterable[tuple[int, bytes | Refused]]:
+        """Send payloads to nodes, and yield what comes back in time."""
+        messages = [
+            Message(
+                RecordDict({RECORD: ConfigRecord({PAYLOAD: content})}),
+                dst_node_id=number,
+                message_type=kind,
+                ttl=2.0 * self.timeout,
+            )
+            for number, content in contents.items()
+        ]
+        for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
+            try:
+                yield reply.metadata.src_node_id, _payload(reply)
+            except Refused as error:
+                yield reply.metadata.src_node_id, error

@@ -1,0 +1,145 @@
+"""The apps of a run on Flower, with a grid in this process; deployments are run by scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+flwr = pytest.importorskip("flwr.app")
+
+from hierfl import methods  # noqa: E402
+from hierfl.core.trees import named_leaves  # noqa: E402
+from hierfl.data.clients import ClientData  # noqa: E402
+from hierfl.flower import Apps, apps  # noqa: E402
+from hierfl.nodes.run import TooFewNodes  # noqa: E402
+from hierfl.optimisers import SGD  # noqa: E402
+from hierfl.runs.result import Fit  # noqa: E402
+from tests.engine.test_engines import _shared  # noqa: E402
+from tests.programs import federation, fit  # noqa: E402
+
+NAMES = ("east", "north", "south", "west")
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process what Flower gives to a process of an app."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def rows() -> ClientData:
+    return federation((5, 3, 7, 2)).select(NAMES)
+
+
+def method() -> Any:
+    return methods.apfl(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+
+
+class Grid:
+    """Hands messages to the client app, one context a node; nodes in `gone` do not answer."""
+
+    def __init__(self, app: Any, folder: Path, gone: Iterable[int] = ()) -> None:
+        self.app, self.gone, self.count = app, set(gone), 0
+        self.contexts = {
+            number: flwr.Context(
+                run_id=1,
+                node_id=number,
+                node_config={"client": name, "folder": str(folder / name)},
+                state=flwr.RecordDict(),
+                run_config={},
+            )
+            for number, name in enumerate(NAMES, start=11)
+        }
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def send_and_receive(self, messages: Iterable[Any], *, timeout: float) -> Iterable[Any]:
+        for message in messages:
+            self.count += 1
+            number = message.metadata.dst_node_id
+            message.metadata.__dict__["_message_id"] = str(self.count)
+            if number not in self.gone or not message.metadata.message_type.startswith("train"):
+                yield self.app(message, self.contexts[number])
+
+
+def made(done: list[Fit], **options: Any) -> Apps:
+    return apps(
+        method(),
+        lambda context: rows().select([str(context.node_config["client"])]),
+        done=done.append,
+        **{"nodes": 4, "rounds": 3, "timeout": 0.1, **options},
+    )
+
+
+def run(made_: Apps, grid: Any) -> None:
+    made_.server(grid, next(iter(grid.contexts.values())))
+
+
+def test_a_run_on_flower_is_a_run_here(tmp_path: Path) -> None:
+    done: list[Fit] = []
+    pair = made(done)
+    run(pair, Grid(pair.client, tmp_path))
+    here = fit(method(), rows(), rounds=3)
+    for name, value in named_leaves(here.progress.server).items():
+        there = named_leaves(done[0].progress.server)[name]
+        torch.testing.assert_close(there, value, rtol=0.0, atol=1e-12)
+    assert done[0].history["clients"].tolist() == [4, 4, 4]
+
+
+def test_a_new_process_at_each_message_changes_nothing(tmp_path: Path) -> None:
+    """As by Flower's default isolation: what the node has agreed on, and its state, are in its folder."""
+    done: list[Fit] = []
+
+    def anew(message: Any, context: Any) -> Any:
+        return made([]).client(message, context)
+
+    run(made(done), Grid(anew, tmp_path))
+    here = fit(method(), rows(), rounds=3)
+    for name, value in named_leaves(here.progress.server).items():
+        there = named_leaves(done[0].progress.server)[name]
+        torch.testing.assert_close(there, value, rtol=0.0, atol=1e-12)
+
+
+def test_nodes_that_do_not_answer_are_named(tmp_path: Path) -> None:
+    done: list[Fit] = []
+    pair = made(done)
+    run(pair, Grid(pair.client, tmp_path, gone=[12]))
+    left_out = done[0].history["left_out"]
+    assert [one["client"] for record in left_out for one in record] == ["north"] * 3
+    assert done[0].history["clients"].tolist() == [3, 3, 3]
+
+
+def test_what_a_node_cannot_do_is_said_at_the_server(tmp_path: Path) -> None:
+    pair = made([], fewest=4)
+    grid = Grid(pair.client, tmp_path)
+    grid.contexts[13].node_config.pop("folder")
+    with pytest.raises(TooFewNodes, match=r"client 'south' cannot take part: .*names no folder"):
+        run(pair, grid)
+    with pytest.raises(TooFewNodes, match=r"4 nodes are connected after 0\.1 s, and 5 are needed"):
+        run(made([], nodes=5), grid)
+
+
+def test_an_introduction_tells_no_row(tmp_path: Path) -> None:
+    pair = made([])
+    grid = Grid(pair.client, tmp_path)
+    message = flwr.Message(
+        flwr.RecordDict({"hierfl": flwr.ConfigRecord({"payload": b""})}),
+        dst_node_id=11,
+        message_type="query.introduce",
+    )
+    (reply,) = grid.send_and_receive([message], timeout=1.0)
+    told = json.loads(reply.content.config_records["hierfl"]["payload"])
+    assert told["client"] == "east" and told["rows"] == 7
+    values = {
+        float(v) for field in rows().select(["east"]).fields.values() for v in field.flatten()
+    }
+    numbers = {v for v in values if v not in (0.0, 1.0)}
+    assert numbers and not any(f"{v}" in json.dumps(told["form"]) for v in numbers)
