@@ -22,8 +22,7 @@ from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import Node, NodeFailed, answer, introduced, node
-from hierfl.nodes.run import Answer, TooFewNodes, fit_nodes
-from hierfl.runs.result import Fit
+from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
 
 try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -56,7 +55,7 @@ def apps(
     method: Method,
     data_for_node: Callable[[Context], ClientData],
     *,
-    done: Callable[[Fit], object],
+    done: Callable[[FitOverNodes], object],
     nodes: int,
     rounds: int | None = None,
     seed: int = 0,

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -21,18 +22,22 @@ from hierfl.core.trees import Tree, nbytes, tree_map
 from hierfl.data.absent import FILLS, stand_in
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted
 from hierfl.engine.federation import Federation, cohort_size
-from hierfl.engine.rounds import begin
+from hierfl.engine.rounds import Progress, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import Method, Up
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.nodes.node import federation_of, run_name
+from hierfl.posterior.without_rows import global_sites
 from hierfl.runs import checkpoint as state
 from hierfl.runs.folder_lock import held
 from hierfl.runs.identity import about
 from hierfl.runs.one_run import is_over, planned_of, resumed
 from hierfl.runs.result import Fit
 from hierfl.runs.saved import start_of
+
+if TYPE_CHECKING:
+    from arviz import InferenceData
 
 
 class Answer(NamedTuple):
@@ -54,6 +59,55 @@ Ask = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
 class TooFewNodes(ClientError):
     """Fewer nodes answered than a round needs; the run can be continued from its last checkpoint."""
+
+
+@dataclass(frozen=True, eq=False)
+class FitOverNodes:
+    """A method, fitted to clients whose rows and states are at nodes.
+
+    Args:
+        method: what was fitted.
+        federation: the checked program and the clients' names, without rows.
+        progress: the server's state and the history; client states in it are nobody's.
+        rounds: how many rounds were planned.
+    """
+
+    method: Method
+    federation: Federation
+    progress: Progress
+    rounds: int
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names, sorted."""
+        return self.federation.data.names
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row a round, as in `hierfl.Fit.history`; `left_out` says who was missing, and why."""
+        return self._server.history
+
+    @property
+    def message(self) -> Tree:
+        """The server's last message."""
+        return self._server.message
+
+    def posterior(self, draws: int = 1000, *, seed: int = 0) -> InferenceData:
+        """Draw the global sites, as `hierfl.Fit.posterior` does; those of clients are at the nodes.
+
+        Raises:
+            ValueError: the program has no global site.
+        """
+        sites = sorted(global_sites(self.federation.program))
+        if not sites:
+            raise ValueError(
+                "the program has no global site: what it has of clients is at the nodes"
+            )
+        return self._server.posterior(draws, seed=seed, sites=sites, correct=None)
+
+    @property
+    def _server(self) -> Fit:
+        return Fit(self.method, self.federation, self.progress, self.rounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +232,7 @@ def fit_nodes(
     starts: Mapping[str, str] | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
-) -> Fit:
+) -> FitOverNodes:
     """Fit a method to clients whose rows are at nodes.
 
     Args:
@@ -195,7 +249,7 @@ def fit_nodes(
         resume: continue from the newest checkpoint there.
 
     Returns:
-        The fit. What is asked of it that needs rows is refused by name: rows and client states are at the nodes.
+        The fit: the history, and draws of the global sites.
 
     Raises:
         ValueError: as `hierfl.fit`; or what the program starts from depends on the clients' rows.
@@ -226,7 +280,7 @@ def fit_nodes(
             for where in left:
                 if folder is not None:
                     state.save(folder, where, who)
-    return Fit(method, absent, where, planned)
+    return FitOverNodes(method, absent, where, planned)
 
 
 def _without_rows(

@@ -16,9 +16,8 @@ from hierfl import methods  # noqa: E402
 from hierfl.core.trees import named_leaves  # noqa: E402
 from hierfl.data.clients import ClientData  # noqa: E402
 from hierfl.flower import Apps, apps  # noqa: E402
-from hierfl.nodes.run import TooFewNodes  # noqa: E402
+from hierfl.nodes.run import FitOverNodes, TooFewNodes  # noqa: E402
 from hierfl.optimisers import SGD  # noqa: E402
-from hierfl.runs.result import Fit  # noqa: E402
 from tests.engine.test_engines import _shared  # noqa: E402
 from tests.programs import federation, fit  # noqa: E402
 
@@ -70,7 +69,7 @@ class Grid:
                 yield self.app(message, self.contexts[number])
 
 
-def made(done: list[Fit], **options: Any) -> Apps:
+def made(done: list[FitOverNodes], **options: Any) -> Apps:
     return apps(
         method(),
         lambda context: rows().select([str(context.node_config["client"])]),
@@ -84,7 +83,7 @@ def run(made_: Apps, grid: Any) -> None:
 
 
 def test_a_run_on_flower_is_a_run_here(tmp_path: Path) -> None:
-    done: list[Fit] = []
+    done: list[FitOverNodes] = []
     pair = made(done)
     run(pair, Grid(pair.client, tmp_path))
     here = fit(method(), rows(), rounds=3)
@@ -96,7 +95,7 @@ def test_a_run_on_flower_is_a_run_here(tmp_path: Path) -> None:
 
 def test_a_new_process_at_each_message_changes_nothing(tmp_path: Path) -> None:
     """As by Flower's default isolation: what the node has agreed on, and its state, are in its folder."""
-    done: list[Fit] = []
+    done: list[FitOverNodes] = []
 
     def anew(message: Any, context: Any) -> Any:
         return made([]).client(message, context)
@@ -109,7 +108,7 @@ def test_a_new_process_at_each_message_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_nodes_that_do_not_answer_are_named(tmp_path: Path) -> None:
-    done: list[Fit] = []
+    done: list[FitOverNodes] = []
     pair = made(done)
     run(pair, Grid(pair.client, tmp_path, gone=[12]))
     left_out = done[0].history["left_out"]

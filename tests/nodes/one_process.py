@@ -6,14 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.node import Node, answer, introduced, node
-from hierfl.nodes.run import Answer, fit_nodes
-from hierfl.runs.result import Fit
+from hierfl.nodes.run import Answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +46,3 @@ def machines(method: Method, data: ClientData, folder: Path, *, seed: int = 0) -
         for k, (name, part) in enumerate(parts.items())
     }
     return Machines(agreement, nodes)
-
-
-def fitted(method: Method, data: ClientData, folder: Path, *, seed: int = 0, **options: Any) -> Fit:
-    """Fit over nodes in this process."""
-    around = machines(method, data, folder, seed=seed)
-    return fit_nodes(
-        method, around.agreement, around.ask, seed=seed, starts=around.starts(), **options
-    )

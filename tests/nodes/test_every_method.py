@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
@@ -14,7 +16,7 @@ from hierfl import methods, models
 from hierfl.core.trees import named_leaves
 from hierfl.method import Method
 from hierfl.nodes.node import kept
-from hierfl.nodes.run import fit_nodes
+from hierfl.nodes.run import FitOverNodes, fit_nodes
 from hierfl.optimisers import SGD
 from hierfl.runs.result import Fit
 from tests.engine.test_engines import METHODS, _shared
@@ -41,7 +43,7 @@ EACH: dict[str, Callable[[], Method]] = {
 FEW = ("fedavg", "fedsvi", "fedem", "fedfomo", "fedpac", "fedmap", "pfedhn", "scaffold II")
 
 
-def same(over: Fit, here: Fit, around: Machines) -> None:
+def same(over: FitOverNodes, here: Fit, around: Machines) -> None:
     there = named_leaves(over.progress.server)
     for name, value in named_leaves(here.progress.server).items():
         torch.testing.assert_close(there[name], value, rtol=0.0, atol=1e-9)
@@ -87,3 +89,8 @@ def test_two_stage_over_nodes_is_two_stage(tmp_path: Path) -> None:
     here = hierfl.fit(method, data, compile=False)
     assert over.progress.round == here.progress.round
     same(over, here, around)
+    found: Any = over.posterior(200, seed=3)
+    expected: Any = here.posterior(200, seed=3, correct=None)
+    assert len(found.posterior.data_vars) > 1
+    for name, values in found.posterior.data_vars.items():
+        np.testing.assert_allclose(values, expected.posterior[name], atol=1e-9)

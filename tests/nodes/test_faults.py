@@ -15,7 +15,7 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Share
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.node import NodeFailed, answer, kept, node
-from hierfl.nodes.run import Answer, TooFewNodes, fit_nodes
+from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
 from hierfl.optimisers import SGD
 from hierfl.runs.result import Fit
 from tests.engine.test_engines import _shared
@@ -42,11 +42,11 @@ def around(tmp_path: Path) -> Machines:
     return machines(plain(), rows(), tmp_path)
 
 
-def over(around: Machines, ask: Asked, **options: Any) -> Fit:
+def over(around: Machines, ask: Asked, **options: Any) -> FitOverNodes:
     return fit_nodes(plain(), around.agreement, ask, **{"rounds": 3, **options})
 
 
-def assert_same(one: Fit, two: Fit) -> None:
+def assert_same(one: FitOverNodes, two: Fit) -> None:
     there = named_leaves(two.progress.server)
     for name, value in named_leaves(one.progress.server).items():
         torch.testing.assert_close(value, there[name], rtol=0.0, atol=1e-12)
