@@ -148,6 +148,7 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
                 origin in free
                 and not overwritable & {_origin(left), _origin(right)}
                 and _leaves_only(origin, node, end)
+                and _read_by_products(origin, node)
             )
             free -= {origin}
         with graph.graph.inserting_before(end if at_end else node):
@@ -220,6 +221,19 @@ def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
 def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
     """Return whether only the output reads an input's new value, and it reads no view of the input itself."""
     return _reaches(node, VIEWS) == {end} and end not in _reaches(origin, (*VIEWS, *RESHAPED))
+
+
+def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
+    """Return whether all readers of an input but `node` are calls of a matrix product.
+
+    Inductor fuses other readers into kernels that run when their result is wanted, which may be after the input is
+    overwritten. A product with a dimension of size 1 is such a reader: it becomes an elementwise product.
+    """
+    return all(
+        _is(reader, aten.bmm.default)
+        and 1 not in (*reader.args[0].meta["val"].shape[1:], reader.args[1].meta["val"].shape[2])  # type: ignore[union-attr]
+        for reader in _reaches(origin, (*VIEWS, *RESHAPED)) - {node}
+    )
 
 
 def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:

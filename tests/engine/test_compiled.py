@@ -295,6 +295,35 @@ def of_itself(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+Layers = dict[str, Tensor]
+
+
+def of_two_layers(layers: Layers, x: Tensor, y: Tensor) -> Layers:
+    """A step on each client's network of one output."""
+
+    def loss(w: Layers, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(nn.functional.linear(x, w["first"], w["bias"]))
+        return (y - nn.functional.linear(hidden, w["last"])).square().sum()
+
+    gradient = torch.vmap(torch.func.grad(loss))(layers, x, y)
+    return {name: w - 0.1 * gradient[name] for name, w in layers.items()}
+
+
+def test_a_weight_is_overwritten_after_all_have_read_it() -> None:
+    """A product with one output is fused into later kernels, which would read the weight after its step."""
+    layers = {
+        "first": torch.randn(5, 3, 2),
+        "bias": torch.randn(5, 3),
+        "last": torch.randn(5, 1, 3),
+    }
+    x, y = torch.randn(5, 2, 2), torch.randn(5, 2, 1)
+    wanted = of_two_layers(layers, x, y)
+    given = {name: w.clone() for name, w in layers.items()}
+    found = graph.Graphs().run("step", of_two_layers, given, x, y, give=True)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value)
+
+
 @pytest.mark.parametrize("step", [both_uses, chained, of_itself])
 def test_steps_in_place_keep_the_numbers(step: Any) -> None:
     trees = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
