@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,15 +193,27 @@ def inputs_of(module: nn.Module, layer: str, tensors: Mapping[str, Tensor], x: T
         tensors: global tensors by name.
         x: inputs, (C, B, ...).
     """
+    with inputs_seen(module, layer) as seen:
+        functional_call(module, dict(tensors), (x.flatten(0, 1),))
+    return seen[0].flatten(1).unflatten(0, x.shape[:2])
+
+
+@contextmanager
+def inputs_seen(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
+    """Collect what a layer takes, one tensor for each run of the module while the context is open.
+
+    Args:
+        module: the network.
+        layer: its name in the module.
+    """
     seen: list[Tensor] = []
     hook = module.get_submodule(layer).register_forward_pre_hook(
         lambda _, given: seen.append(given[0])
     )
     try:
-        functional_call(module, dict(tensors), (x.flatten(0, 1),))
+        yield seen
     finally:
         hook.remove()
-    return seen[0].flatten(1).unflatten(0, x.shape[:2])
 
 
 def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
