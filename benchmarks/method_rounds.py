@@ -5,7 +5,8 @@
 The methods are those of the study `baselines`, each built for a classifier at a budget of gradient evaluations. In
 each turn a block of FedAvg's rounds and a block of the method's run one after another in the same process, in an
 order that alternates; a ratio compares the two blocks of a turn, and the median over turns is shown. A ratio per
-evaluation is divided by the method's evaluations over FedAvg's. With --write the table is written to METHODS.md. The
+evaluation is divided by the method's evaluations over FedAvg's. With --write the tables go to METHODS.md, where
+methods that were not measured this time keep their rows. The
 last line printed is one JSON object: method -> ratio per evaluation.
 """
 
@@ -16,7 +17,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,16 +181,27 @@ def measure(names: Sequence[str], size: Size, *, turns: int, block: float) -> It
         yield beside(name, base, size, turns=turns, block=block)
 
 
-def section(found: Sequence[Timed], size: Size) -> str:
+Row = tuple[str, ...]
+
+
+def kept_rows(old: str, name: str) -> dict[str, Row]:
+    """Return the rows of one setting in the text of METHODS.md, by method."""
+    _, _, text = old.partition(f"\n## {name}\n")
+    lines = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+    return {row[0]: row for row in rows if row != HEAD}
+
+
+def section(by_method: Mapping[str, Row], size: Size) -> str:
     """Return the table of one setting, the slowest per evaluation first."""
-    rows = [timed.row() for timed in sorted(found, key=lambda timed: -timed.per_evaluation)]
+    rows = sorted(by_method.values(), key=lambda row: -float(row[-1]))
     lines = [f"| {' | '.join(HEAD)} |", "|---" + "|---:" * (len(HEAD) - 1) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
-    above = sum(timed.per_evaluation > AT_MOST for timed in found)
+    above = sum(float(row[-1]) > AT_MOST for row in rows)
     return (
         f"{size.words()}.\n\n"
         + "\n".join(lines)
-        + f"\n\nAbove {AT_MOST} per evaluation: {above} of {len(found)}.\n"
+        + f"\n\nAbove {AT_MOST} per evaluation: {above} of {len(rows)}.\n"
     )
 
 
@@ -222,7 +234,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"there is no method {min(unknown)}; choose from {', '.join(BASELINES)}")
     torch.set_num_threads(args.threads)
     torch.set_default_dtype(torch.float32)
-    load, sections, record = os.getloadavg()[0], {}, {}
+    old = PAGE.read_text() if PAGE.exists() else ""
+    sections = {name: section(kept_rows(old, name), SIZES[name]) for name in SIZES}
+    load, record = os.getloadavg()[0], {}
     for name in args.size or SIZES:
         table = Table(*HEAD, title=f"{name}: compiled rounds", title_justify="left")
         found = []
@@ -233,7 +247,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             found.append(timed)
             table.add_row(*timed.row())
         Console(width=110).print(table)
-        sections[name] = section(found, SIZES[name])
+        rows = kept_rows(old, name) | {timed.name: timed.row() for timed in found}
+        sections[name] = section(rows, SIZES[name])
         record |= {f"{name} {timed.name}": round(timed.per_evaluation, 3) for timed in found}
     if args.write:
         PAGE.write_text(page(sections, args.threads, load))

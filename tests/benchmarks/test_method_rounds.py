@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import method_rounds
-from benchmarks.method_rounds import HEAD, SIZES, Size, Timed, measure, page, section
+from benchmarks.method_rounds import HEAD, SIZES, Size, Timed, kept_rows, measure, page, section
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, rounds
@@ -40,13 +40,15 @@ def test_the_table() -> None:
     fast = Timed("fast", evaluations=20, budget=20, ratios=(1.4, 1.0, 1.1), seconds=(0.1, 0.1, 0.1))
     assert (slow.ratio, slow.per_evaluation) == (0.9, pytest.approx(1.8))
     assert (fast.ratio, fast.per_evaluation) == (1.1, pytest.approx(1.1))
-    text = section([fast, slow], TINY)
+    text = section({timed.name: timed.row() for timed in (fast, slow)}, TINY)
     assert "| slow | 10 | 0.2000 | 0.90 | 0.60-1.20 | 1.80 |\n| fast |" in text
     assert "Above 1.5 per evaluation: 1 of 2." in text
     assert "a network of 4-3-2" in text
     whole = page({"tiny": text}, threads=1, load=0.5)
     assert whole.startswith("# Rounds of every method") and "## tiny\n" in whole
     assert all(name in whole for name in HEAD)
+    assert kept_rows(whole, "tiny") == {"slow": slow.row(), "fast": fast.row()}
+    assert kept_rows(whole, "mlp") == kept_rows("", "tiny") == {}
 
 
 @pytest.mark.parametrize("size", SIZES)
