@@ -118,6 +118,8 @@ def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
 def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
     """W + c (A B + R) -> (W + c R), with c (A B) added in place: the gradient is never written to memory.
 
+    So are several products, such as those of a network that runs on two halves of the rows.
+
     Where there is no R (such as the gradient of a prior) and W may be overwritten, nothing is copied either.
 
     Args:
@@ -132,21 +134,19 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
         if node in inside or not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)):
             continue
         terms = _terms(node, node.meta["val"].shape, inside)
-        fused = next(
-            (term for term in terms if term.product is not None and term.factor != 1.0), None
-        )
-        rest = [term for term in terms if term is not fused]
-        if fused is None or not any(
+        fused = [term for term in terms if term.product is not None and term.factor != 1.0]
+        rest = [term for term in terms if term not in fused]
+        if not fused or not any(
             term.node.meta["val"].shape == node.meta["val"].shape for term in rest
         ):
             continue
-        left, right = fused.product.args  # type: ignore[union-attr]
+        operands = {_origin(arg) for term in fused for arg in term.product.args}  # type: ignore[union-attr]
         origin, at_end = None, False
         if len(rest) == 1 and rest[0].factor == 1.0:
             origin = _origin(rest[0].node)
             at_end = (
                 origin in free
-                and not overwritable & {_origin(left), _origin(right)}
+                and not overwritable & operands
                 and _leaves_only(origin, node, end)
                 and _read_by_products(origin, node)
             )
@@ -159,7 +159,9 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
                 )
                 moved.meta["val"] = node.meta["val"].contiguous()
             # on the tensor itself: inductor would copy a view of it first
-            graph.graph.call_function(add_product, (_viewed(moved), left, right, fused.factor))
+            for term in fused:
+                left, right = term.product.args  # type: ignore[union-attr]
+                graph.graph.call_function(add_product, (_viewed(moved), left, right, term.factor))
         node.replace_all_uses_with(moved)
 
 

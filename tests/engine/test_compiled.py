@@ -258,6 +258,23 @@ def test_a_graph_made_before_is_read_from_disk() -> None:
     assert counted["autograd_cache_hit"] == before + 1
 
 
+def on_two_halves(w: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    return w - 0.1 * (torch.bmm(a, b) + 2.0 * torch.bmm(c, d))
+
+
+def test_all_products_of_a_gradient_are_added_in_place() -> None:
+    shapes = ((3, 5, 7), (3, 5, 4), (3, 4, 7), (3, 5, 2), (3, 2, 7))
+    inputs = [torch.randn(shape) for shape in shapes]
+    wanted = on_two_halves(*inputs)
+    traced = make_fx(on_two_halves)(*inputs)
+    passes.rewrite(traced, 1)
+    assert called(traced, passes.add_product) == 2
+    assert called(traced, torch.ops.aten.bmm.default) == 0
+    moved = graph.Graphs().run("step", on_two_halves, *inputs, give=True)
+    torch.testing.assert_close(moved, wanted)
+    assert moved.data_ptr() == inputs[0].data_ptr()
+
+
 def test_only_given_tensors_are_overwritten() -> None:
     w, x, g = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
     wanted, kept = gradient_step(w, x, g), w.clone()
