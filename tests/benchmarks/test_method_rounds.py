@@ -42,7 +42,7 @@ def test_the_table() -> None:
     assert (fast.ratio, fast.per_evaluation) == (1.1, pytest.approx(1.1))
     text = section({timed.name: timed.row() for timed in (fast, slow)}, TINY)
     assert "| slow | 10 | 0.2000 | 0.90 | 0.60-1.20 | 1.80 |\n| fast |" in text
-    assert "Above 1.5 per evaluation: 1 of 2." in text
+    assert "Above 1.5 per evaluation: 1 of 2.\n\n* `slow`: not looked into.\n" in text
     assert "a network of 4-3-2" in text
     whole = page({"tiny": text}, threads=1, load=0.5)
     assert whole.startswith("# Rounds of every method") and "## tiny\n" in whole
