@@ -263,7 +263,7 @@ def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     others = seen.nonzero()[:, 0]
     points, spread = h[others].double().numpy(), v[others].double().numpy()
     if points.shape[1] > len(points):  # only distances count, and a rotation keeps them
-        points = np.linalg.qr(points.T, mode="r").T
+        points = np.asarray(np.linalg.qr(points.T, mode="r")).T
     for place, i in enumerate(others.tolist()):
         away = (points - points[place]).T
         system = np.concatenate([away, np.diag(np.sqrt(spread)), np.ones((1, len(others)))])

@@ -38,7 +38,8 @@ def flat(models: Tree) -> Tensor:
 def distances(vectors: Tensor) -> Tensor:
     """Return the squared distances of vectors (N, P), (N, N)."""
     # by differences: the expanded square loses all digits where models are alike and large
-    apart = torch.zeros(len(vectors), len(vectors), dtype=vectors.dtype)
-    one, other = torch.triu_indices(*apart.shape, offset=1)
+    count = len(vectors)
+    apart = torch.zeros(count, count, dtype=vectors.dtype)
+    one, other = torch.triu_indices(count, count, offset=1)
     apart[one, other] = torch.pdist(vectors).square()
     return apart + apart.T
