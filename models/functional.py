@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,14 +218,8 @@ def inputs_of(
     """
 
     def of_rows(own: Mapping[str, Tensor], _: Any, rows: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-        hook = module.get_submodule(layer).register_forward_pre_hook(
-            lambda _, given: seen.append(given[0])
-        )
-        try:
+        with inputs_seen(module, layer) as seen:
             functional_call(module, {**tensors, **own}, (rows,))
-        finally:
-            hook.remove()
         return seen[0].flatten(1)
 
     own = tensors_of_norms(module, x, mask)
@@ -234,6 +228,24 @@ def inputs_of(
     found = _of_each(of_rows, own, None, x)
     say_what_was_seen(module)
     return found
+
+
+@contextmanager
+def inputs_seen(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
+    """Collect what a layer takes, one tensor for each run of the module while the context is open.
+
+    Args:
+        module: the network.
+        layer: its name in the module.
+    """
+    seen: list[Tensor] = []
+    hook = module.get_submodule(layer).register_forward_pre_hook(
+        lambda _, given: seen.append(given[0])
+    )
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:

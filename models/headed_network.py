@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pyro
 import pyro.distributions as dist
 from torch import Tensor, nn
 
 from hierfl.data.batch import ClientBatch
-from hierfl.models.functional import apply, frozen_copy, inputs_of, known_layer, weights
+from hierfl.models.functional import (
+    apply,
+    frozen_copy,
+    inputs_of,
+    inputs_seen,
+    known_layer,
+    weights,
+)
 from hierfl.models.observe import field, observe
 from hierfl.program.program import Params
 
@@ -52,6 +62,15 @@ class HeadedNetwork:
         """Return phi of every row, (C, B, D)."""
         tensors = {name: theta[f"theta.{name}"] for name in self.tensors}
         return inputs_of(self.net, self.head, tensors, field(batch, self.x), mask=batch.rows)
+
+    @contextmanager
+    def features_seen(self) -> Iterator[list[Tensor]]:
+        """Collect phi of every row, (C B, ...), for each run of the model while the context is open.
+
+        A loss that reads both outputs and features then runs the network once.
+        """
+        with inputs_seen(self.net, self.head) as seen:
+            yield seen
 
     def __call__(self, batch: ClientBatch) -> None:
         """Run the model on a batch."""

@@ -118,6 +118,8 @@ def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
 def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
     """W + c (A B + R) -> (W + c R), with c (A B) added in place: the gradient is never written to memory.
 
+    So are several products, such as those of a network that runs on two halves of the rows.
+
     Where there is no R (such as the gradient of a prior) and W may be overwritten, nothing is copied either.
 
     Args:
@@ -132,22 +134,21 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
         if node in inside or not (_is(node, aten.add.Tensor) or _is(node, aten.sub.Tensor)):
             continue
         terms = _terms(node, node.meta["val"].shape, inside)
-        fused = next(
-            (term for term in terms if term.product is not None and term.factor != 1.0), None
-        )
-        rest = [term for term in terms if term is not fused]
-        if fused is None or not any(
+        fused = [term for term in terms if term.product is not None and term.factor != 1.0]
+        rest = [term for term in terms if term not in fused]
+        if not fused or not any(
             term.node.meta["val"].shape == node.meta["val"].shape for term in rest
         ):
             continue
-        left, right = fused.product.args  # type: ignore[union-attr]
+        operands = {_origin(arg) for term in fused for arg in term.product.args}  # type: ignore[union-attr]
         origin, at_end = None, False
         if len(rest) == 1 and rest[0].factor == 1.0:
             origin = _origin(rest[0].node)
             at_end = (
                 origin in free
-                and not overwritable & {_origin(left), _origin(right)}
+                and not overwritable & operands
                 and _leaves_only(origin, node, end)
+                and _read_by_products(origin, node)
             )
             free -= {origin}
         with graph.graph.inserting_before(end if at_end else node):
@@ -158,7 +159,9 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
                 )
                 moved.meta["val"] = node.meta["val"].contiguous()
             # on the tensor itself: inductor would copy a view of it first
-            graph.graph.call_function(add_product, (_viewed(moved), left, right, fused.factor))
+            for term in fused:
+                left, right = term.product.args  # type: ignore[union-attr]
+                graph.graph.call_function(add_product, (_viewed(moved), left, right, term.factor))
         node.replace_all_uses_with(moved)
 
 
@@ -220,6 +223,19 @@ def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
 def _leaves_only(origin: fx.Node, node: fx.Node, end: fx.Node) -> bool:
     """Return whether only the output reads an input's new value, and it reads no view of the input itself."""
     return _reaches(node, VIEWS) == {end} and end not in _reaches(origin, (*VIEWS, *RESHAPED))
+
+
+def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
+    """Return whether all readers of an input but `node` are calls of a matrix product.
+
+    Inductor fuses other readers into kernels that run when their result is wanted, which may be after the input is
+    overwritten. A product with a dimension of size 1 is such a reader: it becomes an elementwise product.
+    """
+    return all(
+        _is(reader, aten.bmm.default)
+        and 1 not in (*reader.args[0].meta["val"].shape[1:], reader.args[1].meta["val"].shape[2])  # type: ignore[union-attr]
+        for reader in _reaches(origin, (*VIEWS, *RESHAPED)) - {node}
+    )
 
 
 def _reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:

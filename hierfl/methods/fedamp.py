@@ -127,8 +127,8 @@ def heur_fedamp(
     def attention(w: Tensor) -> Tensor:
         if len(w) < 2:
             return torch.ones(len(w), len(w), dtype=w.dtype)
-        cosines = torch.nn.functional.cosine_similarity(w[:, None], w[None], dim=-1)
-        others = (sigma * cosines).fill_diagonal_(-torch.inf).softmax(1)
+        ways = torch.nn.functional.normalize(w, dim=1)
+        others = (sigma * ways @ ways.T).fill_diagonal_(-torch.inf).softmax(1)
         return (1.0 - self_weight) * others + self_weight * torch.eye(len(w), dtype=w.dtype)
 
     descent = Descent(optimiser, steps, unit, batch_size)

@@ -147,10 +147,11 @@ def fedpac(
 
             def loss(body: Params) -> Tensor:
                 theta = {**body, **head}
-                nll = program.mean_loss(theta, batch)
+                with model.features_seen() as seen:
+                    nll = program.mean_loss(theta, batch)
                 if not lam:
                     return nll
-                away = (model.features(theta, batch)[0] - centre).square().mean(1)
+                away = (seen[-1].flatten(1) - centre).square().mean(1)
                 rows = torch.ones_like(away) if batch.rows is None else batch.rows[0]
                 return nll + pull * (away * rows).sum() / rows.sum()
 
@@ -261,6 +262,8 @@ def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     weight = torch.eye(len(h), dtype=torch.float64)
     others = seen.nonzero()[:, 0]
     points, spread = h[others].double().numpy(), v[others].double().numpy()
+    if points.shape[1] > len(points):  # only distances count, and a rotation keeps them
+        points = np.asarray(np.linalg.qr(points.T, mode="r")).T
     for place, i in enumerate(others.tolist()):
         away = (points - points[place]).T
         system = np.concatenate([away, np.diag(np.sqrt(spread)), np.ones((1, len(others)))])

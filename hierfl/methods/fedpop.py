@@ -9,9 +9,10 @@ By Fisher's identity the server's sum is the gradient of the log marginal likeli
 
 Source: Kotelevskii, Vono, Moulines and Durmus 2022, arXiv:2206.03611, Algorithm 1 (FedSOUL). This follows the paper,
 not its code, which leaves the noise out, steps theta at one client after another, and returns the best of all rounds
-on the test rows. The chain is not corrected: on a Gaussian of precision P its variance is 1 / (P (1 - gamma P / 2)).
-`stiffness` in the history is the mean of gamma P, P the curvature along each client's steps; where it is 2 or more
-the chain diverges, and the client fails.
+on the test rows. The paper's chain is not corrected: on a Gaussian of precision P its variance is
+1 / (P (1 - gamma P / 2)). `stiffness` in the history is the mean of gamma P, P the curvature along each client's steps;
+where it is 2 or more the chain diverges, and the client fails. With `corrected=True` each step is accepted or rejected
+(MALA: Roberts and Tweedie 1996, Bernoulli 2(4), section 1.4.2), so that the draws are of the posterior given theta.
 
 Bayesian in it: the local sites, by draws that clients keep (the guide). What is common is a point, at the mode of
 its marginal posterior, or of its marginal likelihood where it has no prior.
@@ -54,6 +55,7 @@ def fedpop(
     temperature: float = 1.0,
     server_optimiser: Optimiser = Adam(0.001),  # noqa: B008 (frozen)
     schedule: Literal["constant", "cosine"] = "constant",
+    corrected: bool = False,
 ) -> Method:
     """Return FedPop of a hierarchical program; clients keep their chain and their last draws.
 
@@ -72,10 +74,16 @@ def fedpop(
         server_optimiser: of the server, on the gradient of minus the log marginal posterior.
         schedule: of the server's steps. "cosine": they fall to 0 in the last round, so that theta and the draws
             come to rest. Default "constant" (the authors' code multiplies by 0.7 twice).
+        corrected: accept or reject each step by Metropolis and Hastings, on all rows, so that the spread of the draws
+            is right at any `lr`. Each round evaluates its first state again, so it makes steps - 1 proposals. The
+            history has `accepted`, the proportion accepted, in place of `stiffness`, and `stuck`, the proportion of
+            clients that accepted none in the round; lower `lr` until `accepted` is above about 0.6. Default False:
+            the paper's chain.
 
     Raises:
         ValueError: `lr` is not above 0, `burn_in` is negative or not below `steps`, `kept` is below 1, `temperature` is
-            negative, or `schedule` is neither "constant" nor "cosine".
+            negative, or `schedule` is neither "constant" nor "cosine". `corrected` is with mini-batches, a single step
+            or temperature 0.
         ProgramError: (at fit) the model has no local site, or a prior that cannot be drawn by a key.
     """
     if not lr > 0.0 or not temperature >= 0.0 or kept < 1:
@@ -87,7 +95,12 @@ def fedpop(
         raise ValueError(f"burn_in is {burn_in}: it must be 0 or more, and below steps, {steps}")
     if schedule not in ("constant", "cosine"):
         raise ValueError(f"schedule is {schedule!r}: it must be 'constant' or 'cosine'")
-    chain = Chain(lr, steps, burn_in, batch_size, kept, temperature)
+    if corrected and (batch_size is not None or steps < 2 or not temperature):
+        raise ValueError(
+            f"corrected is True with batch_size {batch_size}, steps {steps} and temperature {temperature}: "
+            f"take all rows (None), 2 or more steps, and a temperature above 0"
+        )
+    chain = Chain(lr, steps, burn_in, batch_size, kept, temperature, corrected)
 
     def server(program: Program) -> Server:
         return _server(program, server_optimiser, falls=schedule == "cosine")
@@ -105,76 +118,82 @@ class Chain:
     batch_size: int | None
     kept: int
     temperature: float
+    corrected: bool
 
     def client(self, program: Program) -> Client:
         """Return the client of one program."""
         above, _ = program.start()
         size, each = program.latents.local_block.size, self.steps - self.burn_in
-        prior_draws(
-            program, above, 1
-        )  # refuses a program without local sites before the first round
+        # refuses a program without local sites before the first round
+        prior_draws(program, above, torch.zeros(1, dtype=torch.int32))
 
         def points(message: Tree, own: Tree) -> Tensor:
-            found: Tensor = chosen(
-                own["seen"], own["points"], prior_draws(program, message, self.kept)
-            )
+            drawn = prior_draws(program, message, torch.arange(self.kept, dtype=torch.int32))
+            found: Tensor = chosen(own["seen"], own["points"], drawn)
             return found
 
         def start(message: Tree, own: Tree) -> Tree:
+            last = {"z": own["z"], "slope": torch.zeros(size)}
+            if self.corrected:
+                last |= {"theta": zeros_like(message), "loss": torch.zeros(())}
             return {
-                "z": own["z"],
+                "at": own["z"],
+                "last": last,
                 "seen": own["seen"],
                 "draws": torch.zeros(each, size),
                 "gradient": zeros_like(message),
-                "before": {"z": own["z"], "slope": torch.zeros(size)},
-                "apart": {"z": torch.zeros(()), "slope": torch.zeros(())},
                 "taken": torch.zeros(()),
                 "loss": torch.zeros(()),
+                "measured": torch.zeros(1 if self.corrected else 2),
             }
 
         def begin(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            which = (batch.key[0, 0].long() & 0x7FFFFFFF) % self.kept
-            drawn = prior_draws(program, message, self.kept).index_select(0, which[None])[0]
-            return {**work, "z": chosen(work["seen"], work["z"], drawn)}
+            which = (batch.key[0, :1].long() & 0x7FFFFFFF) % self.kept
+            drawn = prior_draws(program, message, which.int())[0]
+            return {**work, "at": chosen(work["seen"], work["at"], drawn)}
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            at = {"theta": message, "z": work["z"]}
+            at = {"theta": message, "z": work["at"]}
             gradient, value = slope(lambda u: energy(program, u["theta"], u["z"], batch), at)
+            here = {"z": work["at"], "slope": gradient["z"]}
+            if self.corrected:
+                here |= {"theta": gradient["theta"], "loss": value}
+                accepted = self._accepts(work["last"], here, batch)
+                measured = accepted[None]
+                state = chosen(accepted + (work["taken"] == 0.0), here, work["last"])
+            else:
+                measured = torch.stack([(here[n] - work["last"][n]).square().sum() for n in here])
+                state = here
             late = work["taken"] - self.burn_in
             now = (torch.arange(each) == late).to(late.dtype)
             mean = torch.where(late >= 0.0, 1.0 / each, 0.0)
-            here = {"z": work["z"], "slope": gradient["z"]}
             return {
                 **work,
-                "before": here,
-                "apart": tree_map(
-                    lambda sum_, a, b: sum_ + (work["taken"] > 0.0) * (a - b).square().sum(),
-                    work["apart"],
-                    here,
-                    work["before"],
-                ),
-                "z": work["z"] - self.lr * gradient["z"] + self._noise(batch, size),
-                "draws": torch.where(now[:, None] > 0.0, work["z"], work["draws"]),
+                "at": state["z"] - self.lr * state["slope"] + self._noise(batch, size),
+                "last": state,
+                "draws": torch.where(now[:, None] > 0.0, state["z"], work["draws"]),
                 "gradient": tree_map(
-                    lambda s, g: s + mean * g, work["gradient"], gradient["theta"]
+                    lambda s, g: s + mean * g,
+                    work["gradient"],
+                    state["theta"] if self.corrected else gradient["theta"],
                 ),
                 "taken": work["taken"] + 1.0,
-                "loss": value,
+                "loss": state["loss"] if self.corrected else value,
+                "measured": work["measured"] + (work["taken"] > 0.0) * measured,
             }
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            apart = work["apart"]
-            stiff = self.lr * (apart["slope"] / apart["z"].clamp(min=1e-300)).sqrt()
             up: Up = {
                 "gradient": Share(work["gradient"]),
                 "loss": Share(work["loss"]),
-                "stiffness": Share(torch.where(stiff < DIVERGES, stiff, torch.nan)),
+                **self._measures(work["measured"]),
             }
             # at first all kept draws are of the first round, so that none is of the prior
             whole = work["draws"].repeat(math.ceil(self.kept / each), 1)[-self.kept :]
             later = torch.cat([own["points"], work["draws"]])[-self.kept :]
             kept = chosen(own["seen"], later, whole)
-            return up, {"z": work["z"], "points": kept, "seen": torch.ones(())}
+            z = work["last"]["z"] if self.corrected else work["at"]
+            return up, {"z": z, "points": kept, "seen": torch.ones(())}
 
         return Client(
             own={
@@ -191,6 +210,25 @@ class Chain:
             params=lambda message, own: {**message, POINTS: points(message, own)[None, None]},
             seen=lambda own: own["seen"],
         )
+
+    def _accepts(self, last: Tree, here: Tree, batch: ClientBatch) -> Tensor:
+        """Return 1 where the step from `last` to `here` is accepted, else 0, ()."""
+        forth = here["z"] - last["z"] + self.lr * last["slope"]
+        back = last["z"] - here["z"] + self.lr * here["slope"]
+        lead = (forth.square().sum() - back.square().sum()) / (4.0 * self.lr)
+        key = noise.fold(batch.key[0], noise.word("accept"))
+        level = noise.uniforms(key, ()).log() * self.temperature
+        return (level < last["loss"] - here["loss"] + lead).to(level.dtype)
+
+    def _measures(self, measured: Tensor) -> dict[str, Share]:
+        if self.corrected:
+            return {
+                "accepted": Share(measured[0] / (self.steps - 1)),
+                "stuck": Share(1.0 * (measured[0] == 0.0)),
+            }
+        moved, bent = measured.unbind()
+        stiff = self.lr * (bent / moved.clamp(min=1e-300)).sqrt()
+        return {"stiffness": Share(torch.where(stiff < DIVERGES, stiff, torch.nan))}
 
     def _noise(self, batch: ClientBatch, size: int) -> Tensor | float:
         if not self.temperature:
@@ -221,7 +259,7 @@ def _globals(program: Program, theta: Params) -> Values:
     }
 
 
-def prior_draws(program: Program, theta: Params, count: int) -> Tensor:
+def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
     """Return draws of the local sites' prior given theta, (S, D), unconstrained; the same for every client.
 
     Of a prior that depends on client fields it is that of one client, a place where a chain may start.
@@ -229,7 +267,7 @@ def prior_draws(program: Program, theta: Params, count: int) -> Tensor:
     Args:
         program: the program.
         theta: its global params, unconstrained.
-        count: S.
+        numbers: (S,) int32, which draws: each is a function of its number.
 
     Raises:
         ProgramError: there is no local site, or a prior cannot be drawn as a function of a key.
@@ -248,7 +286,7 @@ def prior_draws(program: Program, theta: Params, count: int) -> Tensor:
             return block.flatten(values)[0, 0]
 
         try:
-            return torch.vmap(one)(torch.arange(count, dtype=torch.int32))
+            return torch.vmap(one)(numbers)
         except NoKeyedDraw as error:
             raise ProgramError(
                 f"a chain starts at a draw of the prior, and {error} cannot be drawn by a key: take "

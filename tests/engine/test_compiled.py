@@ -258,6 +258,23 @@ def test_a_graph_made_before_is_read_from_disk() -> None:
     assert counted["autograd_cache_hit"] == before + 1
 
 
+def on_two_halves(w: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    return w - 0.1 * (torch.bmm(a, b) + 2.0 * torch.bmm(c, d))
+
+
+def test_all_products_of_a_gradient_are_added_in_place() -> None:
+    shapes = ((3, 5, 7), (3, 5, 4), (3, 4, 7), (3, 5, 2), (3, 2, 7))
+    inputs = [torch.randn(shape) for shape in shapes]
+    wanted = on_two_halves(*inputs)
+    traced = make_fx(on_two_halves)(*inputs)
+    passes.rewrite(traced, 1)
+    assert called(traced, passes.add_product) == 2
+    assert called(traced, torch.ops.aten.bmm.default) == 0
+    moved = graph.Graphs().run("step", on_two_halves, *inputs, give=True)
+    torch.testing.assert_close(moved, wanted)
+    assert moved.data_ptr() == inputs[0].data_ptr()
+
+
 def test_only_given_tensors_are_overwritten() -> None:
     w, x, g = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
     wanted, kept = gradient_step(w, x, g), w.clone()
@@ -293,6 +310,35 @@ def of_itself(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return w - 0.1 * torch.bmm(a, b @ w.transpose(1, 2) @ w), a - 0.1 * torch.bmm(
         w, b.transpose(1, 2)
     )
+
+
+Layers = dict[str, Tensor]
+
+
+def of_two_layers(layers: Layers, x: Tensor, y: Tensor) -> Layers:
+    """A step on each client's network of one output."""
+
+    def loss(w: Layers, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(nn.functional.linear(x, w["first"], w["bias"]))
+        return (y - nn.functional.linear(hidden, w["last"])).square().sum()
+
+    gradient = torch.vmap(torch.func.grad(loss))(layers, x, y)
+    return {name: w - 0.1 * gradient[name] for name, w in layers.items()}
+
+
+def test_a_weight_is_overwritten_after_all_have_read_it() -> None:
+    """A product with one output is fused into later kernels, which would read the weight after its step."""
+    layers = {
+        "first": torch.randn(5, 3, 2),
+        "bias": torch.randn(5, 3),
+        "last": torch.randn(5, 1, 3),
+    }
+    x, y = torch.randn(5, 2, 2), torch.randn(5, 2, 1)
+    wanted = of_two_layers(layers, x, y)
+    given = {name: w.clone() for name, w in layers.items()}
+    found = graph.Graphs().run("step", of_two_layers, given, x, y, give=True)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value)
 
 
 @pytest.mark.parametrize("step", [both_uses, chained, of_itself])

@@ -209,6 +209,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fedpop": lambda: hierfl.methods.fedpop(
         personal(prior_scale=1.0), lr=1e-3, steps=4, burn_in=1, batch_size=2, kept=5
     ),
+    "fedpop corrected": lambda: hierfl.methods.fedpop(
+        personal(prior_scale=1.0), lr=0.02, steps=4, burn_in=1, kept=5, corrected=True
+    ),
     "fedpa": lambda: hierfl.methods.fedpa(_shared(), epochs=3, rho=0.2, batch_size=2),
     "fedpa laplace": lambda: hierfl.methods.fedpa(_shared(), posterior="laplace", newton_steps=2),
     **{

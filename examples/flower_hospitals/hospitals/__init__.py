@@ -1,1 +1,0 @@
-"""A hierarchy over four hospitals whose patients stay where they are."""

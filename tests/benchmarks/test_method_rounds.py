@@ -1,0 +1,60 @@
+"""The table of every method's rounds beside FedAvg's: what is counted, and that it is filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks import method_rounds
+from benchmarks.method_rounds import HEAD, SIZES, Size, Timed, kept_rows, measure, page, section
+from hierfl.data.clients import ClientData
+from hierfl.engine.federation import federate
+from hierfl.engine.rounds import begin, rounds
+from hierfl.method import Method
+from hierfl.studies.baseline_methods import BASELINES
+
+TINY = Size((4, 3, 2), clients=3, rows=10, batch=5, evaluations=4)
+
+
+def eager(method: Method, data: ClientData) -> Iterator[None]:
+    federation = federate(method, data)
+    for _ in rounds(federation, begin(federation), 10**9):
+        yield
+
+
+def test_two_methods_are_timed_beside_fedavg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pFedMe takes five gradients a step: of a budget of 4 it spends 5."""
+    monkeypatch.setattr(method_rounds, "run_method", eager)  # compiling takes seconds
+    torch.set_default_dtype(torch.float32)
+    found = list(measure(("fedavg", "pfedme"), TINY, turns=3, block=0.0))
+    assert [timed.name for timed in found] == ["fedavg", "pfedme"]
+    assert [timed.evaluations for timed in found] == [4, 5]
+    assert all(len(timed.ratios) == len(timed.seconds) == 3 for timed in found)
+    assert all(ratio > 0.0 for timed in found for ratio in timed.ratios)
+
+
+def test_the_table() -> None:
+    slow = Timed("slow", evaluations=10, budget=20, ratios=(0.9, 1.2, 0.6), seconds=(0.1, 0.3, 0.2))
+    fast = Timed("fast", evaluations=20, budget=20, ratios=(1.4, 1.0, 1.1), seconds=(0.1, 0.1, 0.1))
+    assert (slow.ratio, fast.ratio) == (0.9, 1.1)
+    assert slow.per_evaluation == pytest.approx(1.8)
+    assert fast.per_evaluation == pytest.approx(1.1)
+    text = section({timed.name: timed.row() for timed in (fast, slow)}, TINY)
+    assert "| slow | 10 | 0.2000 | 0.90 | 0.60-1.20 | 1.80 |\n| fast |" in text
+    assert "Above 1.5 per evaluation: 1 of 2.\n\n* `slow`: not looked into.\n" in text
+    assert "a network of 4-3-2" in text
+    whole = page({"tiny": text}, threads=1, load=0.5)
+    assert whole.startswith("# Rounds of every method") and "## tiny\n" in whole
+    assert all(name in whole for name in HEAD)
+    assert kept_rows(whole, "tiny") == {"slow": slow.row(), "fast": fast.row()}
+    assert kept_rows(whole, "mlp") == kept_rows("", "tiny") == {}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_method_can_be_built(size: str) -> None:
+    """The budget of all methods is spent to within half of what one of their steps takes."""
+    total = SIZES[size].evaluations
+    assert all(abs(how.spent(total) - total) <= 3 for how in BASELINES.values())
+    assert {"x", "y", "held"} == set(SIZES[size].data().fields)
