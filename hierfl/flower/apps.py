@@ -146,12 +146,12 @@ class _Clients:
         self, work: Callable[[bytes, Context], bytes]
     ) -> Callable[[Message, Context], Message]:
         def answered(message: Message, context: Context) -> Message:
-            content: dict[str, bytes | str]
+            record = ConfigRecord()
             try:
-                content = {PAYLOAD: work(_payload(message), context)}
+                record[PAYLOAD] = work(_payload(message), context)
             except (Refused, NodeFailed, ValueError, OSError) as error:
-                content = {WRONG: f"{type(error).__name__}: {error}"}
-            return Message(RecordDict({RECORD: ConfigRecord(content)}), reply_to=message)
+                record[WRONG] = f"{type(error).__name__}: {error}"
+            return Message(RecordDict({RECORD: record}), reply_to=message)
 
         return answered
 

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.image import imread
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from hierfl import cli, datasets, fit
 from hierfl.demo import run as demo
@@ -25,12 +25,12 @@ from hierfl.demo import scores as demo_report
 HOSPITALS = ["cleveland", "hungarian", "switzerland", "va"]
 
 
-def run(*arguments: str) -> Result:
+def run(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, list(arguments))
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Result]]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
     """Run `hierfl demo --quick` once for all tests; yield its folder and its result."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     out = tmp_path_factory.mktemp("demo") / "made" / "here"
@@ -39,7 +39,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Result
     torch.set_num_threads(threads)
 
 
-def test_demo_succeeds_and_lists_the_files_it_wrote(job: tuple[Path, Result]) -> None:
+def test_demo_succeeds_and_lists_the_files_it_wrote(job: tuple[Path, Any]) -> None:
     out, result = job
     assert result.exit_code == 0, result.output
     written = re.findall(r"^Wrote (\S+): ", result.stdout, re.MULTILINE)
@@ -54,7 +54,7 @@ def test_demo_succeeds_and_lists_the_files_it_wrote(job: tuple[Path, Result]) ->
     assert sorted(Path(p) for p in written) == sorted(p for p in out.iterdir() if p.name[0] != ".")
 
 
-def test_scores_cover_every_setting_method_hospital_and_metric(job: tuple[Path, Result]) -> None:
+def test_scores_cover_every_setting_method_hospital_and_metric(job: tuple[Path, Any]) -> None:
     scores = pd.read_csv(job[0] / "scores.csv")
     assert list(scores.columns) == ["setting", "method", "hospital", "metric", "value", "rows"]
     keys = ["setting", "method", "hospital", "metric"]
@@ -73,7 +73,7 @@ def test_scores_cover_every_setting_method_hospital_and_metric(job: tuple[Path, 
     assert all(n == rows[h] for h, n in zip(scores.hospital, scores["rows"], strict=True))
 
 
-def test_all_is_the_mean_over_patients(job: tuple[Path, Result]) -> None:
+def test_all_is_the_mean_over_patients(job: tuple[Path, Any]) -> None:
     scores = pd.read_csv(job[0] / "scores.csv")
     for _, group in scores.groupby(["setting", "method", "metric"]):
         each = group[group.hospital != "all"]
@@ -82,7 +82,7 @@ def test_all_is_the_mean_over_patients(job: tuple[Path, Result]) -> None:
         )
 
 
-def test_printed_table_agrees_with_the_csv(job: tuple[Path, Result]) -> None:
+def test_printed_table_agrees_with_the_csv(job: tuple[Path, Any]) -> None:
     scores = (
         pd.read_csv(job[0] / "scores.csv")
         .set_index(["metric", "setting", "hospital", "method"])
@@ -113,7 +113,7 @@ def test_printed_table_agrees_with_the_csv(job: tuple[Path, Result]) -> None:
             ]
 
 
-def test_saved_posterior_opens_with_named_dimensions(job: tuple[Path, Result]) -> None:
+def test_saved_posterior_opens_with_named_dimensions(job: tuple[Path, Any]) -> None:
     posterior: Any = az.from_netcdf(str(job[0] / "posterior.nc"))["posterior"]  # type: ignore[no-untyped-call]
     assert posterior["slope"].dims == ("chain", "draw", "client", "x")
     assert posterior["client"].values.tolist() == HOSPITALS
@@ -125,13 +125,13 @@ def test_saved_posterior_opens_with_named_dimensions(job: tuple[Path, Result]) -
 
 
 @pytest.mark.parametrize("name", ["coefficients.png", "calibration.png"])
-def test_pictures_are_wide_enough_and_not_blank(job: tuple[Path, Result], name: str) -> None:
+def test_pictures_are_wide_enough_and_not_blank(job: tuple[Path, Any], name: str) -> None:
     picture = imread(job[0] / name)
     assert picture.shape[1] >= 600
     assert picture[..., :3].std() > 0.05
 
 
-def test_report_is_written_with_its_warnings(job: tuple[Path, Result]) -> None:
+def test_report_is_written_with_its_warnings(job: tuple[Path, Any]) -> None:
     text = (job[0] / "report.html").read_text(encoding="utf-8")
     assert "Heart disease at four hospitals" in text and "switzerland" in text
     counted = re.search(r"(\d+) of its (\d+) checks gave a warning", job[1].stdout)
@@ -140,7 +140,7 @@ def test_report_is_written_with_its_warnings(job: tuple[Path, Result]) -> None:
 
 
 def test_the_same_seed_gives_the_same_numbers_with_worker_processes(
-    job: tuple[Path, Result], tmp_path: Path
+    job: tuple[Path, Any], tmp_path: Path
 ) -> None:
     demo.run(tmp_path, quick=True, seed=3, workers=2)
     assert (tmp_path / "scores.csv").read_bytes() == (job[0] / "scores.csv").read_bytes()

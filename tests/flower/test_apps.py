@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from flwr import app as flwr
 
-flwr = pytest.importorskip("flwr.app")
-
-from hierfl import methods  # noqa: E402
-from hierfl.core.trees import named_leaves  # noqa: E402
-from hierfl.data.clients import ClientData  # noqa: E402
-from hierfl.flower import Apps, apps  # noqa: E402
-from hierfl.nodes.run import FitOverNodes, TooFewNodes  # noqa: E402
-from hierfl.optimisers import SGD  # noqa: E402
-from tests.engine.test_engines import _shared  # noqa: E402
-from tests.programs import federation, fit  # noqa: E402
+from hierfl import methods
+from hierfl.core.trees import named_leaves
+from hierfl.data.clients import ClientData
+from hierfl.flower import Apps, apps
+from hierfl.nodes.run import FitOverNodes, TooFewNodes
+from hierfl.optimisers import SGD
+from tests.engine.test_engines import _shared
+from tests.programs import federation, fit
 
 NAMES = ("east", "north", "south", "west")
 

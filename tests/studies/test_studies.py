@@ -10,13 +10,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from hierfl import cli, studies
 from hierfl.studies.results import Found, Say, kept, put_into, quiet
 
 
-def command(*arguments: str) -> Result:
+def command(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, ["study", *arguments])
 
 
