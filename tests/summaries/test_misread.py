@@ -66,7 +66,7 @@ def test_what_is_read_wrongly_is_found_wrong(monkeypatch: pytest.MonkeyPatch) ->
     blind: Any = replace(program_of(years, data), codes={})
     assert flags(blind, data) == [1.0] * 4
     assert flags(program_of(years, data), data) == [0.0] * 4
-    monkeypatch.setattr(reading_room, "_codes", lambda data: {})
+    monkeypatch.setattr(reading_room, "codes_of", lambda data: {})
     with pytest.raises(
         ProgramError, match=r"two_stage would be wrong: take hierfl\.methods\.fedsvi"
     ):
