@@ -7,10 +7,14 @@ STAMP := $(VENV)/.installed
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo demo-flower test test-slow lint clean
 
 demo: $(STAMP)
 	$(BIN)/hierfl demo --out demo-out
+
+# Four hospitals on Flower's SuperLink and SuperNodes, on this machine, with TLS and node authentication.
+demo-flower: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python examples/flower_hospitals/deploy.py --out demo-flower-out
 
 test: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -q
@@ -33,5 +37,5 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .slow.xml build dist demo-out hierfl.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .slow.xml build dist demo-out demo-flower-out hierfl.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

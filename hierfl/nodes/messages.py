@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, tree_leaves
 
-TREE, ABOUT = "tree", "about"
+SAID = "hierfl"  # one entry of metadata, as safetensors writes several in no fixed order
 DEEPEST = 32  # levels of a tree
 HEADER = 1 << 20  # bytes of names and shapes, beside the numbers
 LARGEST = 1e15  # no number of an honest update is larger; squares of larger ones overflow in single precision
@@ -53,7 +53,7 @@ def to_bytes(tree: Tree, about: Mapping[str, Any]) -> bytes:
     """
     leaves: dict[str, Tensor] = {}
     form = _form(tree, leaves)
-    content: bytes = save(leaves, {TREE: json.dumps(form), ABOUT: json.dumps(about)})
+    content: bytes = save(leaves, {SAID: json.dumps({"tree": form, "about": about})})
     return content
 
 
@@ -90,7 +90,8 @@ def from_bytes(content: object, *, most: int) -> Message:
         raise Refused(f"it has {len(content):,} bytes, and {most + HEADER:,} at most were expected")
     try:
         leaves: dict[str, Tensor] = load(content)
-        form, about = (json.loads(_metadata(content)[part]) for part in (TREE, ABOUT))
+        said = json.loads(_metadata(content)[SAID])
+        form, about = said["tree"], said["about"]
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise Refused(f"it is not a message of hierfl ({_short(error)})") from error
     if not isinstance(about, dict):

@@ -60,7 +60,10 @@ def with_header(change: Callable[[dict[str, Any]], Any]) -> bytes:
 
 def with_tree(form: Any) -> bytes:
     return with_header(
-        lambda h: {**h, "__metadata__": {"tree": json.dumps(form), "about": '{"round": 3}'}}
+        lambda h: {
+            **h,
+            "__metadata__": {"hierfl": json.dumps({"tree": form, "about": {"round": 3}})},
+        }
     )
 
 
@@ -95,19 +98,17 @@ BAD: dict[str, Any] = {
     "one byte more": GOOD + b"x",
     "a length beyond the file": (1 << 40).to_bytes(8, "little") + GOOD[8:],
     "no metadata": save({"0": torch.ones(1)}),
-    "no tree": save({"0": torch.ones(1)}, {"about": "{}"}),
-    "a tree that is no JSON": save({"0": torch.ones(1)}, {"tree": "{", "about": "{}"}),
-    "about that is no object": save({"0": torch.ones(1)}, {"tree": "0", "about": "[]"}),
+    "no tree": save({"0": torch.ones(1)}, {"hierfl": '{"about": {}}'}),
+    "a tree that is no JSON": save({"0": torch.ones(1)}, {"hierfl": "{"}),
+    "about that is no object": save({"0": torch.ones(1)}, {"hierfl": '{"tree": 0, "about": []}'}),
     "a tensor too few": with_tree({"list": [0, 99]}),
     "tensors beside the tree": with_tree(0),
     "another kind of node": with_tree({"set": [0]}),
     "a string in the tree": with_tree("0"),
     "true in the tree": with_tree(True),
     "two kinds": with_tree({"list": [0], "dict": {}}),
-    "a deep tree": save({"0": torch.ones(1)}, {"tree": json.dumps(deep(100)), "about": "{}"}),
-    "a very deep tree": save(
-        {"0": torch.ones(1)}, {"tree": "[" * 100_000 + "]" * 100_000, "about": "{}"}
-    ),
+    "a deep tree": with_tree(deep(100)),
+    "a very deep tree": save({"0": torch.ones(1)}, {"hierfl": "[" * 100_000 + "]" * 100_000}),
     "half precision": to_bytes({"a": torch.ones(2, dtype=torch.float16)}, {}),
     "too many bytes": to_bytes({"a": torch.zeros(HEADER // 4 + (1 << 11))}, {}),
 }

@@ -1,0 +1,282 @@
+"""Four hospitals on Flower, on this machine: a SuperLink and four SuperNodes, with TLS and node authentication.
+
+Certificates, keys and the hospitals' folders are made anew. The posterior of the hierarchy by two_stage, and a common
+model by fedavg, are compared with those of `hierfl.fit` on all rows together. Run it with `make demo-flower`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import ipaddress
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pandas as pd
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import hierfl
+from hierfl.core.trees import named_leaves
+from hierfl.demo.run import hospitals
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+LINK, FIRST_NODE = 8443, 9200  # ports
+PRIVATE = (
+    serialization.Encoding.PEM,
+    serialization.PrivateFormat.OpenSSH,
+    serialization.NoEncryption(),
+)
+
+
+# ------------------------------------------------------------------------------------------------ keys
+def certificates(folder: Path, name: str) -> None:
+    """Make a certificate authority for this run, and the certificate of the SuperLink on localhost.
+
+    Args:
+        folder: of the files.
+        name: what their names begin with.
+    """
+    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hospitals")])
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    end = start + datetime.timedelta(days=30)
+
+    def base(subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        made = x509.CertificateBuilder().subject_name(subject).issuer_name(own).public_key(key)
+        return (
+            made.serial_number(x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(end)
+        )
+
+    root = base(own, authority.public_key()).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    host = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    link = base(host, server.public_key()).add_extension(
+        x509.SubjectAlternativeName(names), critical=False
+    )
+    pem = serialization.Encoding.PEM
+    (folder / f"{name}ca.crt").write_bytes(root.sign(authority, hashes.SHA384()).public_bytes(pem))
+    (folder / f"{name}server.pem").write_bytes(
+        link.sign(authority, hashes.SHA384()).public_bytes(pem)
+    )
+    plain = (pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / f"{name}server.key").write_bytes(server.private_bytes(*plain))
+
+
+def node_key(folder: Path, name: str) -> None:
+    """Make the key pair by which a SuperNode is known."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    (folder / name).write_bytes(key.private_bytes(*PRIVATE))
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    (folder / f"{name}.pub").write_bytes(public)
+
+
+# ------------------------------------------------------------------------------------------------ processes
+@contextmanager
+def running(name: str, command: list[str], folder: Path, **environment: str) -> Iterator[None]:
+    """Run a program of Flower, with its log in the folder."""
+    with open(folder / f"{name}.log", "w") as log:
+        whole = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", **environment}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=whole)
+        try:
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def program(name: str) -> str:
+    """Return the path of a program of this environment."""
+    return str(Path(sys.executable).parent / name)
+
+
+def flwr(folder: Path, *arguments: str) -> str:
+    """Run the command flwr, and return what it prints."""
+    done = subprocess.run(
+        [program("flwr"), *arguments],
+        env={**os.environ, "FLWR_HOME": str(folder / "home"), "FLWR_TELEMETRY_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"flwr {' '.join(arguments)} fails:\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def link(folder: Path) -> list[str]:
+    """Return the command that starts the SuperLink."""
+    return [
+        program("flower-superlink"),
+        *("--ssl-ca-certfile", str(folder / "ca.crt")),
+        *("--ssl-certfile", str(folder / "server.pem")),
+        *("--ssl-keyfile", str(folder / "server.key")),
+        *("--host", "127.0.0.1", "--port", str(LINK)),
+        "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def supernode(folder: Path, name: str, port: int) -> list[str]:
+    """Return the command that starts a hospital's SuperNode."""
+    return [
+        program("flower-supernode"),
+        *("--root-certificates", str(folder / "ca.crt")),
+        *("--superlink", f"127.0.0.1:{LINK}", "--port", str(port)),
+        *("--auth-supernode-private-key", str(folder / name)),
+        *("--node-config", f'folder="{folder / "nodes" / name}"'),
+    ]
+
+
+def strangers(folder: Path) -> dict[str, list[str]]:
+    """Return the commands of SuperNodes that must not get in, by what is wrong with them."""
+    good = supernode(folder, "unknown", FIRST_NODE + 99)
+    authority = str(folder / "ca.crt")
+    return {
+        "a key that nobody has registered": good,
+        "no TLS": [*good[:1], *good[3:7], "--insecure", *good[9:]],  # without authority and key
+        "a server of an unknown authority": [
+            str(folder / "unknown-ca.crt") if part == authority else part for part in good
+        ],
+    }
+
+
+def turned_away(why: str, command: list[str], folder: Path, settings: dict[str, str]) -> str:
+    """Start a SuperNode that must not get in, and return the last error in its log.
+
+    Raises:
+        RuntimeError: it has got in.
+    """
+    before = len(online(folder))
+    with running("stranger", command, folder, **settings):
+        time.sleep(12.0)
+        if len(online(folder)) > before:
+            raise RuntimeError(f"a SuperNode with {why} has got in")
+    lines = (folder / "stranger.log").read_text().splitlines()
+    wrong = [line for line in lines if "rror" in line or "fail" in line or "uthent" in line]
+    return f"turned away ({(wrong or lines or ['it says nothing'])[-1].strip()[:150]})"
+
+
+def wait_for(count: int, folder: Path) -> None:
+    """Wait until as many SuperNodes are connected.
+
+    Raises:
+        RuntimeError: they are not within a minute.
+    """
+    until = time.monotonic() + 60.0
+    while len(online(folder)) < count:
+        if time.monotonic() > until:
+            raise RuntimeError(
+                f"{len(online(folder))} of {count} SuperNodes are connected: see {folder}/*.log"
+            )
+        time.sleep(1.0)
+
+
+def online(folder: Path) -> list[dict[str, object]]:
+    """Return the SuperNodes that are connected."""
+    found = json.loads(flwr(folder, "supernode", "list", "local", "--format", "json"))
+    nodes: list[dict[str, object]] = found["nodes"]
+    return [node for node in nodes if node.get("status") == "online"]
+
+
+# ------------------------------------------------------------------------------------------------ the run
+def compared(method: str, folder: Path, data: hierfl.ClientData) -> float:
+    """Return the largest difference between the deployment's last message and that of `hierfl.fit`."""
+    from hospitals.model import method_of
+
+    rounds = None if method == "two_stage" else 5
+    here = hierfl.fit(method_of(method), data, rounds=rounds, compile=False, progress=False)
+    there = named_leaves(torch.load(folder / f"{method}.pt", weights_only=True))
+    return max(
+        float((there[name].double() - value.double()).abs().max())
+        for name, value in named_leaves(here.message).items()
+    )
+
+
+def settled(folder: Path) -> hierfl.ClientData:
+    """Make certificates, keys, each hospital's folder with its rows, and Flower's settings; return all rows."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "home").mkdir(parents=True)
+    data = hospitals().split(0.7, seed=0)[0]
+    data = data.select(sorted(data.names))
+    certificates(folder, "")
+    certificates(folder, "unknown-")
+    node_key(folder, "unknown")
+    for name in data.names:
+        node_key(folder, name)
+        place = folder / "nodes" / name
+        place.mkdir(parents=True, mode=0o700)
+        own = data.select([name]).fields
+        columns = {f"x{k}": column for k, column in enumerate(own["x"].unbind(1))}
+        table = pd.DataFrame({k: v.numpy() for k, v in {**columns, "y": own["y"]}.items()})
+        table.to_csv(place / "patients.csv", index=False)
+    (folder / "home" / "config.toml").write_text(
+        f'[superlink]\ndefault = "local"\n[superlink.local]\naddress = "127.0.0.1:{LINK}"\n'
+        f'root-certificates = "{folder / "ca.crt"}"\n'
+    )
+    return data
+
+
+def deployed(method: str, folder: Path, names: tuple[str, ...]) -> float:
+    """Run a method on the deployment, and return its seconds, from `flwr run` to the end."""
+    paths = os.pathsep.join([str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    settings = {
+        "HOSPITALS_METHOD": method,
+        "HOSPITALS_OUT": str(folder),
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+        "FLWR_HOME": str(folder / "home"),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    with ExitStack() as stack:
+        stack.enter_context(running(f"superlink-{method}", link(folder), folder, **settings))
+        time.sleep(4.0)
+        for k, name in enumerate(names):
+            flwr(folder, "supernode", "register", str(folder / f"{name}.pub"), "local")
+            command = supernode(folder, name, FIRST_NODE + k)
+            stack.enter_context(running(f"{name}-{method}", command, folder, **settings))
+        wait_for(len(names), folder)
+        for why, command in strangers(folder).items():
+            print(f"{why}: {turned_away(why, command, folder, settings)}")
+        began = time.monotonic()
+        flwr(folder, "run", str(HERE), "local", "--stream")
+        return time.monotonic() - began
+
+
+def main() -> None:
+    """Deploy, run, compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("demo-flower-out"))
+    parser.add_argument("--method", action="append", choices=["two_stage", "fedavg"])
+    args = parser.parse_args()
+    torch.set_default_dtype(torch.float64)
+    folder = args.out.resolve()
+    data = settled(folder)
+    for method in args.method or ["two_stage", "fedavg"]:
+        seconds = deployed(method, folder, data.names)
+        difference = compared(method, folder, data)
+        print(f"{method}: {seconds:.0f} s, within {difference:.1e} of hierfl.fit on all rows")
+
+
+if __name__ == "__main__":
+    main()

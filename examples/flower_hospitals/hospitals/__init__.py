@@ -1,0 +1,1 @@
+"""A hierarchy over four hospitals whose patients stay where they are."""
