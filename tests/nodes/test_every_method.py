@@ -20,6 +20,8 @@ from hierfl.nodes.run import FitOverNodes, fit_nodes
 from hierfl.optimisers import SGD
 from hierfl.runs.result import Fit
 from tests.engine.test_engines import METHODS, _shared
+from tests.methods.test_messages import OTHERS
+from tests.methods.test_privacy import TEN_ROUNDS
 from tests.nodes.one_process import Machines, machines
 from tests.programs import federation, fit, logistic, regression
 
@@ -33,6 +35,8 @@ EACH: dict[str, Callable[[], Method]] = {
         models.map_network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
         batch_size=2,
     ),
+    **{name: OTHERS[name][0] for name in ("fedbn", "fedvi")},
+    "fedep": TEN_ROUNDS["fedep"][0],
     "pvi": lambda: methods.pvi(logistic),
     "bfi": lambda: methods.bfi(logistic),
     "fedlaplace": lambda: methods.fedlaplace(logistic),
