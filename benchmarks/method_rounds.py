@@ -18,7 +18,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,13 +28,12 @@ from torch import nn
 
 import hierfl
 from benchmarks.speed import machine, run_method
-from hierfl.studies.baseline_builders import HELD, Budget
+from hierfl.studies.baseline_builders import Budget, held_out
 from hierfl.studies.baseline_methods import BASELINES
 
 PAGE = Path(__file__).with_name("METHODS.md")
 AT_MOST = 1.5  # times FedAvg's round, for the same gradient evaluations
 SETTLED = 3  # untimed first rounds: the first compiles
-EVERY = 5  # one in so many rows is held out by FedFomo
 
 NOISE = "it draws noise for every weight at each evaluation, and steps on a mean and a scale"
 WHY = {  # where the time above AT_MOST goes
@@ -82,8 +81,7 @@ class Size:
             x=torch.randn(count, self.layers[0], generator=g),
             y=torch.randint(0, self.layers[2], (count,), generator=g),
         )
-        held = (torch.arange(count) % EVERY == 0).float()
-        return replace(data, fields={**data.fields, HELD: held})
+        return held_out(data)
 
     def rounds_of(self, name: str) -> Iterator[None]:
         """Run compiled rounds of a method; yield after each."""

@@ -1,8 +1,8 @@
-"""Rows that are not there: of a fit that was saved without them. Their shapes are known, and nothing else."""
+"""Rows that are not there: of a fit that was saved without them, or at nodes. Their shapes are known, no more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -67,6 +67,63 @@ def absent(shape: tuple[int, ...], dtype: torch.dtype, fills: tuple[float, float
     made = torch.empty(shape, dtype=dtype, device="meta").as_subclass(Absent)
     made.fills = fills
     return made
+
+
+def form_of(data: ClientData) -> dict[str, dict[str, list[Any]]]:
+    """Return what rows look like, all but their number and values, as JSON.
+
+    Returns:
+        "fields" and "client_fields": name -> dtype and the shape of one; "features": field -> names of its columns;
+        "levels": field -> names of its codes.
+    """
+    forms = {
+        kind: {name: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for name, v in of.items()}
+        for kind, of in (("fields", data.fields), ("client_fields", data.client_fields))
+    }
+    labels = {
+        kind: {name: list(each) for name, each in of.items()}
+        for kind, of in (("features", data.features), ("levels", data.levels))
+    }
+    return forms | labels
+
+
+def rows_absent(
+    names: Sequence[str],
+    counts: Sequence[int],
+    form: Mapping[str, Mapping[str, Sequence[Any]]],
+    fills: tuple[float, float],
+) -> ClientData:
+    """Return clients whose rows are not there.
+
+    Args:
+        names: of the clients.
+        counts: how many rows each has.
+        form: of the rows, as in `form_of`; "features" and "levels" may be missing.
+        fills: two values that may stand in for those of the rows.
+    """
+    ends = torch.tensor([0, *counts], dtype=torch.long).cumsum(0)
+
+    def made(kind: str, size: int) -> dict[str, Tensor]:
+        return {
+            name: absent((size, *shape), getattr(torch, dtype), fills)
+            for name, (dtype, *shape) in form[kind].items()
+        }
+
+    return ClientData(
+        fields=made("fields", int(ends[-1])),
+        offsets=ends,
+        names=tuple(names),
+        client_fields=made("client_fields", len(names)),
+        features=labels_of(form, "features"),
+        levels=labels_of(form, "levels"),
+    )
+
+
+def labels_of(
+    form: Mapping[str, Mapping[str, Sequence[str]]], kind: str
+) -> dict[str, tuple[str, ...]]:
+    """Return the names of columns or of codes that a form tells of, by field."""
+    return {name: tuple(labels) for name, labels in form.get(kind, {}).items()}
 
 
 def is_absent(data: ClientData) -> bool:

@@ -182,6 +182,7 @@ def federate(
     chunk: int | None = None,
     device: str | torch.device = "cpu",
     on_client_error: str = "raise",
+    program: Program | None = None,
 ) -> Federation:
     """Check a method's program against the data, and set up what stays the same from round to round.
 
@@ -194,6 +195,7 @@ def federate(
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
         device: where clients work.
         on_client_error: "raise" or "skip".
+        program: the checked program. Default None: it is read from the data.
 
     Raises:
         ValueError: `engine` is none of the three; `on_client_error` is neither of the two, or "skip" for an
@@ -204,7 +206,7 @@ def federate(
     """
     size = cohort_size(cohort, data.num_clients)
     check_setting(method, engine, chunk, on_client_error, all_clients=size == data.num_clients)
-    program = read(method.model, method.guide, data, seed=seed)
+    program = program or read(method.model, method.guide, data, seed=seed)
     client, server = method.client(program), method.server(program)
     check_steps_fit(program, client, data, engine)
     check_mail(method, client, server)

@@ -6,16 +6,11 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.poutine.messenger import Messenger
-from pyro.poutine.subsample_messenger import _Subsample
-from torch import Tensor
 
-from hierfl.core.trees import Tree
 from hierfl.program.handlers import Answer, unchecked
-from hierfl.program.prior_centre import has_mean
+from hierfl.program.prior_centre import Middle, has_mean
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
-from hierfl.program.traces import Site
 
 
 def at_prior_middle(program: Program, theta: Params) -> Params:
@@ -49,24 +44,6 @@ def at_prior_middle(program: Program, theta: Params) -> Params:
 
 def _middles(program: Program, params: Params) -> Values:
     """Return the middle of the guide's posterior of each global site."""
-    with Answer(params, program.prototype), _Middle():
+    with Answer(params, program.prototype), Middle():
         nodes: dict[str, Any] = poutine.trace(program.guide).get_trace(program.prototype).nodes
     return {site.name: nodes[site.name]["value"] for site in program.latents.global_block.sites}
-
-
-class _Middle(Messenger):
-    """Sets every site to the middle of its distribution: its mean, or the image of the mean of its base."""
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if not (msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample)):
-            msg["value"], msg["done"] = _middle(msg["fn"]), True
-
-
-def _middle(fn: Any) -> Tensor:
-    if hasattr(fn, "base_dist"):
-        value: Tree = _middle(fn.base_dist)
-        for transform in getattr(fn, "transforms", ()):
-            value = transform(value)
-        return value
-    mean: Tensor = fn.mean
-    return mean.expand(fn.shape())

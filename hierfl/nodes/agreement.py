@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hierfl.data.absent import absent
+from hierfl.data.absent import form_of, rows_absent
 from hierfl.data.clients import ClientData
 from hierfl.nodes.messages import Refused
 from hierfl.program.program import Program
@@ -45,18 +44,7 @@ class Fields:
     @staticmethod
     def of(data: ClientData) -> Fields:
         """Return the form of some clients' rows."""
-        fields, client_fields = (
-            {name: _form(v) for name, v in of.items()} for of in (data.fields, data.client_fields)
-        )
-        features, levels = (
-            {name: list(labels) for name, labels in of.items()}
-            for of in (data.features, data.levels)
-        )
-        return Fields(fields, client_fields, features, levels, str(torch.get_default_dtype()))
-
-
-def _form(values: Tensor) -> list[Any]:
-    return [str(values.dtype).removeprefix("torch."), *values.shape[1:]]
+        return Fields(**form_of(data), dtype=str(torch.get_default_dtype()))
 
 
 @dataclass(frozen=True)
@@ -195,27 +183,7 @@ class Agreement:
 
     def absent_rows(self, fills: tuple[float, float]) -> ClientData:
         """Return all clients without their rows; two numbers may stand in for the values."""
-        counts = torch.tensor([0, *self.rows], dtype=torch.long)
-        sizes = (int(counts.sum()), len(self.names))
-        fields, client_fields = (
-            {
-                name: absent((size, *shape), getattr(torch, dtype), fills)
-                for name, (dtype, *shape) in of.items()
-            }
-            for size, of in zip(sizes, (self.form.fields, self.form.client_fields), strict=True)
-        )
-        features, levels = (
-            {name: tuple(labels) for name, labels in of.items()}
-            for of in (self.form.features, self.form.levels)
-        )
-        return ClientData(
-            fields=fields,
-            offsets=counts.cumsum(0),
-            names=self.names,
-            client_fields=client_fields,
-            features=features,
-            levels=levels,
-        )
+        return rows_absent(self.names, self.rows, asdict(self.form), fills)
 
     def agreed(self, program: Program) -> Program:
         """Return a program that was read from some of the clients, as it is read from all of them."""

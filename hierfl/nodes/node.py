@@ -21,9 +21,8 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree, nbytes, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.engine.check_setting import check_mail, check_steps_fit
 from hierfl.engine.chunks import FAILURES, client_round
-from hierfl.engine.federation import Federation
+from hierfl.engine.federation import Federation, federate
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, like, to_bytes
@@ -103,27 +102,12 @@ def node(
             f"client '{told.client}' with {told.rows} rows is not among those that agreed: introduce it first"
         )
     own = {name: data.fields[name] for name in agreement.form.fields}
-    federation = federation_of(method, replace(data, fields=own), agreement, seed)
+    rows = replace(data, fields=own)
+    program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
+    federation = federate(method, rows, seed=seed, program=program)
     root = Path(folder)
     private_folder(root)
     return Node(method, federation, run_name(method, agreement, seed), root)
-
-
-def federation_of(method: Method, data: ClientData, agreement: Agreement, seed: int) -> Federation:
-    """Return the federation of some clients' rows, or of rows that are not there, with the agreed program."""
-    program = agreement.agreed(read(method.model, method.guide, data, seed=seed))
-    client, server = method.client(program), method.server(program)
-    check_steps_fit(program, client, data, "vectorised")
-    check_mail(method, client, server)
-    return Federation(
-        program=program,
-        client=client,
-        server=server,
-        data=data,
-        seed=seed,
-        cohort=data.num_clients,
-        discloses=method.discloses,
-    )
 
 
 def introduced(node: Node) -> dict[str, Any]:

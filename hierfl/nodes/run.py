@@ -21,18 +21,19 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree, nbytes, tree_map
 from hierfl.data.absent import FILLS, stand_in
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted
-from hierfl.engine.federation import Federation, cohort_size
+from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import Method, Up
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
-from hierfl.nodes.node import federation_of, run_name
+from hierfl.nodes.node import run_name
 from hierfl.posterior.without_rows import global_sites
+from hierfl.program.read import read
 from hierfl.runs import checkpoint as state
 from hierfl.runs.folder_lock import held
 from hierfl.runs.identity import about
-from hierfl.runs.one_run import is_over, planned_of, resumed
+from hierfl.runs.one_run import planned_of, resumed
 from hierfl.runs.result import Fit
 from hierfl.runs.saved import start_of
 
@@ -257,14 +258,8 @@ def fit_nodes(
         TooFewNodes: of a round.
     """
     planned = planned_of(method, rounds)
-    federation, fills = _without_rows(method, agreement, seed, starts or {})
-    size = cohort_size(cohort, len(agreement.names))
-    everyone = replace(
-        federation,
-        cohort=size,
-        chunk=len(agreement.names),
-        on_client_error="raise" if method.everyone else "skip",
-    )
+    everyone, fills = _without_rows(method, agreement, seed, cohort)
+    _check_starts(everyone, starts or {})
     short = replace(agreement, rows=tuple(min(FEW, rows) for rows in agreement.rows))
     few = replace(everyone, data=stand_in(short.absent_rows(fills), 0))
     nodes = Nodes(method, everyone, few, run_name(method, agreement, seed), ask, fewest)
@@ -272,11 +267,7 @@ def fit_nodes(
     folder, who = None if checkpoint is None else Path(checkpoint), about(method, few, planned)
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, everyone, who, resume) or begin(everyone)
-        fitted = Fit(method, absent, where, planned)
-        left = run_rounds(
-            everyone, where, 0 if is_over(fitted, None) and where.round else planned, nodes.work
-        )
-        with closing(left):
+        with closing(run_rounds(everyone, where, planned, nodes.work)) as left:
             for where in left:
                 if folder is not None:
                     state.save(folder, where, who)
@@ -284,21 +275,29 @@ def fit_nodes(
 
 
 def _without_rows(
-    method: Method, agreement: Agreement, seed: int, starts: Mapping[str, str]
+    method: Method, agreement: Agreement, seed: int, cohort: int | float | None
 ) -> tuple[Federation, tuple[float, float]]:
     """Read the method's program with numbers in place of the rows, and return these too."""
     failed: Exception | None = None
-    for fills in FILLS:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of numbers that are not the clients'
-                data = stand_in(agreement.absent_rows(fills), 0)
-                federation = federation_of(method, data, agreement, seed)
-        except ValueError as error:  # labels outside their support, for example
-            failed = failed or error
-            continue
-        _check_starts(federation, starts)
-        return federation, fills
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numbers that are not the clients'
+        for fills in FILLS:
+            data = stand_in(agreement.absent_rows(fills), 0)
+            try:
+                program = agreement.agreed(read(method.model, method.guide, data, seed=seed))
+            except ValueError as error:  # labels outside their support, for example
+                failed = failed or error
+                continue
+            federation = federate(
+                method,
+                data,
+                seed=seed,
+                cohort=cohort,
+                chunk=len(agreement.names),
+                on_client_error="raise" if method.everyone else "skip",
+                program=program,
+            )
+            return federation, fills
     raise ValueError(
         f"the program cannot be read without rows ({failed}): see that it reads no values of them outside its "
         f"likelihood"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import named_leaves
-from hierfl.data.absent import RowsNotSaved, absent, is_absent
+from hierfl.data.absent import RowsNotSaved, form_of, is_absent, labels_of, rows_absent
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
@@ -96,17 +96,10 @@ def _check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -
 def _described(federation: Federation) -> dict[str, Any]:
     """Return what the data look like, all but their values, as JSON."""
     data = federation.data
-    fields, client_fields = (
-        {name: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for name, v in of.items()}
-        for of in (data.fields, data.client_fields)
-    )
     return {
         "names": list(data.names),
         "counts": data.counts.tolist(),
-        "features": {name: list(labels) for name, labels in data.features.items()},
-        "levels": {name: list(labels) for name, labels in data.levels.items()},
-        "fields": fields,
-        "client_fields": client_fields,
+        **form_of(data),
         "start": start_of(federation),
         "dtype": str(torch.get_default_dtype()),
     }
@@ -145,23 +138,7 @@ class SavedData:
         """
         schema = self.schema or {}
         try:
-            counts = torch.tensor([0, *schema["counts"]], dtype=torch.long)
-            sizes = {"fields": int(counts.sum()), "client_fields": len(schema["names"])}
-            parts = {
-                part: {
-                    name: absent((size, *shape), getattr(torch, dtype), fills)
-                    for name, (dtype, *shape) in schema[part].items()
-                }
-                for part, size in sizes.items()
-            }
-            return ClientData(
-                offsets=counts.cumsum(0),
-                names=tuple(schema["names"]),
-                fields=parts["fields"],
-                client_fields=parts["client_fields"],
-                features=_labels(schema, "features"),
-                levels=_labels(schema, "levels"),
-            )
+            return rows_absent(schema["names"], schema["counts"], schema, fills)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise state.CheckpointError(
                 f"{SCHEMA} is not of this hierfl ({error}): {HAND_IN}"
@@ -243,11 +220,6 @@ def _client_data(schema: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Cl
         offsets=offsets,
         names=tuple(schema["names"]),
         client_fields=part["client_field"],
-        features=_labels(schema, "features"),
-        levels=_labels(schema, "levels"),
+        features=labels_of(schema, "features"),
+        levels=labels_of(schema, "levels"),
     )
-
-
-def _labels(schema: Mapping[str, Any], part: str) -> dict[str, tuple[str, ...]]:
-    """Return the names of columns, or the levels of codes; fits of 0.1.0 have no levels."""
-    return {name: tuple(labels) for name, labels in schema.get(part, {}).items()}

@@ -29,7 +29,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 import hierfl
@@ -42,14 +41,12 @@ from hierfl.engine.chunks import ClientError
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
-from hierfl.studies.baseline_builders import HELD, Budget
+from hierfl.studies.baseline_builders import Budget, held_out
 from hierfl.studies.baseline_methods import BASELINES
 from hierfl.studies.baseline_table import collected
 from hierfl.studies.ood_entropy import digits
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 from hierfl.studies.tuning import RATES, Choice, tuned
-
-EVERY = 5  # of a client's training rows, one in so many is held out by FedFomo, as by its authors
 
 
 @dataclass(frozen=True)
@@ -175,8 +172,7 @@ def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData]:
     """Return all clients' training and test rows; every fifth training row is marked for FedFomo."""
     source = labelled(setting.images)
     train, test, _ = images.deal(source, *rows_of(setting, source.y, seed))
-    marks = (torch.arange(len(train.fields["y"])) % EVERY == 0).to(train.fields["x"].dtype)
-    return replace(train, fields={**train.fields, HELD: marks}), test
+    return held_out(train), test
 
 
 def rows_of(
