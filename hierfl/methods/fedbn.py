@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
@@ -39,7 +39,8 @@ def fedbn(
 ) -> Method:
     """Return FedBN of `hierfl.models.batch_norm_network(module)`.
 
-    Without batch norm this is FedAvg; no warning is given.
+    Without batch norm this is FedAvg; no warning is given. A client that was in no round predicts by the statistics
+    of its rows at the common weights, with the scale and shift that the module has.
 
     Args:
         model: a program with global params and local ones, and no latent sites.
@@ -63,13 +64,17 @@ def fedbn(
         ]
         learning = {LEARNING: torch.ones_like(mine[LEARNING])} if LEARNING in mine else {}
 
+        def been(there: float) -> Tree:
+            """Whether the client has been in a round: its statistics are of its rows."""
+            return {"seen": torch.tensor(there)} if kept else {}
+
         def split(params: Params) -> tuple[Params, Params]:
             return {k: v for k, v in params.items() if k not in kept}, {
                 k: v for k, v in params.items() if k in kept
             }
 
         def start(message: Tree, own: Tree) -> Tree:
-            moving, _ = split({**message, **own})
+            moving, _ = split(params(message, own))
             return {
                 "w": moving,
                 "state": optimiser.init(moving),
@@ -84,27 +89,37 @@ def fedbn(
             w, state = step(optimiser, gradient, Stepped(work["w"], work["state"]))
             return {**work, "w": w, "state": state, "loss": value}
 
+        def looked(params: Params, now: Params, batch: ClientBatch) -> Params:
+            there = program.derive({}, {**params, **now, **learning}, batch)
+            found = {f"norm.{name.removeprefix('seen.')}": value for name, value in there.items()}
+            return {name: found.get(name, value) for name, value in now.items()}
+
         def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            seen = program.derive({}, {**work["w"], **work["kept"], **learning}, batch)
-            found = {f"norm.{name.removeprefix('seen.')}": value for name, value in seen.items()}
-            return {
-                **work,
-                "kept": {name: found.get(name, value) for name, value in work["kept"].items()},
-            }
+            return {**work, "kept": looked(work["w"], work["kept"], batch)}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             theta = {name: work["w"][name] for name in above}
             personal = {**{k: v for k, v in work["w"].items() if k in mine}, **work["kept"]}
-            return {"theta": Share(theta, rows), "loss": Share(work["loss"], rows)}, {
-                name: personal[name] for name in mine
-            }
+            up = {"theta": Share(theta, rows), "loss": Share(work["loss"], rows)}
+            return up, {**{name: personal[name] for name in mine}, **been(1.0)}
+
+        def params(message: Tree, own: Tree) -> Params:
+            return {**message, **{name: own[name] for name in mine}}
+
+        def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
+            now = split(own)[1]
+            found = looked(params(message, own), now, batch)
+            return {**own, **chosen(own["seen"], now, found)}
 
         return Client(
-            own=mine,
+            own={**mine, **been(0.0)},
             start=start,
             phases=(Phase(move, steps, unit, batch_size), Phase(look, 1 if kept else 0)),
             finish=finish,
+            params=params,
             adapt=(Phase(look),) if kept else (),
+            seen=(lambda own: own["seen"]) if kept else None,
+            settle=settle if kept else None,
         )
 
     def server(program: Program) -> Server:

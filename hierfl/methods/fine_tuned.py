@@ -60,7 +60,7 @@ def fine_tuned(
 
     def client(program: Program) -> Client:
         plain, first = method.client(program), _tuned_params(program, method.name, mirror=mirror)
-        if plain.settle is not None:
+        if "+BN" in method.name:
             raise ProgramError(
                 f"fine_tuned around '{method.name}' would predict by tuned params with statistics of others: put it "
                 f"inside, batch_normed(fine_tuned(method))"
@@ -185,6 +185,10 @@ def _serving(
         mine = plain.own if plain.new is None else plain.new(message)
         return {**mine, **kept(first, torch.zeros(()))}
 
+    def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
+        assert plain.settle is not None
+        return {**own, **plain.settle(message, of_method(own), batch)}
+
     phases = inside(plain.phases, "method", follow if each_round else None)
     adapt = plain.phases if plain.adapt is None else plain.adapt
     adapting = inside(adapt, "method", follow) if tree_leaves(plain.own) else ()
@@ -198,6 +202,7 @@ def _serving(
         adapt=(*adapting, phase),
         most_adapting=None,
         new=new,
+        settle=None if plain.settle is None else settle,
     )
 
 

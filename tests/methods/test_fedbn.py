@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
-from hierfl.methods import fedavg, fedbn
+from hierfl.methods import fedavg, fedbn, fine_tuned
 from hierfl.models import batch_norm_network, network
 from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD, Adam
@@ -143,4 +144,33 @@ def test_local_layers_are_not_sent() -> None:
     }
     assert not [path for path in named_leaves(up) if "norm." in path]
     statistics = {f"norm.{layer}.{part}" for layer in (0, 2) for part in ("mean", "var")}
-    assert set(kept) == statistics | {"norm.0.weight", "norm.0.bias", "norm.learning"}
+    layer = {"norm.0.weight", "norm.0.bias", "norm.learning"}
+    assert set(kept) == statistics | layer | {"seen"}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "+FT"])
+def test_a_client_in_no_round_predicts_by_statistics_of_its_rows(wrapped: bool) -> None:
+    """At the common weights: as torch's layers do, with the client's rows as one batch in training mode."""
+    data, module = federation((9, 4, 6)), net()
+    method = fedbn(batch_norm_network(module, likelihood=normal(1.0)), optimiser=SGD(0.1))
+    method = fine_tuned(method, steps=1) if wrapped else method
+    joined = hierfl.ClientData.from_arrays(
+        ["new"] * 4, x=data.fields["x"][9:13], y=data.fields["y"][9:13]
+    )
+    fitted = fit(method, data, rounds=2, cohort=1)
+    absent = [k for k in range(3) if not fitted.progress.table["seen"][k]]
+    assert absent
+    common = {name.removeprefix("theta."): value for name, value in fitted.message.items()}
+    module.train()
+    own = {name: p for name, p in module.named_parameters() if name not in common}
+
+    def by_torch(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return functional_call(module, {**own, **common}, (x,))[:, 0]
+
+    found = fitted.predict(data).mean
+    for k in absent:
+        its = data.row_client == k
+        assert torch.allclose(found[its], by_torch(data.fields["x"][its]), atol=1e-9)
+    new = fitted.personalise(joined, rounds=0).predict(joined).mean
+    assert torch.allclose(new, by_torch(joined.fields["x"]), atol=1e-9)
