@@ -241,7 +241,8 @@ def _after_phase(
 ) -> Tree:
     """Return the clients' working states after a phase; `at` is the round and the number of the phase."""
     step = local_step(phase, federation.at_once)
-    each = steps(federation.rows, ids, phase, seed=federation.seed, at=at)
+    compiled = federation.graphs is not None and federation.at_once
+    each = steps(federation.rows, ids, phase, seed=federation.seed, at=at, few_widths=compiled)
     if federation.graphs is None or not federation.at_once:
         for tensors, active in each:
             work = step(work, message, tensors, active)

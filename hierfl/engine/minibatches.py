@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch, Keys, full_batch, gather, keys_of
+from hierfl.data.batch import ClientBatch, Keys, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.engine.row_halves import Half, half_of
 from hierfl.engine.row_orders import Orders
@@ -23,7 +23,13 @@ PLANNED = 1 << 21  # rows that are planned ahead: steps x clients x rows of a ba
 
 
 def steps(
-    data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
+    data: ClientData,
+    ids: Tensor,
+    phase: Phase,
+    *,
+    seed: int,
+    at: tuple[int, ...],
+    few_widths: bool = False,
 ) -> Iterator[tuple[Tree, Active]]:
     """Yield the tensors of each local step of a phase; `batch_of` makes a batch of them.
 
@@ -36,6 +42,8 @@ def steps(
         phase: how many steps or epochs, and rows a batch.
         seed: of the run.
         at: round and phase; with the number of the step they make the keys of its noise.
+        few_widths: pad all rows of a chunk to one of few widths, up to a quarter more: a compiled step needs a
+            graph for each.
 
     Yields:
         The step's tensors, and which clients still work: (mask (C,) bool,), or () where all do.
@@ -43,7 +51,7 @@ def steps(
     half = _half(data, ids, phase, seed=seed, at=at)
     keys, done = keys_of(data, ids, seed, *at), 0
     blocks = (
-        _all_rows(data, ids, phase.count, keys, half)
+        _all_rows(data, ids, phase.count, keys, half, few_widths=few_widths)
         if phase.batch_size is None
         else _mini_batches(data, ids, phase, seed=seed, at=at)
     )
@@ -87,21 +95,30 @@ def _half(
 
 
 def _all_rows(
-    data: ClientData, ids: Tensor, count: int, keys: Keys, half: Half | None
+    data: ClientData, ids: Tensor, count: int, keys: Keys, half: Half | None, *, few_widths: bool
 ) -> Iterator[tuple[Iterable[Rows], list[Active]]]:
     """Yield all rows of the clients, or of a half of them, gathered once, for each of `count` steps."""
-    whole = full_batch(data, ids) if half is None else _half_batch(data, ids, keys, half)
+    counts = data.counts[ids] if half is None else half.counts
+    most = int(counts.max())
+    if few_widths:
+        every = int(data.counts.max())
+        most = min(_wider(most), every if half is None else (every + 1) // 2)
+    place = torch.arange(most, device=ids.device)[None].expand(len(ids), -1)
+    inside = place < counts[:, None]
+    within = torch.where(inside, place, 0)
+    if half is not None:
+        within = torch.where(inside, half.within(within[None])[0], 0)
+    index = data.offsets[ids][:, None] + within
+    whole = gather(data, ids, index, None if bool(inside.all()) else inside, keys)
     fields = {name: values.flatten(0, 1) for name, values in whole.fields.items()}
     mask = {} if whole.rows is None else {"rows": whole.rows}
     yield repeat((fields, mask), count), [()] * count
 
 
-def _half_batch(data: ClientData, ids: Tensor, keys: Keys, half: Half) -> ClientBatch:
-    place = torch.arange(int(half.counts.max()), device=ids.device)[None].expand(len(ids), -1)
-    inside = place < half.counts[:, None]
-    within = half.within(torch.where(inside, place, 0)[None])[0]
-    index = data.offsets[ids][:, None] + torch.where(inside, within, 0)
-    return gather(data, ids, index, None if bool(inside.all()) else inside, keys)
+def _wider(count: int) -> int:
+    """Return the next number of rows with three bits: at most a quarter more, and four in each doubling."""
+    unit = 1 << max(0, count.bit_length() - 3)
+    return -(-count // unit) * unit
 
 
 def _mini_batches(

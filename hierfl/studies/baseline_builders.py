@@ -280,8 +280,8 @@ def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget) -> Method:
 
 
 def a_fedabml(net: nn.Sequential, lr: float, b: Budget) -> Method:
-    """Return FedABML, with K = 5 and one draw."""
-    return fedabml(hierarchy(net, b), lr=lr, inner_steps=5, draws=1, **local(b, 5))
+    """Return FedABML, with K = 5, one draw, and the weight of the KL that `ood_entropy` chose on validation rows."""
+    return fedabml(hierarchy(net, b), lam=0.05, lr=lr, inner_steps=5, draws=1, **local(b, 5))
 
 
 def a_fedvi(net: nn.Sequential, lr: float, b: Budget) -> Method:

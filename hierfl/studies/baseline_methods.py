@@ -6,11 +6,12 @@ nor are evaluations without a gradient.
 
 All else is at the defaults of `hierfl.methods`, which are the authors'. So is how a budget is divided: between
 head and body, and between the step size of one and of the other; between a common and a personal model; between
-the models of a mixture. Exceptions: FedABML takes one draw and K = 5, as in `compared`; FedProx' weight is that of
-FedABML's paper; FedPA takes the number of passes over a client's rows that is nearest to the budget; FedPop's server
-takes Adam, with a tenth of the step size; learned prior scales start at the study's value; sigma of FedAMP is the
-number of clients, as models that start alike would else weigh more than 1 together; clustered_fl halves no cluster
-before round 20, or before half of the rounds where these are fewer than 40.
+the models of a mixture. Exceptions: FedABML takes one draw and K = 5, as in `compared`, and 0.05 as the weight of its
+KL, which `ood_entropy` chose; FedProx' weight is that of FedABML's paper; FedPA takes the number of passes over a
+client's rows that is nearest to the budget; FedPop's server takes Adam, with a tenth of the step size; learned prior
+scales start at the study's value; sigma of FedAMP is the number of clients, as models that start alike would else
+weigh more than 1 together; clustered_fl halves no cluster before round 20, or before half of the rounds where these
+are fewer than 40.
 
 A method is one entry of `BASELINES`. What takes more than a line to build is in `baseline_builders`.
 """

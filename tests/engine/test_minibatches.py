@@ -161,3 +161,24 @@ def test_the_plan_is_the_same_in_blocks_and_in_tables_by_length(
     for one, other in zip(whole, all_steps(), strict=True):
         for a, b in zip(one, other, strict=True):
             assert (a is None and b is None) or torch.equal(a, b)
+
+
+def test_all_rows_in_few_widths() -> None:
+    """Compiled steps: the rows are the same, padded to one of few widths, never wider than the longest client."""
+    data = federation((103, 70, 129, 131))
+    phase_ = phase(1, None, "step")
+    for ids, width in (([0, 1], 112), ([1], 80), ([0, 2], 131), ([3], 131)):
+        places = torch.tensor(ids)
+        exact, padded = (
+            next(iter(steps(data, places, phase_, seed=0, at=(0, 0), few_widths=few)))[0]
+            for few in (False, True)
+        )
+        counts = data.counts[places]
+        assert padded["fields"]["x"].shape[0] == len(ids) * width
+        assert torch.equal(padded["counts"], exact["counts"])
+        inside = padded["rows"].get("rows", torch.ones(len(ids), width, dtype=torch.bool))
+        assert torch.equal(inside.sum(1), counts)
+        for k, count in enumerate(counts.tolist()):
+            one, other = (v["fields"]["x"].unflatten(0, (len(ids), -1))[k] for v in (exact, padded))
+            assert torch.equal(one[:count], other[:count])
+    assert torch.equal(exact["fields"]["x"], padded["fields"]["x"]) and padded["rows"] == {}
