@@ -1,4 +1,4 @@
-"""The command line: `hierfl demo --out DIR`, `hierfl study NAME`, `hierfl methods`, `hierfl --version`.
+"""The command line: `hierfl demo --out DIR`, `hierfl study NAME`, `hierfl methods`, `hierfl audit METHOD`.
 
 Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
 """
@@ -153,6 +153,54 @@ def methods() -> None:
     # words of nine columns break to pieces in a narrow window; a long line can be scrolled
     console = Console()
     Console(width=max(console.width, WIDE)).print(table)
+
+
+@app.command()
+def audit(
+    method: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD",
+            help="A method of hierfl by name, for the model of the demo; or MODULE:NAME of one of yours.",
+        ),
+    ] = "two_stage",
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="MODULE:NAME of a ClientData. Default: heart disease at four hospitals.",
+        ),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Whose messages. Default: the client with the fewest rows.")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most. Default: until the method is done, or 3."),
+    ] = None,
+) -> None:
+    """List every tensor that crosses between the server and a client, and whether it depends on the client's rows."""
+    import torch
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from hierfl.demo.audited import data_of, method_of
+    from hierfl.diagnostics.audit import COLUMNS
+    from hierfl.diagnostics.audit import audit as audited
+
+    if ":" not in method:
+        torch.set_default_dtype(torch.float64)  # as in the demo
+    try:
+        found = audited(method_of(method), data_of(data), client=client, rounds=rounds)
+    except (KeyError, ValueError, TypeError) as error:
+        raise typer.BadParameter(str(error.args[0] if error.args else error)) from error
+    table = Table(*COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in found.table[COLUMNS].itertuples(index=False):
+        table.add_row(*map(str, row))
+    console = Console()
+    Console(width=max(console.width, WIDE)).print(table)
+    typer.echo(found.reading)
 
 
 def _show_step(progress: Console, line: str) -> None:

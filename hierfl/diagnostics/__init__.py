@@ -1,6 +1,7 @@
 """Is the posterior to be trusted, and are its predictions? A function each, of a fit or of what it predicts."""
 
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
+from hierfl.diagnostics.audit import Audit, audit
 from hierfl.diagnostics.calibration import (
     CalibrationError,
     calibration_error,
@@ -30,6 +31,7 @@ from hierfl.posterior.corrected import Corrected, corrected
 
 __all__ = [
     "AgainstNuts",
+    "Audit",
     "CalibrationError",
     "Coherence",
     "Convergence",
@@ -41,6 +43,7 @@ __all__ = [
     "Summary",
     "across_clients",
     "against_nuts",
+    "audit",
     "auroc",
     "calibration_error",
     "client_rates",

@@ -62,6 +62,8 @@ class Baseline:
         draws: whether predictions are averaged over draws of a posterior; else they come from a point.
         adaptive: whether the step size is Adam's; else it is that of gradient descent.
         body: whether the method needs a layer below the last one.
+        everyone: whether the method needs all clients in each round. It takes so few rounds that clients are in as
+            many of them as those of the others.
     """
 
     made: Callable[[nn.Sequential, float, build.Budget], Method]
@@ -70,6 +72,7 @@ class Baseline:
     draws: bool = False
     adaptive: bool = False
     body: bool = False
+    everyone: bool = False
 
 
 def _times(each: int) -> Callable[[int], int]:
@@ -116,7 +119,7 @@ BASELINES: dict[str, Baseline] = {
     "ifca": Baseline(
         lambda net, lr, b: ifca(network(net), optimiser=SGD(lr), **build.local(b)), tunes=True
     ),
-    "clustered_fl": Baseline(build.a_clustered_fl),
+    "clustered_fl": Baseline(build.a_clustered_fl, everyone=True),
     "fedamp": Baseline(
         lambda net, lr, b: fedamp(
             network(net), sigma=float(b.clients), optimiser=SGD(lr), **build.local(b)

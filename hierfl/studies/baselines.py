@@ -12,7 +12,8 @@ same five on validation rows, which its clients keep from the fit (`tuning`), on
 G are means over the last 10 rounds, P of methods that tune for a prediction is that of the end; both as in the
 paper, whose numbers stand beside ours. EMNIST is the test split of ByClass, 70 % of which are as many rows as the
 paper's 10 % of all; clients share the rows of a class equally. The paper gives no width of its network. Methods with
-a body and a head are left out where the network has one layer. Where a set of images is missing it is skipped; where
+a body and a head are left out where the network has one layer. One that needs all clients in each round
+(clustered_fl) takes a tenth of the rounds. Where a set of images is missing it is skipped; where
 both are, the clients are of scikit-learn's digits.
 
 `quick` is a small study of its own: scikit-learn's digits, 20 clients with 3 classes each, all of them in every
@@ -23,7 +24,7 @@ methods that descend by gradients, and one for all that take Adam.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -43,61 +44,11 @@ from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_builders import Budget, held_out
 from hierfl.studies.baseline_methods import BASELINES
+from hierfl.studies.baseline_settings import DIGITS, EMNIST, FASHION, QUICK, Setting, of_method
 from hierfl.studies.baseline_table import collected
 from hierfl.studies.ood_entropy import digits
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 from hierfl.studies.tuning import RATES, Choice, tuned
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Settings of every run.
-
-    Args:
-        images: the image set.
-        clients: how many.
-        classes: of a client.
-        train: training rows of a client in each of its classes; 0: its part of `share`.
-        test: test rows of a client in each of its classes; unused where `train` is 0.
-        share: of all rows, where clients share the rows of a class.
-        hidden: units of each hidden layer.
-        rounds: of a run.
-        averaged: how many of the last rounds P and G are means of.
-        cohort: clients in a round.
-        evaluations: gradient evaluations in a round; in full those of 5 passes.
-        batch: rows of a mini-batch.
-        scale: standard deviation at which learned prior scales start; FedABML's is exp(-5).
-        draws: posterior draws of a prediction.
-        tuning_rounds: rounds of a trial; 0: step sizes are not tuned, but are the next two.
-        lr: of gradient descent.
-        adam: of Adam.
-        compiled: whether steps may be compiled.
-    """
-
-    images: Literal["fashion", "emnist", "digits"]
-    clients: int
-    classes: int
-    train: int
-    test: int
-    hidden: tuple[int, ...]
-    share: float = 1.0
-    rounds: int = 100
-    averaged: int = 10
-    cohort: int = 20
-    evaluations: int = 30
-    batch: int = 50
-    scale: float = 0.0067
-    draws: int = 20
-    tuning_rounds: int = 25
-    lr: float = 0.1
-    adam: float = 0.01
-    compiled: bool = True
-
-
-FASHION = Setting("fashion", 200, 2, 150, 25, ())
-EMNIST = Setting("emnist", 150, 3, 0, 0, (100,), share=0.7, cohort=15, evaluations=45)
-DIGITS = Setting("digits", 20, 3, 20, 9, (32,), evaluations=20, batch=20, scale=0.05)
-QUICK = replace(DIGITS, rounds=20, averaged=1, tuning_rounds=0, compiled=False)
 
 
 def run(
@@ -202,6 +153,7 @@ def net_of(setting: Setting, seed: int) -> nn.Sequential:
 # ------------------------------------------------------------------------------------------------ one run
 def numbers_of(out: Path, name: str, seed: int, setting: Setting, say: Say) -> Numbers:
     """Return the numbers of one method and seed, tuned if the setting says so; saved in `out`."""
+    setting = of_method(name, setting)
     described = {"study": "baselines", "method": name, **asdict(setting)}
     key = f"baselines-{setting.images}-{name}"
     options: Choice = {"lr": setting.adam if BASELINES[name].adaptive else setting.lr}

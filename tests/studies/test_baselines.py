@@ -20,8 +20,9 @@ from hierfl.data.clients import ClientData
 from hierfl.runs.result import Fit
 from hierfl.studies import baseline_builders, baseline_methods, baseline_table, baselines
 from hierfl.studies import image_splits as images
-from hierfl.studies.baseline_builders import HELD
+from hierfl.studies.baseline_builders import HELD, Budget
 from hierfl.studies.baseline_methods import BASELINES, LEFT_OUT
+from hierfl.studies.baseline_settings import FASHION, of_method
 from hierfl.studies.tuning import RATES
 
 SMALL = replace(
@@ -259,3 +260,14 @@ def test_a_run_that_diverges_is_named_and_counts_in_no_mean(tmp_path: Path) -> N
     assert found.table.loc["fedavg", "P, %"] == "3.0 ± 1.4"
     assert found.table.loc["ditto", "P, %"] == baseline_table.DIVERGED
     assert any("fedrep (seed 1), ditto (seed 0)" in line for line in found.reading)
+
+
+def test_a_method_that_needs_all_clients_takes_fewer_rounds_of_all() -> None:
+    """A client is in as many rounds, and spends as much."""
+    for name, how in BASELINES.items():
+        setting = of_method(name, FASHION)
+        method = how.made(net_of(SMALL, 0), 0.1, Budget(6, 7, 100, 10, 15, 1, 0.05))
+        assert how.everyone == method.everyone, name
+        assert setting.cohort * setting.rounds == FASHION.cohort * FASHION.rounds
+        assert of_method(name, SMALL) == SMALL
+    assert of_method("clustered_fl", FASHION).rounds == 10

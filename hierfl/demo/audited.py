@@ -1,0 +1,70 @@
+"""What `hierfl audit` runs: a method by its name for the demo's hierarchy, or a user's own method and data."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from hierfl import methods
+from hierfl.data.clients import ClientData
+from hierfl.demo.run import hierarchy, hospitals
+from hierfl.method import Method
+
+
+def method_of(text: str) -> Method:
+    """Return the method that a name stands for.
+
+    Args:
+        text: a name of `hierfl.methods`, which is built with its defaults for the demo's hierarchy; or
+            "MODULE:NAME" of a method, with a module that Python finds from the current folder.
+
+    Raises:
+        ValueError: there is no such method, or the module cannot be imported.
+        TypeError: it is something else.
+    """
+    if ":" in text:
+        found = _named(text)
+        if not isinstance(found, Method):
+            raise TypeError(f"'{text}' is a {type(found).__name__}: name a hierfl method")
+        return found
+    if text not in methods.__all__:
+        raise ValueError(
+            f"there is no method '{text}': choose from {', '.join(sorted(methods.__all__))}, or name your own, "
+            f"MODULE:NAME"
+        )
+    try:
+        built: Method = getattr(methods, text)(hierarchy(centred=True))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"'{text}' cannot be built for the demo's hierarchy ({error}): name a method of yours, MODULE:NAME"
+        ) from error
+    return built
+
+
+def data_of(text: str | None) -> ClientData:
+    """Return the data that a name stands for.
+
+    Args:
+        text: "MODULE:NAME"; None: the demo's hospitals.
+
+    Raises:
+        ValueError: the module cannot be imported, or has no such name.
+        TypeError: it is something else.
+    """
+    if text is None:
+        return hospitals()
+    found = _named(text)
+    if not isinstance(found, ClientData):
+        raise TypeError(f"'{text}' is a {type(found).__name__}: name a hierfl.ClientData")
+    return found
+
+
+def _named(text: str) -> Any:
+    module, _, name = text.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the current folder, as `python -m` has it
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"'{text}' cannot be imported: {error}") from error
