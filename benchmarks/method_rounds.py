@@ -5,7 +5,8 @@
 The methods are those of the study `baselines`, each built for a classifier at a budget of gradient evaluations. In
 each turn a block of FedAvg's rounds and a block of the method's run one after another in the same process, in an
 order that alternates; a ratio compares the two blocks of a turn, and the median over turns is shown. A ratio per
-evaluation is divided by the method's evaluations over FedAvg's. With --write the tables go to METHODS.md, where
+evaluation is divided by the method's evaluations over FedAvg's, where an evaluation of a model on a mini-batch without
+a gradient counts as a third. With --write the tables go to METHODS.md, where
 methods that were not measured this time keep their rows. The
 last line printed is one JSON object: method -> ratio per evaluation.
 """
@@ -17,7 +18,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +39,8 @@ SETTLED = 3  # untimed first rounds: the first compiles
 NOISE = "it draws noise for every weight at each evaluation, and steps on a mean and a scale"
 WHY = {  # where the time above AT_MOST goes
     "fedabml": NOISE,
-    "fedem": "each mini-batch also evaluates the models received, for its rows' labels, without a gradient",
-    "fedfomo": "each round evaluates seven models on a client's rows, and sends it five of others",
+    "fedem": "the mixture's weights of each row",
+    "fedfomo": "each round copies five models of others to each client, and mixes them",
     "fedmap": "its optimiser is Adam: FedAvg with Adam takes 1.55 itself, and fedmap with plain steps 1.21",
     "fedsvi": f"{NOISE}, by Adam",
     "fedvi": "at each step a network of 191,000 weights makes the head, beside the 79,000 of what it is the head of",
@@ -112,6 +113,14 @@ SIZES = {
 }
 
 
+# evaluations of models on a mini-batch without a gradient, in a round
+FORWARD: dict[str, Callable[[Size], int]] = {
+    "fedem": lambda size: BASELINES["fedem"].spent(size.evaluations),  # whose model a row is
+    "fedfomo": lambda size: 7 * -(-size.rows // size.batch),  # seven models on all rows
+    "ifca": lambda size: 4 * -(-size.rows // size.batch),  # four models on all rows
+}
+
+
 @dataclass(frozen=True)
 class Timed:
     """One method beside FedAvg.
@@ -119,13 +128,15 @@ class Timed:
     Args:
         name: of the method.
         evaluations: gradient evaluations of its round.
-        budget: those of FedAvg's round.
+        forward: evaluations without a gradient.
+        budget: gradient evaluations of FedAvg's round.
         ratios: of its seconds to FedAvg's, in each turn.
         seconds: of its round, in each turn.
     """
 
     name: str
     evaluations: int
+    forward: int
     budget: int
     ratios: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -138,13 +149,13 @@ class Timed:
     @property
     def per_evaluation(self) -> float:
         """The median ratio of a round, for the same gradient evaluations."""
-        return self.ratio * self.budget / self.evaluations
+        return self.ratio * self.budget / (self.evaluations + self.forward / 3.0)
 
     def row(self) -> tuple[str, ...]:
         """Return the cells of the table."""
         return (
             self.name,
-            str(self.evaluations),
+            f"{self.evaluations} + {self.forward}/3" if self.forward else str(self.evaluations),
             f"{statistics.median(self.seconds):.4f}",
             f"{self.ratio:.2f}",
             f"{min(self.ratios):.2f}-{max(self.ratios):.2f}",
@@ -175,7 +186,8 @@ def beside(name: str, base: Iterator[None], size: Size, *, turns: int, block: fl
         ratios.append(took[1] / took[0])
         seconds.append(took[1])
     spent = BASELINES[name].spent(size.evaluations)
-    return Timed(name, spent, size.evaluations, tuple(ratios), tuple(seconds))
+    forward = FORWARD[name](size) if name in FORWARD else 0
+    return Timed(name, spent, forward, size.evaluations, tuple(ratios), tuple(seconds))
 
 
 def _seconds(run: Iterator[None], count: int) -> float:
@@ -221,7 +233,8 @@ def page(sections: dict[str, str], threads: int, load: float) -> str:
 
 Written by `python -m benchmarks.method_rounds --write`, on {machine()}, {threads} thread(s); load before the run:
 {load:.1f}. Ratios are medians over turns, of blocks of compiled rounds that ran one after another in one process.
-**per evaluation**: the ratio, divided by the method's gradient evaluations over FedAvg's.
+**per evaluation**: the ratio, divided by the method's gradient evaluations over FedAvg's; an evaluation of a model on
+a mini-batch without a gradient counts as a third of one.
 """
     return head + "".join(f"\n## {name}\n\n{text}" for name, text in sections.items())
 

@@ -100,15 +100,13 @@ def fedfomo(
             tried = tree_map(lambda one, more: torch.cat([one[None], more]), own["last"], sent)
             here = loss_of(True, before, batch)
             gain = here - of_each(program, lambda theta: loss_of(True, theta, batch), tried)
-            away = tree_map(lambda v, w: v - w, tried, before)
-            far = sum(v.flatten(1).square().sum(1) for v in tree_leaves(away)) ** 0.5
+            squares = tree_map(lambda v, w: (v - w).flatten(1).square().sum(1), tried, before)
+            far = sum(tree_leaves(squares)) ** 0.5
             known = torch.cat([torch.ones(1), there]) * (far > LEAST)
             score = torch.where(known > 0.0, gain / far.clamp(min=LEAST), 0.0)
             weight = score.clamp(min=0.0)
             weight = weight / weight.sum().clamp(min=1e-30)
-            mixed = tree_map(
-                lambda w, v: w + torch.tensordot(weight.to(v.dtype), v, 1), before, away
-            )
+            mixed = tree_map(lambda w, v: w + _weighed(weight, v - w), before, tried)
             return {**work, **descent.begin(mixed), "before": mixed, "scores": score[1:]}
 
         def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
@@ -204,3 +202,8 @@ def fedfomo(
         )
 
     return Method("fedfomo", model, delta, client, server, discloses="summaries")
+
+
+def _weighed(weight: Tensor, away: Tensor) -> Tensor:
+    """Return the sum of M weights (M,) times M tensors (M, ...); a product of matrices would need them in memory."""
+    return (weight.to(away.dtype).view(-1, *[1] * (away.dim() - 1)) * away).sum(0)

@@ -36,13 +36,22 @@ def test_two_methods_are_timed_beside_fedavg(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_table() -> None:
-    slow = Timed("slow", evaluations=10, budget=20, ratios=(0.9, 1.2, 0.6), seconds=(0.1, 0.3, 0.2))
-    fast = Timed("fast", evaluations=20, budget=20, ratios=(1.4, 1.0, 1.1), seconds=(0.1, 0.1, 0.1))
+    slow = Timed(
+        "slow", evaluations=8, forward=6, budget=20, ratios=(0.9, 1.2, 0.6), seconds=(0.1, 0.3, 0.2)
+    )
+    fast = Timed(
+        "fast",
+        evaluations=20,
+        forward=0,
+        budget=20,
+        ratios=(1.4, 1.0, 1.1),
+        seconds=(0.1, 0.1, 0.1),
+    )
     assert (slow.ratio, fast.ratio) == (0.9, 1.1)
     assert slow.per_evaluation == pytest.approx(1.8)
     assert fast.per_evaluation == pytest.approx(1.1)
     text = section({timed.name: timed.row() for timed in (fast, slow)}, TINY)
-    assert "| slow | 10 | 0.2000 | 0.90 | 0.60-1.20 | 1.80 |\n| fast |" in text
+    assert "| slow | 8 + 6/3 | 0.2000 | 0.90 | 0.60-1.20 | 1.80 |\n| fast |" in text
     assert "Above 1.5 per evaluation: 1 of 2.\n\n* `slow`: not looked into.\n" in text
     assert "a network of 4-3-2" in text
     whole = page({"tiny": text}, threads=1, load=0.5)

@@ -266,7 +266,7 @@ def test_a_method_that_needs_all_clients_takes_fewer_rounds_of_all() -> None:
     """A client is in as many rounds, and spends as much."""
     for name, how in BASELINES.items():
         setting = of_method(name, FASHION)
-        method = how.made(net_of(SMALL, 0), 0.1, Budget(6, 7, 100, 10, 15, 1, 0.05))
+        method = how.made(net_of(SMALL, 0), 0.1, Budget(6, 7, 100, 10, 15, 2, 0.05))
         assert how.everyone == method.everyone, name
         assert setting.cohort * setting.rounds == FASHION.cohort * FASHION.rounds
         assert of_method(name, SMALL) == SMALL
