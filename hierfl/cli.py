@@ -1,4 +1,4 @@
-"""The command line: `hierfl demo --out DIR`, `hierfl study NAME`, `hierfl methods`, `hierfl --version`.
+"""The command line: `hierfl demo`, `hierfl study NAME`, `hierfl methods`, `hierfl new NAME`, `hierfl node`.
 
 Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
 """
@@ -153,6 +153,42 @@ def methods() -> None:
     # words of nine columns break to pieces in a narrow window; a long line can be scrolled
     console = Console()
     Console(width=max(console.width, WIDE)).print(table)
+
+
+node = typer.Typer(help="What the owner of a node does: approve runs, see what left the node.")
+app.add_typer(node, name="node", no_args_is_help=True)
+
+
+@node.command()
+def approve(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as refused.")],
+) -> None:
+    """Approve a run whose preview you have read; the node then takes part in it."""
+    from hierfl.nodes import approval
+
+    try:
+        preview = approval.approve(folder, run)
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="RUN") from error
+    typer.echo(f"Approved run {run}, as described in {preview}.")
+
+
+@node.command()
+def log(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
+) -> None:
+    """List what has left a node: time, run, round, what, bytes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hierfl.nodes.log import entries
+
+    names = ("time", "run", "round", "what", "bytes")
+    table = Table(*names, box=None, pad_edge=False)
+    for entry in entries(folder):
+        table.add_row(*("" if entry.get(n) is None else str(entry[n]) for n in names))
+    Console().print(table)
 
 
 def _show_step(progress: Console, line: str) -> None:

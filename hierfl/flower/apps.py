@@ -21,7 +21,7 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.node import Node, NodeFailed, answer, introduced, node
+from hierfl.nodes.node import Node, NodeFailed, answer, introduce, introduced, node
 from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
 
 try:
@@ -63,6 +63,7 @@ def apps(
     fewest: int = 1,
     timeout: float = 600.0,
     folder_for_node: Callable[[Context], str | Path] | None = None,
+    policy_for_node: Callable[[Context], str | Path | None] | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
 ) -> Apps:
@@ -80,13 +81,16 @@ def apps(
         timeout: seconds that the server waits for nodes, and for their answers in a round.
         folder_for_node: a node's context -> the private folder of its client state. Default None: the folder that
             the node's configuration names as `folder`.
+        policy_for_node: a node's context -> the file of its owner's policy (`hierfl.nodes.policy`). Default None: the
+            file that the node's configuration names as `policy`, else `policy.toml` in its folder.
         checkpoint: the server's folder for a checkpoint after each round.
         resume: continue from the newest checkpoint there.
 
     Returns:
         The apps.
     """
-    clients = _Clients(method, data_for_node, folder_for_node or _configured, seed)
+    folder, policy = folder_for_node or _folder_of, policy_for_node or _policy_of
+    clients = _Clients(method, data_for_node, folder, policy, seed)
     server = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
@@ -113,7 +117,12 @@ def apps(
     return Apps(server, clients.app())
 
 
-def _configured(context: Context) -> str:
+def _policy_of(context: Context) -> str | None:
+    policy = context.node_config.get("policy")
+    return None if policy is None else str(policy)
+
+
+def _folder_of(context: Context) -> str:
     folder = context.node_config.get("folder")
     if not isinstance(folder, str):
         raise ValueError(
@@ -131,6 +140,7 @@ class _Clients:
     method: Method
     data: Callable[[Context], ClientData]
     folder: Callable[[Context], str | Path]
+    policy: Callable[[Context], str | Path | None]
     seed: int
     ready: dict[int, Node] = field(default_factory=dict)
 
@@ -156,7 +166,8 @@ class _Clients:
         return answered
 
     def _introduce(self, content: bytes, context: Context) -> bytes:
-        return json.dumps(Introduction.of(self.data(context)).as_json()).encode()
+        policy = self.policy(context)
+        return introduce(self.method, self.data(context), self.folder(context), policy=policy)
 
     def _agree(self, content: bytes, context: Context) -> bytes:
         folder = Path(self.folder(context))
@@ -178,7 +189,12 @@ class _Clients:
                 raise Refused(f"the node has agreed on nothing yet ({error})") from error
             agreement = Agreement.from_json(found)
             self.ready[context.node_id] = node(
-                self.method, self.data(context), agreement, folder, seed=self.seed
+                self.method,
+                self.data(context),
+                agreement,
+                folder,
+                seed=self.seed,
+                policy=self.policy(context),
             )
         return self.ready[context.node_id]
 

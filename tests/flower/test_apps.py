@@ -119,7 +119,7 @@ def test_what_a_node_cannot_do_is_said_at_the_server(tmp_path: Path) -> None:
     pair = made([], fewest=4)
     grid = Grid(pair.client, tmp_path)
     grid.contexts[13].node_config.pop("folder")
-    with pytest.raises(TooFewNodes, match=r"client 'south' cannot take part: .*names no folder"):
+    with pytest.raises(TooFewNodes, match=r"node 13 cannot tell of its client: .*names no folder"):
         run(pair, grid)
     with pytest.raises(TooFewNodes, match=r"4 nodes are connected after 0\.1 s, and 5 are needed"):
         run(made([], nodes=5), grid)
