@@ -20,9 +20,12 @@ from hierfl.core.disk import private_folder, write_private
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.choosing import chosen, rounds_of
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import Node, NodeFailed, answer, introduce, introduced, node
 from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
+from hierfl.program.sites import Model
+from hierfl.runs.choice import Disclose, check_word
 
 try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -52,7 +55,7 @@ class Apps:
 
 
 def apps(
-    method: Method,
+    method: Method | Model,
     data_for_node: Callable[[Context], ClientData],
     *,
     done: Callable[[FitOverNodes], object],
@@ -66,11 +69,14 @@ def apps(
     policy_for_node: Callable[[Context], str | Path | None] | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
+    disclose: Disclose = "summaries",
 ) -> Apps:
     """Return the apps of one run.
 
     Args:
-        method: that is run; both apps are made by the same code.
+        method: that is run; both apps are made by the same code. Or a model: then the method is chosen as `hierfl.fit`
+            chooses, from what the nodes agree on; the fit says which (`FitOverNodes.chosen`). A chosen method that does
+            not stop by itself runs for 200 rounds unless `rounds` says otherwise; whether that is enough is not judged.
         data_for_node: a node's context -> the rows of its one client.
         done: called with the fit at the server, at the end.
         nodes: how many nodes the run waits for before its first round.
@@ -85,12 +91,14 @@ def apps(
             file that the node's configuration names as `policy`, else `policy.toml` in its folder.
         checkpoint: the server's folder for a checkpoint after each round.
         resume: continue from the newest checkpoint there.
+        disclose: what the server may see, as in `hierfl.fit`.
 
     Returns:
         The apps.
     """
     folder, policy = folder_for_node or _folder_of, policy_for_node or _policy_of
-    clients = _Clients(method, data_for_node, folder, policy, seed)
+    which = _Which(method, disclose, cohort, seed)
+    clients = _Clients(which, data_for_node, folder, policy)
     server = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
@@ -99,17 +107,19 @@ def apps(
         agreement = Agreement.between(list(told.values()))
         ids = {one.client: number for number, one in told.items()}
         starts = found.agree(agreement, ids)
+        runs, why = which.of(agreement)
         fitted = fit_nodes(
-            method,
+            runs,
             agreement,
             lambda contents: found.ask(contents, ids),
-            rounds=rounds,
+            rounds=rounds if why is None else rounds_of(runs, rounds),
             seed=seed,
             cohort=cohort,
             fewest=fewest,
             starts=starts,
             checkpoint=checkpoint,
             resume=resume,
+            chosen=why,
         )
         done(fitted)
 
@@ -132,16 +142,48 @@ def _folder_of(context: Context) -> str:
     return folder
 
 
+@dataclass(frozen=True, eq=False)
+class _Which:
+    """Which method runs: the one that was named, or the one that is chosen for a model."""
+
+    method: Method | Model
+    disclose: Disclose
+    cohort: int | float | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse a method that discloses more than the server may see."""
+        check_word(self.disclose)
+        if self.named and self.disclose == "sums" and self.named.discloses == "summaries":
+            raise ValueError(
+                f"disclose is 'sums', and method '{self.named.name}' shows the server a summary of each client: take "
+                f"another, or hand in the model, for which one is chosen"
+            )
+
+    @property
+    def named(self) -> Method | None:
+        """The method that was named."""
+        return self.method if isinstance(self.method, Method) else None
+
+    def of(self, agreement: Agreement) -> tuple[Method, str | None]:
+        """Return the method, and why it was chosen."""
+        if isinstance(self.method, Method):
+            return self.method, None
+        found = chosen(
+            self.method, agreement, disclose=self.disclose, cohort=self.cohort, seed=self.seed
+        )
+        return found.method, found.why
+
+
 # ------------------------------------------------------------------------------------------------ at a node
 @dataclass(frozen=True, eq=False)
 class _Clients:
     """What every node does; a process keeps the nodes that it has set up."""
 
-    method: Method
+    which: _Which
     data: Callable[[Context], ClientData]
     folder: Callable[[Context], str | Path]
     policy: Callable[[Context], str | Path | None]
-    seed: int
     ready: dict[int, Node] = field(default_factory=dict)
 
     def app(self) -> ClientApp:
@@ -167,7 +209,7 @@ class _Clients:
 
     def _introduce(self, content: bytes, context: Context) -> bytes:
         policy = self.policy(context)
-        return introduce(self.method, self.data(context), self.folder(context), policy=policy)
+        return introduce(self.which.named, self.data(context), self.folder(context), policy=policy)
 
     def _agree(self, content: bytes, context: Context) -> bytes:
         folder = Path(self.folder(context))
@@ -189,11 +231,11 @@ class _Clients:
                 raise Refused(f"the node has agreed on nothing yet ({error})") from error
             agreement = Agreement.from_json(found)
             self.ready[context.node_id] = node(
-                self.method,
+                self.which.of(agreement)[0],
                 self.data(context),
                 agreement,
                 folder,
-                seed=self.seed,
+                seed=self.which.seed,
                 policy=self.policy(context),
             )
         return self.ready[context.node_id]

@@ -15,7 +15,7 @@ from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
-from hierfl.engine.rounds import Progress
+from hierfl.engine.rounds import Progress, chosen_of
 from hierfl.method import Method
 from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
 from hierfl.nodes.local_fit import Kind, table_of_sites
@@ -96,6 +96,11 @@ class FitOverNodes:
     def history(self) -> pd.DataFrame:
         """One row a round, as in `hierfl.Fit.history`; `left_out` says who was missing, and why."""
         return self._server.history
+
+    @property
+    def chosen(self) -> str | None:
+        """Which method was chosen for a model, and why; None where the method was named."""
+        return chosen_of(self.progress.history)
 
     @property
     def message(self) -> Tree:

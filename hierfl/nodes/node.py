@@ -53,12 +53,12 @@ def run_name(method: Method, agreement: Agreement, seed: int) -> str:
 
 
 def introduce(
-    method: Method, data: ClientData, folder: str | Path, *, policy: str | Path | None = None
+    method: Method | None, data: ClientData, folder: str | Path, *, policy: str | Path | None = None
 ) -> bytes:
     """Return what a node tells of its client before the first round, as JSON.
 
     Args:
-        method: that is to run.
+        method: that is to run; None: it is chosen when all have introduced themselves.
         data: the rows of one client.
         folder: the node's, as for `node`.
         policy: as for `node`.

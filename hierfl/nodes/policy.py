@@ -63,16 +63,22 @@ class Policy:
         if self.approve not in get_args(Approve):
             raise ValueError(f"approve is {self.approve!r}: it must be 'ask' or 'always'")
 
-    def check(self, method: Method, rows: int) -> None:
+    def check(self, method: Method | None, rows: int) -> None:
         """Refuse a run that is not allowed.
 
         Args:
-            method: of the run.
+            method: of the run; None: it has not been chosen yet.
             rows: of the client.
 
         Raises:
             Forbidden: it is not; the message names the key of the policy.
         """
+        if rows < self.least_rows:
+            raise Forbidden(
+                f"the node's policy asks for {self.least_rows} rows or more, and the client has fewer: it takes no part"
+            )
+        if method is None:
+            return
         if self.methods is not None and method.name not in self.methods:
             raise Forbidden(
                 f"the node's policy does not allow method '{method.name}': it allows {_listed(self.methods)}"
@@ -81,10 +87,6 @@ class Policy:
             raise Forbidden(
                 f"method '{method.name}' discloses {method.discloses}, and the node's policy allows "
                 f"{_listed(self.discloses)}: take a method that discloses less"
-            )
-        if rows < self.least_rows:
-            raise Forbidden(
-                f"the node's policy asks for {self.least_rows} rows or more, and the client has fewer: it takes no part"
             )
 
 

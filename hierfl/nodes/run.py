@@ -20,7 +20,7 @@ from hierfl.core.trees import nbytes, tree_map
 from hierfl.data.absent import FILLS, stand_in
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted
 from hierfl.engine.federation import Federation, federate
-from hierfl.engine.rounds import begin
+from hierfl.engine.rounds import CHOSEN, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import Method, Up
 from hierfl.nodes.agreement import Agreement
@@ -161,6 +161,7 @@ def fit_nodes(
     starts: Mapping[str, str] | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
+    chosen: str | None = None,
 ) -> FitOverNodes:
     """Fit a method to clients whose rows are at nodes.
 
@@ -176,6 +177,7 @@ def fit_nodes(
             from. Default None: not compared.
         checkpoint: folder to write a checkpoint to after each round.
         resume: continue from the newest checkpoint there.
+        chosen: which method was chosen and why, for the history; None: the user named the method.
 
     Returns:
         The fit: the history, draws of the global sites, and what nodes release of their clients.
@@ -199,6 +201,8 @@ def fit_nodes(
         nodes = Nodes(method, everyone, few, run, ask, fewest, counted)
         with closing(run_rounds(everyone, where, planned, nodes.work)) as left:
             for where in left:
+                if chosen is not None and where.round == 1:
+                    where.history[0][CHOSEN] = chosen
                 if folder is not None:
                     state.save(folder, where, who)
     return FitOverNodes(method, absent, where, planned, run, ask)
