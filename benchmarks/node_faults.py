@@ -244,8 +244,8 @@ def written(found: Outcome, rounds: int, seed: int) -> str:
     lines = [
         "# Faults over nodes",
         "",
-        f"`python -m benchmarks.node_faults --faults {happened} --rounds {rounds} --seed {seed} --write`: five nodes and a",
-        "server as processes, PVI of a logistic hierarchy. Processes are killed by SIGKILL and started again.",
+        f"`python -m benchmarks.node_faults --faults {happened} --rounds {rounds} --seed {seed} --write`: five nodes",
+        "and a server as processes, PVI of a logistic hierarchy. Processes are killed by SIGKILL and started again.",
         "",
         f"* {happened} faults over {rounds} rounds; {found.deaths} processes killed and started again; "
         f"{found.seconds:.0f} s.",
