@@ -155,6 +155,28 @@ def methods() -> None:
     Console(width=max(console.width, WIDE)).print(table)
 
 
+@app.command()
+def new(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of the project, its folder and its package.")
+    ],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes that a run waits for.")] = 4,
+) -> None:
+    """Write a Flower project: a model, the rows of a node, and the two apps, for simulation and for SuperNodes."""
+    from rich.console import Console
+
+    from hierfl.nodes.project import write_project
+
+    try:
+        files = write_project(name, Path(), nodes=nodes)
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error), param_hint="NAME") from error
+    console = Console()
+    _show_files(console, files)
+    line = f"Run it: cd {name}, pip install 'flwr[simulation]', flwr run . --stream"
+    console.print(line, markup=False, soft_wrap=True)
+
+
 node = typer.Typer(help="What the owner of a node does: approve runs, see what left the node.")
 app.add_typer(node, name="node", no_args_is_help=True)
 
