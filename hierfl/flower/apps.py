@@ -20,10 +20,11 @@ from hierfl.core.disk import private_folder, write_private
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.choosing import chosen, rounds_of
+from hierfl.nodes.choosing import chosen, made_by, rounds_of
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import Node, NodeFailed, answer, introduce, introduced, node
 from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
+from hierfl.program.recipes import describe
 from hierfl.program.sites import Model
 from hierfl.runs.choice import Disclose, check_word
 
@@ -106,8 +107,8 @@ def apps(
         told = found.introductions(nodes)
         agreement = Agreement.between(list(told.values()))
         ids = {one.client: number for number, one in told.items()}
-        starts = found.agree(agreement, ids)
         runs, why = which.of(agreement)
+        starts = found.agree(agreement, ids, None if why is None else describe(runs))
         fitted = fit_nodes(
             runs,
             agreement,
@@ -165,8 +166,16 @@ class _Which:
         """The method that was named."""
         return self.method if isinstance(self.method, Method) else None
 
+    def at_node(self, recipe: Any) -> Method:
+        """Return the method at a node, where the server has told the recipe of the one that it chose.
+
+        Raises:
+            Refused: it cannot be made here.
+        """
+        return self.method if isinstance(self.method, Method) else made_by(recipe, self.method)
+
     def of(self, agreement: Agreement) -> tuple[Method, str | None]:
-        """Return the method, and why it was chosen."""
+        """Return the server's method, and why it was chosen; None where it was named."""
         if isinstance(self.method, Method):
             return self.method, None
         found = chosen(
@@ -229,9 +238,11 @@ class _Clients:
                 found = json.loads((folder / AGREEMENT).read_bytes())
             except (OSError, ValueError) as error:
                 raise Refused(f"the node has agreed on nothing yet ({error})") from error
-            agreement = Agreement.from_json(found)
+            if not isinstance(found, dict):
+                raise Refused("what it has agreed on is no JSON object")
+            agreement = Agreement.from_json(found.get("agreement"))
             self.ready[context.node_id] = node(
-                self.which.of(agreement)[0],
+                self.which.at_node(found.get("method")),
                 self.data(context),
                 agreement,
                 folder,
@@ -290,13 +301,13 @@ class _Nodes:
             )
         return told
 
-    def agree(self, agreement: Agreement, ids: Mapping[str, int]) -> dict[str, str]:
-        """Tell the nodes what all agreed on; return what each client starts from.
+    def agree(self, agreement: Agreement, ids: Mapping[str, int], recipe: Any) -> dict[str, str]:
+        """Tell the nodes what all agreed on, and which method was chosen; return what each client starts from.
 
         Raises:
             TooFewNodes: a node cannot take part.
         """
-        content = json.dumps(agreement.as_json()).encode()
+        content = json.dumps({"agreement": agreement.as_json(), "method": recipe}).encode()
         names = {number: name for name, number in ids.items()}
         starts = {}
         for number, found in self._sent("query.agree", dict.fromkeys(names, content)):

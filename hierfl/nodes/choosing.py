@@ -1,12 +1,16 @@
-"""The choice of a method for a model where no rows are: server and nodes choose alike, from what they agreed on."""
+"""The choice of a method for a model where no rows are: the server chooses, and nodes make the same by its recipe."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hierfl.data.absent import FILLS, stand_in
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.messages import Refused
+from hierfl.program.public_names import CannotRemake
+from hierfl.program.recipes import remake
 from hierfl.program.sites import Model
 from hierfl.runs.choice import Choice, Disclose, choose
 
@@ -24,7 +28,7 @@ def chosen(
     cohort: int | float | None = None,
     seed: int = 0,
 ) -> Choice:
-    """Choose a method for a model by the rule of `hierfl.fit`; every node and the server choose the same.
+    """Choose a method for a model by the rule of `hierfl.fit`, from what the nodes agreed on.
 
     Args:
         model: a function of a `ClientBatch`.
@@ -50,6 +54,25 @@ def chosen(
     raise ValueError(
         f"no method can be chosen without rows ({failed}): name one, hierfl.methods.two_stage(model) for example"
     ) from failed
+
+
+def made_by(recipe: Any, model: Model) -> Method:
+    """Return the method that a server chose for a model.
+
+    Args:
+        recipe: of the method (`hierfl.program.recipes.describe`), as the server told it; it need not be trusted.
+        model: the node's own; it must be the one in the recipe.
+
+    Raises:
+        Refused: the recipe is of no method of hierfl, or of another model.
+    """
+    try:
+        found = remake(recipe, handed={"model": model})
+    except CannotRemake as error:
+        raise Refused(f"the server's method cannot be made here: {error}") from error
+    if not isinstance(found, Method):
+        raise Refused(f"the server names a {type(found).__name__} as the method")
+    return found
 
 
 def rounds_of(method: Method, rounds: int | None) -> int | None:

@@ -152,7 +152,7 @@ def table_of_sites(summaries: Mapping[str, Tree]) -> pd.DataFrame:
     """Return summaries of sites as a table: site, mean, sd, and the quantiles of 5, 50 and 95 %."""
     rows = []
     for name, found in summaries.items():
-        each = [found["mean"].flatten(), found["sd"].flatten(), *found["quantiles"].flatten(1)]
+        each = [found["mean"].flatten(), found["sd"].flatten(), *found["quantiles"].reshape(3, -1)]
         for k, at in enumerate(np.ndindex(*found["mean"].shape)):
             entry = f"[{', '.join(map(str, at))}]" if at else ""
             rows.append((name + entry, *(float(v[k]) for v in each)))

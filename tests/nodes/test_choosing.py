@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyro
@@ -12,7 +13,9 @@ import torch
 from hierfl import methods, models
 from hierfl.data.clients import ClientData
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.choosing import chosen, rounds_of
+from hierfl.nodes.choosing import chosen, made_by, rounds_of
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.node import run_name
 from hierfl.program.recipes import describe
 from hierfl.runs.choice import Disclose, choose
 from tests.methods.test_messages import normed
@@ -66,6 +69,23 @@ def test_the_choice_is_that_of_fit(name: str, disclose: Disclose) -> None:
     expected = choose(model, data, disclose=disclose, on_client_error="skip")
     assert found.why == expected.why
     assert describe(found.method) == describe(expected.method)
+    told = json.loads(json.dumps(describe(found.method)))
+    made = made_by(told, model)  # at a node
+    assert run_name(made, between(data), 0) == run_name(found.method, between(data), 0)
+
+
+def test_a_node_makes_methods_of_its_own_model_alone() -> None:
+    told = describe(methods.fedsvi(regression))
+    with pytest.raises(Refused, match="cannot be made here: the model that is handed in is not"):
+        made_by(told, logistic)
+    for wrong in (
+        None,
+        3,
+        {"made_by": "os.system", "with": {"command": "true"}},
+        {"named": "print"},
+    ):
+        with pytest.raises(Refused, match="cannot be made here"):
+            made_by(wrong, regression)
 
 
 def test_rounds_of_a_chosen_method() -> None:

@@ -22,6 +22,7 @@ from hierfl.runs.result import Fit
 from tests.engine.test_engines import _shared
 from tests.methods.test_batch_normed import regression as normed_network
 from tests.nodes.one_process import Machines, machines
+from tests.nodes.test_choosing import counts
 from tests.nodes.test_every_method import EACH
 from tests.programs import federation, fit, regression
 
@@ -109,6 +110,14 @@ def test_an_answer_stays_at_the_node_that_does_not_release_it(tmp_path: Path) ->
         mean = pd.read_csv(files["predictions-10-0.csv"])["mean"]
         expected = here.predict(rows().select([name]), draws=10).mean
         assert mean.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_sites_of_single_numbers_are_summarised(tmp_path: Path) -> None:
+    over, here, _ = pair(methods.fedsvi(counts), tmp_path)
+    table, own = over.local_summary(50).table, here.draws(50).own["own"]
+    assert table["site"].tolist() == ["own"] * 4
+    assert table["mean"].tolist() == pytest.approx(own.mean(0).tolist())
+    assert table["95%"].tolist() == pytest.approx(own.quantile(0.95, dim=0).tolist())
 
 
 def stateful() -> Method:
