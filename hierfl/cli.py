@@ -173,7 +173,9 @@ def new(
         raise typer.BadParameter(str(error), param_hint="NAME") from error
     console = Console()
     _show_files(console, files)
-    line = f"Run it: cd {name}, pip install 'flwr[simulation]', flwr run . --stream"
+    run = f"flwr run . --stream --federation-config 'num-supernodes={nodes}'"
+    line = f"Simulate it: cd {name}, pip install 'flwr[simulation]', {run}"
+    # in words of markup the brackets would be lost
     console.print(line, markup=False, soft_wrap=True)
 
 

@@ -139,10 +139,10 @@ A hierarchical Bayesian model over clients whose rows stay where they are: hierf
 ## In simulation, on one machine
 
     pip install 'hierfl[flower]' 'flwr[simulation]'
-    flwr run . --stream
+    flwr run . --stream --federation-config 'num-supernodes=NODES'
 
-Flower simulates ten nodes unless its configuration says otherwise (`options.num-supernodes` in `config.toml`, see
-`flwr config list`); the example has NODES clients: set it to NODES.
+The number is that of `nodes=` in `NAME/app.py`; the example's data have four clients.
+`flwr federation simulation-config` sets it for good.
 
 ## On SuperNodes, unchanged
 

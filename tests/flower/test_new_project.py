@@ -68,6 +68,14 @@ def simulated(project: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> s
     return str(folder)
 
 
+def test_the_command_says_how_to_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli.app, ["new", NAME, "--nodes", "3"])
+    assert "pip install 'flwr[simulation]'" in done.output
+    assert "--federation-config 'num-supernodes=3'" in done.output
+    assert "num-supernodes=3" in (tmp_path / NAME / "README.md").read_text()
+
+
 def edited(project: Path, name: str, old: str, new: str) -> None:
     path = project / NAME / name
     text = path.read_text()
