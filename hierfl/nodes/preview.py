@@ -47,7 +47,7 @@ def preview(node: Node) -> dict[str, str]:
         f"Client '{node.client}' with {node.federation.data.num_rows} rows, of {program.num_clients} clients.",
         f"Method {method.name}. The server has to see {_seen(method.discloses)}",
         "",
-        f"What this node sends in a round, {nbytes(up):,} bytes (as in the first round)",
+        f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/privacy.md has others)",
         *_tensors(up),
         f"What the server sends, {nbytes(message):,} bytes",
         *_tensors(message),

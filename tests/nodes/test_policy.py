@@ -21,10 +21,12 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.messages import from_bytes
 from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, policy_at
+from hierfl.nodes.preview import preview
 from hierfl.nodes.run import Answer, fit_nodes
 from hierfl.optimisers import SGD
 from tests.engine.test_engines import _shared
 from tests.nodes.one_process import Machines, machines
+from tests.nodes.test_every_method import EACH
 from tests.programs import federation, regression
 
 
@@ -185,6 +187,16 @@ def test_a_preview_says_what_crosses_and_what_the_model_is(tmp_path: Path) -> No
     shown = [line.split("  ")[1] for line in lines[at + 1 : at + 1 + len(named_leaves(update))]]
     assert len(shown) == len(set(shown)) == len(named_leaves(update))
     assert lines[at + 1 + len(shown)].startswith("What the server sends")
+
+
+@pytest.mark.parametrize("name", ["fedmap", "fedvi", "bfi", "fedfomo", "fedbn", "pvi"])
+def test_every_kind_of_method_has_a_preview(name: str, tmp_path: Path) -> None:
+    around = machines(EACH[name](), rows(), tmp_path)
+    found = preview(around.nodes["east"])
+    cannot = name in ("fedmap", "fedvi")  # Pyro's inspection does not run their params
+    assert ("cannot be run by itself" in found["txt"]) == cannot
+    assert ("dot" in found) != cannot
+    assert "Source of the model" in found["txt"] and "  ['" in found["txt"]
 
 
 def test_a_preview_changes_no_number_of_the_run(tmp_path: Path) -> None:
