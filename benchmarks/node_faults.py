@@ -29,16 +29,14 @@ import pandas as pd
 import torch
 
 import hierfl
+from benchmarks.node_fault_problem import SEED, clients, method
 from benchmarks.node_fault_processes import (
     DONE,
     RESULT,
     ROUND,
-    SEED,
     TOO_FEW,
     Fault,
     Plan,
-    clients,
-    method,
     run_node,
     run_server,
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import node_fault_processes as processes
+from benchmarks.node_fault_problem import clients, method
 from benchmarks.node_faults import NODES, SERVER, carried_out, planned
 from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement, Introduction
@@ -48,9 +49,9 @@ def test_a_node_that_is_killed_while_it_writes_keeps_the_state_before(tmp_path: 
     """Half of a file has been written, in a process of its own that is gone then."""
     from multiprocessing import get_context
 
-    part = processes.clients().select(["a"])
+    part = clients().select(["a"])
     agreement = Agreement.between([Introduction.of(part)])
-    made = node(processes.method(), part, agreement, tmp_path, seed=1)
+    made = node(method(), part, agreement, tmp_path, seed=1)
     own = made.federation.client.own
     client_state.keep(made, client_state.Kept(4, 3, own, own))
 
