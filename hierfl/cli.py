@@ -1,4 +1,4 @@
-"""The command line: `hierfl demo --out DIR`, `hierfl study NAME`, `hierfl methods`, `hierfl audit METHOD`.
+"""The command line: `hierfl demo`, `study NAME`, `methods`, `audit METHOD`, `new NAME`, `node`, `--version`.
 
 Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
 """
@@ -201,6 +201,66 @@ def audit(
     console = Console()
     Console(width=max(console.width, WIDE)).print(table)
     typer.echo(found.reading)
+
+
+@app.command()
+def new(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of the project, its folder and its package.")
+    ],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes that a run waits for.")] = 4,
+) -> None:
+    """Write a Flower project: a model, the rows of a node, and the two apps, for simulation and for SuperNodes."""
+    from rich.console import Console
+
+    from hierfl.nodes.project import write_project
+
+    try:
+        files = write_project(name, Path(), nodes=nodes)
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error), param_hint="NAME") from error
+    console = Console()
+    _show_files(console, files)
+    run = f"flwr run . --stream --federation-config 'num-supernodes={nodes}'"
+    line = f"Simulate it: cd {name}, pip install 'flwr[simulation]', {run}"
+    # in words of markup the brackets would be lost
+    console.print(line, markup=False, soft_wrap=True)
+
+
+node = typer.Typer(help="What the owner of a node does: approve runs, see what left the node.")
+app.add_typer(node, name="node", no_args_is_help=True)
+
+
+@node.command()
+def approve(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as refused.")],
+) -> None:
+    """Approve a run whose preview you have read; the node then takes part in it."""
+    from hierfl.nodes import approval
+
+    try:
+        preview = approval.approve(folder, run)
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="RUN") from error
+    typer.echo(f"Approved run {run}, as described in {preview}.")
+
+
+@node.command()
+def log(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
+) -> None:
+    """List what has left a node: time, run, round, what, bytes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hierfl.nodes.log import entries
+
+    names = ("time", "run", "round", "what", "bytes")
+    table = Table(*names, box=None, pad_edge=False)
+    for entry in entries(folder):
+        table.add_row(*("" if entry.get(n) is None else str(entry[n]) for n in names))
+    Console().print(table)
 
 
 def _show_step(progress: Console, line: str) -> None:

@@ -20,9 +20,13 @@ from hierfl.core.disk import private_folder, write_private
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.choosing import chosen, made_by, rounds_of
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.node import Node, NodeFailed, answer, introduced, node
+from hierfl.nodes.node import Node, NodeFailed, answer, introduce, introduced, node
 from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
+from hierfl.program.recipes import describe
+from hierfl.program.sites import Model
+from hierfl.runs.choice import Disclose, check_word
 
 try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -52,7 +56,7 @@ class Apps:
 
 
 def apps(
-    method: Method,
+    method: Method | Model,
     data_for_node: Callable[[Context], ClientData],
     *,
     done: Callable[[FitOverNodes], object],
@@ -63,13 +67,17 @@ def apps(
     fewest: int = 1,
     timeout: float = 600.0,
     folder_for_node: Callable[[Context], str | Path] | None = None,
+    policy_for_node: Callable[[Context], str | Path | None] | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
+    disclose: Disclose = "summaries",
 ) -> Apps:
     """Return the apps of one run.
 
     Args:
-        method: that is run; both apps are made by the same code.
+        method: that is run; both apps are made by the same code. Or a model: then the method is chosen as `hierfl.fit`
+            chooses, from what the nodes agree on; the fit says which (`FitOverNodes.chosen`). A chosen method that does
+            not stop by itself runs for 200 rounds unless `rounds` says otherwise; whether that is enough is not judged.
         data_for_node: a node's context -> the rows of its one client.
         done: called with the fit at the server, at the end.
         nodes: how many nodes the run waits for before its first round.
@@ -80,13 +88,18 @@ def apps(
         timeout: seconds that the server waits for nodes, and for their answers in a round.
         folder_for_node: a node's context -> the private folder of its client state. Default None: the folder that
             the node's configuration names as `folder`.
+        policy_for_node: a node's context -> the file of its owner's policy (`hierfl.nodes.policy`). Default None: the
+            file that the node's configuration names as `policy`, else `policy.toml` in its folder.
         checkpoint: the server's folder for a checkpoint after each round.
         resume: continue from the newest checkpoint there.
+        disclose: what the server may see, as in `hierfl.fit`.
 
     Returns:
         The apps.
     """
-    clients = _Clients(method, data_for_node, folder_for_node or _configured, seed)
+    folder, policy = folder_for_node or _folder_of, policy_for_node or _policy_of
+    which = _Which(method, disclose, cohort, seed)
+    clients = _Clients(which, data_for_node, folder, policy)
     server = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
@@ -94,18 +107,20 @@ def apps(
         told = found.introductions(nodes)
         agreement = Agreement.between(list(told.values()))
         ids = {one.client: number for number, one in told.items()}
-        starts = found.agree(agreement, ids)
+        runs, why = which.of(agreement)
+        starts = found.agree(agreement, ids, None if why is None else describe(runs))
         fitted = fit_nodes(
-            method,
+            runs,
             agreement,
             lambda contents: found.ask(contents, ids),
-            rounds=rounds,
+            rounds=rounds if why is None else rounds_of(runs, rounds),
             seed=seed,
             cohort=cohort,
             fewest=fewest,
             starts=starts,
             checkpoint=checkpoint,
             resume=resume,
+            chosen=why,
         )
         done(fitted)
 
@@ -113,7 +128,12 @@ def apps(
     return Apps(server, clients.app())
 
 
-def _configured(context: Context) -> str:
+def _policy_of(context: Context) -> str | None:
+    policy = context.node_config.get("policy")
+    return None if policy is None else str(policy)
+
+
+def _folder_of(context: Context) -> str:
     folder = context.node_config.get("folder")
     if not isinstance(folder, str):
         raise ValueError(
@@ -123,15 +143,56 @@ def _configured(context: Context) -> str:
     return folder
 
 
+@dataclass(frozen=True, eq=False)
+class _Which:
+    """Which method runs: the one that was named, or the one that is chosen for a model."""
+
+    method: Method | Model
+    disclose: Disclose
+    cohort: int | float | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse a method that discloses more than the server may see."""
+        check_word(self.disclose)
+        if self.named and self.disclose == "sums" and self.named.discloses == "summaries":
+            raise ValueError(
+                f"disclose is 'sums', and method '{self.named.name}' shows the server a summary of each client: take "
+                f"another, or hand in the model, for which one is chosen"
+            )
+
+    @property
+    def named(self) -> Method | None:
+        """The method that was named."""
+        return self.method if isinstance(self.method, Method) else None
+
+    def at_node(self, recipe: Any) -> Method:
+        """Return the method at a node, where the server has told the recipe of the one that it chose.
+
+        Raises:
+            Refused: it cannot be made here.
+        """
+        return self.method if isinstance(self.method, Method) else made_by(recipe, self.method)
+
+    def of(self, agreement: Agreement) -> tuple[Method, str | None]:
+        """Return the server's method, and why it was chosen; None where it was named."""
+        if isinstance(self.method, Method):
+            return self.method, None
+        found = chosen(
+            self.method, agreement, disclose=self.disclose, cohort=self.cohort, seed=self.seed
+        )
+        return found.method, found.why
+
+
 # ------------------------------------------------------------------------------------------------ at a node
 @dataclass(frozen=True, eq=False)
 class _Clients:
     """What every node does; a process keeps the nodes that it has set up."""
 
-    method: Method
+    which: _Which
     data: Callable[[Context], ClientData]
     folder: Callable[[Context], str | Path]
-    seed: int
+    policy: Callable[[Context], str | Path | None]
     ready: dict[int, Node] = field(default_factory=dict)
 
     def app(self) -> ClientApp:
@@ -156,7 +217,8 @@ class _Clients:
         return answered
 
     def _introduce(self, content: bytes, context: Context) -> bytes:
-        return json.dumps(Introduction.of(self.data(context)).as_json()).encode()
+        policy = self.policy(context)
+        return introduce(self.which.named, self.data(context), self.folder(context), policy=policy)
 
     def _agree(self, content: bytes, context: Context) -> bytes:
         folder = Path(self.folder(context))
@@ -176,9 +238,16 @@ class _Clients:
                 found = json.loads((folder / AGREEMENT).read_bytes())
             except (OSError, ValueError) as error:
                 raise Refused(f"the node has agreed on nothing yet ({error})") from error
-            agreement = Agreement.from_json(found)
+            if not isinstance(found, dict):
+                raise Refused("what it has agreed on is no JSON object")
+            agreement = Agreement.from_json(found.get("agreement"))
             self.ready[context.node_id] = node(
-                self.method, self.data(context), agreement, folder, seed=self.seed
+                self.which.at_node(found.get("method")),
+                self.data(context),
+                agreement,
+                folder,
+                seed=self.which.seed,
+                policy=self.policy(context),
             )
         return self.ready[context.node_id]
 
@@ -232,13 +301,13 @@ class _Nodes:
             )
         return told
 
-    def agree(self, agreement: Agreement, ids: Mapping[str, int]) -> dict[str, str]:
-        """Tell the nodes what all agreed on; return what each client starts from.
+    def agree(self, agreement: Agreement, ids: Mapping[str, int], recipe: Any) -> dict[str, str]:
+        """Tell the nodes what all agreed on, and which method was chosen; return what each client starts from.
 
         Raises:
             TooFewNodes: a node cannot take part.
         """
-        content = json.dumps(agreement.as_json()).encode()
+        content = json.dumps({"agreement": agreement.as_json(), "method": recipe}).encode()
         names = {number: name for name, number in ids.items()}
         starts = {}
         for number, found in self._sent("query.agree", dict.fromkeys(names, content)):

@@ -1,8 +1,9 @@
-"""A node: one client's rows on a machine of their own, and the rounds of that client.
+"""A node: one client's rows on a machine of their own, and what it answers.
 
-A node is asked for a round by a message, and answers with the client's update. The client state stays in the node's
-folder, so that a node that was stopped goes on. A round that is asked for again is computed again from the state
-before it, and gives the same answer: no state moves twice.
+A node is asked for a round by a message, and answers with the client's update; after the rounds it is asked for draws
+and predictions of its client. The client state stays in the node's folder, so that a node that was stopped goes on. A
+round that is asked for again is computed again from the state before it, and gives the same answer. What the owner's
+policy does not allow is refused, and everything that leaves is logged first.
 """
 
 from __future__ import annotations
@@ -10,67 +11,39 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from hierfl.core.disk import private_folder, write_private
+from hierfl.core.disk import private_folder
 from hierfl.core.one_at_a_time import one_at_a_time
-from hierfl.core.trees import Tree, nbytes, tree_map
+from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import FAILURES, client_round
-from hierfl.engine.federation import Federation, federate
+from hierfl.engine.federation import federate
 from hierfl.method import Method
+from hierfl.nodes import log
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.messages import Refused, check_numbers, from_bytes, like, to_bytes
+from hierfl.nodes.approval import check_approved, write_preview
+from hierfl.nodes.client_state import Kept as Kept
+from hierfl.nodes.client_state import Node as Node
+from hierfl.nodes.client_state import NodeFailed as NodeFailed
+from hierfl.nodes.client_state import keep, kept, state_after
+from hierfl.nodes.local_fit import answered, with_mail
+from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, to_bytes
+from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
+from hierfl.nodes.preview import preview
 from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
 from hierfl.program.recipes import describe
 from hierfl.runs.saved import start_of
 
+__all__ = ["Kept", "Node", "NodeFailed", "answer", "introduce", "introduced", "kept", "node"]
+
 MOST = 1 << 31  # bytes of a message to a node
-
-
-class NodeFailed(RuntimeError):
-    """A node cannot answer; the message names the client and the round."""
-
-
-class Kept(NamedTuple):
-    """The client state of a node.
-
-    round: the last round that it has been through; -1: none.
-    before: the state before that round.
-    after: the state after it.
-    """
-
-    round: int
-    before: Tree
-    after: Tree
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """One client's part of a run.
-
-    Args:
-        method: that is run, the same as the server's.
-        federation: of the client alone, with what all agreed on.
-        run: name of the run, the same at all nodes and at the server.
-        folder: where the client state is kept.
-    """
-
-    method: Method
-    federation: Federation
-    run: str
-    folder: Path
-
-    @property
-    def client(self) -> str:
-        """The client's name."""
-        return self.federation.data.names[0]
 
 
 def run_name(method: Method, agreement: Agreement, seed: int) -> str:
@@ -79,9 +52,38 @@ def run_name(method: Method, agreement: Agreement, seed: int) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
+def introduce(
+    method: Method | None, data: ClientData, folder: str | Path, *, policy: str | Path | None = None
+) -> bytes:
+    """Return what a node tells of its client before the first round, as JSON.
+
+    Args:
+        method: that is to run; None: it is chosen when all have introduced themselves.
+        data: the rows of one client.
+        folder: the node's, as for `node`.
+        policy: as for `node`.
+
+    Raises:
+        ValueError: the rows are not those of one client; or the policy cannot be read.
+        Forbidden: the policy does not allow the method, or the client has too few rows.
+    """
+    root = Path(folder)
+    private_folder(root)
+    with log.refusals(root):
+        told = Introduction.of(data)
+        policy_at(_policy_file(root, policy)).check(method, told.rows)
+    return log.left(root, json.dumps(told.as_json()).encode(), "introduction")
+
+
 @one_at_a_time
 def node(
-    method: Method, data: ClientData, agreement: Agreement, folder: str | Path, *, seed: int = 0
+    method: Method,
+    data: ClientData,
+    agreement: Agreement,
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    policy: str | Path | None = None,
 ) -> Node:
     """Set up a node for a run.
 
@@ -89,56 +91,122 @@ def node(
         method: that is run, the same as the server's.
         data: the rows of one client.
         agreement: what all nodes agreed on.
-        folder: where the client state is kept; made if it does not exist. It is private: no one else should read it.
+        folder: where the client state, the log, the previews and the answers are kept; made if it does not exist. It is
+            private: no one else should read it.
         seed: of the run.
+        policy: file of the owner's policy (`hierfl.nodes.policy`). Default None: `policy.toml` in the folder. Where
+            there is no such file, every method may run, and no draws, predictions or scores leave.
 
     Raises:
-        ValueError: the rows are not those that the node told of; or bad data.
+        ValueError: the rows are not those that the node told of; bad data; or the policy cannot be read.
         ProgramError: a model or guide that cannot be run as it is written.
+        Forbidden: the policy does not allow the run.
     """
+    root = Path(folder)
+    private_folder(root)
+    with log.refusals(root):
+        return _set_up(method, data, agreement, root, seed, _policy_file(root, policy))
+
+
+def _set_up(
+    method: Method, data: ClientData, agreement: Agreement, root: Path, seed: int, policy: Path
+) -> Node:
     told = Introduction.of(data)
     if (told.client, told.rows) not in zip(agreement.names, agreement.rows, strict=True):
         raise ValueError(
             f"client '{told.client}' with {told.rows} rows is not among those that agreed: introduce it first"
         )
+    allowed = policy_at(policy)
+    allowed.check(method, told.rows)
     own = {name: data.fields[name] for name in agreement.form.fields}
     rows = replace(data, fields=own)
     program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
     federation = federate(method, rows, seed=seed, program=program)
-    root = Path(folder)
-    private_folder(root)
-    return Node(method, federation, run_name(method, agreement, seed), root)
+    made = Node(method, federation, run_name(method, agreement, seed), root, policy)
+    if allowed.approve == "ask":
+        write_preview(root, made.run, preview(made))
+    return made
+
+
+def _policy_file(folder: Path, policy: str | Path | None) -> Path:
+    return folder / FILE if policy is None else Path(policy)
 
 
 def introduced(node: Node) -> dict[str, Any]:
-    """Return what a node tells of a run before its first round: its name, and a hash of what it starts from."""
-    return {"run": node.run, "client": node.client, "start": start_of(node.federation)}
+    """Return what a node tells of a run before its first round: its name, and a hash of what it starts from.
+
+    Raises:
+        Forbidden: the policy does not allow the run, or its owner has not approved it yet.
+    """
+    with log.refusals(node.folder, node.run):
+        _allowed(node)
+    said = {"run": node.run, "client": node.client, "start": start_of(node.federation)}
+    log.left(node.folder, json.dumps(said).encode(), "start", run=node.run)
+    return said
 
 
 @one_at_a_time
 def answer(node: Node, content: bytes) -> bytes:
-    """Go through one round, keep the client state, and return the update.
+    """Answer a message of the server: go through one round, or draw and predict after the last one.
 
     Args:
         node: that is asked.
         content: what the server sent.
 
     Raises:
-        Refused: the content is no message of this run, or asks for a round that the node cannot go back to.
+        Refused: the content is no message of this run, asks for a round that the node cannot go back to, or for
+            something that the node's policy does not allow (`Forbidden`).
+        ValueError: the policy cannot be read any more.
         NodeFailed: the client fails, or its update is not finite; the state stays as it was.
     """
-    asked = from_bytes(content, most=MOST)
-    if asked.about.get("run") != node.run:
-        raise Refused(f"it is of run '{asked.about.get('run')}', and this node is in '{node.run}'")
-    round_ = asked.about.get("round")
-    if not isinstance(round_, int) or round_ < 0 or set(asked.tree) != {"message", "mail"}:
-        raise Refused(f"it asks for round {round_!r}")
+    with log.refusals(node.folder, node.run):
+        asked = from_bytes(content, most=MOST)
+        if asked.about.get("run") != node.run:
+            raise Refused(
+                f"it is of run '{asked.about.get('run')}', and this node is in '{node.run}'"
+            )
+        policy = _allowed(node)
+        if "kind" in asked.about:
+            return _answer_question(node, asked, policy)
+        return _answer_round(node, asked, policy)
+
+
+def _allowed(node: Node) -> Policy:
+    """Return the policy as it is now: the owner may have changed it during the run."""
+    policy = policy_at(node.policy)
+    policy.check(node.method, node.federation.data.num_rows)
+    if policy.approve == "ask":
+        check_approved(node.folder, node.run)
+    return policy
+
+
+# ------------------------------------------------------------------------------------------------ a round
+def _answer_round(node: Node, asked: Message, policy: Policy) -> bytes:
+    round_, counted = asked.about.get("round"), asked.about.get("counted")
+    if not isinstance(round_, int) or not isinstance(counted, int) or not -1 <= counted < round_:
+        raise Refused(f"it asks for round {round_!r} after round {counted!r}")
+    if set(asked.tree) != {"message", "mail"}:
+        raise Refused(f"it holds {', '.join(sorted(asked.tree))}, and not a message and mail")
     check_numbers(asked.tree)
-    before = _before(node, round_)
-    own = _with_mail(before, asked.tree["mail"])
+    _check_rounds(node, policy, round_)
+    before = state_after(node, counted)
+    own = with_mail(before, asked.tree["mail"])
     up, after = _one_round(node, asked.tree["message"], own, round_)
-    _keep(node, Kept(round_, before, after))
-    return to_bytes(up, {"run": node.run, "client": node.client, "round": round_})
+    keep(node, Kept(round_, counted, before, after))
+    content = to_bytes(up, {"run": node.run, "client": node.client, "round": round_})
+    return log.left(node.folder, content, log.UPDATE, run=node.run, round_=round_, tree=up)
+
+
+def _check_rounds(node: Node, policy: Policy, round_: int) -> None:
+    """Refuse more rounds than the policy allows; a round that is asked for again is the same round."""
+    if policy.rounds_a_day is None:
+        return
+    today = log.rounds_today(node.folder)
+    if (node.run, round_) not in today and len(today) >= policy.rounds_a_day:
+        raise Forbidden(
+            f"the node's policy allows {policy.rounds_a_day} rounds a day, and it has been through {len(today)}: ask "
+            f"again tomorrow"
+        )
 
 
 def _one_round(node: Node, message: Tree, own: Tree, round_: int) -> tuple[Tree, Tree]:
@@ -157,58 +225,14 @@ def _one_round(node: Node, message: Tree, own: Tree, round_: int) -> tuple[Tree,
     return up, tree_map(lambda v: v[0], after)
 
 
-def _with_mail(own: Tree, mail: Tree) -> Tree:
-    """Return a client state with what the server has for this client alone."""
-    return {**own, "mail": like(mail, own["mail"])} if isinstance(own, Mapping) and mail else own
-
-
-# ------------------------------------------------------------------------------------------------ client state
-def _file(node: Node) -> Path:
-    return node.folder / f"{node.run}.state"
-
-
-def kept(node: Node) -> Kept:
-    """Return the client state that a node has kept, or the one before the first round.
-
-    Raises:
-        Refused: the file is damaged.
-    """
-    own, path = node.federation.client.own, _file(node)
-    if not path.exists():
-        return Kept(-1, own, own)
-    try:
-        found = from_bytes(path.read_bytes(), most=4 * nbytes(own))
-        before, after = (_of_form(found.tree[part], own) for part in ("before", "after"))
-        return Kept(int(found.about["round"]), before, after)
-    except (Refused, KeyError, TypeError) as error:
-        raise Refused(
-            f"the client state '{path}' is damaged ({error}): restore it, or remove it to start anew"
-        ) from error
-
-
-def _of_form(tree: Tree, own: Tree) -> Tree:
-    """Return a state with the structure of another; its numbers may be anything, also infinite."""
-    return like(tree, own, finite=False)
-
-
-def _before(node: Node, round_: int) -> Tree:
-    """Return the client state before a round, which is the one after the last or, asked again, before it.
-
-    Raises:
-        Refused: the node has been through later rounds already.
-    """
-    found = kept(node)
-    if round_ < found.round and nbytes(found.after):
-        raise Refused(
-            f"client '{node.client}' has been through round {found.round}, and cannot go back to round {round_}: "
-            f"restart the server from its newest checkpoint"
-        )
-    return found.before if round_ == found.round else found.after
-
-
-def _keep(node: Node, state: Kept) -> None:
-    content = to_bytes({"before": state.before, "after": state.after}, {"round": state.round})
-    path = _file(node)
-    draft = path.with_suffix(".draft")
-    write_private(draft, content)
-    draft.replace(path)  # whole or not at all
+# ------------------------------------------------------------------------------------------------ after the rounds
+def _answer_question(node: Node, asked: Message, policy: Policy) -> bytes:
+    """Answer what the policy lets out; anything else stays in the node's folder."""
+    question, found = answered(node, asked)
+    about: Mapping[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
+    if question.kind not in policy.may_leave:
+        why = f"the node's policy lets no {question.kind} leave"
+        content = to_bytes({}, {**about, "stays": why})
+        return log.left(node.folder, content, f"no {question.kind}", run=node.run, tree={})
+    content = to_bytes(found, about)
+    return log.left(node.folder, content, question.kind, run=node.run, tree=found)

@@ -7,108 +7,40 @@ by `Ask`, a function that hands messages to nodes and yields their answers, in a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
-from hierfl.core.trees import Tree, nbytes, tree_map
+from hierfl.core.trees import nbytes, tree_map
 from hierfl.data.absent import FILLS, stand_in
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted
 from hierfl.engine.federation import Federation, federate
-from hierfl.engine.rounds import Progress, begin
+from hierfl.engine.rounds import CHOSEN, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import Method, Up
 from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.asking import Answer as Answer
+from hierfl.nodes.asking import Ask, last_counted, mail_of
+from hierfl.nodes.fit import FitOverNodes as FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.nodes.node import run_name
-from hierfl.posterior.without_rows import global_sites
 from hierfl.program.read import read
 from hierfl.runs import checkpoint as state
 from hierfl.runs.folder_lock import held
 from hierfl.runs.identity import about
 from hierfl.runs.one_run import planned_of, resumed
-from hierfl.runs.result import Fit
 from hierfl.runs.saved import start_of
 
-if TYPE_CHECKING:
-    from arviz import InferenceData
-
-
-class Answer(NamedTuple):
-    """What came back from a node.
-
-    client: the name of its client.
-    content: the bytes; None: there are none.
-    reason: why there are none.
-    """
-
-    client: str
-    content: bytes | None
-    reason: str = ""
-
-
 FEW = 5  # rows
-Ask = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
 
 class TooFewNodes(ClientError):
     """Fewer nodes answered than a round needs; the run can be continued from its last checkpoint."""
-
-
-@dataclass(frozen=True, eq=False)
-class FitOverNodes:
-    """A method, fitted to clients whose rows and states are at nodes.
-
-    Args:
-        method: what was fitted.
-        federation: the checked program and the clients' names, without rows.
-        progress: the server's state and the history; client states in it are nobody's.
-        rounds: how many rounds were planned.
-    """
-
-    method: Method
-    federation: Federation
-    progress: Progress
-    rounds: int
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients' names, sorted."""
-        return self.federation.data.names
-
-    @property
-    def history(self) -> pd.DataFrame:
-        """One row a round, as in `hierfl.Fit.history`; `left_out` says who was missing, and why."""
-        return self._server.history
-
-    @property
-    def message(self) -> Tree:
-        """The server's last message."""
-        return self._server.message
-
-    def posterior(self, draws: int = 1000, *, seed: int = 0) -> InferenceData:
-        """Draw the global sites, as `hierfl.Fit.posterior` does; those of clients are at the nodes.
-
-        Raises:
-            ValueError: the program has no global site.
-        """
-        sites = sorted(global_sites(self.federation.program))
-        if not sites:
-            raise ValueError(
-                "the program has no global site: what it has of clients is at the nodes"
-            )
-        return self._server.posterior(draws, seed=seed, sites=sites, correct=None)
-
-    @property
-    def _server(self) -> Fit:
-        return Fit(self.method, self.federation, self.progress, self.rounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +54,7 @@ class Nodes:
         run: name of the run.
         ask: hands messages to nodes.
         fewest: clients that a round needs.
+        counted: client -> the last round in which it was counted; rounds add to it.
     """
 
     method: Method
@@ -130,6 +63,7 @@ class Nodes:
     run: str
     ask: Ask
     fewest: int
+    counted: dict[str, int]
 
     def work(self, tasks: Iterable[Task]) -> Iterator[Done]:
         """Run the tasks of a round at the nodes."""
@@ -139,7 +73,7 @@ class Nodes:
     def _worked(self, task: Task) -> Done:
         names = self.federation.data.names
         wanted = {names[int(i)]: place for place, i in enumerate(task.ids)}
-        contents = {name: self._request(task, place) for name, place in wanted.items()}
+        contents = {name: self._request(task, name, place) for name, place in wanted.items()}
         template = self._template(task)
         ups: dict[int, Up] = {}
         reasons: dict[str, str] = {}
@@ -157,17 +91,15 @@ class Nodes:
             if place not in ups
         )
         self._check_enough(task, len(ups), left_out)
+        self.counted.update({name: task.round for name, place in wanted.items() if place in ups})
         places = torch.tensor(sorted(ups))
         own = tree_map(lambda v: v[places], task.own)
         up = tree_map(lambda *parts: torch.cat(parts), *(ups[int(k)] for k in places))
         return counted(self.federation, task._replace(ids=task.ids[places]), up, own, left_out)
 
-    def _request(self, task: Task, place: int) -> bytes:
-        own = task.own
-        mail = tree_map(lambda v: v[place], own["mail"]) if _has_mail(own) else {}
-        return to_bytes(
-            {"message": task.message, "mail": mail}, {"run": self.run, "round": task.round}
-        )
+    def _request(self, task: Task, name: str, place: int) -> bytes:
+        about = {"run": self.run, "round": task.round, "counted": self.counted.get(name, -1)}
+        return to_bytes({"message": task.message, "mail": mail_of(task.own, place)}, about)
 
     def _read(self, found: Answer, task: Task, template: Up) -> Up:
         """Return what a client sends, checked against what it should look like."""
@@ -208,10 +140,6 @@ class Nodes:
             )
 
 
-def _has_mail(own: Tree) -> bool:
-    return isinstance(own, Mapping) and "mail" in own
-
-
 def _check_weights(up: Up) -> None:
     """Refuse a negative weight: it would take another client's part out of the sum."""
     for name, share in up.items():
@@ -233,6 +161,7 @@ def fit_nodes(
     starts: Mapping[str, str] | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
+    chosen: str | None = None,
 ) -> FitOverNodes:
     """Fit a method to clients whose rows are at nodes.
 
@@ -248,9 +177,10 @@ def fit_nodes(
             from. Default None: not compared.
         checkpoint: folder to write a checkpoint to after each round.
         resume: continue from the newest checkpoint there.
+        chosen: which method was chosen and why, for the history; None: the user named the method.
 
     Returns:
-        The fit: the history, and draws of the global sites.
+        The fit: the history, draws of the global sites, and what nodes release of their clients.
 
     Raises:
         ValueError: as `hierfl.fit`; or what the program starts from depends on the clients' rows.
@@ -262,16 +192,20 @@ def fit_nodes(
     _check_starts(everyone, starts or {})
     short = replace(agreement, rows=tuple(min(FEW, rows) for rows in agreement.rows))
     few = replace(everyone, data=stand_in(short.absent_rows(fills), 0))
-    nodes = Nodes(method, everyone, few, run_name(method, agreement, seed), ask, fewest)
+    run = run_name(method, agreement, seed)
     absent = replace(everyone, data=agreement.absent_rows(fills))
     folder, who = None if checkpoint is None else Path(checkpoint), about(method, few, planned)
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, everyone, who, resume) or begin(everyone)
+        counted = last_counted(everyone, where.history)
+        nodes = Nodes(method, everyone, few, run, ask, fewest, counted)
         with closing(run_rounds(everyone, where, planned, nodes.work)) as left:
             for where in left:
+                if chosen is not None and where.round == 1:
+                    where.history[0][CHOSEN] = chosen
                 if folder is not None:
                     state.save(folder, where, who)
-    return FitOverNodes(method, absent, where, planned)
+    return FitOverNodes(method, absent, where, planned, run, ask)
 
 
 def _without_rows(

@@ -17,8 +17,9 @@ from hierfl.data.clients import ClientData
 from hierfl.flower import Apps, apps
 from hierfl.nodes.run import FitOverNodes, TooFewNodes
 from hierfl.optimisers import SGD
+from hierfl.runs.choice import choose
 from tests.engine.test_engines import _shared
-from tests.programs import federation, fit
+from tests.programs import federation, fit, logistic, regression
 
 NAMES = ("east", "north", "south", "west")
 
@@ -119,7 +120,7 @@ def test_what_a_node_cannot_do_is_said_at_the_server(tmp_path: Path) -> None:
     pair = made([], fewest=4)
     grid = Grid(pair.client, tmp_path)
     grid.contexts[13].node_config.pop("folder")
-    with pytest.raises(TooFewNodes, match=r"client 'south' cannot take part: .*names no folder"):
+    with pytest.raises(TooFewNodes, match=r"node 13 cannot tell of its client: .*names no folder"):
         run(pair, grid)
     with pytest.raises(TooFewNodes, match=r"4 nodes are connected after 0\.1 s, and 5 are needed"):
         run(made([], nodes=5), grid)
@@ -141,3 +142,59 @@ def test_an_introduction_tells_no_row(tmp_path: Path) -> None:
     }
     numbers = {v for v in values if v not in (0.0, 1.0)}
     assert numbers and not any(f"{v}" in json.dumps(told["form"]) for v in numbers)
+
+
+def test_a_model_runs_by_the_method_that_fit_chooses(tmp_path: Path) -> None:
+    done: list[FitOverNodes] = []
+    data = rows()
+    pair = apps(
+        logistic,
+        lambda context: data.select([str(context.node_config["client"])]),
+        done=done.append,
+        nodes=4,
+        rounds=2,
+        disclose="sums",
+    )
+    run(pair, Grid(pair.client, tmp_path))
+    expected = choose(logistic, data, disclose="sums", on_client_error="skip")
+    assert done[0].chosen == expected.why
+    here = fit(expected.method, data, rounds=2)
+    for name, value in named_leaves(here.progress.server).items():
+        there = named_leaves(done[0].progress.server)[name]
+        torch.testing.assert_close(there, value, rtol=0.0, atol=1e-9)
+
+
+def test_a_method_that_discloses_more_is_refused() -> None:
+    with pytest.raises(ValueError, match="disclose is 'sums', and method 'two_stage' shows"):
+        apps(
+            methods.two_stage(regression),
+            lambda context: rows(),
+            done=print,
+            nodes=4,
+            disclose="sums",
+        )
+
+
+def test_nodes_with_policies_are_asked_over_flower(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    def done(fit: FitOverNodes) -> None:
+        found.append(fit.predict(draws=1))
+
+    pair = apps(
+        method(),
+        lambda context: rows().select([str(context.node_config["client"])]),
+        done=done,
+        nodes=4,
+        rounds=2,
+    )
+    grid = Grid(pair.client, tmp_path)
+    (tmp_path / "west.toml").write_text('may_leave = ["predictions"]\n')
+    grid.contexts[14].node_config["policy"] = str(tmp_path / "west.toml")
+    run(pair, grid)
+    assert list(found[0].given) == ["west"]
+    assert found[0].withheld["east"] == "the node's policy lets no predictions leave"
+    grid.contexts[14].node_config["policy"] = str(tmp_path / "other.toml")
+    (tmp_path / "other.toml").write_text('methods = ["two_stage"]\n')
+    with pytest.raises(TooFewNodes, match=r"node 14 cannot tell .* does not allow method 'apfl'"):
+        run(pair, grid)

@@ -10,7 +10,7 @@ from pathlib import Path
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.node import Node, answer, introduced, node
+from hierfl.nodes.node import Node, NodeFailed, answer, introduced, node
 from hierfl.nodes.run import Answer
 
 
@@ -27,7 +27,11 @@ class Machines:
         """Hand each message to its node."""
         for name, content in contents.items():
             self.asked.append((name, content))
-            given = answer(self.nodes[name], content)
+            try:
+                given = answer(self.nodes[name], content)
+            except (ValueError, NodeFailed) as error:
+                yield Answer(name, None, str(error))
+                continue
             self.sent.append((name, given))
             yield Answer(name, given)
 

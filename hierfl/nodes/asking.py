@@ -1,0 +1,54 @@
+"""How a server asks nodes, and what it knows of their client states without having them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hierfl.core import noise
+from hierfl.core.trees import Tree, tree_map
+from hierfl.engine.federation import Federation
+
+
+class Answer(NamedTuple):
+    """What came back from a node.
+
+    client: the name of its client.
+    content: the bytes; None: there are none.
+    reason: why there are none.
+    """
+
+    client: str
+    content: bytes | None
+    reason: str = ""
+
+
+Ask = Callable[[Mapping[str, bytes]], Iterable[Answer]]
+
+
+def last_counted(federation: Federation, history: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the last round in which each client was counted; clients that never were are missing.
+
+    Args:
+        federation: of the run.
+        history: of its rounds.
+    """
+    data, found = federation.data, {}
+    for record in history:
+        ids = noise.cohort(federation.seed, record["round"], data.num_clients, federation.cohort)
+        left_out = {one["client"] for one in record.get("left_out", ())}
+        cohort = {data.names[int(i)] for i in data.by_name[ids]}
+        found.update(dict.fromkeys(cohort - left_out, int(record["round"])))
+    return found
+
+
+def mail_of(own: Tree, place: int) -> Tree:
+    """Return what the server has for one client by itself; {}: nothing.
+
+    Args:
+        own: client states, C in front, as the server has them.
+        place: of the client among them.
+    """
+    if isinstance(own, Mapping) and "mail" in own:
+        return tree_map(lambda v: v[place], own["mail"])
+    return {}

@@ -1,0 +1,80 @@
+"""The choice of a method for a model where no rows are: the server chooses, and nodes make the same by its recipe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hierfl.data.absent import FILLS, stand_in
+from hierfl.method import Method
+from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.messages import Refused
+from hierfl.program.public_names import CannotRemake
+from hierfl.program.recipes import remake
+from hierfl.program.sites import Model
+from hierfl.runs.choice import Choice, Disclose, choose
+
+FEW = 5  # rows of a client that stand in for its own
+ROUNDS = (
+    200  # of a chosen method that does not stop by itself, as the first attempt of `hierfl.fit`
+)
+
+
+def chosen(
+    model: Model,
+    agreement: Agreement,
+    *,
+    disclose: Disclose = "summaries",
+    cohort: int | float | None = None,
+    seed: int = 0,
+) -> Choice:
+    """Choose a method for a model by the rule of `hierfl.fit`, from what the nodes agreed on.
+
+    Args:
+        model: a function of a `ClientBatch`.
+        agreement: what the nodes agreed on.
+        disclose: what the server may see, as in `hierfl.fit`.
+        cohort: clients a round, as in `hierfl.fit`.
+        seed: of the run.
+
+    Raises:
+        ValueError: the model cannot be read without rows.
+    """
+    rows = tuple(min(FEW, count) for count in agreement.rows)
+    failed: Exception | None = None
+    for fills in FILLS:
+        data = stand_in(replace(agreement, rows=rows).absent_rows(fills), 0)
+        try:
+            # nodes may be missing from a round
+            return choose(
+                model, data, disclose=disclose, cohort=cohort, seed=seed, on_client_error="skip"
+            )
+        except ValueError as error:  # labels outside their support, for example
+            failed = failed or error
+    raise ValueError(
+        f"no method can be chosen without rows ({failed}): name one, hierfl.methods.two_stage(model) for example"
+    ) from failed
+
+
+def made_by(recipe: Any, model: Model) -> Method:
+    """Return the method that a server chose for a model.
+
+    Args:
+        recipe: of the method (`hierfl.program.recipes.describe`), as the server told it; it need not be trusted.
+        model: the node's own; it must be the one in the recipe.
+
+    Raises:
+        Refused: the recipe is of no method of hierfl, or of another model.
+    """
+    try:
+        found = remake(recipe, handed={"model": model})
+    except CannotRemake as error:
+        raise Refused(f"the server's method cannot be made here: {error}") from error
+    if not isinstance(found, Method):
+        raise Refused(f"the server names a {type(found).__name__} as the method")
+    return found
+
+
+def rounds_of(method: Method, rounds: int | None) -> int | None:
+    """Return the rounds of a chosen method: those asked for, or as many as its first attempt has."""
+    return ROUNDS if rounds is None and method.most_rounds is None else rounds

@@ -1,0 +1,125 @@
+"""A node, and the client state that it keeps in its folder.
+
+A state is kept with the one before it, so that an answer that the server did not count leaves no trace: the server
+says in which round it last counted the client, and the node goes on from the state after that round. So the states at
+the nodes are always those that belong to the server's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hierfl.core.disk import write_private
+from hierfl.core.trees import Tree, nbytes
+from hierfl.engine.federation import Federation
+from hierfl.method import Method
+from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
+from hierfl.runs.run_folder import sync
+
+
+class NodeFailed(RuntimeError):
+    """A node cannot answer; the message names the client and the round."""
+
+
+class Kept(NamedTuple):
+    """The client state of a node.
+
+    round: the last round that it has been through; -1: none.
+    base: the last round before it that the server had counted; -1: none.
+    before: the state after round `base`.
+    after: the state after `round`.
+    """
+
+    round: int
+    base: int
+    before: Tree
+    after: Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One client's part of a run.
+
+    Args:
+        method: that is run, the same as the server's.
+        federation: of the client alone, with what all agreed on.
+        run: name of the run, the same at all nodes and at the server.
+        folder: where the client state is kept.
+        policy: the file of the owner's policy; where there is none, the policy is the default one.
+    """
+
+    method: Method
+    federation: Federation
+    run: str
+    folder: Path
+    policy: Path
+
+    @property
+    def client(self) -> str:
+        """The client's name."""
+        return self.federation.data.names[0]
+
+
+def kept(node: Node) -> Kept:
+    """Return the client state that a node has kept, or the one before the first round.
+
+    Raises:
+        Refused: the file is damaged.
+    """
+    own, path = node.federation.client.own, _file(node)
+    if not path.exists():
+        return Kept(-1, -1, own, own)
+    try:
+        found = from_bytes(path.read_bytes(), most=4 * nbytes(own))
+        # its numbers may be anything, also infinite
+        before, after = (like(found.tree[part], own, finite=False) for part in ("before", "after"))
+        return Kept(int(found.about["round"]), int(found.about["base"]), before, after)
+    except (Refused, KeyError, TypeError, ValueError) as error:
+        raise Refused(
+            f"the client state '{path}' is damaged ({error}): restore it, or remove it to start anew"
+        ) from error
+
+
+def state_after(node: Node, counted: int) -> Tree:
+    """Return the client state after the last round in which the server counted the client.
+
+    Args:
+        node: whose state.
+        counted: that round; -1: the server has counted none.
+
+    Raises:
+        Refused: the node has no such state.
+    """
+    found = kept(node)
+    if found.round == counted or not nbytes(found.after):
+        return found.after
+    if found.base == counted:
+        return found.before
+    if counted < found.base:
+        state = f"after round {counted}" if counted >= 0 else "before the first round"
+        raise Refused(
+            f"client '{node.client}' has been through round {found.round}, and cannot go back to its state {state}: "
+            f"restart the server from its newest checkpoint; to begin anew, remove the node's {_file(node).name}"
+        )
+    raise Refused(
+        f"client '{node.client}' has no state of round {counted}, in which the server counted it: restore the node's "
+        f"folder from its newest backup"
+    )
+
+
+def keep(node: Node, state: Kept) -> None:
+    """Write the client state, whole or not at all."""
+    content = to_bytes(
+        {"before": state.before, "after": state.after}, {"round": state.round, "base": state.base}
+    )
+    path = _file(node)
+    draft = path.with_suffix(".draft")
+    write_private(draft, content)
+    draft.replace(path)
+    sync(node.folder)
+
+
+def _file(node: Node) -> Path:
+    return node.folder / f"{node.run}.state"

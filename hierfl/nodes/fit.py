@@ -1,0 +1,274 @@
+"""What a run over nodes returns: the global sites here, and what nodes answer of their own clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hierfl.core.tables import Shown, shown_as
+from hierfl.core.trees import Tree, nbytes
+from hierfl.data.clients import ClientData
+from hierfl.engine.client_store import taken
+from hierfl.engine.federation import Federation
+from hierfl.engine.rounds import Progress, chosen_of
+from hierfl.method import Method
+from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
+from hierfl.nodes.local_fit import Kind, table_of_sites
+from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
+from hierfl.posterior.without_rows import global_sites
+from hierfl.runs.result import Fit
+
+if TYPE_CHECKING:
+    from arviz import InferenceData
+
+MOST = 1 << 31  # bytes of an answer
+Found = TypeVar("Found")
+
+
+def _shown(found: FromNodes[Any]) -> Shown:
+    """Every client, and whether its node gave an answer."""
+    rows = [(name, "given") for name in found.given] + list(found.withheld.items())
+    return Shown(
+        f"Answers of {len(found.given)} of {len(rows)} nodes",
+        pd.DataFrame(sorted(rows), columns=["client", "answer"]),
+        "What stays at a node is written into its folder.",
+    )
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class FromNodes(Generic[Found]):
+    """What nodes answered of their clients.
+
+    Args:
+        given: client -> what its node released.
+        withheld: client -> why there is nothing of it: its policy, or the node did not answer.
+    """
+
+    given: Mapping[str, Found]
+    withheld: Mapping[str, str]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One table of all clients, with the client in front.
+
+        Raises:
+            ValueError: no node gave a table.
+        """
+        frames = {k: v for k, v in self.given.items() if isinstance(v, pd.DataFrame)}
+        if not frames:
+            why = next(iter(self.withheld.values()), "draws are tensors: see .given")
+            raise ValueError(f"no node gave a table ({why})")
+        return pd.concat(frames, names=["client"]).reset_index(level=0)
+
+
+@dataclass(frozen=True, eq=False)
+class FitOverNodes:
+    """A method, fitted to clients whose rows and states are at nodes.
+
+    Args:
+        method: what was fitted.
+        federation: the checked program and the clients' names, without rows.
+        progress: the server's state and the history; client states in it are nobody's.
+        rounds: how many rounds were planned.
+        run: name of the run at the nodes.
+        ask: hands messages to nodes.
+    """
+
+    method: Method
+    federation: Federation
+    progress: Progress
+    rounds: int
+    run: str
+    ask: Ask
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names, sorted."""
+        return self.federation.data.names
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row a round, as in `hierfl.Fit.history`; `left_out` says who was missing, and why."""
+        return self._server.history
+
+    @property
+    def chosen(self) -> str | None:
+        """Which method was chosen for a model, and why; None where the method was named."""
+        return chosen_of(self.progress.history)
+
+    @property
+    def message(self) -> Tree:
+        """The server's last message."""
+        return self._server.message
+
+    def posterior(self, draws: int = 1000, *, seed: int = 0) -> InferenceData:
+        """Draw the global sites, as `hierfl.Fit.posterior` does; those of clients are at the nodes.
+
+        Raises:
+            ValueError: the program has no global site.
+        """
+        sites = sorted(global_sites(self.federation.program))
+        if not sites:
+            raise ValueError(
+                "the program has no global site: what it has of clients is at the nodes"
+            )
+        return self._server.posterior(draws, seed=seed, sites=sites, correct=None)
+
+    def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
+        """Let each node summarise its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.
+
+        A node writes the answer into its folder, and sends it where its policy has "summaries" in `may_leave`.
+
+        Args:
+            draws: S, the same as in `hierfl.Fit.draws`.
+            seed: of the draws.
+        """
+        return self._asked("summaries", table_of_sites, draws=draws, seed=seed)
+
+    def local_draws(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[dict[str, Tensor]]:
+        """Let each node draw its client's own sites: site -> (S, *shape), as `hierfl.Fit.draws` does.
+
+        A node writes them into its folder, and sends them where its policy has "draws" in `may_leave`.
+
+        Args:
+            draws: S.
+            seed: of the draws.
+        """
+        return self._asked("draws", dict, draws=draws, seed=seed)
+
+    def predict(
+        self,
+        rows: ClientData | None = None,
+        *,
+        site: str | None = None,
+        draws: int = 200,
+        seed: int = 0,
+    ) -> FromNodes[pd.DataFrame]:
+        """Let each node predict rows by its client's posterior, as `hierfl.Fit.predict` does.
+
+        A node writes mean, sd and, of labelled rows, log scores into its folder. It sends means and sds where its
+        policy has "predictions" in `may_leave`.
+
+        Args:
+            rows: of some of the clients, matched by name; each client's go to its node. Default None: every node
+                predicts the rows that it has.
+            site: the observed site to predict; None: the model's only one.
+            draws: S.
+            seed: of the draws.
+
+        Raises:
+            KeyError: rows of a client that was not fitted.
+        """
+        return self._asked("predictions", _by_row, rows, site=site, draws=draws, seed=seed)
+
+    def scores(
+        self,
+        rows: ClientData | None = None,
+        *,
+        site: str | None = None,
+        draws: int = 200,
+        seed: int = 0,
+    ) -> FromNodes[pd.DataFrame]:
+        """Let each node score its predictions of labelled rows, as `Prediction.scores` does: one line a client.
+
+        A node sends it where its policy has "scores" in `may_leave`.
+
+        Args:
+            rows: as in `predict`.
+            site: as in `predict`.
+            draws: S.
+            seed: of the draws.
+
+        Raises:
+            KeyError: rows of a client that was not fitted.
+        """
+        return self._asked("scores", _one_line, rows, site=site, draws=draws, seed=seed)
+
+    @property
+    def _server(self) -> Fit:
+        return Fit(self.method, self.federation, self.progress, self.rounds)
+
+    # -------------------------------------------------------------------------------------------- asking
+    def _asked(
+        self,
+        kind: Kind,
+        read: Callable[[Tree], Found],
+        rows: ClientData | None = None,
+        **options: Any,
+    ) -> FromNodes[Found]:
+        """Ask the nodes of all clients, or of those that some rows belong to."""
+        clients = self.clients if rows is None else rows.names
+        self.federation.data.index(clients)  # refuses unknown clients
+        contents = {name: self._question(kind, name, rows, options) for name in clients}
+        given: dict[str, Found] = {}
+        withheld: dict[str, str] = {}
+        for one in self._answers(contents):
+            if one.client not in contents or one.client in given:
+                continue
+            try:
+                given[one.client] = read(self._read(one, kind))
+                withheld.pop(one.client, None)
+            except (Refused, KeyError, TypeError, AttributeError) as error:
+                withheld.setdefault(one.client, str(error))
+        for name in contents:
+            if name not in given:
+                withheld.setdefault(name, "it did not answer")
+        ordered = {name: given[name] for name in clients if name in given}
+        return FromNodes(ordered, dict(sorted(withheld.items())))
+
+    def _answers(self, contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        return self.ask(contents)
+
+    def _question(
+        self, kind: Kind, name: str, rows: ClientData | None, options: Mapping[str, Any]
+    ) -> bytes:
+        place = int(self.federation.data.index([name])[0])
+        own = taken(self.progress.table, torch.tensor([place]))
+        given = {} if rows is None else dict(rows.select([name]).fields)
+        counted = last_counted(self.federation, self.progress.history).get(name, -1)
+        about = {"run": self.run, "kind": kind, "rounds": self.progress.round, "counted": counted}
+        return to_bytes(
+            {"message": self.message, "mail": mail_of(own, 0), "rows": given},
+            {**about, "site": None, **options},
+        )
+
+    def _read(self, found: Answer, kind: Kind) -> Tree:
+        """Return what a node released.
+
+        Raises:
+            Refused: it released nothing, or its answer is not to this question.
+        """
+        if found.content is None:
+            raise Refused(found.reason or "it did not answer")
+        answered = from_bytes(found.content, most=MOST)
+        said = tuple(answered.about.get(name) for name in ("run", "client", "kind"))
+        if said != (self.run, found.client, kind):
+            raise Refused(f"its answer is of run {said[0]}, client {said[1]}: {said[2]}")
+        if "stays" in answered.about:
+            raise Refused(str(answered.about["stays"])[:500])
+        check_numbers(answered.tree)
+        if not nbytes(answered.tree):
+            raise Refused("its answer is empty")
+        return answered.tree
+
+
+def _by_row(found: Tree) -> pd.DataFrame:
+    """Return predictions as a table with a line a row; several columns where there are classes."""
+    columns: dict[str, Tensor] = {}
+    for name in ("mean", "sd"):
+        value = found.get(name)
+        if value is not None and value.dim() > 1:
+            columns |= {f"{name}[{k}]": v for k, v in enumerate(value.flatten(1).unbind(1))}
+        elif value is not None:
+            columns[name] = value
+    return pd.DataFrame({name: value.numpy() for name, value in columns.items()})
+
+
+def _one_line(found: Tree) -> pd.DataFrame:
+    return pd.DataFrame({name: [float(value)] for name, value in found.items()})

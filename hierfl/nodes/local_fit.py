@@ -1,0 +1,219 @@
+"""What a node answers of its own client after the rounds: draws, summaries, predictions, scores.
+
+They are computed from the server's last message and the client state that the node has kept, and are those of
+`hierfl.Fit`. Everything is written into the node's folder, readable by its owner alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hierfl.core.disk import private_folder, write_private
+from hierfl.core.trees import Tree, tree_map
+from hierfl.data.clients import ClientData
+from hierfl.engine.chunks import FAILURES
+from hierfl.engine.rounds import Progress
+from hierfl.engine.settling import settle
+from hierfl.nodes.client_state import Node, NodeFailed, state_after
+from hierfl.nodes.messages import Message, Refused, check_numbers, like, to_bytes
+from hierfl.posterior.prediction import Prediction
+from hierfl.runs.result import Fit
+
+Kind = Literal["summaries", "draws", "predictions", "scores"]
+KINDS: tuple[str, ...] = get_args(Kind)
+QUANTILES = (0.05, 0.5, 0.95)
+MOST_DRAWS = 100_000
+ANSWERS = "answers"  # a folder in the node's
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a node is asked after the rounds.
+
+    Args:
+        kind: "summaries" or "draws" of the client's own sites; "predictions" or "scores" of rows.
+        draws: S.
+        seed: of the draws.
+        site: the observed site to predict; None: the model's only one.
+        rounds: rounds that the server has done.
+        counted: the last of them in which it counted the client; -1: none.
+    """
+
+    kind: Kind
+    draws: int
+    seed: int
+    site: str | None
+    rounds: int
+    counted: int
+
+    @staticmethod
+    def of(about: Mapping[str, Any]) -> Question:
+        """Read what a message says of itself.
+
+        Raises:
+            Refused: it is no question.
+        """
+        names = ("draws", "seed", "rounds", "counted")
+        numbers = [about.get(name) for name in names]
+        kind, site = about.get("kind"), about.get("site")
+        if kind not in KINDS or not (site is None or isinstance(site, str)):
+            raise Refused(f"it asks for {kind!r} of site {site!r}")
+        if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+            raise Refused(f"its {', '.join(names)} are {numbers}")
+        found = Question(kind, site=site, **dict(zip(names, numbers, strict=True)))  # type: ignore[arg-type]
+        if not 1 <= found.draws <= MOST_DRAWS:
+            raise Refused(f"it asks for {found.draws} draws: it may ask for 1 to {MOST_DRAWS:,}")
+        return found
+
+
+def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: int) -> Fit:
+    """Return the fit of a node's client alone: its draws, predictions and effects are those of the whole fit.
+
+    Args:
+        node: whose client.
+        message: the server's last.
+        mail: what the server has for this client by itself; {}: nothing.
+        rounds: rounds that the server has done.
+        counted: the last of them in which it counted the client; -1: none.
+
+    Raises:
+        Refused: the node has no state of that round.
+    """
+    own = with_mail(state_after(node, counted), mail)
+    table = tree_map(lambda v: v[None].clone(), own)
+    # the server's state is not here, and its last message is all that a fit asks of it
+    server = replace(node.federation.server, final=lambda said, clock: said)
+    federation = replace(node.federation, server=server)
+    settle(federation, message, table)
+    return Fit(node.method, federation, Progress(message, table, (), rounds), max(rounds, 1))
+
+
+def with_mail(own: Tree, mail: Tree) -> Tree:
+    """Return a client state with what the server has for this client alone."""
+    return {**own, "mail": like(mail, own["mail"])} if isinstance(own, Mapping) and mail else own
+
+
+def answered(node: Node, asked: Message) -> tuple[Question, Tree]:
+    """Answer a question, and write the answer into the node's folder.
+
+    Returns:
+        The question, and what would leave the node if its policy releases it.
+
+    Raises:
+        Refused: it is no question, or the node has no state for it.
+        NodeFailed: the draws or predictions fail.
+    """
+    question = Question.of(asked.about)
+    if set(asked.tree) != {"message", "mail", "rows"}:
+        raise Refused(f"it holds {sorted(asked.tree)}")
+    check_numbers(asked.tree)
+    fit = local_fit(
+        node,
+        asked.tree["message"],
+        asked.tree["mail"],
+        rounds=question.rounds,
+        counted=question.counted,
+    )
+    try:
+        if question.kind in ("summaries", "draws"):
+            return question, _of_sites(node, fit, question)
+        return question, _of_rows(node, fit, question, asked.tree["rows"])
+    except (*FAILURES, KeyError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise NodeFailed(f"{question.kind} of client '{node.client}': {why}") from error
+
+
+def _of_sites(node: Node, fit: Fit, question: Question) -> Tree:
+    found = fit.draws(question.draws, seed=question.seed).own
+    draws = {name: value[:, 0] for name, value in found.items()}
+    if question.kind == "draws":
+        _write(node, question, "safetensors", to_bytes(draws, {"run": node.run}))
+        return draws
+    summaries = {name: _summary(value) for name, value in draws.items()}
+    _write(node, question, "csv", table_of_sites(summaries).to_csv(index=False).encode())
+    return summaries
+
+
+def _summary(draws: Tensor) -> Tree:
+    sd = draws.std(0) if len(draws) > 1 else torch.zeros_like(draws[0])
+    # torch's own quantile takes at most 2^24 numbers
+    quantiles = torch.from_numpy(np.quantile(draws.numpy(), QUANTILES, axis=0)).to(draws.dtype)
+    return {"mean": draws.mean(0), "sd": sd, "quantiles": quantiles}
+
+
+def table_of_sites(summaries: Mapping[str, Tree]) -> pd.DataFrame:
+    """Return summaries of sites as a table: site, mean, sd, and the quantiles of 5, 50 and 95 %."""
+    rows = []
+    for name, found in summaries.items():
+        each = [found["mean"].flatten(), found["sd"].flatten(), *found["quantiles"].reshape(3, -1)]
+        for k, at in enumerate(np.ndindex(*found["mean"].shape)):
+            entry = f"[{', '.join(map(str, at))}]" if at else ""
+            rows.append((name + entry, *(float(v[k]) for v in each)))
+    return pd.DataFrame(rows, columns=["site", "mean", "sd", "5%", "50%", "95%"])
+
+
+def _of_rows(node: Node, fit: Fit, question: Question, given: Mapping[str, Tensor]) -> Tree:
+    rows = node.federation.data if not given else _new_rows(node, given)
+    found = fit.predict(rows, site=question.site, draws=question.draws, seed=question.seed)
+    name = "given.csv" if given else "csv"
+    if question.kind == "scores":
+        scores = found.scores()
+        _write(node, question, name, scores.to_csv().encode())
+        return {k: torch.tensor(float(v), dtype=torch.float64) for k, v in scores.iloc[0].items()}
+    _write(node, question, name, _table_of_rows(found).to_csv(index=False).encode())
+    return {"mean": found.mean} | ({} if found.sd is None else {"sd": found.sd})
+
+
+def _new_rows(node: Node, given: Mapping[str, Tensor]) -> ClientData:
+    """Return rows that a message holds, as rows of the node's client."""
+    lengths = {len(v) if v.dim() else 0 for v in given.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise Refused(f"its rows have {sorted(lengths)} entries: each field must have as many")
+    (count,) = lengths
+    ends = torch.tensor([0, count], dtype=torch.long)
+    own = node.federation.data
+    some = {
+        name: v for name, v in own.features.items() if name in given or name in own.client_fields
+    }
+    levels = {
+        name: v
+        for name, v in own.levels.items()
+        if name.partition("[")[0] in {*given, *own.client_fields}
+    }
+    return replace(own, fields=dict(given), offsets=ends, features=some, levels=levels)
+
+
+def _table_of_rows(found: Prediction) -> pd.DataFrame:
+    columns: dict[str, Tensor] = {"mean": found.mean}
+    for name in ("sd", "label", "log_score"):
+        value = getattr(found, name)
+        if value is not None:
+            columns[name] = value
+    return pd.DataFrame(
+        {
+            (name if not place else f"{name}[{place - 1}]"): column.numpy()
+            for name, value in columns.items()
+            for place, column in _columns(value)
+        }
+    )
+
+
+def _columns(value: Tensor) -> list[tuple[int, Tensor]]:
+    """Return the columns of a value by row, with their numbers from 1; 0 where it has no columns."""
+    if value.dim() == 1:
+        return [(0, value)]
+    return list(enumerate(value.flatten(1).unbind(1), start=1))
+
+
+def _write(node: Node, question: Question, ending: str, content: bytes) -> None:
+    folder = node.folder / ANSWERS
+    private_folder(folder)
+    name = f"{node.run}-{question.kind}-{question.draws}-{question.seed}.{ending}"
+    write_private(folder / name, content)

@@ -1,0 +1,180 @@
+"""A readable preview of a run, for the owner of a node: the method, what crosses, and the model with its graph."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer.inspect import get_model_relations
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.trees import Tree, named_leaves, nbytes, tree_map
+from hierfl.data.batch import CLIENTS, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.engine.chunks import FAILURES, client_round
+from hierfl.method import Clock
+from hierfl.nodes.client_state import Node
+from hierfl.program.recipes import describe
+from hierfl.program.traces import Site
+
+FEW = 5  # rows that one step is tried on
+WRAPPERS = (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)
+MOST = 8  # numbers of an argument that are written out
+
+
+@one_at_a_time
+def preview(node: Node) -> dict[str, str]:
+    """Return the preview of a run at a node.
+
+    Returns:
+        "txt": what a person reads. "dot": the graph of the model, for Graphviz; left out where it cannot be drawn.
+    """
+    method, program = node.method, node.federation.program
+    rows = _few(node.federation.data)
+    graph = _relations(node, rows)
+    # one step on a few rows has the tensors of a whole round
+    message, up = _first_round(node, rows)
+    reads = sorted(program.reads.model | program.reads.guide)
+    text = [
+        f"Run {node.run}",
+        f"Client '{node.client}' with {node.federation.data.num_rows} rows, of {program.num_clients} clients.",
+        f"Method {method.name}. The server has to see {_seen(method.discloses)}",
+        "",
+        f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/privacy.md has others)",
+        *_tensors(up),
+        f"What the server sends, {nbytes(message):,} bytes",
+        *_tensors(message),
+        "",
+        "The model",
+        *(
+            _sites(node, rows, graph)
+            if graph
+            else ["  cannot be run by itself; its source is below"]
+        ),
+        f"Fields of the rows that model and guide read: {', '.join(reads) or 'none'}",
+        "",
+        "Source of the model",
+        *_source(method.model),
+        "",
+        "Settings",
+        json.dumps(describe(method), indent=1, default=str),
+    ]
+    found = {"txt": "\n".join(text) + "\n"}
+    return found | ({"dot": _dot(graph)} if graph else {})
+
+
+def _seen(discloses: str) -> str:
+    return {
+        "sums": "sums over clients only; without secure aggregation it sees each client's update.",
+        "summaries": "a summary of each client by itself, as in a meta-analysis.",
+    }[discloses]
+
+
+def _few(data: ClientData) -> ClientData:
+    return data.where(torch.arange(data.num_rows) < FEW)
+
+
+def _first_round(node: Node, rows: ClientData) -> tuple[Tree, Tree]:
+    federation = replace(node.federation, data=rows)
+    server = federation.server
+    message = server.down(server.state, Clock(0, 1))
+    own = tree_map(lambda v: v[None], federation.client.own)
+    once = tuple(replace(phase, count=min(phase.count, 1)) for phase in federation.client.phases)
+    up, _ = client_round(federation, once, message, own, torch.zeros(1, dtype=torch.long), 0)
+    return message, tree_map(lambda v: v[0], up)
+
+
+def _tensors(tree: Tree) -> Iterator[str]:
+    for name, value in named_leaves(tree).items():
+        kind = str(value.dtype).removeprefix("torch.")
+        yield f"  {name or 'a tensor'}  {kind} {tuple(value.shape)}, {value.nbytes:,} bytes"
+
+
+# ------------------------------------------------------------------------------------------------ the model
+def _relations(node: Node, rows: ClientData) -> dict[str, Any] | None:
+    """Return the sites of the model and what each depends on; None where the model does not run by itself."""
+    batch = full_batch(rows, torch.tensor([0]))
+    try:
+        with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
+            found: dict[str, Any] = get_model_relations(node.method.model, (batch,))
+    except (*FAILURES, NotImplementedError, AttributeError, TypeError):
+        return None
+    return found
+
+
+def _sites(node: Node, rows: ClientData, graph: Mapping[str, Any]) -> Iterator[str]:
+    batch = full_batch(rows, torch.tensor([0]))
+    with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
+        trace: Any = poutine.trace(node.method.model).get_trace(batch)
+    plates = graph["plate_sample"]
+    local = set(plates.get(CLIENTS, ()))
+    for name, above in graph["sample_sample"].items():
+        site = trace.nodes[name]
+        what = ["observed"] if name in graph["observed"] else []
+        what += ["of each client" if name in local else "global"]
+        what += [
+            f"plate {plate}" for plate, of in plates.items() if name in of and plate != CLIENTS
+        ]
+        what += [f"given {', '.join(above)}"] if above else []
+        kind = graph["sample_dist"][name]
+        shown = kind if above or name in local else _written(kind, site)
+        yield f"  {name} ~ {shown}  ({'; '.join(what)}; shape {tuple(site['value'].shape)})"
+
+
+def _written(kind: str, site: Site) -> str:
+    """Return a distribution with those of its arguments that are few numbers."""
+    fn = site["fn"]
+    while isinstance(fn, WRAPPERS):
+        fn = fn.base_dist
+    given = []
+    for name in getattr(fn, "arg_constraints", {}):
+        # a distribution may hold its logits and compute its probabilities, which are not written out again
+        value = vars(fn).get(name, getattr(fn, name) if hasattr(fn, "transforms") else None)
+        if isinstance(value, torch.Tensor):
+            values = value.unique() if value.numel() > 1 else value.flatten()
+            some = ", ".join(f"{float(v):.6g}" for v in values[:MOST])
+            given.append(f"{name} {some if len(values) <= MOST else f'{some}, ...'}")
+    return f"{kind}({', '.join(given)})" if given else kind
+
+
+def _source(model: Any) -> list[str]:
+    try:
+        return inspect.getsource(model).rstrip().splitlines()
+    except (OSError, TypeError):
+        return [f"  not in a file: {type(model).__name__}; see the settings"]
+
+
+def _dot(graph: Mapping[str, Any]) -> str:
+    """Return the model's graph in Graphviz's language, as `pyro.render_model` draws it."""
+    lines = ["digraph model {"]
+    for name in graph["sample_sample"]:
+        colour = "gray" if name in graph["observed"] else "white"
+        label = f"{name} ~ {graph['sample_dist'][name]}"
+        lines.append(
+            f"  {_quoted(name)} [label={_quoted(label)}, style=filled, fillcolor={colour}]"
+        )
+    plates = sorted(graph["plate_sample"].items(), key=lambda one: -len(one[1]))
+    for depth, (plate, names) in enumerate(plates):
+        inside = [set(names) <= set(of) for _, of in plates[:depth]]
+        if all(inside):  # plates that lie in each other; others would need boxes that overlap
+            lines.append("  " * (depth + 1) + f"subgraph {_quoted(f'cluster_{plate}')} {{")
+            lines.append("  " * (depth + 2) + f"label={_quoted(plate)}; " + _nodes(names))
+    lines += ["  }" * sum(line.lstrip().startswith("subgraph") for line in lines)]
+    for name, above in graph["sample_sample"].items():
+        lines += [f"  {_quoted(parent)} -> {_quoted(name)}" for parent in above]
+    return "\n".join([*(line for line in lines if line), "}"]) + "\n"
+
+
+def _nodes(names: list[str]) -> str:
+    return " ".join(f"{_quoted(name)};" for name in names)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,104 @@
+"""Without rows, the method that is chosen for a model is the one that `hierfl.fit` chooses with them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from hierfl import methods, models
+from hierfl.data.clients import ClientData
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.choosing import chosen, made_by, rounds_of
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.node import run_name
+from hierfl.program.recipes import describe
+from hierfl.runs.choice import Disclose, choose
+from tests.methods.test_messages import normed
+from tests.programs import federation, logistic, regression
+
+NORMAL = models.likelihood.normal(1.0)
+
+
+def apart(batch: Any) -> None:
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.data():
+            pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
+
+
+def counts(batch: Any) -> None:
+    """Poisson labels, which every stand-in for rows must allow."""
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(level, 0.5))
+        with batch.data():
+            pyro.sample("visits", dist.Poisson(own.exp()), obs=batch.visits)
+
+
+def linear() -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(2, 1)
+
+
+MODELS: dict[str, Any] = {
+    "regression": lambda: regression,
+    "logistic": lambda: logistic,
+    "apart": lambda: apart,
+    "counts": lambda: counts,
+    "network": lambda: models.network(linear(), likelihood=NORMAL),
+    "bayesian_network": lambda: models.bayesian_network(linear(), likelihood=NORMAL),
+    "map_network": lambda: models.map_network(linear(), likelihood=NORMAL),
+    "batch_norm_network": normed,
+}
+
+
+def between(data: ClientData) -> Agreement:
+    return Agreement.between([Introduction.of(data.select([name])) for name in data.names])
+
+
+@pytest.mark.parametrize("disclose", ["summaries", "sums"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_choice_is_that_of_fit(name: str, disclose: Disclose) -> None:
+    data, model = federation((5, 3, 7, 2)), MODELS[name]()
+    found = chosen(model, between(data), disclose=disclose)
+    expected = choose(model, data, disclose=disclose, on_client_error="skip")
+    assert found.why == expected.why
+    assert describe(found.method) == describe(expected.method)
+    told = json.loads(json.dumps(describe(found.method)))
+    made = made_by(told, model)  # at a node
+    assert run_name(made, between(data), 0) == run_name(found.method, between(data), 0)
+
+
+def test_a_node_makes_methods_of_its_own_model_alone() -> None:
+    told = describe(methods.fedsvi(regression))
+    with pytest.raises(Refused, match="cannot be made here: the model that is handed in is not"):
+        made_by(told, logistic)
+    for wrong in (
+        None,
+        3,
+        {"made_by": "os.system", "with": {"command": "true"}},
+        {"named": "print"},
+    ):
+        with pytest.raises(Refused, match="cannot be made here"):
+            made_by(wrong, regression)
+
+
+def test_rounds_of_a_chosen_method() -> None:
+    assert rounds_of(methods.fedsvi(regression), None) == 200
+    assert rounds_of(methods.fedsvi(regression), 7) == 7
+    assert rounds_of(methods.two_stage(regression), None) is None
+
+
+def test_a_model_that_needs_rows_is_refused() -> None:
+    def odd(batch: Any) -> None:
+        if float(batch.x.std()) < 1e-3:
+            raise ValueError("all the same")
+        logistic(batch)
+
+    with pytest.raises(ValueError, match=r"no method can be chosen without rows .*name one"):
+        chosen(odd, between(federation((5, 3))))

@@ -1,0 +1,271 @@
+"""A node's policy: what it does not allow is refused, what waits for its owner is shown, what leaves is logged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hierfl import cli, methods
+from hierfl.core.trees import named_leaves
+from hierfl.data.clients import ClientData
+from hierfl.method import Method
+from hierfl.nodes import log
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.messages import from_bytes
+from hierfl.nodes.node import introduce, introduced, node
+from hierfl.nodes.policy import Forbidden, policy_at
+from hierfl.nodes.preview import preview
+from hierfl.nodes.run import Answer, fit_nodes
+from hierfl.optimisers import SGD
+from tests.engine.test_engines import _shared
+from tests.nodes.one_process import Machines, machines
+from tests.nodes.test_every_method import EACH
+from tests.programs import federation, regression
+
+
+def rows() -> ClientData:
+    return federation((5, 3, 7, 2)).select(["east", "north", "south", "west"])
+
+
+def plain() -> Method:
+    return methods.fedavg(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+
+
+def told(around: Machines, rounds: int) -> list[list[str]]:
+    """Run some rounds, and return which clients were left out of each, with the reasons."""
+    found = fit_nodes(plain(), around.agreement, around.ask, rounds=rounds)
+    return [[f"{one['client']}: {one['reason']}" for one in of] for of in found.history["left_out"]]
+
+
+# ------------------------------------------------------------------------------------------------ the file
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("least_row = 3", "there is no key 'least_row': did you mean 'least_rows'"),
+        ('methods = "fedavg"', "methods is 'fedavg': it must be a list"),
+        ('discloses = ["sum"]', "discloses holds 'sum': did you mean 'sums'"),
+        ('may_leave = ["draw"]', "may_leave holds 'draw': did you mean 'draws'"),
+        ("least_rows = 0", "least_rows is 0: it must be an integer of 1"),
+        ("rounds_a_day = true", "rounds_a_day is True: it must be"),
+        ('approve = "never"', "approve is 'never': it must be 'ask' or 'always'"),
+        ("methods = [", "cannot be read"),
+    ],
+)
+def test_a_wrong_policy_is_refused_with_the_nearest_key(
+    text: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(ValueError, match=rf"policy\.toml' cannot be read .*{why}|{why}"):
+        policy_at(tmp_path / "policy.toml")
+
+
+def test_without_a_file_rounds_run_and_nothing_else_leaves(tmp_path: Path) -> None:
+    policy = policy_at(tmp_path / "policy.toml")
+    policy.check(methods.two_stage(regression), 1)
+    assert policy.may_leave == frozenset() and policy.approve == "always"
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+WRONG: dict[str, tuple[str, Callable[[], Method], str]] = {
+    "method": (
+        'methods = ["fedsvi", "ditto"]',
+        plain,
+        "does not allow method 'fedavg': .*'ditto', 'fedsvi'",
+    ),
+    "discloses": (
+        'discloses = ["sums"]',
+        lambda: methods.two_stage(regression),
+        "discloses summaries",
+    ),
+    "rows": ("least_rows = 8", plain, "asks for 8 rows or more, and the client has fewer"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_the_policy_does_not_allow_is_refused_before_and_during_a_run(
+    name: str, tmp_path: Path
+) -> None:
+    text, method, why = WRONG[name]
+    part, folder = rows().select(["east"]), tmp_path / "east"
+    folder.mkdir()
+    (folder / "policy.toml").write_text(text)
+    with pytest.raises(Forbidden, match=why):
+        introduce(method(), part, folder)
+    agreement = Agreement.between([Introduction.of(part)])
+    with pytest.raises(Forbidden, match=why):
+        node(method(), part, agreement, folder)
+    (folder / "policy.toml").unlink()
+    made = node(method(), part, agreement, folder)
+    (folder / "policy.toml").write_text(text)  # the owner changes it during the run
+    with pytest.raises(Forbidden, match=why):
+        introduced(made)
+    refused = [one for one in log.entries(folder) if one["what"] == "refusal"]
+    assert len(refused) == 3 and len({one["text"] for one in refused}) == 1
+
+
+def test_a_policy_may_lie_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("least_rows = 50")
+    with pytest.raises(Forbidden, match="asks for 50 rows"):
+        introduce(plain(), rows().select(["east"]), tmp_path / "east", policy=tmp_path / "own.toml")
+
+
+def test_a_node_goes_through_as_many_rounds_a_day_as_it_allows(tmp_path: Path) -> None:
+    around = machines(plain(), rows(), tmp_path)
+    north = around.nodes["north"]
+    north.policy.write_text("rounds_a_day = 2")
+    left_out = told(around, 4)
+    assert [len(of) for of in left_out] == [0, 0, 1, 1]
+    assert left_out[2][0].startswith("north: the node's policy allows 2 rounds a day")
+    again = fit_nodes(plain(), around.agreement, around.ask, rounds=2)  # the same rounds
+    assert again.history["clients"].tolist() == [4, 4]
+    tomorrow = datetime.now(UTC) + timedelta(hours=24, minutes=1)
+    assert len(log.rounds_today(north.folder)) == 2
+    assert log.rounds_today(north.folder, tomorrow) == set()
+
+
+# ------------------------------------------------------------------------------------------------ approval
+def test_a_run_waits_for_approval_and_runs_after_it(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir(parents=True)
+    (tmp_path / "1" / "policy.toml").write_text('approve = "ask"')
+    around = machines(plain(), rows(), tmp_path)
+    north = around.nodes["north"]
+    with pytest.raises(Forbidden, match=r"waits for the approval .*previews.*hierfl node approve"):
+        introduced(north)
+    ((reason,),) = told(around, 1)
+    assert f"hierfl node approve '{north.folder}' {north.run}" in reason
+    preview = north.folder / "previews" / f"{north.run}.txt"
+    text = preview.read_text()
+    for said in ("Client 'north' with 5 rows, of 4", "Method fedavg", "sums over clients only"):
+        assert said in text
+    done = CliRunner().invoke(cli.app, ["node", "approve", str(north.folder), north.run])
+    assert done.exit_code == 0 and str(preview) in done.output.replace("\n", "")
+    assert told(around, 1) == [[]]
+    preview.write_text(text + "another model")  # what was approved is what stands there
+    assert "waits for the approval" in told(around, 1)[0][0]
+    node(plain(), rows().select(["north"]), around.agreement, north.folder)  # a restart
+    assert told(around, 1) == [[]]
+
+
+def test_only_a_run_with_a_preview_can_be_approved(tmp_path: Path) -> None:
+    for run in ("abc", "../abc"):
+        done = CliRunner().invoke(cli.app, ["node", "approve", str(tmp_path), run])
+        assert done.exit_code == 2 and "it has those of none" in done.output
+
+
+def test_a_preview_says_what_crosses_and_what_the_model_is(tmp_path: Path) -> None:
+    method = methods.fedsvi(regression)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "policy.toml").write_text('approve = "ask"')
+    around = machines(method, rows(), tmp_path)
+    east = around.nodes["east"]
+    lines = (east.folder / "previews" / f"{east.run}.txt").read_text().splitlines()
+    for line in (
+        "  loc ~ Normal(loc 0, scale 1)  (global; shape (2,))",
+        "  spread ~ HalfNormal(scale 1)  (global; shape ())",
+    ):
+        assert line in lines
+    (slope,) = [line for line in lines if line.startswith("  slope ~")]
+    assert "of each client; given loc, spread, lift" in slope
+    (y,) = [line for line in lines if line.startswith("  y ~ ")]
+    assert "observed; of each client; plate data; given slope" in y
+    assert "Fields of the rows that model and guide read: height, x, y" in lines
+    assert "def regression(batch: ClientBatch) -> None:" in lines
+    dot = (east.folder / "previews" / f"{east.run}.dot").read_text()
+    assert '"loc" -> "slope"' in dot and dot.count("{") == dot.count("}") == 3
+    # the tensors that it names are those that leave
+    (east.folder / "policy.toml").unlink()
+    fit_nodes(method, around.agreement, around.ask, rounds=1)
+    update = from_bytes(dict(around.sent)["east"], most=1 << 20).tree
+    at = next(k for k, line in enumerate(lines) if line.startswith("What this node sends"))
+    shown = [line.split("  ")[1] for line in lines[at + 1 : at + 1 + len(named_leaves(update))]]
+    assert len(shown) == len(set(shown)) == len(named_leaves(update))
+    assert lines[at + 1 + len(shown)].startswith("What the server sends")
+
+
+@pytest.mark.parametrize("name", ["fedmap", "fedvi", "bfi", "fedfomo", "fedbn", "pvi"])
+def test_every_kind_of_method_has_a_preview(name: str, tmp_path: Path) -> None:
+    around = machines(EACH[name](), rows(), tmp_path)
+    found = preview(around.nodes["east"])
+    cannot = name in ("fedmap", "fedvi")  # Pyro's inspection does not run their params
+    assert ("cannot be run by itself" in found["txt"]) == cannot
+    assert ("dot" in found) != cannot
+    assert "Source of the model" in found["txt"] and "  ['" in found["txt"]
+
+
+def test_a_preview_changes_no_number_of_the_run(tmp_path: Path) -> None:
+    found = []
+    for policy in ('approve = "always"', 'approve = "ask"'):
+        folder = tmp_path / policy[11:13]
+        for k in range(4):
+            (folder / str(k)).mkdir(parents=True)
+            (folder / str(k) / "policy.toml").write_text(policy)
+        around = machines(methods.fedsvi(regression), rows(), folder)
+        for each in around.nodes.values():
+            if "ask" in policy:
+                CliRunner().invoke(cli.app, ["node", "approve", str(each.folder), each.run])
+        fit = fit_nodes(methods.fedsvi(regression), around.agreement, around.ask, rounds=2)
+        found.append(fit)
+    one, two = (named_leaves(fit.message) for fit in found)
+    assert all(one[name].equal(two[name]) for name in one)
+
+
+# ------------------------------------------------------------------------------------------------ the log
+def test_everything_that_leaves_is_in_the_log_first(tmp_path: Path) -> None:
+    part = rows().select(["east"])
+    sent = [("introduction", introduce(plain(), part, tmp_path / "0"))]
+    around = machines(plain(), rows(), tmp_path)
+    east = around.nodes["east"]
+    sent.append(("start", json.dumps(introduced(east)).encode()))
+
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        for one in around.ask(contents):
+            asked = from_bytes(contents[one.client], most=1 << 20).about
+            if one.client == "east" and one.content is not None and "round" in asked:
+                sent.append(("update", one.content))
+            yield one
+
+    over = fit_nodes(plain(), around.agreement, ask, rounds=2)
+    east.policy.write_text('may_leave = ["scores"]')
+    around.sent.clear()
+    over.scores(site="y")
+    over.predict(site="y")
+    for what, (_, content) in zip(
+        ("scores", "no predictions"), [s for s in around.sent if s[0] == "east"], strict=True
+    ):
+        sent.append((what, content))
+    logged = log.entries(east.folder)
+    assert [one["what"] for one in logged] == [what for what, _ in sent]
+    for one, (_, content) in zip(logged, sent, strict=True):
+        assert one["sha256"] == hashlib.sha256(content).hexdigest() and one["bytes"] == len(content)
+    update: Any = logged[2]
+    assert (update["run"], update["round"]) == (east.run, 0)
+    leaves = named_leaves(from_bytes(sent[2][1], most=1 << 20).tree)
+    assert len(update["tensors"]) == len(leaves)
+    shapes = sorted(kind for kind in update["tensors"].values())
+    assert shapes == sorted([str(v.dtype)[6:], *v.shape] for v in leaves.values())
+    assert (east.folder / log.FILE).stat().st_mode & 0o077 == 0
+    shown = CliRunner().invoke(cli.app, ["node", "log", str(east.folder)])
+    assert shown.exit_code == 0 and shown.output.count("update") == 2
+
+
+def test_a_log_with_a_torn_line_goes_on(tmp_path: Path) -> None:
+    log.left(tmp_path, b"one", "introduction")
+    with open(tmp_path / log.FILE, "a") as file:
+        file.write('{"time": "2026-')  # killed here
+    log.left(tmp_path, b"two", "introduction")
+    assert [one["text"] for one in log.entries(tmp_path)] == ["one", "two"]
+
+
+def test_nothing_leaves_where_the_log_cannot_be_written(tmp_path: Path) -> None:
+    around = machines(plain(), rows(), tmp_path)
+    north = around.nodes["north"]
+    (north.folder / log.FILE).mkdir()
+    with pytest.raises(OSError, match="cannot be written"):
+        introduced(north)
