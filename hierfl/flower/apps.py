@@ -24,6 +24,7 @@ from hierfl.nodes.choosing import chosen, made_by, rounds_of
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import Node, NodeFailed, answer, introduce, introduced, node
 from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
+from hierfl.nodes.together import Summed
 from hierfl.program.recipes import describe
 from hierfl.program.sites import Model
 from hierfl.runs.choice import Disclose, check_word
@@ -32,6 +33,8 @@ try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
+
+    from hierfl.flower.secure import asked_for, in_parts, masked, sum_of
 except ImportError as error:
     raise ImportError(
         "hierfl.flower needs flwr: install it with pip install 'hierfl[flower]'"
@@ -71,6 +74,7 @@ def apps(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     disclose: Disclose = "summaries",
+    secure: bool = False,
 ) -> Apps:
     """Return the apps of one run.
 
@@ -93,13 +97,24 @@ def apps(
         checkpoint: the server's folder for a checkpoint after each round.
         resume: continue from the newest checkpoint there.
         disclose: what the server may see, as in `hierfl.fit`.
+        secure: rounds by Flower's secure aggregation, SecAgg+: the server learns the sum of the updates alone, of
+            three clients or more. It takes four messages a node and round, and single updates cannot be checked.
 
     Returns:
         The apps.
+
+    Raises:
+        ValueError: `disclose` or `secure` does not go with what the method shows the server.
     """
+    if secure and isinstance(method, Method) and method.discloses == "summaries":
+        raise ValueError(
+            f"secure is True, and method '{method.name}' needs a summary of each client by itself: take a method that "
+            f"discloses sums, or secure=False"
+        )
+    disclose = "sums" if secure else disclose
     folder, policy = folder_for_node or _folder_of, policy_for_node or _policy_of
     which = _Which(method, disclose, cohort, seed)
-    clients = _Clients(which, data_for_node, folder, policy)
+    clients = _Clients(which, data_for_node, folder, policy, secure)
     server = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
@@ -107,6 +122,10 @@ def apps(
         told = found.introductions(nodes)
         agreement = Agreement.between(list(told.values()))
         ids = {one.client: number for number, one in told.items()}
+
+        def summed(contents: Mapping[str, bytes], size: int) -> Summed:
+            return sum_of(grid, context, contents, ids, size, timeout)
+
         runs, why = which.of(agreement)
         starts = found.agree(agreement, ids, None if why is None else describe(runs))
         fitted = fit_nodes(
@@ -121,6 +140,7 @@ def apps(
             checkpoint=checkpoint,
             resume=resume,
             chosen=why,
+            ask_sum=summed if secure else None,
         )
         done(fitted)
 
@@ -193,11 +213,12 @@ class _Clients:
     data: Callable[[Context], ClientData]
     folder: Callable[[Context], str | Path]
     policy: Callable[[Context], str | Path | None]
+    secure: bool = False
     ready: dict[int, Node] = field(default_factory=dict)
 
     def app(self) -> ClientApp:
         """Return the app that answers messages."""
-        app = ClientApp()
+        app = ClientApp(mods=[masked] if self.secure else [])
         app.query("introduce")(self._answering(self._introduce))
         app.query("agree")(self._answering(self._agree))
         app.train()(self._answering(self._train))
@@ -209,6 +230,8 @@ class _Clients:
         def answered(message: Message, context: Context) -> Message:
             record = ConfigRecord()
             try:
+                if (masking := asked_for(message)) is not None:
+                    return Message(in_parts(work(masking, context)), reply_to=message)
                 record[PAYLOAD] = work(_payload(message), context)
             except (Refused, NodeFailed, ValueError, OSError) as error:
                 record[WRONG] = f"{type(error).__name__}: {error}"

@@ -29,6 +29,7 @@ from hierfl.nodes.asking import Ask, last_counted, mail_of
 from hierfl.nodes.fit import FitOverNodes as FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.nodes.node import run_name
+from hierfl.nodes.together import AskSum, check_sums, size_of, sums_of
 from hierfl.program.read import read
 from hierfl.runs import checkpoint as state
 from hierfl.runs.folder_lock import held
@@ -55,6 +56,7 @@ class Nodes:
         ask: hands messages to nodes.
         fewest: clients that a round needs.
         counted: client -> the last round in which it was counted; rounds add to it.
+        ask_sum: hands messages to nodes, and returns the sum of what they answer; None: they are asked one by one.
     """
 
     method: Method
@@ -64,11 +66,12 @@ class Nodes:
     ask: Ask
     fewest: int
     counted: dict[str, int]
+    ask_sum: AskSum | None = None
 
     def work(self, tasks: Iterable[Task]) -> Iterator[Done]:
         """Run the tasks of a round at the nodes."""
         for task in tasks:
-            yield self._worked(task)
+            yield self._worked(task) if self.ask_sum is None else self._summed(self.ask_sum, task)
 
     def _worked(self, task: Task) -> Done:
         names = self.federation.data.names
@@ -96,6 +99,25 @@ class Nodes:
         own = tree_map(lambda v: v[places], task.own)
         up = tree_map(lambda *parts: torch.cat(parts), *(ups[int(k)] for k in places))
         return counted(self.federation, task._replace(ids=task.ids[places]), up, own, left_out)
+
+    def _summed(self, ask_sum: AskSum, task: Task) -> Done:
+        """Run the tasks of a round at the nodes, of which the server learns the sum alone."""
+        names = self.federation.data.names
+        wanted = {names[int(i)]: place for place, i in enumerate(task.ids)}
+        contents = {name: self._request(task, name, place) for name, place in wanted.items()}
+        template = self._template(task)
+        check_sums(self.method.name, template)
+        found = ask_sum(contents, size_of(template))
+        left_out = tuple(
+            LeftOut(int(task.ids[place]), found.reasons.get(name, "it did not answer"))
+            for name, place in wanted.items()
+            if name not in found.clients
+        )
+        self._check_enough(task, len(found.clients), left_out)
+        self.counted.update(dict.fromkeys(found.clients, task.round))
+        places = torch.tensor(sorted(wanted[name] for name in found.clients))
+        own = tree_map(lambda v: v[places], task.own)
+        return Done(sums_of(found.parts, template), own, task.ids[places], {}, left_out)
 
     def _request(self, task: Task, name: str, place: int) -> bytes:
         about = {"run": self.run, "round": task.round, "counted": self.counted.get(name, -1)}
@@ -162,6 +184,7 @@ def fit_nodes(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     chosen: str | None = None,
+    ask_sum: AskSum | None = None,
 ) -> FitOverNodes:
     """Fit a method to clients whose rows are at nodes.
 
@@ -178,12 +201,15 @@ def fit_nodes(
         checkpoint: folder to write a checkpoint to after each round.
         resume: continue from the newest checkpoint there.
         chosen: which method was chosen and why, for the history; None: the user named the method.
+        ask_sum: hands the messages of a round to nodes, and returns the sum of their updates alone, in which single
+            ones cannot be checked: one client can spoil it. Default None: each update is asked for by itself.
 
     Returns:
         The fit: the history, draws of the global sites, and what nodes release of their clients.
 
     Raises:
-        ValueError: as `hierfl.fit`; or what the program starts from depends on the clients' rows.
+        ValueError: as `hierfl.fit`; what the program starts from depends on the clients' rows; or with `ask_sum` a
+            method whose updates are no plain sums.
         ProgramError: a model or guide that cannot be run as it is written.
         TooFewNodes: of a round.
     """
@@ -198,7 +224,7 @@ def fit_nodes(
     with nullcontext() if folder is None else held(folder):
         where = resumed(folder, everyone, who, resume) or begin(everyone)
         counted = last_counted(everyone, where.history)
-        nodes = Nodes(method, everyone, few, run, ask, fewest, counted)
+        nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum)
         with closing(run_rounds(everyone, where, planned, nodes.work)) as left:
             for where in left:
                 if chosen is not None and where.round == 1:

@@ -1,0 +1,110 @@
+"""Updates that the server sees in a sum alone: as whole numbers that can be masked, and back from their sum.
+
+A number x is written in three parts a, b, c on a grid of 2^-21: x = largest (a + 2^-21 b + 2^-42 c), each in [-1, 1].
+Parts of clients add up without an error, so that the sum is that of the numbers to 2^-64 of the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.engine.aggregate import Sums
+from hierfl.method import Share, Up
+from hierfl.nodes.messages import Refused
+
+GRID = 1 << 21
+PARTS = 3
+LARGEST = float(1 << 30)  # of a client's numbers times its weight
+Numbers = NDArray[np.float64]
+
+
+class Summed(NamedTuple):
+    """The sum of some clients' updates.
+
+    clients: whose they are.
+    parts: (3 n,) the sum of their parts, as `parts_of` orders them.
+    reasons: client -> why it is not among them.
+    """
+
+    clients: tuple[str, ...]
+    parts: Numbers
+    reasons: Mapping[str, str]
+
+
+# (client -> bytes, parts of an update) -> the sum of what the clients answer
+AskSum = Callable[[Mapping[str, bytes], int], Summed]
+
+
+def check_sums(method: str, up: Up) -> None:
+    """Refuse an update that is not of plain sums.
+
+    Raises:
+        ValueError: it has a part that the server needs by itself, or a log weight.
+    """
+    for name, share in up.items():
+        if not isinstance(share, Share):
+            kind = "by itself" if type(share).__name__ == "Each" else "with a log weight"
+            raise ValueError(
+                f"{method} sends {name} {kind}, and secure aggregation gives the server sums alone: take a method of "
+                f"plain sums, or run it without secure aggregation"
+            )
+
+
+def size_of(up: Up) -> int:
+    """Return how many parts an update is written in."""
+    return PARTS * sum(leaf.numel() for leaf in tree_leaves(up))
+
+
+def parts_of(tree: Tree) -> Numbers:
+    """Return the numbers of an update in parts, (3 n,).
+
+    Args:
+        tree: values times weights, and weights; as they are sent.
+
+    Raises:
+        Refused: a number is not finite, or too large.
+    """
+    flat = torch.cat([leaf.reshape(-1).double() for leaf in tree_leaves(tree)]).numpy()
+    if not np.isfinite(flat).all() or np.abs(flat).max(initial=0.0) >= LARGEST:
+        raise Refused(
+            f"an update has a number that is not finite, or not below {LARGEST:.0e}, and cannot be masked: scale the "
+            f"rows"
+        )
+    left, parts = flat / LARGEST, []
+    for _ in range(PARTS):
+        part = np.round(left * GRID) / GRID
+        parts.append(part)
+        left = (left - part) * GRID
+    return np.concatenate(parts)
+
+
+def sums_of(parts: Numbers, template: Up) -> Sums:
+    """Return the sums of shares from the sum of their parts.
+
+    Args:
+        parts: (3 n,) summed over clients.
+        template: an update of one client, 1 in front of every tensor.
+
+    Raises:
+        Refused: there are more or fewer parts than the template has.
+    """
+    if parts.shape != (size_of(template),):
+        raise Refused(f"the sum has {parts.shape[0]} parts, and {size_of(template)} were expected")
+    whole = (
+        np.round(parts.reshape(PARTS, -1) * GRID) / GRID
+    )  # the grid is exact; what summed it may not be
+    flat = torch.from_numpy(LARGEST * (whole[0] + (whole[1] + whole[2] / GRID) / GRID))
+    places = iter(flat.split([leaf.numel() for leaf in tree_leaves(template)]))
+
+    def of(leaf: Tensor) -> Tensor:
+        return next(places).reshape(leaf.shape[1:]).to(leaf.dtype)
+
+    sums: Sums = tree_map(of, template)
+    return sums

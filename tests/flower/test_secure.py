@@ -1,0 +1,191 @@
+"""Secure aggregation by Flower's SecAgg+: the same numbers, and a server that sees masked updates alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app.error import Error
+
+from hierfl import methods
+from hierfl.core.trees import named_leaves
+from hierfl.flower import apps
+from hierfl.flower.secure import masked
+from hierfl.method import Method, Share
+from hierfl.nodes.messages import Refused, from_bytes, to_bytes
+from hierfl.nodes.run import FitOverNodes, TooFewNodes
+from hierfl.nodes.together import parts_of, size_of, sums_of
+from hierfl.optimisers import SGD
+from tests.engine.test_engines import _shared
+from tests.flower.test_apps import Grid, identity, rows
+from tests.programs import fit, regression
+
+__all__ = ["identity"]  # a fixture
+
+
+class Watching(Grid):
+    """Keeps what nodes answer; nodes in `gone` are lost when they are asked for their masked updates."""
+
+    said: list[Message]
+
+    def send_and_receive(self, messages: Iterable[Any], *, timeout: float) -> Iterable[Any]:
+        self.said = getattr(self, "said", [])
+        answers = []
+        for sent in messages:
+            message = deepcopy(sent)  # each node gets bytes of its own
+            self.count += 1
+            number = message.metadata.dst_node_id
+            message.metadata.__dict__["_message_id"] = str(self.count)
+            if number in self.gone and "fitins.config" in message.content.config_records:
+                continue
+            try:
+                answer = self.app(message, self.contexts[number])
+            except Exception as error:  # as Flower's processes do
+                answer = Message(Error(code=2, reason=str(error)), reply_to=message)
+            answers.append(answer)
+        self.said += answers
+        return answers
+
+
+def run(method: Method, folder: Path, *, gone: Iterable[int] = (), **options: Any) -> Any:
+    done: list[FitOverNodes] = []
+    made = apps(
+        method,
+        lambda context: rows().select([str(context.node_config["client"])]),
+        done=done.append,
+        nodes=4,
+        timeout=0.1,
+        secure=True,
+        **options,
+    )
+    grid: Any = Watching(made.client, folder, gone)
+    made.server(grid, next(iter(grid.contexts.values())))
+    return done[0], grid
+
+
+def apfl() -> Method:
+    return methods.apfl(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+
+
+def ways() -> dict[str, Method]:
+    return {
+        "apfl": apfl(),
+        "fedsvi": methods.fedsvi(regression),
+        "scaffold": methods.scaffold(_shared(), lr=0.05),
+        "pvi": methods.pvi(regression),
+    }
+
+
+@pytest.mark.parametrize("name", ["apfl", "fedsvi", "scaffold", "pvi"])
+def test_the_numbers_are_those_of_a_run_without_it(name: str, tmp_path: Path) -> None:
+    method = ways()[name]
+    fitted, _ = run(method, tmp_path, rounds=3)
+    here = fit(method, rows(), rounds=3)
+    assert fitted.history["clients"].tolist() == [4, 4, 4]
+    for leaf, value in named_leaves(here.progress.server).items():
+        there = named_leaves(fitted.progress.server)[leaf]
+        torch.testing.assert_close(there, value, rtol=1e-7, atol=1e-8)
+
+
+def test_no_update_is_in_what_nodes_send(tmp_path: Path) -> None:
+    """Masked, the numbers are spread over their whole range; the plain parts lie in half a percent of it."""
+    _, grid = run(apfl(), tmp_path, rounds=1)
+    sent = [m.content.config_records.get("secaggplus_configs", {}) for m in grid.said]
+    vectors = [
+        np.load(io.BytesIO(part), allow_pickle=False)
+        for record in sent
+        for part in record.get("masked_params", ())
+    ]
+    numbers = np.concatenate([v.ravel()[1:] for v in vectors]).astype(np.float64) / 2.0**32
+    shares = np.histogram(numbers, 4, (0.0, 1.0))[0] / len(numbers)
+    assert len(vectors) >= 4 and np.abs(shares - 0.25).max() < 0.15
+    records = [m.content.config_records for m in grid.said]
+    plain = [found["hierfl"]["payload"] for found in records if "hierfl" in found]
+    assert len(plain) == 8  # who they are, and what they start from
+    assert not any(b"theta" in payload for payload in plain)
+
+
+def test_a_lost_node_is_named_and_the_sum_is_that_of_the_others(tmp_path: Path) -> None:
+    method = methods.fedavg(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+    fitted, _ = run(method, tmp_path, gone=[12], rounds=1)
+    others = rows().select(["east", "south", "west"])
+    here = fit(method, others, rounds=1)
+    assert [one["client"] for one in fitted.history["left_out"][0]] == ["north"]
+    for leaf, value in named_leaves(here.message).items():
+        torch.testing.assert_close(named_leaves(fitted.message)[leaf], value, rtol=0.0, atol=1e-9)
+
+
+def test_too_few_to_unmask(tmp_path: Path) -> None:
+    with pytest.raises(TooFewNodes, match="too few nodes were left to unmask"):
+        run(apfl(), tmp_path, gone=[12, 13], rounds=1)
+
+
+def test_what_it_refuses(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'two_stage' needs a summary of each client by itself"):
+        run(methods.two_stage(regression), tmp_path)
+    with pytest.raises(ValueError, match="with a log weight, and secure aggregation gives"):
+        run(methods.fedmap(_map(), optimiser=SGD(0.01)), tmp_path, rounds=1)
+    with pytest.raises(
+        ValueError, match="a round of 2 clients: secure aggregation takes 3 to 1023"
+    ):
+        run(apfl(), tmp_path, cohort=2, rounds=1)
+
+
+def _map() -> Any:
+    from hierfl.models import map_network
+    from hierfl.models.likelihood import normal
+
+    return map_network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+
+
+def message(**configs: Any) -> Message:
+    record: Any = {"secaggplus_configs": ConfigRecord(configs)} if configs else {}
+    return Message(RecordDict(record), dst_node_id=1, message_type="train")
+
+
+def test_a_node_refuses_a_server_that_would_see_it_by_itself(tmp_path: Path) -> None:
+    grid = Grid(None, tmp_path)
+    context = next(iter(grid.contexts.values()))
+
+    def never(message: Message, context: Any) -> Message:
+        raise AssertionError("the node was asked for its update")
+
+    with pytest.raises(Refused, match="the server asks for a plain one"):
+        masked(message(), context, never)
+    with pytest.raises(Refused, match="a sum of 2 nodes that 2 can unmask"):
+        masked(message(stage="setup", sample_num=2, threshold=2), context, never)
+    with pytest.raises(Refused, match="a sum of 4 nodes that 2 can unmask"):
+        masked(message(stage="setup", sample_num=4, threshold=2), context, never)
+
+
+def test_parts_add_up_to_the_sum_of_the_numbers() -> None:
+    """Also of numbers far apart in size; largest and smallest in one update."""
+    g = torch.Generator().manual_seed(0)
+    ups = []
+    for _ in range(5):
+        a, b = (torch.randn(1, n, generator=g).double() for n in (3, 2))
+        value = {"a": 1e8 * a, "b": 1e-4 * b}
+        ups.append({"x": Share(value, torch.rand(1, generator=g).double())})
+    read = [from_bytes(to_bytes(up, {}), most=1 << 20).tree for up in ups]
+    summed = sums_of(np.sum([parts_of(tree) for tree in read], 0), ups[0])
+    assert size_of(ups[0]) == 3 * 6
+    for name, leaf in named_leaves(summed).items():
+        wanted = sum(named_leaves(up)[name][0] for up in ups)
+        torch.testing.assert_close(leaf, wanted, rtol=1e-12, atol=1e-9)
+    for bad in (float("nan"), 2.0e9):
+        with pytest.raises(Refused, match="cannot be masked"):
+            parts_of({"x": torch.tensor([bad])})
+
+
+def test_questions_after_the_rounds_are_answered_as_ever(tmp_path: Path) -> None:
+    """No policy lets draws leave: each node says that they stay."""
+    fitted, _ = run(methods.fedsvi(regression), tmp_path, rounds=1)
+    found = fitted.local_summary(draws=5)
+    assert sorted(found.withheld) == ["east", "north", "south", "west"]
