@@ -12,37 +12,34 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hierfl.core.disk import private_folder, write_private
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.choosing import chosen, made_by, rounds_of
+from hierfl.nodes.choosing import rounds_of
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.node import Node, NodeFailed, answer, introduce, introduced, node
 from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
 from hierfl.nodes.together import Summed
 from hierfl.program.recipes import describe
 from hierfl.program.sites import Model
-from hierfl.runs.choice import Disclose, check_word
+from hierfl.runs.choice import Disclose
 
 try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-    from hierfl.flower.secure import asked_for, in_parts, masked, sum_of
+    from hierfl.flower.at_node import PAYLOAD, RECORD, Clients, Which, payload_of
+    from hierfl.flower.secure import sum_of
 except ImportError as error:
     raise ImportError(
         "hierfl.flower needs flwr: install it with pip install 'hierfl[flower]'"
     ) from error
 
-PAYLOAD, WRONG, RECORD = "payload", "wrong", "hierfl"
 ONCE_MORE = 1.0  # seconds between two looks for nodes
-AGREEMENT = "agreement.json"
 
 
 @dataclass(frozen=True)
@@ -113,8 +110,8 @@ def apps(
         )
     disclose = "sums" if secure else disclose
     folder, policy = folder_for_node or _folder_of, policy_for_node or _policy_of
-    which = _Which(method, disclose, cohort, seed)
-    clients = _Clients(which, data_for_node, folder, policy, secure)
+    which = Which(method, disclose, cohort, seed)
+    clients = Clients(which, data_for_node, folder, policy, secure)
     server = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
@@ -161,135 +158,6 @@ def _folder_of(context: Context) -> str:
             "--node-config 'folder=\"...\"', or hand in folder_for_node"
         )
     return folder
-
-
-@dataclass(frozen=True, eq=False)
-class _Which:
-    """Which method runs: the one that was named, or the one that is chosen for a model."""
-
-    method: Method | Model
-    disclose: Disclose
-    cohort: int | float | None
-    seed: int
-
-    def __post_init__(self) -> None:
-        """Refuse a method that discloses more than the server may see."""
-        check_word(self.disclose)
-        if self.named and self.disclose == "sums" and self.named.discloses == "summaries":
-            raise ValueError(
-                f"disclose is 'sums', and method '{self.named.name}' shows the server a summary of each client: take "
-                f"another, or hand in the model, for which one is chosen"
-            )
-
-    @property
-    def named(self) -> Method | None:
-        """The method that was named."""
-        return self.method if isinstance(self.method, Method) else None
-
-    def at_node(self, recipe: Any) -> Method:
-        """Return the method at a node, where the server has told the recipe of the one that it chose.
-
-        Raises:
-            Refused: it cannot be made here.
-        """
-        return self.method if isinstance(self.method, Method) else made_by(recipe, self.method)
-
-    def of(self, agreement: Agreement) -> tuple[Method, str | None]:
-        """Return the server's method, and why it was chosen; None where it was named."""
-        if isinstance(self.method, Method):
-            return self.method, None
-        found = chosen(
-            self.method, agreement, disclose=self.disclose, cohort=self.cohort, seed=self.seed
-        )
-        return found.method, found.why
-
-
-# ------------------------------------------------------------------------------------------------ at a node
-@dataclass(frozen=True, eq=False)
-class _Clients:
-    """What every node does; a process keeps the nodes that it has set up."""
-
-    which: _Which
-    data: Callable[[Context], ClientData]
-    folder: Callable[[Context], str | Path]
-    policy: Callable[[Context], str | Path | None]
-    secure: bool = False
-    ready: dict[int, Node] = field(default_factory=dict)
-
-    def app(self) -> ClientApp:
-        """Return the app that answers messages."""
-        app = ClientApp(mods=[masked] if self.secure else [])
-        app.query("introduce")(self._answering(self._introduce))
-        app.query("agree")(self._answering(self._agree))
-        app.train()(self._answering(self._train))
-        return app
-
-    def _answering(
-        self, work: Callable[[bytes, Context], bytes]
-    ) -> Callable[[Message, Context], Message]:
-        def answered(message: Message, context: Context) -> Message:
-            record = ConfigRecord()
-            try:
-                if (masking := asked_for(message)) is not None:
-                    return Message(in_parts(work(masking, context)), reply_to=message)
-                record[PAYLOAD] = work(_payload(message), context)
-            except (Refused, NodeFailed, ValueError, OSError) as error:
-                record[WRONG] = f"{type(error).__name__}: {error}"
-            return Message(RecordDict({RECORD: record}), reply_to=message)
-
-        return answered
-
-    def _introduce(self, content: bytes, context: Context) -> bytes:
-        policy = self.policy(context)
-        return introduce(self.which.named, self.data(context), self.folder(context), policy=policy)
-
-    def _agree(self, content: bytes, context: Context) -> bytes:
-        folder = Path(self.folder(context))
-        private_folder(folder)
-        write_private(folder / AGREEMENT, content)
-        self.ready.pop(context.node_id, None)
-        return json.dumps(introduced(self._node(context))).encode()
-
-    def _train(self, content: bytes, context: Context) -> bytes:
-        return answer(self._node(context), content)
-
-    def _node(self, context: Context) -> Node:
-        """Return the node, set up from what was agreed on; a new process sets it up again."""
-        if context.node_id not in self.ready:
-            folder = Path(self.folder(context))
-            try:
-                found = json.loads((folder / AGREEMENT).read_bytes())
-            except (OSError, ValueError) as error:
-                raise Refused(f"the node has agreed on nothing yet ({error})") from error
-            if not isinstance(found, dict):
-                raise Refused("what it has agreed on is no JSON object")
-            agreement = Agreement.from_json(found.get("agreement"))
-            self.ready[context.node_id] = node(
-                self.which.at_node(found.get("method")),
-                self.data(context),
-                agreement,
-                folder,
-                seed=self.which.seed,
-                policy=self.policy(context),
-            )
-        return self.ready[context.node_id]
-
-
-def _payload(message: Message) -> bytes:
-    """Return the bytes of a message.
-
-    Raises:
-        Refused: there are none.
-    """
-    if message.has_error():
-        raise Refused(f"Flower says: {message.error.reason or message.error.code}")
-    record: Mapping[str, Any] = message.content.config_records.get(RECORD, ConfigRecord())
-    if WRONG in record:
-        raise Refused(str(record[WRONG])[:2000])
-    found = record.get(PAYLOAD)
-    if not isinstance(found, bytes):
-        raise Refused("its message holds no payload of hierfl")
-    return found
 
 
 # ------------------------------------------------------------------------------------------------ at the server
@@ -369,6 +237,6 @@ class _Nodes:
         ]
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
             try:
-                yield reply.metadata.src_node_id, _payload(reply)
+                yield reply.metadata.src_node_id, payload_of(reply)
             except Refused as error:
                 yield reply.metadata.src_node_id, error

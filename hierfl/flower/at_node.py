@@ -1,0 +1,154 @@
+"""The node's side of a run on Flower: which method runs, and what a node answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from hierfl.core.disk import private_folder, write_private
+from hierfl.data.clients import ClientData
+from hierfl.flower.secure import asked_for, in_parts, masked
+from hierfl.method import Method
+from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.choosing import chosen, made_by
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.node import Node, NodeFailed, answer, introduce, introduced, node
+from hierfl.program.sites import Model
+from hierfl.runs.choice import Disclose, check_word
+
+PAYLOAD, WRONG, RECORD = "payload", "wrong", "hierfl"
+AGREEMENT = "agreement.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Which:
+    """Which method runs: the one that was named, or the one that is chosen for a model."""
+
+    method: Method | Model
+    disclose: Disclose
+    cohort: int | float | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse a method that discloses more than the server may see."""
+        check_word(self.disclose)
+        if self.named and self.disclose == "sums" and self.named.discloses == "summaries":
+            raise ValueError(
+                f"disclose is 'sums', and method '{self.named.name}' shows the server a summary of each client: take "
+                f"another, or hand in the model, for which one is chosen"
+            )
+
+    @property
+    def named(self) -> Method | None:
+        """The method that was named."""
+        return self.method if isinstance(self.method, Method) else None
+
+    def at_node(self, recipe: Any) -> Method:
+        """Return the method at a node, where the server has told the recipe of the one that it chose.
+
+        Raises:
+            Refused: it cannot be made here.
+        """
+        return self.method if isinstance(self.method, Method) else made_by(recipe, self.method)
+
+    def of(self, agreement: Agreement) -> tuple[Method, str | None]:
+        """Return the server's method, and why it was chosen; None where it was named."""
+        if isinstance(self.method, Method):
+            return self.method, None
+        found = chosen(
+            self.method, agreement, disclose=self.disclose, cohort=self.cohort, seed=self.seed
+        )
+        return found.method, found.why
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """What every node does; a process keeps the nodes that it has set up."""
+
+    which: Which
+    data: Callable[[Context], ClientData]
+    folder: Callable[[Context], str | Path]
+    policy: Callable[[Context], str | Path | None]
+    secure: bool = False
+    ready: dict[int, Node] = field(default_factory=dict)
+
+    def app(self) -> ClientApp:
+        """Return the app that answers messages."""
+        app = ClientApp(mods=[masked] if self.secure else [])
+        app.query("introduce")(self._answering(self._introduce))
+        app.query("agree")(self._answering(self._agree))
+        app.train()(self._answering(self._train))
+        return app
+
+    def _answering(
+        self, work: Callable[[bytes, Context], bytes]
+    ) -> Callable[[Message, Context], Message]:
+        def answered(message: Message, context: Context) -> Message:
+            record = ConfigRecord()
+            try:
+                if (masking := asked_for(message)) is not None:
+                    return Message(in_parts(work(masking, context)), reply_to=message)
+                record[PAYLOAD] = work(payload_of(message), context)
+            except (Refused, NodeFailed, ValueError, OSError) as error:
+                record[WRONG] = f"{type(error).__name__}: {error}"
+            return Message(RecordDict({RECORD: record}), reply_to=message)
+
+        return answered
+
+    def _introduce(self, content: bytes, context: Context) -> bytes:
+        policy = self.policy(context)
+        return introduce(self.which.named, self.data(context), self.folder(context), policy=policy)
+
+    def _agree(self, content: bytes, context: Context) -> bytes:
+        folder = Path(self.folder(context))
+        private_folder(folder)
+        write_private(folder / AGREEMENT, content)
+        self.ready.pop(context.node_id, None)
+        return json.dumps(introduced(self._node(context))).encode()
+
+    def _train(self, content: bytes, context: Context) -> bytes:
+        return answer(self._node(context), content)
+
+    def _node(self, context: Context) -> Node:
+        """Return the node, set up from what was agreed on; a new process sets it up again."""
+        if context.node_id not in self.ready:
+            folder = Path(self.folder(context))
+            try:
+                found = json.loads((folder / AGREEMENT).read_bytes())
+            except (OSError, ValueError) as error:
+                raise Refused(f"the node has agreed on nothing yet ({error})") from error
+            if not isinstance(found, dict):
+                raise Refused("what it has agreed on is no JSON object")
+            agreement = Agreement.from_json(found.get("agreement"))
+            self.ready[context.node_id] = node(
+                self.which.at_node(found.get("method")),
+                self.data(context),
+                agreement,
+                folder,
+                seed=self.which.seed,
+                policy=self.policy(context),
+            )
+        return self.ready[context.node_id]
+
+
+def payload_of(message: Message) -> bytes:
+    """Return the bytes of a message.
+
+    Raises:
+        Refused: there are none.
+    """
+    if message.has_error():
+        raise Refused(f"Flower says: {message.error.reason or message.error.code}")
+    record: Mapping[str, Any] = message.content.config_records.get(RECORD, ConfigRecord())
+    if WRONG in record:
+        raise Refused(str(record[WRONG])[:2000])
+    found = record.get(PAYLOAD)
+    if not isinstance(found, bytes):
+        raise Refused("its message holds no payload of hierfl")
+    return found
