@@ -34,6 +34,7 @@ from hierfl.methods.pfedbred import pfedbred
 from hierfl.methods.pfedhn import pfedhn
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
+from hierfl.methods.robust import robust
 from hierfl.methods.scaffold import scaffold
 from hierfl.methods.server_optimised import server_optimised
 from hierfl.methods.two_stage import two_stage
@@ -75,6 +76,7 @@ __all__ = [
     "pfedhn",
     "pfedme",
     "pvi",
+    "robust",
     "scaffold",
     "server_optimised",
     "two_stage",

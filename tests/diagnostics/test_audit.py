@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,9 +91,8 @@ def test_what_it_refuses() -> None:
     with pytest.raises(KeyError, match="there is no client 'x'; choose from"):
         audit(method, federation((5, 3)), client="x")
     data = federation((5, 3))
-    alike = hierfl.ClientData.from_arrays(
-        ["a", "a", "b"], **{name: v[:1].expand(3, *v.shape[1:]) for name, v in data.fields.items()}
-    )
+    same: dict[str, Any] = {n: v[:1].expand(3, *v.shape[1:]) for n, v in data.fields.items()}
+    alike = hierfl.ClientData.from_arrays(["a", "a", "b"], **same)
     with pytest.raises(ValueError, match="so that nothing would differ"):
         audit(method, alike)
 

@@ -22,11 +22,11 @@ from hierfl.studies import baseline_builders, baseline_methods, baseline_table, 
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_builders import HELD, Budget
 from hierfl.studies.baseline_methods import BASELINES, LEFT_OUT
-from hierfl.studies.baseline_settings import FASHION, of_method
+from hierfl.studies.baseline_settings import FASHION, QUICK, Setting, of_method
 from hierfl.studies.tuning import RATES
 
 SMALL = replace(
-    baselines.QUICK,
+    QUICK,
     clients=10,
     cohort=10,
     train=5,
@@ -80,7 +80,7 @@ BESIDE = {
 }
 
 
-def net_of(setting: baselines.Setting, seed: int) -> nn.Sequential:
+def net_of(setting: Setting, seed: int) -> nn.Sequential:
     made = images.started(partial(Counted, 64, setting.hidden[0]), seed)
     head = images.started(partial(nn.Linear, setting.hidden[0], 10), seed)
     return nn.Sequential(made, nn.ReLU(), head)
@@ -160,7 +160,7 @@ def test_numbers_without_own_rows_are_those_of_the_common_model() -> None:
 
 
 def test_a_fifth_of_the_training_rows_is_marked() -> None:
-    train, _ = baselines.federation(baselines.QUICK, 0)
+    train, _ = baselines.federation(QUICK, 0)
     assert float(train.fields[HELD].mean()) == pytest.approx(0.2)
     assert len(set(train.fields["y"][train.fields[HELD] > 0].tolist())) == 10
 

@@ -1,0 +1,180 @@
+"""Robust means: what honest clients give, how far wrong ones move them, and what cannot be wrapped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import hierfl
+from hierfl.core.trees import Tree, named_leaves, tree_map
+from hierfl.method import Client, Method, Reports, Share, Up
+from hierfl.methods import bfi, fedamp, fedavg, fedsvi, ifca, pfedme, robust, scaffold, two_stage
+from hierfl.methods.robust import RULES, Rule, _checked, _mean
+from hierfl.models import network
+from hierfl.optimisers import SGD
+from hierfl.program.program import Program, ProgramError
+from tests.engine.test_engines import METHODS, _shared
+from tests.programs import federation, fit, regression
+
+SMALL: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
+
+
+def attacked(method: Method, wrong: int, times: float) -> Method:
+    """Return the method with clients of `wrong` rows that send what they received less `times` their change."""
+
+    def client(program: Program) -> Client:
+        plain = method.client(program)
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up, kept = plain.finish(work, message, own, rows)
+            factor = torch.where(rows == wrong, -times, 1.0)
+            share = up["theta"]
+            assert isinstance(share, Share)
+            value = tree_map(lambda v, w: w + factor * (v - w), share.value, message)
+            return {**up, "theta": Share(value, share.weight)}, kept
+
+        return replace(plain, finish=finish)
+
+    return replace(method, client=client)
+
+
+def test_each_rule_by_hand() -> None:
+    g = torch.Generator().manual_seed(0)
+    v = torch.randn(7, 4, generator=g)
+    assert torch.allclose(_mean("median", 0.2, {"v": v})["v"], v.median(0).values)
+    even = _mean("median", 0.0, {"v": v[:6]})["v"]
+    assert torch.allclose(even, torch.tensor(stats.scoreatpercentile(v[:6].numpy(), 50, axis=0)))
+    cut = _mean("trimmed", 0.3, {"v": v})["v"]
+    assert torch.allclose(cut, torch.tensor(stats.trim_mean(v.numpy(), 2 / 7 + 1e-9, axis=0)))
+    far = torch.cat([v[:6], torch.full((1, 4), 100.0)])
+    scores = []
+    for i in range(7):
+        near = sorted(float((far[i] - far[j]).square().sum()) for j in range(7) if j != i)
+        scores.append(sum(near[: 7 - 1 - 2]))
+    best = torch.tensor(scores).argsort()[:6]
+    assert torch.allclose(_mean("krum", 0.15, {"v": far})["v"], far[best].mean(0))
+    middle = v.median(0).values
+    distance = (v - middle).norm(dim=1)
+    factor = (distance.median() / distance).clamp(max=1.0)
+    wanted = middle + (factor[:, None] * (v - middle)).mean(0)
+    assert torch.allclose(_mean("clipped", 0.2, {"v": v})["v"], wanted)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_clients_that_agree_give_what_they_agree_on(rule: Rule) -> None:
+    v = torch.randn(3, generator=torch.Generator().manual_seed(0)).expand(6, 3)
+    assert torch.allclose(_mean(rule, 0.2, {"v": v})["v"], v[0], atol=1e-15)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [100.0, 1e12])
+def test_wrong_clients_move_it_no_further_than_honest_ones_lie(rule: Rule, size: float) -> None:
+    """Two of eleven send anything: the mean stays among the others, in every coordinate or in distance."""
+    g = torch.Generator().manual_seed(1)
+    honest = torch.randn(9, 5, generator=g)
+    wrong = size * torch.tensor([[1.0, -1.0, 1.0, 1.0, 0.5], [1.0, -1.0, 1.0, 1.0, 0.4]])
+    found = _mean(rule, 0.2, {"v": torch.cat([honest, wrong])})["v"]
+    middle = honest.median(0).values
+    assert float((found - middle).norm()) < float((honest - middle).norm(dim=1).max())
+    plain = torch.cat([honest, wrong]).mean(0)
+    assert float((plain - middle).norm()) > float((honest - middle).norm(dim=1).max())
+
+
+def test_nothing_trimmed_is_the_mean_of_clients() -> None:
+    """Of clients with equally many rows: fedavg itself."""
+    data = federation((4, 4, 4))
+    plain = fit(fedavg(_shared(), **SMALL), data, rounds=3)
+    found = fit(robust(fedavg(_shared(), **SMALL), tolerated=0.0), data, rounds=3)
+    for name, value in named_leaves(plain.message).items():
+        assert torch.allclose(found.message[name[2:-2]], value, atol=1e-12, rtol=0.0)
+    assert found.method.discloses == "summaries" and "loss" in found.history
+
+
+@pytest.mark.parametrize("way", [{"chunk": 2}, {"engine": "sequential"}])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_engine(rule: Rule, way: dict[str, Any]) -> None:
+    data = federation((5, 3, 7, 4, 2))
+    method = robust(METHODS["pfedme"](), rule=rule)
+    one, two = (fit(method, data, rounds=3, cohort=5, **how) for how in ({}, way))
+    for name, value in named_leaves(one.progress.server).items():
+        assert torch.allclose(named_leaves(two.progress.server)[name], value, atol=1e-10, rtol=0.0)
+
+
+def digits() -> tuple[hierfl.ClientData, hierfl.ClientData]:
+    """Return twenty clients of scikit-learn's digits; four of them, those of the attack, have one row more."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    x, y = torch.tensor(x / 16.0)[order], torch.tensor(y)[order]
+    counts = [60] * 16 + [61] * 4
+    who = torch.arange(20).repeat_interleave(torch.tensor(counts))
+    used = len(who)
+    train = hierfl.ClientData.from_arrays(who, x=x[:used], y=y[:used])
+    test = hierfl.ClientData.from_arrays(["all"] * (len(y) - used), x=x[used:], y=y[used:])
+    return train, test
+
+
+def test_a_fifth_of_the_clients_flip_their_signs() -> None:
+    """Real images: the plain mean learns nothing, each rule nearly as much as without them."""
+    train, test = digits()
+    plain = fedavg(
+        network(nn.Linear(64, 10)), optimiser=SGD(0.5), steps=5, unit="step", batch_size=20
+    )
+    torch.manual_seed(0)
+
+    def accuracy(method: Method) -> float:
+        fitted = fit(method, train, rounds=15)
+        new = fitted.personalise(test, rounds=0).predict(test)
+        return float(new.scores()["accuracy"].mean())
+
+    honest = accuracy(plain)
+    wrong = attacked(plain, 61, 5.0)
+    assert honest > 0.88 and accuracy(wrong) < 0.5
+    for rule in RULES:
+        assert accuracy(robust(wrong, rule=rule)) > honest - 0.05, rule
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(ValueError, match="must be one of median, trimmed, krum, clipped"):
+        robust(fedavg(_shared()), rule="mean")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"lies in \[0, 0.5\)"):
+        robust(fedavg(_shared()), tolerated=0.5)
+    data = federation((5, 3, 7))
+    for method, why in (
+        (bfi(regression), "bfi sums what all clients know"),
+        (two_stage(regression), "two_stage uses what each client sends by itself"),
+        (fedamp(_shared(), sigma=1.0), "fedamp uses what each client sends by itself"),
+    ):
+        with pytest.raises(ProgramError, match=why):
+            fit(robust(method), data, rounds=1)
+    for method in (scaffold(_shared(), lr=0.01), ifca(_shared(), clusters=2, optimiser=SGD(0.01))):
+        with pytest.raises(ProgramError, match="robust needs a method whose server averages"):
+            fit(robust(method), data, rounds=2)
+    said = Reports({"value": torch.ones(2, 3), "weight": torch.tensor([1.0, 0.0])}, torch.arange(2))
+    with pytest.raises(ProgramError, match="some have nothing to say of theta"):
+        _checked("theta", said)
+    with pytest.raises(
+        ProgramError, match="Krum with 1 wrong clients needs 5 in a round, and there are 3"
+    ):
+        fit(robust(fedavg(_shared(), **SMALL), rule="krum", tolerated=0.4), data, rounds=1)
+
+
+def test_a_posterior_keeps_its_form() -> None:
+    data = federation((8, 6, 7, 9, 5))
+    fitted = fit(robust(fedsvi(regression), rule="clipped"), data, rounds=3)
+    drawn: Any = fitted.posterior(draws=10)
+    assert drawn.posterior["loc"].shape[1] == 10
+    assert {name for name in fit(robust(pfedme(_personal())), data, rounds=1).message}
+
+
+def _personal() -> Any:
+    from hierfl.models import bayesian_network
+    from hierfl.models.likelihood import normal
+
+    return bayesian_network(nn.Linear(2, 1), likelihood=normal(1.0), prior_scale=1.0)
