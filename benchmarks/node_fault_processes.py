@@ -23,9 +23,12 @@ from benchmarks.node_fault_problem import SEED, clients, method
 from hierfl.core.trees import named_leaves
 from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.asking import Answer
+from hierfl.nodes.client_state import NodeFailed
+from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes
-from hierfl.nodes.node import NodeFailed, answer, node
-from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
+from hierfl.nodes.node import answer, node
+from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.runs import checkpoint
 
 MOST = 1 << 24  # bytes of a message

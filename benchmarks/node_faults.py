@@ -41,7 +41,8 @@ from benchmarks.node_fault_processes import (
     run_server,
 )
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.node import kept, node
+from hierfl.nodes.client_state import kept
+from hierfl.nodes.node import node
 
 NODES = (  # kind -> share of the faults
     ("killed before its work", 4),

@@ -19,9 +19,11 @@ from typing import Any
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.asking import Answer
 from hierfl.nodes.choosing import rounds_of
+from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
+from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.nodes.together import Summed
 from hierfl.program.recipes import describe
 from hierfl.program.sites import Model

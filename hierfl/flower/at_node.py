@@ -17,8 +17,9 @@ from hierfl.flower.secure import asked_for, in_parts, masked
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.choosing import chosen, made_by
+from hierfl.nodes.client_state import Node, NodeFailed
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.node import Node, NodeFailed, answer, introduce, introduced, node
+from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.program.sites import Model
 from hierfl.runs.choice import Disclose, check_word
 

@@ -28,10 +28,7 @@ from hierfl.method import Method
 from hierfl.nodes import log
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import check_approved, write_preview
-from hierfl.nodes.client_state import Kept as Kept
-from hierfl.nodes.client_state import Node as Node
-from hierfl.nodes.client_state import NodeFailed as NodeFailed
-from hierfl.nodes.client_state import keep, kept, state_after
+from hierfl.nodes.client_state import Kept, Node, NodeFailed, keep, state_after
 from hierfl.nodes.local_fit import answered, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
@@ -40,8 +37,6 @@ from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
 from hierfl.program.recipes import describe
 from hierfl.runs.saved import start_of
-
-__all__ = ["Kept", "Node", "NodeFailed", "answer", "introduce", "introduced", "kept", "node"]
 
 MOST = 1 << 31  # bytes of a message to a node
 

@@ -95,7 +95,7 @@ from typing import Any
 import torch
 
 from hierfl.flower import apps
-from hierfl.nodes.run import FitOverNodes
+from hierfl.nodes import FitOverNodes
 from NAME.data import rows
 from NAME.model import model
 

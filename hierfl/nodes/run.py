@@ -24,9 +24,8 @@ from hierfl.engine.rounds import CHOSEN, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import Method, Up
 from hierfl.nodes.agreement import Agreement
-from hierfl.nodes.asking import Answer as Answer
-from hierfl.nodes.asking import Ask, last_counted, mail_of
-from hierfl.nodes.fit import FitOverNodes as FitOverNodes
+from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
+from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.nodes.node import run_name
 from hierfl.nodes.together import AskSum, check_sums, size_of, sums_of

@@ -15,7 +15,8 @@ from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.flower import Apps, apps
-from hierfl.nodes.run import FitOverNodes, TooFewNodes
+from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.run import TooFewNodes
 from hierfl.optimisers import SGD
 from hierfl.runs.choice import choose
 from tests.engine.test_engines import _shared

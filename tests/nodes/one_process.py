@@ -10,8 +10,9 @@ from pathlib import Path
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.node import Node, NodeFailed, answer, introduced, node
-from hierfl.nodes.run import Answer
+from hierfl.nodes.asking import Answer
+from hierfl.nodes.client_state import Node, NodeFailed
+from hierfl.nodes.node import answer, introduced, node
 
 
 @dataclass(frozen=True, eq=False)

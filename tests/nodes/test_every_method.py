@@ -15,8 +15,9 @@ import hierfl
 from hierfl import methods, models
 from hierfl.core.trees import named_leaves
 from hierfl.method import Method
-from hierfl.nodes.node import kept
-from hierfl.nodes.run import FitOverNodes, fit_nodes
+from hierfl.nodes.client_state import kept
+from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.run import fit_nodes
 from hierfl.optimisers import SGD
 from hierfl.runs.result import Fit
 from tests.engine.test_engines import METHODS, _shared

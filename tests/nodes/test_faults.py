@@ -13,9 +13,12 @@ from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.method import Share
+from hierfl.nodes.asking import Answer
+from hierfl.nodes.client_state import kept
+from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
-from hierfl.nodes.node import answer, kept, node
-from hierfl.nodes.run import Answer, FitOverNodes, TooFewNodes, fit_nodes
+from hierfl.nodes.node import answer, node
+from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.optimisers import SGD
 from hierfl.runs.result import Fit
 from tests.engine.test_engines import _shared

@@ -18,11 +18,12 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes import log
 from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.asking import Answer
 from hierfl.nodes.messages import from_bytes
 from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, policy_at
 from hierfl.nodes.preview import preview
-from hierfl.nodes.run import Answer, fit_nodes
+from hierfl.nodes.run import fit_nodes
 from hierfl.optimisers import SGD
 from tests.engine.test_engines import _shared
 from tests.nodes.one_process import Machines, machines

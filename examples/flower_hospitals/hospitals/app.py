@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from hierfl.flower import apps
-from hierfl.nodes.run import FitOverNodes
+from hierfl.nodes import FitOverNodes
 from hospitals.data import rows
 from hospitals.model import method_of
 
