@@ -14,7 +14,6 @@ whose standard deviation nobody knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, cast
 
@@ -29,7 +28,7 @@ from hierfl.program.recipes import recorded
 
 Rule = Literal["median", "trimmed", "krum", "clipped"]
 RULES: tuple[Rule, ...] = ("median", "trimmed", "krum", "clipped")
-Mean = Callable[[Tree], Tree]  # of C clients' values, C in front
+LEAST = 1e-9  # a weight below it says that a client is left out, as by averaging_some
 
 
 @recorded
@@ -52,7 +51,7 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
         ValueError: `rule` is none of the four, or `tolerated` is outside [0, 0.5).
         ProgramError: (at fit) the server does more than average (scaffold); it sums factors of all clients (pvi, bfi,
             fedep, fedlaplace); or it needs summaries itself (two_stage, fedamp). (In a round) a client has nothing to
-            say of a share, with weight 0; or there are too few clients for "krum".
+            say of a share, with weight 0 (averaging_some); or there are too few clients for "krum".
     """
     if rule not in RULES:
         raise ValueError(f"rule is {rule!r}: it must be one of {', '.join(RULES)}")
@@ -114,7 +113,7 @@ def _by_itself(name: str, share: object) -> Share | Each:
 def _checked(name: str, reports: Reports) -> Tree:
     """Return the clients' values of one share."""
     weight = reports.value["weight"]
-    if weight.dim() != 1 or not bool((weight > 0.0).all()):
+    if weight.dim() != 1 or not bool((weight > LEAST).all()):
         raise ProgramError(
             f"robust counts every client as one, and some have nothing to say of {name}, with weight 0: wrap another "
             f"method, such as fedavg"
@@ -126,7 +125,7 @@ def _checked(name: str, reports: Reports) -> Tree:
 def _mean(rule: Rule, tolerated: float, values: Tree) -> Tree:
     """Return the robust mean of C clients' values, C in front."""
     count = len(tree_leaves(values)[0])
-    wrong = int(tolerated * count)
+    wrong = int(tolerated * count + 1e-9)  # 29 of 100 at 0.29, which is less in binary
     if rule == "median":
         return tree_map(_median, values)
     if rule == "trimmed":

@@ -13,7 +13,18 @@ from torch import Tensor, nn
 import hierfl
 from hierfl.core.trees import Tree, named_leaves, tree_map
 from hierfl.method import Client, Method, Reports, Share, Up
-from hierfl.methods import bfi, fedamp, fedavg, fedsvi, ifca, pfedme, robust, scaffold, two_stage
+from hierfl.methods import (
+    averaging_some,
+    bfi,
+    fedamp,
+    fedavg,
+    fedsvi,
+    ifca,
+    pfedme,
+    robust,
+    scaffold,
+    two_stage,
+)
 from hierfl.methods.robust import RULES, Rule, _checked, _mean
 from hierfl.models import network
 from hierfl.optimisers import SGD
@@ -136,8 +147,15 @@ def test_a_fifth_of_the_clients_flip_their_signs() -> None:
     honest = accuracy(plain)
     wrong = attacked(plain, 61, 5.0)
     assert honest > 0.88 and accuracy(wrong) < 0.5
+    flipped = attacked(plain, 61, 1.0)  # no larger than an honest change
     for rule in RULES:
         assert accuracy(robust(wrong, rule=rule)) > honest - 0.05, rule
+        assert accuracy(robust(flipped, rule=rule)) > honest - 0.05, rule
+
+
+def test_how_many_may_be_wrong_is_not_lost_to_rounding() -> None:
+    v = torch.arange(100.0)[:, None].square()
+    assert float(_mean("trimmed", 0.29, {"v": v})["v"]) == pytest.approx(float(v[29:71].mean()))
 
 
 def test_what_it_refuses() -> None:
@@ -156,6 +174,9 @@ def test_what_it_refuses() -> None:
     for method in (scaffold(_shared(), lr=0.01), ifca(_shared(), clusters=2, optimiser=SGD(0.01))):
         with pytest.raises(ProgramError, match="robust needs a method whose server averages"):
             fit(robust(method), data, rounds=2)
+    some = averaging_some(fedavg(_shared(), **SMALL), share=0.3)
+    with pytest.raises(ProgramError, match="some have nothing to say of theta"):
+        fit(robust(some), data, rounds=3)
     said = Reports({"value": torch.ones(2, 3), "weight": torch.tensor([1.0, 0.0])}, torch.arange(2))
     with pytest.raises(ProgramError, match="some have nothing to say of theta"):
         _checked("theta", said)
