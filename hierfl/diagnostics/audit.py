@@ -162,7 +162,6 @@ def _exchanged(data: ClientData, at: int) -> ClientData:
 
 def _crossings(federation: Federation, at: int, until: int) -> Crossed:
     """Run the rounds, and return what crossed to and from one client."""
-    federation = replace(federation, cohort=federation.data.num_clients)
     crossed: Crossed = {}
 
     def work(tasks: Iterable[Task]) -> Iterator[Done]:

@@ -58,20 +58,7 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
     if not 0.0 <= tolerated < 0.5:
         raise ValueError(f"tolerated is {tolerated}: a share of the clients lies in [0, 0.5)")
 
-    def check() -> None:
-        if method.everyone or method.discloses == "summaries":
-            why = (
-                "sums what all clients know"
-                if method.everyone
-                else "uses what each client sends by itself"
-            )
-            raise ProgramError(
-                f"robust takes the place of a mean over clients, and {method.name} {why}: wrap a method that takes "
-                f"means, such as fedsvi or fedavg"
-            )
-
     def client(program: Program) -> Client:
-        check()
         plain = method.client(program)
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
@@ -81,7 +68,7 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
         return replace(plain, finish=finish)
 
     def server(program: Program) -> Server:
-        check()
+        _check_takes_means(method)
         plain = method.server(program)
         if not method.name.startswith("fedsvi"):  # whose clients send gradients
             check_averages("robust", method, program, plain, "wrap such a method, or fedsvi")
@@ -96,6 +83,19 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
     name = f"{method.name} {rule}"
     return replace(
         method, name=name, client=client, server=server, pooled=None, discloses="summaries"
+    )
+
+
+def _check_takes_means(method: Method) -> None:
+    """Refuse a method that sums what all clients know, or uses what each sends by itself."""
+    if not method.everyone and method.discloses == "sums":
+        return
+    why = (
+        "sums what all clients know" if method.everyone else "uses what each client sends by itself"
+    )
+    raise ProgramError(
+        f"robust takes the place of a mean over clients, and {method.name} {why}: wrap a method that takes means, "
+        f"such as fedsvi or fedavg"
     )
 
 

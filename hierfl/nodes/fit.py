@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -208,7 +208,7 @@ class FitOverNodes:
         contents = {name: self._question(kind, name, rows, options) for name in clients}
         given: dict[str, Found] = {}
         withheld: dict[str, str] = {}
-        for one in self._answers(contents):
+        for one in self.ask(contents):
             if one.client not in contents or one.client in given:
                 continue
             try:
@@ -221,9 +221,6 @@ class FitOverNodes:
                 withheld.setdefault(name, "it did not answer")
         ordered = {name: given[name] for name in clients if name in given}
         return FromNodes(ordered, dict(sorted(withheld.items())))
-
-    def _answers(self, contents: Mapping[str, bytes]) -> Iterable[Answer]:
-        return self.ask(contents)
 
     def _question(
         self, kind: Kind, name: str, rows: ClientData | None, options: Mapping[str, Any]

@@ -73,9 +73,7 @@ class Nodes:
             yield self._worked(task) if self.ask_sum is None else self._summed(self.ask_sum, task)
 
     def _worked(self, task: Task) -> Done:
-        names = self.federation.data.names
-        wanted = {names[int(i)]: place for place, i in enumerate(task.ids)}
-        contents = {name: self._request(task, name, place) for name, place in wanted.items()}
+        wanted, contents = self._asked(task)
         template = self._template(task)
         ups: dict[int, Up] = {}
         reasons: dict[str, str] = {}
@@ -87,36 +85,44 @@ class Nodes:
                 ups[place] = self._read(found, task, template)
             except Refused as error:
                 reasons.setdefault(found.client, str(error))
-        left_out = tuple(
-            LeftOut(int(task.ids[place]), reasons.get(name, "it did not answer"))
-            for name, place in wanted.items()
-            if place not in ups
-        )
-        self._check_enough(task, len(ups), left_out)
-        self.counted.update({name: task.round for name, place in wanted.items() if place in ups})
-        places = torch.tensor(sorted(ups))
+        places, left_out = self._ended(task, wanted, set(ups), reasons)
         own = tree_map(lambda v: v[places], task.own)
         up = tree_map(lambda *parts: torch.cat(parts), *(ups[int(k)] for k in places))
         return counted(self.federation, task._replace(ids=task.ids[places]), up, own, left_out)
 
     def _summed(self, ask_sum: AskSum, task: Task) -> Done:
         """Run the tasks of a round at the nodes, of which the server learns the sum alone."""
-        names = self.federation.data.names
-        wanted = {names[int(i)]: place for place, i in enumerate(task.ids)}
-        contents = {name: self._request(task, name, place) for name, place in wanted.items()}
+        wanted, contents = self._asked(task)
         template = self._template(task)
         check_sums(self.method.name, template)
         found = ask_sum(contents, size_of(template))
-        left_out = tuple(
-            LeftOut(int(task.ids[place]), found.reasons.get(name, "it did not answer"))
-            for name, place in wanted.items()
-            if name not in found.clients
-        )
-        self._check_enough(task, len(found.clients), left_out)
-        self.counted.update(dict.fromkeys(found.clients, task.round))
-        places = torch.tensor(sorted(wanted[name] for name in found.clients))
+        there = {wanted[name] for name in found.clients}
+        places, left_out = self._ended(task, wanted, there, found.reasons)
         own = tree_map(lambda v: v[places], task.own)
         return Done(sums_of(found.parts, template), own, task.ids[places], {}, left_out)
+
+    def _asked(self, task: Task) -> tuple[dict[str, int], dict[str, bytes]]:
+        """Return the places of the clients of a task, and what each is asked, by name."""
+        names = self.federation.data.names
+        wanted = {names[int(i)]: place for place, i in enumerate(task.ids)}
+        return wanted, {name: self._request(task, name, place) for name, place in wanted.items()}
+
+    def _ended(
+        self, task: Task, wanted: Mapping[str, int], there: set[int], reasons: Mapping[str, str]
+    ) -> tuple[Tensor, tuple[LeftOut, ...]]:
+        """Count the clients that answered; return their places in order, and who is left out.
+
+        Raises:
+            TooFewNodes: too few did.
+        """
+        left_out = tuple(
+            LeftOut(int(task.ids[place]), reasons.get(name, "it did not answer"))
+            for name, place in wanted.items()
+            if place not in there
+        )
+        self._check_enough(task, len(there), left_out)
+        self.counted.update({name: task.round for name, place in wanted.items() if place in there})
+        return torch.tensor(sorted(there)), left_out
 
     def _request(self, task: Task, name: str, place: int) -> bytes:
         about = {"run": self.run, "round": task.round, "counted": self.counted.get(name, -1)}
