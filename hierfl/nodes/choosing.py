@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from hierfl.data.absent import FILLS, stand_in
+from hierfl.data.absent import FILLS
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.messages import Refused
@@ -14,7 +13,6 @@ from hierfl.program.recipes import remake
 from hierfl.program.sites import Model
 from hierfl.runs.choice import Choice, Disclose, choose
 
-FEW = 5  # rows of a client that stand in for its own
 ROUNDS = (
     200  # of a chosen method that does not stop by itself, as the first attempt of `hierfl.fit`
 )
@@ -40,10 +38,9 @@ def chosen(
     Raises:
         ValueError: the model cannot be read without rows.
     """
-    rows = tuple(min(FEW, count) for count in agreement.rows)
     failed: Exception | None = None
     for fills in FILLS:
-        data = stand_in(replace(agreement, rows=rows).absent_rows(fills), 0)
+        data = agreement.few_made_up(fills)
         try:
             # nodes may be missing from a round
             return choose(

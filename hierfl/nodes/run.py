@@ -36,8 +36,6 @@ from hierfl.runs.identity import about
 from hierfl.runs.one_run import planned_of, resumed
 from hierfl.runs.saved import start_of
 
-FEW = 5  # rows
-
 
 class TooFewNodes(ClientError):
     """Fewer nodes answered than a round needs; the run can be continued from its last checkpoint."""
@@ -221,8 +219,7 @@ def fit_nodes(
     planned = planned_of(method, rounds)
     everyone, fills = _without_rows(method, agreement, seed, cohort)
     _check_starts(everyone, starts or {})
-    short = replace(agreement, rows=tuple(min(FEW, rows) for rows in agreement.rows))
-    few = replace(everyone, data=stand_in(short.absent_rows(fills), 0))
+    few = replace(everyone, data=agreement.few_made_up(fills))
     run = run_name(method, agreement, seed)
     absent = replace(everyone, data=agreement.absent_rows(fills))
     folder, who = None if checkpoint is None else Path(checkpoint), about(method, few, planned)
