@@ -197,6 +197,11 @@ def _padded(task: Task) -> Task:
     return task._replace(ids=task.ids[client], own=tree_map(lambda v: v[client], task.own))
 
 
+def once_each(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Return phases of at most one step, after which an update has its names, shapes and dtypes."""
+    return tuple(replace(phase, count=min(phase.count, 1)) for phase in phases)
+
+
 def client_round(
     federation: Federation,
     phases: tuple[Phase, ...],

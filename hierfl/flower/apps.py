@@ -18,13 +18,14 @@ from hierfl.method import Method
 from hierfl.nodes.fit import FitOverNodes
 from hierfl.program.sites import Model
 from hierfl.runs.choice import Disclose
+from hierfl.runs.over_nodes import FitCall
 
 try:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-    from hierfl.flower.at_node import Clients, Which
+    from hierfl.flower.at_node import Clients
     from hierfl.flower.at_server import Nodes, Server
 except ImportError as error:
     raise ImportError(
@@ -100,19 +101,13 @@ def apps(
         )
     disclose = "sums" if secure else disclose
     folder, policy = folder_for_node or _folder_of, policy_for_node or _policy_of
-    which = Which(method, disclose, cohort, seed)
-    clients = Clients(which, data_for_node, folder, policy, secure)
+    call = FitCall(method, rounds, seed, cohort, disclose, checkpoint, resume)
+    clients = Clients(call, data_for_node, folder, policy, secure)
     server = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
-        fitted = Server(Nodes(grid, timeout), nodes, fewest).fit(
-            which,
-            rounds=rounds,
-            checkpoint=checkpoint,
-            resume=resume,
-            context=context if secure else None,
-        )
-        done(fitted)
+        server_side = Server(Nodes(grid, timeout), nodes, fewest)
+        done(server_side.fit(call, context=context if secure else None))
 
     server.main()(main)
     return Apps(server, clients.app())

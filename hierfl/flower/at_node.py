@@ -1,4 +1,4 @@
-"""The node's side of a run on Flower: which method runs, and what a node answers."""
+"""The node's side of a run on Flower: what a node answers."""
 
 from __future__ import annotations
 
@@ -14,65 +14,22 @@ from flwr.clientapp import ClientApp
 from hierfl.core.disk import private_folder, write_private
 from hierfl.data.clients import ClientData
 from hierfl.flower.secure import asked_for, in_parts, masked
-from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement
-from hierfl.nodes.choosing import chosen, made_by
+from hierfl.nodes.choosing import at_node
 from hierfl.nodes.client_state import Node, NodeFailed
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import answer, introduce, introduced, node
-from hierfl.program.sites import Model
-from hierfl.runs.choice import Disclose, check_word
+from hierfl.runs.over_nodes import FitCall
 
 PAYLOAD, WRONG, RECORD = "payload", "wrong", "hierfl"
 AGREEMENT = "agreement.json"
 
 
 @dataclass(frozen=True, eq=False)
-class Which:
-    """Which method runs: the one that was named, or the one that is chosen for a model."""
-
-    method: Method | Model
-    disclose: Disclose
-    cohort: int | float | None
-    seed: int
-
-    def __post_init__(self) -> None:
-        """Refuse a method that discloses more than the server may see."""
-        check_word(self.disclose)
-        if self.named and self.disclose == "sums" and self.named.discloses == "summaries":
-            raise ValueError(
-                f"disclose is 'sums', and method '{self.named.name}' shows the server a summary of each client: take "
-                f"another, or hand in the model, for which one is chosen"
-            )
-
-    @property
-    def named(self) -> Method | None:
-        """The method that was named."""
-        return self.method if isinstance(self.method, Method) else None
-
-    def at_node(self, recipe: Any) -> Method:
-        """Return the method at a node, where the server has told the recipe of the one that it chose.
-
-        Raises:
-            Refused: it cannot be made here.
-        """
-        return self.method if isinstance(self.method, Method) else made_by(recipe, self.method)
-
-    def of(self, agreement: Agreement) -> tuple[Method, str | None]:
-        """Return the server's method, and why it was chosen; None where it was named."""
-        if isinstance(self.method, Method):
-            return self.method, None
-        found = chosen(
-            self.method, agreement, disclose=self.disclose, cohort=self.cohort, seed=self.seed
-        )
-        return found.method, found.why
-
-
-@dataclass(frozen=True, eq=False)
 class Clients:
     """What every node does; a process keeps the nodes that it has set up."""
 
-    which: Which
+    call: FitCall
     data: Callable[[Context], ClientData]
     folder: Callable[[Context], str | Path]
     policy: Callable[[Context], str | Path | None]
@@ -104,7 +61,7 @@ class Clients:
 
     def _introduce(self, content: bytes, context: Context) -> bytes:
         policy = self.policy(context)
-        return introduce(self.which.named, self.data(context), self.folder(context), policy=policy)
+        return introduce(self.call.named, self.data(context), self.folder(context), policy=policy)
 
     def _agree(self, content: bytes, context: Context) -> bytes:
         folder = Path(self.folder(context))
@@ -131,7 +88,7 @@ class Clients:
             if not isinstance(seed, int):
                 raise Refused(f"the server tells of the seed {seed!r}")
             self.ready[context.node_id] = node(
-                self.which.at_node(found.get("method")),
+                at_node(self.call, found.get("method")),
                 self.data(context),
                 agreement,
                 folder,

@@ -6,23 +6,23 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
-from hierfl.flower.at_node import PAYLOAD, RECORD, Which, payload_of
+from hierfl.flower.at_node import PAYLOAD, RECORD, payload_of
 from hierfl.flower.secure import sum_of
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Answer
-from hierfl.nodes.choosing import rounds_of
+from hierfl.nodes.choosing import decided
 from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.nodes.together import Summed
 from hierfl.program.recipes import describe
+from hierfl.runs.over_nodes import FitCall
 
 ONCE_MORE = 1.0  # seconds between two looks for nodes
 
@@ -145,21 +145,15 @@ class Server:
 
     def fit(
         self,
-        which: Which,
+        call: FitCall,
         *,
-        rounds: int | None = None,
-        checkpoint: str | Path | None = None,
-        resume: bool = False,
         context: Context | None = None,
         tell: bool = False,
     ) -> FitOverNodes:
         """Let the nodes introduce themselves, agree, and go through the rounds.
 
         Args:
-            which: the method, or the model for which one is chosen.
-            rounds: as in `hierfl.fit`.
-            checkpoint: folder to write a checkpoint to after each round.
-            resume: continue from the newest checkpoint there.
+            call: what to fit.
             context: of the server app, for secure aggregation. Default None: updates come one by one.
             tell: whether the nodes are told the recipe of a named method; that of a chosen one they are always told.
 
@@ -170,13 +164,13 @@ class Server:
         told = self.nodes.introductions(self.count)
         agreement = Agreement.between(list(told.values()))
         ids = {one.client: number for number, one in told.items()}
-        method, why = which.of(agreement)
+        method, rounds, why = decided(call, agreement)
         told_too = {
             "agreement": agreement.as_json(),
             "method": describe(method) if tell or why is not None else None,
-            "seed": which.seed,
+            "seed": call.seed,
         }
-        starts = self.nodes.agree(told_too, ids, run_name(method, agreement, which.seed))
+        starts = self.nodes.agree(told_too, ids, run_name(method, agreement, call.seed))
 
         def summed(contents: Mapping[str, bytes], size: int) -> Summed:
             assert context is not None
@@ -186,13 +180,13 @@ class Server:
             method,
             agreement,
             lambda contents: self.nodes.ask(contents, ids),
-            rounds=rounds if why is None else rounds_of(method, rounds),
-            seed=which.seed,
-            cohort=which.cohort,
+            rounds=rounds,
+            seed=call.seed,
+            cohort=call.cohort,
             fewest=self.fewest,
             starts=starts,
-            checkpoint=checkpoint,
-            resume=resume,
+            checkpoint=call.checkpoint,
+            resume=call.resume,
             chosen=why,
             ask_sum=None if context is None else summed,
         )

@@ -7,13 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hierfl.flower.at_node import Which
 from hierfl.flower.at_server import Nodes, Server
 from hierfl.flower.task import Address, Task, served
-from hierfl.method import Method
 from hierfl.nodes.fit import FitOverNodes
-from hierfl.program.sites import Model
-from hierfl.runs.choice import Disclose
+from hierfl.runs.over_nodes import FitCall
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,27 +25,14 @@ class SuperLink:
     server: Server
     task: Task
 
-    def fit_over(
-        self,
-        method: Method | Model,
-        *,
-        rounds: int | None = None,
-        seed: int = 0,
-        cohort: int | float | None = None,
-        disclose: Disclose = "summaries",
-        checkpoint: str | Path | None = None,
-        resume: bool = False,
-    ) -> FitOverNodes:
-        """Fit over the nodes of the SuperLink; `hierfl.fit(method, nodes=...)` calls it, and says what it takes.
+    def fit_over(self, call: FitCall) -> FitOverNodes:
+        """Fit over the nodes of the SuperLink; `hierfl.fit(method, nodes=...)` calls it.
 
         Raises:
             TooFewNodes: nodes are missing, or cannot take part.
             RuntimeError: the run at the SuperLink is over.
         """
-        which = Which(method, disclose, cohort, seed)
-        return self.server.fit(
-            which, rounds=rounds, checkpoint=checkpoint, resume=resume, tell=True
-        )
+        return self.server.fit(call, tell=True)
 
     def close(self) -> None:
         """End the run at the SuperLink; nodes cannot be asked through it any more. A second call does nothing."""

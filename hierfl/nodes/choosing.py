@@ -12,6 +12,7 @@ from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import remake
 from hierfl.program.sites import Model
 from hierfl.runs.choice import Choice, Disclose, choose
+from hierfl.runs.over_nodes import FitCall
 
 ROUNDS = (
     200  # of a chosen method that does not stop by itself, as the first attempt of `hierfl.fit`
@@ -72,6 +73,25 @@ def made_by(recipe: Any, model: Model) -> Method:
     return found
 
 
-def rounds_of(method: Method, rounds: int | None) -> int | None:
-    """Return the rounds of a chosen method: those asked for, or as many as its first attempt has."""
-    return ROUNDS if rounds is None and method.most_rounds is None else rounds
+def at_node(call: FitCall, recipe: Any) -> Method:
+    """Return the method of a call at a node: the one that was named, or the one that the server chose for its model.
+
+    Args:
+        call: as it was made at the node.
+        recipe: of the server's method, as the server told it; read where the call names none.
+
+    Raises:
+        Refused: it cannot be made here.
+    """
+    return call.method if isinstance(call.method, Method) else made_by(recipe, call.method)
+
+
+def decided(call: FitCall, agreement: Agreement) -> tuple[Method, int | None, str | None]:
+    """Return the server's method, its rounds, and why it was chosen; None where it was named."""
+    if isinstance(call.method, Method):
+        return call.method, call.rounds, None
+    found = chosen(
+        call.method, agreement, disclose=call.disclose, cohort=call.cohort, seed=call.seed
+    )
+    endless = call.rounds is None and found.method.most_rounds is None
+    return found.method, ROUNDS if endless else call.rounds, found.why

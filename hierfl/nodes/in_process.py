@@ -8,16 +8,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from hierfl.data.clients import ClientData
-from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Answer
-from hierfl.nodes.choosing import chosen, rounds_of
+from hierfl.nodes.choosing import decided
 from hierfl.nodes.client_state import Node, NodeFailed
 from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.nodes.run import fit_nodes
-from hierfl.program.sites import Model
-from hierfl.runs.choice import Disclose, check_disclosed
+from hierfl.runs.over_nodes import FitCall
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,34 +32,18 @@ class InProcess:
     folders: Mapping[str, Path]
     fewest: int
 
-    def fit_over(
-        self,
-        method: Method | Model,
-        *,
-        rounds: int | None = None,
-        seed: int = 0,
-        cohort: int | float | None = None,
-        disclose: Disclose = "summaries",
-        checkpoint: str | Path | None = None,
-        resume: bool = False,
-    ) -> FitOverNodes:
-        """Fit over the nodes; `hierfl.fit(method, nodes=...)` calls it, and says what it takes.
+    def fit_over(self, call: FitCall) -> FitOverNodes:
+        """Fit over the nodes; `hierfl.fit(method, nodes=...)` calls it.
 
         Raises:
             Forbidden: a node's policy does not allow the run.
         """
         agreement = Agreement.between([Introduction.of(part) for part in self.parts.values()])
-        why = None
-        if isinstance(method, Method):
-            check_disclosed(method, agreement.few_made_up((0.0, 1.0)), disclose)
-        else:
-            choice = chosen(method, agreement, disclose=disclose, cohort=cohort, seed=seed)
-            method, why = choice.method, choice.why
-            rounds = rounds_of(method, rounds)
+        method, rounds, why = decided(call, agreement)
         each: dict[str, Node] = {}
         for name, part in self.parts.items():
             introduce(method, part, self.folders[name])
-            each[name] = node(method, part, agreement, self.folders[name], seed=seed)
+            each[name] = node(method, part, agreement, self.folders[name], seed=call.seed)
         starts = {name: str(introduced(one)["start"]) for name, one in each.items()}
 
         def ask(contents: Mapping[str, bytes]) -> Iterator[Answer]:
@@ -76,12 +58,12 @@ class InProcess:
             agreement,
             ask,
             rounds=rounds,
-            seed=seed,
-            cohort=cohort,
+            seed=call.seed,
+            cohort=call.cohort,
             fewest=self.fewest,
             starts=starts,
-            checkpoint=checkpoint,
-            resume=resume,
+            checkpoint=call.checkpoint,
+            resume=call.resume,
             chosen=why,
         )
 

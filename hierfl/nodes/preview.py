@@ -18,7 +18,7 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree, named_leaves, nbytes, tree_map
 from hierfl.data.batch import CLIENTS, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.engine.chunks import FAILURES, client_round
+from hierfl.engine.chunks import FAILURES, client_round, once_each
 from hierfl.method import Clock
 from hierfl.nodes.client_state import Node
 from hierfl.program.recipes import describe
@@ -86,8 +86,8 @@ def _first_round(node: Node, rows: ClientData) -> tuple[Tree, Tree]:
     server = federation.server
     message = server.down(server.state, Clock(0, 1))
     own = tree_map(lambda v: v[None], federation.client.own)
-    once = tuple(replace(phase, count=min(phase.count, 1)) for phase in federation.client.phases)
-    up, _ = client_round(federation, once, message, own, torch.zeros(1, dtype=torch.long), 0)
+    phases, only = once_each(federation.client.phases), torch.zeros(1, dtype=torch.long)
+    up, _ = client_round(federation, phases, message, own, only, 0)
     return message, tree_map(lambda v: v[0], up)
 
 

@@ -19,7 +19,7 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.rounding import restored
 from hierfl.core.trees import nbytes, tree_map
 from hierfl.data.absent import FILLS, stand_in
-from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted
+from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted, once_each
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import CHOSEN, begin
 from hierfl.engine.rounds import rounds as run_rounds
@@ -170,8 +170,8 @@ class Nodes:
     def _template(self, task: Task) -> Up:
         """Return an update of the first client after one step of each kind on made-up rows, for shapes and dtypes."""
         own = tree_map(lambda v: v[:1], task.own)
-        once = tuple(replace(phase, count=min(phase.count, 1)) for phase in self.few.client.phases)
-        up, _ = client_round(self.few, once, task.message, own, task.ids[:1], task.round)
+        phases = once_each(self.few.client.phases)
+        up, _ = client_round(self.few, phases, task.message, own, task.ids[:1], task.round)
         return up
 
     def _check_enough(self, task: Task, count: int, left_out: tuple[LeftOut, ...]) -> None:

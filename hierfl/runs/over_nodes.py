@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -32,21 +33,42 @@ MENDS = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class FitCall:
+    """The arguments of `hierfl.fit` that mean something over nodes; it says what each is.
+
+    Raises:
+        ValueError: a named method discloses more than the server may see.
+    """
+
+    method: Method | Model
+    rounds: int | None = None
+    seed: int = 0
+    cohort: int | float | None = None
+    disclose: Disclose = "summaries"
+    checkpoint: str | Path | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a method that discloses more than the server may see."""
+        check_word(self.disclose)
+        if self.named and self.disclose == "sums" and self.named.discloses == "summaries":
+            raise ValueError(
+                f"disclose is 'sums', and method '{self.named.name}' shows the server a summary of each client: take "
+                f"another, or hand in the model, for which one is chosen"
+            )
+
+    @property
+    def named(self) -> Method | None:
+        """The method, where one was named; None where one is to be chosen for a model."""
+        return self.method if isinstance(self.method, Method) else None
+
+
 class OverNodes(Protocol[Found_co]):
     """Nodes that a method can be fitted over: `hierfl.flower.superlink(...)`, `hierfl.nodes.in_process(...)`."""
 
-    def fit_over(
-        self,
-        method: Method | Model,
-        *,
-        rounds: int | None,
-        seed: int,
-        cohort: int | float | None,
-        disclose: Disclose,
-        checkpoint: str | Path | None,
-        resume: bool,
-    ) -> Found_co:
-        """Fit a method, or one that is chosen for a model; arguments as of `hierfl.fit`."""
+    def fit_over(self, call: FitCall) -> Found_co:
+        """Fit the method of a call, or one that is chosen for its model."""
         ...
 
 
@@ -82,10 +104,9 @@ def fit_over(
             raise ValueError(f"nodes and {name} do not go together: {mend}")
     check_method(method)
     check_counts({name: given[name] for name in ("rounds", "seed", "cohort")})
-    check_word(given["disclose"])
     if given["resume"] and given["checkpoint"] is None:
         raise ValueError(
             "resume is True, and there is no checkpoint to go on from: name its folder"
         )
     passed = ("rounds", "seed", "cohort", "disclose", "checkpoint", "resume")
-    return nodes.fit_over(method, **{name: given[name] for name in passed})
+    return nodes.fit_over(FitCall(method, **{name: given[name] for name in passed}))

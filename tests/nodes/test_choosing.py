@@ -13,11 +13,12 @@ import torch
 from hierfl import methods, models
 from hierfl.data.clients import ClientData
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.choosing import chosen, made_by, rounds_of
+from hierfl.nodes.choosing import chosen, decided, made_by
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
 from hierfl.program.recipes import describe
 from hierfl.runs.choice import Disclose, choose
+from hierfl.runs.over_nodes import FitCall
 from tests.methods.test_messages import normed
 from tests.programs import federation, logistic, regression
 
@@ -89,9 +90,14 @@ def test_a_node_makes_methods_of_its_own_model_alone() -> None:
 
 
 def test_rounds_of_a_chosen_method() -> None:
-    assert rounds_of(methods.fedsvi(regression), None) == 200
-    assert rounds_of(methods.fedsvi(regression), 7) == 7
-    assert rounds_of(methods.two_stage(regression), None) is None
+    agreement = between(federation((5, 3, 7, 2)))
+
+    def rounds(**options: Any) -> int | None:
+        return decided(FitCall(regression, **options), agreement)[1]
+
+    assert rounds(disclose="sums") == 200
+    assert rounds(disclose="sums", rounds=7) == 7
+    assert rounds() is None  # two_stage stops by itself
 
 
 def test_a_model_that_needs_rows_is_refused() -> None:
