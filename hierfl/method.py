@@ -253,6 +253,9 @@ class Server:
         return (self.final or self.down)(state, clock)
 
 
+Trait = Literal["gradients", "by rows", "leaves out", "rounded", "own statistics"]
+
+
 @dataclass(frozen=True, eq=False)
 class Method:
     """A federated method: a model, a guide, a client and a server.
@@ -271,6 +274,10 @@ class Method:
             do. "summaries": each client's own estimate and information matrix, as in a meta-analysis.
         most_rounds: the most rounds it takes before it has stopped by itself (`Server.finished`), 1 or more:
             `fit(..., rounds=None)` allows so many. None: it does not stop by itself.
+        traits: what a wrapper around it must know; wrappers add their own. "gradients": clients send gradients,
+            not copies. "by rows": its posterior needs a likelihood that is a product over rows. "leaves out":
+            clients are left out of means by a draw that nodes know. "rounded": clients send rounded numbers.
+            "own statistics": each client predicts with its own statistics of batch norm.
 
     Raises:
         ValueError: `most_rounds` is below 1.
@@ -285,6 +292,7 @@ class Method:
     everyone: bool = False
     discloses: Literal["sums", "summaries"] = "sums"
     most_rounds: int | None = None
+    traits: frozenset[Trait] = frozenset()
 
     def __post_init__(self) -> None:
         """Refuse a number of rounds that is out of range."""

@@ -107,5 +107,5 @@ def check_takes_means(
         raise ProgramError(
             f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as fedsvi or fedavg"
         )
-    if not method.name.startswith("fedsvi"):  # whose clients send gradients
+    if "gradients" not in method.traits:
         check_averages(wrapper, method, program, server, mend)

@@ -56,7 +56,15 @@ def averaging_some(method: Method, *, share: float) -> Method:
 
     name = f"{method.name} averaging {share:g}"
     # means over clients drawn anew may never settle: the method's `most_rounds` says nothing of them
-    return replace(method, name=name, client=client, server=server, pooled=None, most_rounds=None)
+    return replace(
+        method,
+        name=name,
+        client=client,
+        server=server,
+        pooled=None,
+        most_rounds=None,
+        traits=method.traits | {"leaves out"},
+    )
 
 
 def _drawn(plain: Client, share: float) -> Client:

@@ -39,8 +39,6 @@ from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
 from hierfl.program.traces import Site
 
 Found = TypeVar("Found")
-# their posterior rests on a likelihood that is a product over rows, which it is not among rows of one mini-batch
-BY_ROWS = ("two_stage", "fedlaplace", "pvi", "fedep", "bfi", "fedpop")
 BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evaluate it
 
 
@@ -78,6 +76,7 @@ def batch_normed(method: Method) -> Method:
     return replace(
         method,
         name=f"{method.name}+BN",
+        traits=method.traits | {"own statistics"},
         model=normalising(method.model, "client"),
         guide=_guide(method.guide),
         client=client,
@@ -93,7 +92,7 @@ def _statistics(program: Program) -> Params:
 
 def _check(method: Method, program: Program) -> None:
     """Refuse what batch norm makes no sense for."""
-    if method.name.partition("+")[0].partition(" ")[0] in BY_ROWS:
+    if "by rows" in method.traits:  # which it is not among rows of one mini-batch
         raise ProgramError(
             f"{method.name} needs a likelihood that is a product over rows, and batch norm makes rows of a "
             f"mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or take fedsvi"

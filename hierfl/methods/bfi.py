@@ -72,6 +72,7 @@ def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
         server,
         everyone=True,
         most_rounds=1,
+        traits=frozenset({"by rows"}),
     )
 
 

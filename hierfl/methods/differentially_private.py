@@ -11,10 +11,8 @@ the budget that `history["epsilon"]` states.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +21,9 @@ from hierfl.core.secret_noise import new_key, secret_normals, secret_seed
 from hierfl.core.trees import Tree, add, as_tree, as_vector, scaled, sub, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.averaging_server import check_takes_means
-from hierfl.methods.averaging_some import averaging_some
 from hierfl.methods.privacy_budget import check_delta, cost_of_round, epsilon_of, orders
-from hierfl.methods.quantised import quantised
 from hierfl.program.program import Program, ProgramError
-from hierfl.program.recipes import recipe_of, recorded
+from hierfl.program.recipes import recorded
 
 COPY = "theta"  # the share that is a client's copy of what it was sent
 NOISE, COHORT = 0, 1  # what a key is for
@@ -90,12 +86,12 @@ def differentially_private(
 
 def _check_takes_means(method: Method, program: Program) -> None:
     """Refuse a method whose server takes anything but plain means over clients."""
-    if _built_by(method, averaging_some):
+    if "leaves out" in method.traits:
         raise ProgramError(
             "differentially_private counts every client of a round, and averaging_some leaves some out by a draw that "
             "nodes know: draw clients with fit(..., cohort=...)"
         )
-    if _built_by(method, quantised):
+    if "rounded" in method.traits:
         raise ProgramError(
             "differentially_private clips plain numbers, and clients of a quantised method send rounded ones: leave "
             "quantised out"
@@ -103,17 +99,6 @@ def _check_takes_means(method: Method, program: Program) -> None:
     what, mend = "adds noise to a mean over clients", "wrap such a method, or fedsvi"
     server = method.server(program)
     check_takes_means("differentially_private", what, method, program, server, mend)
-
-
-def _built_by(method: Method, factory: Callable[..., Any]) -> bool:
-    """Return whether a factory made the method, or one that is wrapped in it."""
-    recipe = recipe_of(method)
-    if recipe is None:
-        return False
-    inner = (value for value in recipe.options.values() if isinstance(value, Method))
-    return recipe.factory is getattr(factory, "__wrapped__", factory) or any(
-        _built_by(value, factory) for value in inner
-    )
 
 
 # ------------------------------------------------------------------------------------------------ client

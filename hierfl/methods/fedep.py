@@ -120,7 +120,9 @@ def fedep(
 
         return factor_server(Marginal(program), averaged, full=full, down=down)
 
-    return Method("fedep", model, factor_guide(full=full), client, server)
+    return Method(
+        "fedep", model, factor_guide(full=full), client, server, traits=frozenset({"by rows"})
+    )
 
 
 class Points(NamedTuple):

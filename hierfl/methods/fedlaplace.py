@@ -151,6 +151,7 @@ def fedlaplace(
         server,
         everyone=True,
         most_rounds=MOST_ROUNDS,
+        traits=frozenset({"by rows"}),
     )
 
 

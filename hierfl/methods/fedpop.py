@@ -105,7 +105,9 @@ def fedpop(
     def server(program: Program) -> Server:
         return _server(program, server_optimiser, falls=schedule == "cosine")
 
-    return Method("fedpop", model, kept_draws(size=kept), chain.client, server)
+    return Method(
+        "fedpop", model, kept_draws(size=kept), chain.client, server, traits=frozenset({"by rows"})
+    )
 
 
 @dataclass(frozen=True)

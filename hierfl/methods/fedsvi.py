@@ -96,4 +96,4 @@ def fedsvi(
     def pooled(program: Program) -> Pooled:
         return svi_pooled(program, how)
 
-    return Method("fedsvi", model, guide, client, server, pooled)
+    return Method("fedsvi", model, guide, client, server, pooled, traits=frozenset({"gradients"}))

@@ -60,7 +60,7 @@ def fine_tuned(
 
     def client(program: Program) -> Client:
         plain, first = method.client(program), _tuned_params(program, method.name, mirror=mirror)
-        if "+BN" in method.name:
+        if "own statistics" in method.traits:
             raise ProgramError(
                 f"fine_tuned around '{method.name}' would predict by tuned params with statistics of others: put it "
                 f"inside, batch_normed(fine_tuned(method))"

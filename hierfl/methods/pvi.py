@@ -104,7 +104,8 @@ def pvi(
         standard = normal_points(points, program.latents.global_block.size, seed=seed)
         return factor_server(Marginal(program), standard, full=factors == "full")
 
-    return Method("pvi", model, factor_guide(full=factors == "full"), client, server)
+    guide = factor_guide(full=factors == "full")
+    return Method("pvi", model, guide, client, server, traits=frozenset({"by rows"}))
 
 
 def _client(

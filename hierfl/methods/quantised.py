@@ -74,7 +74,15 @@ def quantised(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True
 
     name = f"{method.name} {bits} bits"
     # rounded means may never settle: the method's `most_rounds` says nothing of them
-    return replace(method, name=name, client=client, server=server, pooled=None, most_rounds=None)
+    return replace(
+        method,
+        name=name,
+        client=client,
+        server=server,
+        pooled=None,
+        most_rounds=None,
+        traits=method.traits | {"rounded"},
+    )
 
 
 def _up(client: Client, message: Tree) -> Up:

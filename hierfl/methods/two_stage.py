@@ -140,6 +140,7 @@ def two_stage(
         everyone=row_noise is not None,
         discloses="summaries",
         most_rounds=MOST_ROUNDS if row_noise is None else row_noise.rounds,
+        traits=frozenset({"by rows"}),
     )
 
 
