@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,10 @@ def test_the_history_states_the_budget() -> None:
             "differentially_private",
         ),
         (lambda: averaging_some(plain(), share=0.5), "draw clients with fit"),
+        (
+            lambda: replace(averaging_some(plain(), share=0.5), name="of my own"),
+            "draw clients with fit",
+        ),
     ],
 )
 def test_what_has_no_budget_is_refused(made: Any, says: str) -> None:
