@@ -10,6 +10,8 @@ likelihood reads itself). The hierarchy above the factors is kept exact.
     server     samples p(z) prod_k integral p(w | z) exp(eta_k . v - v' Lambda_k v / 2) dw by itself
     weigh      one round more: clients send by how much log p(y_k | z) differs from that of their factors at
                the server's draws; Pareto-smoothed weights make the draws those of the posterior itself
+    widen      where a client's weights have a heavy tail, a second set of draws, of wider factors, is weighed too,
+               and both count (`hierfl.summaries.wide_draws`): a likelihood may fall slower than its factor
 
 The answer of `fit` is weighed: no approximation is left in it, and k-hat says whether the weights can be
 trusted. Clients keep nothing between rounds but their last factor, by which they draw their own sites.

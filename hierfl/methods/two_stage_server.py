@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import K_HAT, Weights, resampled, smoothed
+from hierfl.core.importance_sampling import K_HAT, chosen, resampled
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports, Surprise
 from hierfl.methods.two_stage_stages import DONE, GATHER, LOGGED, WEIGH, warn
+from hierfl.methods.two_stage_weights import apart, moments, sds, smoothed, unweighted
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, ProgramError
@@ -20,6 +21,7 @@ from hierfl.summaries.prior_moments import any_client, mixing_draws, prior_draws
 from hierfl.summaries.sampling import one_thread, sample
 from hierfl.summaries.surprise import Known, surprises
 from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.wide_draws import combined, is_heavy, powers_of, raised
 
 # how little means may move, in posterior sds, and sds may change, for the factors to be final
 STILL, STILL_SD = 0.1, 0.05
@@ -29,8 +31,6 @@ FITTING = 0.3
 MANY, FEWEST_WEIGHED = 1000, 1000
 FEW = 16  # draws of z by which clients find where their mixing numbers lie
 AGAIN = 2  # more turns, at most, from weighed draws whose k-hat is high
-ROUNDING = 1e-9  # log weights that differ by no more are equal
-TAIL = 0.2  # how far above the mean, in nats, the largest weight must be to speak of a tail
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,12 +82,19 @@ class Rounds:
                 "seen": torch.zeros(count, dtype=torch.bool),
                 "loc": loc,
                 "covariance": covariance,
-                "scouts": {**_none(len(prior), kept), "draws": prior},
-                "final": _none(weighed, kept),
+                "scouts": {**unweighted(len(prior), kept), "draws": prior},
+                "final": unweighted(weighed, kept),
                 "ratios": torch.zeros(weighed),
                 "weighed": torch.zeros(count, dtype=torch.bool),
+                "heavy": torch.zeros(count, dtype=torch.bool),
+                "powers": torch.ones(count),
+                "narrow": {
+                    "draws": torch.zeros(weighed, kept),
+                    "log_target": torch.zeros(weighed),
+                    "weighed": torch.zeros(count, dtype=torch.bool),
+                },
                 "failed": torch.zeros(count, dtype=torch.bool),
-                "scales": {"loc": spread.mean(0), "tril": torch.diag(_sds(spread))},
+                "scales": {"loc": spread.mean(0), "tril": torch.diag(sds(spread))},
                 "sampled": torch.tensor(False),
                 "stage": torch.tensor(GATHER),
                 "again": torch.tensor(0),
@@ -124,7 +131,7 @@ class Rounds:
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             if int(state["stage"]) == WEIGH:
                 state = _with_error(state, reports, means.get("inner_variance"))
-                state = self.weighed(state, reports, left)
+                state = self.weighed(state, reports, clock)
             else:
                 _check_read(means["misread"])
                 state = self.gathered(state, reports, clock)
@@ -152,27 +159,32 @@ class Rounds:
         if not still or self.gathers is not None:
             state = self._sampled(state, factors, "scouts", clock)
         elif bool((seen | state["failed"]).all()):
-            state = {
-                **self._sampled(state, factors, "final", clock),
-                "stage": torch.tensor(WEIGH),
-                "weighed": torch.zeros_like(seen),
-                "failed": torch.zeros_like(seen),
-                "ratios": torch.zeros_like(state["ratios"]),
-                "inner_error": torch.tensor(torch.nan),
-            }
+            state = self._to_weigh({**state, "powers": torch.ones(len(seen))}, clock)
         scouts = state["scouts"]
         loc, covariance = any_client(
             self.surrogate, scouts["draws"], scouts["log_weights"], factors
         )
         return {**state, "loc": loc, "covariance": covariance}
 
+    def _to_weigh(self, state: Tree, clock: Clock) -> Tree:
+        """Return the state with draws of the surrogate, of factors raised to `powers`, for all clients to weigh."""
+        factors = raised(Factors(**state["factors"]), state["powers"])
+        none = torch.zeros_like(state["weighed"])
+        return {
+            **self._sampled(state, factors, "final", clock),
+            "stage": torch.tensor(WEIGH),
+            **{name: none.clone() for name in ("weighed", "heavy", "failed")},
+            "ratios": torch.zeros_like(state["ratios"]),
+            "inner_error": torch.tensor(torch.nan),
+        }
+
     def _reweighted(self, state: Tree, factors: Factors) -> Tree:
         """Return the state with weights that make the scouts draws of the surrogate with new factors."""
         scouts = state["scouts"]
         draws, before = scouts["draws"], scouts["log_weights"]
-        weights = _smoothed(self._log_p(draws, factors) - scouts["log_p"])
+        weights = smoothed(self._log_p(draws, factors) - scouts["log_p"])
         z = draws[:, : self.shared]
-        moved, changed = _apart(_moments(z, before), _moments(z, weights.log))
+        moved, changed = apart(moments(z, before), moments(z, weights.log))
         if weights.effective < FITTING * len(draws):
             moved = changed = torch.tensor(torch.inf)
         scouts = {**scouts, "log_weights": weights.log}
@@ -193,7 +205,7 @@ class Rounds:
             final=name == "final",
             seed=self.seed + 7919 * (clock.round + 1),
         )
-        drawn = {**_none(*found.draws.shape), "draws": found.draws}
+        drawn = {**unweighted(*found.draws.shape), "draws": found.draws}
         return {
             **state,
             name: {**drawn, "log_p": self._log_p(found.draws, factors)},
@@ -207,20 +219,22 @@ class Rounds:
         log_z, marginals = self.surrogate.log_marginals(draws, factors)
         return log_z + marginals.sum(1)
 
-    def weighed(self, state: Tree, reports: Reports, left: int) -> Tree:
+    def weighed(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
         """Return the state after clients have sent how their likelihoods differ from their factors."""
         factors, final = Factors(**state["factors"]), state["final"]
+        left = clock.rounds - clock.round - 1
         new = ~state["weighed"][reports.ids]
-        each = reports.value[new].mT.double()  # (S, n)
+        ids, each = reports.ids[new], reports.value[new].mT.double()  # (S, n)
         ratios = state["ratios"] + each.sum(1)
-        seen = state["weighed"].index_fill(0, reports.ids[new], True)
-        worst = max((_smoothed(one).k_hat for one in each.unbind(1)), default=0.0)
-        weights = _smoothed(ratios)
+        seen = state["weighed"].index_fill(0, ids, True)
+        k_hats = torch.tensor([smoothed(one).k_hat for one in each.unbind(1)])
+        weights = smoothed(ratios + self._wider(final, factors, state["powers"]))
         state = {
             **state,
             "ratios": ratios,
             "weighed": seen,
-            "k_hat_client": state["k_hat_client"].fmax(torch.tensor(worst)),
+            "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
+            "k_hat_client": torch.cat([state["k_hat_client"][None].nan_to_num(), k_hats]).max(),
             "k_hat": torch.tensor(weights.k_hat),
             "effective": torch.tensor(weights.effective),
         }
@@ -230,16 +244,64 @@ class Rounds:
         state = {**state, "final": {**final, "log_weights": weights.log}}
         if not complete:
             return state
+        if bool((state["powers"] < 1.0).any()):
+            # a client that failed once would count in a part of the draws
+            alike = bool((seen == state["narrow"]["weighed"]).all())
+            state = self._together(state, factors) if alike else state
+            return {**state, "stage": torch.tensor(DONE)}
+        if bool(state["heavy"].any()) and left > 0:
+            return self._widened(state, factors, clock)
         if weights.k_hat >= K_HAT and int(state["again"]) < AGAIN and left > 1:
             return self._from_weighed(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
 
+    def _wider(self, final: Tree, factors: Factors, powers: Tensor) -> Tensor:
+        """Return by how much the log density of the surrogate exceeds that of raised factors, at the final draws."""
+        if bool((powers == 1.0).all()):
+            return torch.zeros(len(final["draws"]))
+        return self._log_p(final["draws"], factors) - final["log_p"]
+
+    def _widened(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
+        """Return the state with wider draws to weigh, as some clients' weights are heavy."""
+        final = state["final"]
+        powers = powers_of(
+            state["heavy"],
+            final["log_weights"],
+            final["log_p"],
+            lambda powers: self._log_p(final["draws"], raised(factors, powers)),
+        )
+        log_target = state["ratios"] + final["log_p"]
+        narrow = {
+            "draws": final["draws"],
+            "log_target": log_target,
+            "weighed": state["weighed"],
+        }
+        return self._to_weigh({**state, "powers": powers, "narrow": narrow}, clock)
+
+    def _together(self, state: Tree, factors: Factors) -> Tree:
+        """Return the state with draws of equal weight, of those that were weighed first and of the wider ones."""
+        narrow, wide = state["narrow"], state["final"]
+        draws = torch.cat([narrow["draws"], wide["draws"]])
+        first = self._log_p(draws, factors)
+        second = self._log_p(draws, raised(factors, state["powers"]))
+        ratios = torch.cat([narrow["log_target"] - first[: len(wide["draws"])], state["ratios"]])
+        weights = smoothed(combined(first, second, ratios + first))
+        at = chosen(weights.log, len(wide["draws"]))
+        final = {**unweighted(*draws[at].shape), "draws": draws[at], "log_p": first[at]}
+        return {
+            **state,
+            "final": final,
+            "ratios": ratios[at],
+            "k_hat": torch.tensor(weights.k_hat),
+            "effective": torch.tensor(weights.effective),
+        }
+
     def _from_weighed(self, state: Tree, factors: Factors) -> Tree:
         """Return the state that gathers factors anew, about the weighed draws."""
         final = state["final"]
-        chosen = resampled(final["draws"], final["log_weights"], len(state["scouts"]["draws"]))
-        scouts = {**_none(*chosen.shape), "draws": chosen, "log_p": self._log_p(chosen, factors)}
-        loc, covariance = any_client(self.surrogate, chosen, scouts["log_weights"], factors)
+        kept = resampled(final["draws"], final["log_weights"], len(state["scouts"]["draws"]))
+        scouts = {**unweighted(*kept.shape), "draws": kept, "log_p": self._log_p(kept, factors)}
+        loc, covariance = any_client(self.surrogate, kept, scouts["log_weights"], factors)
         nan = torch.tensor(torch.nan)
         return {
             **state,
@@ -258,6 +320,8 @@ class Rounds:
         around = (state["scales"]["loc"], state["scales"]["tril"])
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             factors, draws = Factors(**state["factors"]), state["final"]["draws"]
+            if bool((state["powers"] < 1.0).any()):  # then they are of the posterior
+                draws = resampled(draws, (-state["ratios"]).log_softmax(0), len(draws))
             return surprises(Known(self.surrogate, factors, draws, around, self.seed))
 
     def params(self, state: Tree) -> Params:
@@ -293,44 +357,3 @@ def _failed(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:
     """Return which clients failed when they were last asked, (N,) bool: nobody waits for them."""
     answered = failed.index_fill(0, reports.ids, False)
     return answered.index_fill(0, torch.tensor(clock.left_out, dtype=torch.long), True)
-
-
-def _none(count: int, size: int) -> Tree:
-    """Return draws (S, K) of equal weight, with the log density that they were drawn from; all 0."""
-    return {
-        "draws": torch.zeros(count, size),
-        "log_p": torch.zeros(count),
-        "log_weights": torch.full((count,), -math.log(count)),
-    }
-
-
-def _smoothed(log_ratios: Tensor) -> Weights:
-    """Pareto-smooth log weights; weights that differ by rounding alone are made equal.
-
-    Where no weight is far above the mean there is no tail: k-hat, of a shape that is noise then, is 0.
-    """
-    span = float(log_ratios.max() - log_ratios.min())
-    if span <= ROUNDING * max(1.0, float(log_ratios.abs().max())):
-        count = len(log_ratios)
-        return Weights(torch.full_like(log_ratios, -math.log(count)), 0.0, float(count))
-    found = smoothed(log_ratios)
-    highest = log_ratios.max() - log_ratios.logsumexp(0) + math.log(len(log_ratios))
-    return found._replace(k_hat=0.0) if found.k_hat >= K_HAT and highest < TAIL else found
-
-
-def _moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    share = log_weights.exp()
-    mean = share @ draws
-    return mean, (share @ (draws - mean).square()).sqrt()
-
-
-def _sds(draws: Tensor) -> Tensor:
-    """Return the sds of draws (S, K), (K,), each above 0; K may be 0, which `Tensor.std` warns of."""
-    return draws.std(0) + 1e-9 if draws.shape[1] else draws.new_zeros(0)
-
-
-def _apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the largest shift of a mean, in sds, and the largest change of an sd, as a ratio less 1."""
-    (mean, sd), (new_mean, new_sd) = one, other
-    ratio = (new_sd / sd).log().abs().max().expm1()
-    return ((new_mean - mean).abs() / new_sd).max(), ratio

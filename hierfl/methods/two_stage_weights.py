@@ -1,0 +1,58 @@
+"""Weighted draws at the server of two_stage."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from hierfl.core.importance_sampling import K_HAT, Weights
+from hierfl.core.importance_sampling import smoothed as pareto_smoothed
+from hierfl.core.trees import Tree
+from hierfl.summaries.wide_draws import highest
+
+ROUNDING = 1e-9  # log weights that differ by no more are equal
+TAIL = 0.2  # how far above the mean, in nats, the largest weight must be to speak of a tail
+
+
+def unweighted(count: int, size: int) -> Tree:
+    """Return draws (S, K) of equal weight, with the log density that they were drawn from; all 0."""
+    return {
+        "draws": torch.zeros(count, size),
+        "log_p": torch.zeros(count),
+        "log_weights": torch.full((count,), -math.log(count)),
+    }
+
+
+def smoothed(log_ratios: Tensor) -> Weights:
+    """Pareto-smooth log weights; weights that differ by rounding alone are made equal.
+
+    Where no weight is far above the mean there is no tail: k-hat, of a shape that is noise then, is 0.
+    """
+    span = float(log_ratios.max() - log_ratios.min())
+    if span <= ROUNDING * max(1.0, float(log_ratios.abs().max())):
+        count = len(log_ratios)
+        return Weights(torch.full_like(log_ratios, -math.log(count)), 0.0, float(count))
+    found = pareto_smoothed(log_ratios)
+    flat = float(highest(log_ratios)) < TAIL
+    return found._replace(k_hat=0.0) if found.k_hat >= K_HAT and flat else found
+
+
+def moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means and sds of weighted draws (S, K), (K,) each."""
+    share = log_weights.exp()
+    mean = share @ draws
+    return mean, (share @ (draws - mean).square()).sqrt()
+
+
+def sds(draws: Tensor) -> Tensor:
+    """Return the sds of draws (S, K), (K,), each above 0; K may be 0, which `Tensor.std` warns of."""
+    return draws.std(0) + 1e-9 if draws.shape[1] else draws.new_zeros(0)
+
+
+def apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the largest shift of a mean, in sds, and the largest change of an sd, as a ratio less 1."""
+    (mean, sd), (new_mean, new_sd) = one, other
+    ratio = (new_sd / sd).log().abs().max().expm1()
+    return ((new_mean - mean).abs() / new_sd).max(), ratio
