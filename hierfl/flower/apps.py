@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
-from hierfl.nodes.fit import FitOverNodes
 from hierfl.program.sites import Model
 from hierfl.runs.choice import Disclose
 from hierfl.runs.over_nodes import FitCall
@@ -26,11 +26,13 @@ try:
     from flwr.serverapp import Grid, ServerApp
 
     from hierfl.flower.at_node import Clients
-    from hierfl.flower.at_server import Nodes, Server
 except ImportError as error:
     raise ImportError(
         "hierfl.flower needs flwr: install it with pip install 'hierfl[flower]'"
     ) from error
+
+if TYPE_CHECKING:
+    from hierfl.nodes.fit import FitOverNodes
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,9 @@ def apps(
     server = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
+        # here, as a node needs nothing of it, and starts a process for every message
+        from hierfl.flower.at_server import Nodes, Server
+
         server_side = Server(Nodes(grid, timeout), nodes, fewest)
         done(server_side.fit(call, context=context if secure else None))
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from scipy.cluster.hierarchy import fcluster
-from scipy.cluster.hierarchy import linkage as linked
 from torch import Tensor
 
 from hierfl.core.trees import Tree, add, sub, tree_map
@@ -146,6 +144,10 @@ def halved(updates: Tensor, linkage: str) -> Tensor:
         updates: (C, P), of one cluster.
         linkage: "single" makes the largest cosine between the halves smallest; "complete" as the authors' code.
     """
+    # imported here: it takes a quarter of a second, and nothing else of hierfl needs it
+    from scipy.cluster.hierarchy import fcluster
+    from scipy.cluster.hierarchy import linkage as linked
+
     tree = linked(updates.double().numpy(), method=linkage, metric="cosine")
     half = torch.from_numpy(fcluster(tree, 2, criterion="maxclust"))
     return half != half[0]

@@ -7,6 +7,7 @@ the nodes are always those that belong to the server's own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -123,3 +124,8 @@ def keep(node: Node, state: Kept) -> None:
 
 def _file(node: Node) -> Path:
     return node.folder / f"{node.run}.state"
+
+
+def with_mail(own: Tree, mail: Tree) -> Tree:
+    """Return a client state with what the server has for this client alone."""
+    return {**own, "mail": like(mail, own["mail"])} if isinstance(own, Mapping) and mail else own

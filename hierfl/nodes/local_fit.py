@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,13 +21,12 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import FAILURES
 from hierfl.engine.rounds import Progress
 from hierfl.engine.settling import settle
-from hierfl.nodes.client_state import Node, NodeFailed, state_after
-from hierfl.nodes.messages import Message, Refused, check_numbers, like, to_bytes
+from hierfl.nodes.client_state import Node, NodeFailed, state_after, with_mail
+from hierfl.nodes.messages import Message, Refused, check_numbers, to_bytes
+from hierfl.nodes.policy import KINDS, Kind
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
 
-Kind = Literal["summaries", "draws", "predictions", "scores"]
-KINDS: tuple[str, ...] = get_args(Kind)
 QUANTILES = (0.05, 0.5, 0.95)
 MOST_DRAWS = 100_000
 ANSWERS = "answers"  # a folder in the node's
@@ -93,11 +92,6 @@ def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: in
     federation = replace(node.federation, server=server)
     settle(federation, message, table)
     return Fit(node.method, federation, Progress(message, table, (), rounds), max(rounds, 1))
-
-
-def with_mail(own: Tree, mail: Tree) -> Tree:
-    """Return a client state with what the server has for this client alone."""
-    return {**own, "mail": like(mail, own["mail"])} if isinstance(own, Mapping) and mail else own
 
 
 def answered(node: Node, asked: Message) -> tuple[Question, Tree]:

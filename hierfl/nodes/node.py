@@ -28,8 +28,7 @@ from hierfl.method import Method
 from hierfl.nodes import log
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import check_approved, write_preview
-from hierfl.nodes.client_state import Kept, Node, NodeFailed, keep, state_after
-from hierfl.nodes.local_fit import answered, with_mail
+from hierfl.nodes.client_state import Kept, Node, NodeFailed, keep, state_after, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.nodes.preview import preview
@@ -223,6 +222,9 @@ def _one_round(node: Node, message: Tree, own: Tree, round_: int) -> tuple[Tree,
 # ------------------------------------------------------------------------------------------------ after the rounds
 def _answer_question(node: Node, asked: Message, policy: Policy) -> bytes:
     """Answer what the policy lets out; anything else stays in the node's folder."""
+    # here: it needs pandas and all that predictions need, which take half a second to import
+    from hierfl.nodes.local_fit import answered
+
     question, found = answered(node, asked)
     about: Mapping[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
     if question.kind not in policy.may_leave:

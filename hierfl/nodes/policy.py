@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hierfl.method import Method
-from hierfl.nodes.local_fit import KINDS
 from hierfl.nodes.messages import Refused
 
 FILE = "policy.toml"  # in the node's folder
 DISCLOSES = ("sums", "summaries")
 Approve = Literal["ask", "always"]
+Kind = Literal["summaries", "draws", "predictions", "scores"]  # of answers about the client
+KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Forbidden(Refused):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,6 @@ from hierfl.method import Method
 from hierfl.program.program import Program
 from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family
-from hierfl.runs.result import Fit
 
 
 def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, Any]) -> None:
@@ -102,7 +102,9 @@ def _no_method(method: Any) -> str | None:
         return f"method is the string '{method}': hand over hierfl.methods.{made}(model)"
     if isinstance(method, Program):
         return "method is a Program, which is read already: hand over hierfl.methods.fedsvi(model), of its model"
-    if isinstance(method, Fit):
+    # a Fit takes half a second to import, and nodes check methods too; where there is one, it is imported
+    result = sys.modules.get("hierfl.runs.result")
+    if result is not None and isinstance(method, result.Fit):
         return "method is a Fit: hand over the method that it was fitted by, fit.method"
     if isinstance(method, torch.nn.Module) and not hasattr(method, "__name__"):
         return f"method is the network '{kind}': wrap it, hierfl.methods.fedavg(hierfl.models.network(net))"
