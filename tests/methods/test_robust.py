@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,6 +116,19 @@ def test_every_engine(rule: Rule, way: dict[str, Any]) -> None:
     one, two = (fit(method, data, rounds=3, cohort=5, **how) for how in ({}, way))
     for name, value in named_leaves(one.progress.server).items():
         assert torch.allclose(named_leaves(two.progress.server)[name], value, atol=1e-10, rtol=0.0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_resumed_is_uninterrupted(rule: Rule, tmp_path: Path) -> None:
+    data = federation((5, 3, 7, 4, 2))
+    options: dict[str, Any] = {"rounds": 4, "cohort": 4, "checkpoint": tmp_path, "every": 2}
+    method = robust(METHODS["pfedme"](), rule=rule)
+    whole = fit(method, data, **options)
+    shutil.rmtree(tmp_path / "round-00000004")
+    resumed = fit(method, data, **options, resume=True)
+    left, right = (named_leaves(one.progress.server) for one in (whole, resumed))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
 
 
 def digits() -> tuple[hierfl.ClientData, hierfl.ClientData]:
