@@ -73,11 +73,11 @@ def two_stage(
 
     `fit` stops by itself. Its history has the next stage (0 gather, 1 weigh, 2 done), how far means moved (in
     posterior sds, `moved`) and sds (as ratios, `changed`), split R-hat of the server's chains, the number of
-    eigenvalues of factors that were raised to 0 (`raised`), k-hat and the number of effective draws, and the
-    largest k-hat of a single client's ratio. With three or more local unknowns, or some that are not Normal, a
-    client weighs by quasi-random points: then it also has the variance of the error that they leave in a
-    client's log ratio (`inner_variance`, a mean over clients), and the sd of the error of the log weights
-    (`inner_error`, in nats).
+    eigenvalues of factors that were raised to 0 (`raised`), k-hat and the number of effective draws, the largest
+    k-hat of a single client's ratio, and the number of clients whose factors were widened for the second set of
+    draws (`widened`). With three or more local unknowns, or some that are not Normal, a client weighs by
+    quasi-random points: then it also has the variance of the error that they leave in a client's log ratio
+    (`inner_variance`, a mean over clients), and the sd of the error of the log weights (`inner_error`, in nats).
 
     Every client sends a summary of its own, as in a meta-analysis (`Method.discloses`).
 

@@ -20,9 +20,10 @@ def finished(state: Tree) -> bool:
 
 
 def logged(state: Tree) -> dict[str, float]:
-    """Return the next stage, how far the posterior moved, R-hat, k-hat and the effective draws."""
+    """Return the next stage, how far the posterior moved, R-hat, k-hat, effective draws and widened factors."""
     numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    widened = {"widened": float((state["powers"] < 1.0).sum())}
+    return {n: v for n, v in {**numbers, **widened}.items() if math.isfinite(v)}
 
 
 def warn(state: Tree, left: int) -> None:

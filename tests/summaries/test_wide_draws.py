@@ -127,6 +127,7 @@ def test_a_client_without_events_alone_in_its_region(
     ratio = float(found_region.std()) / sd
     if widened:
         assert powers[:6].tolist() == [1.0] * 6 and powers[6] < 1.0
+        assert found.history["widened"].tolist() == [0.0, 0.0, 0.0, 1.0, 1.0]
         assert len(found.history) == 5 and found.history["k_hat"].iloc[-1] < 0.7
         assert abs(float(found_region.mean()) - mean) < 0.05 * sd and 0.9 < ratio < 1.1
     else:  # what the wider draws mend
