@@ -28,7 +28,6 @@ class OfColumn:
         unit: that its frame declares in `attrs["units"]`.
         sums: of a number.
         counts: of a category, level -> rows, for levels of at least `least_count` rows.
-        hidden: rows of the levels that are not listed.
         declared: the levels in order where the column is an ordered pandas category.
     """
 
@@ -36,7 +35,6 @@ class OfColumn:
     unit: str = ""
     sums: Sums | None = None
     counts: Mapping[str, int] | None = None
-    hidden: int = 0
     declared: tuple[str, ...] = ()
 
 
@@ -76,7 +74,7 @@ def of_columns(
     for name, wanted in kinds.items():
         unit = str(frame.attrs.get("units", {}).get(name, ""))
         if name in known:
-            found[name] = OfColumn("category", unit, None, {}, 0)
+            found[name] = OfColumn("category", unit, None, {})
             continue
         kind = wanted if wanted == "category" else kind_of(frame[name], name, client)
         if wanted == "number" and kind != "number":
@@ -89,8 +87,7 @@ def of_columns(
             continue
         counts = Counter(named(frame[name], name, client).tolist())
         told = {level: n for level, n in counts.items() if n >= least}
-        hidden = sum(counts.values()) - sum(told.values())
-        found[name] = OfColumn("category", unit, None, told, hidden, _declared(frame[name]))
+        found[name] = OfColumn("category", unit, None, told, _declared(frame[name]))
     return found
 
 
