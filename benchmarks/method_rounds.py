@@ -42,7 +42,7 @@ WHY = {  # where the time above AT_MOST goes
     "fedem": "the mixture's weights of each row",
     "fedfomo": "each round copies five models of others to each client, and mixes them",
     "fedmap": "its optimiser is Adam: FedAvg with Adam takes 1.55 itself, and fedmap with plain steps 1.21",
-    "fedpa": "each step rewrites the sums of all passes, ten times the weights; its end goes over the draws 45 times",
+    "fedpa": "its optimiser has momentum: FedAvg with it takes 1.31; the rest is for its draws, ten times the weights",
     "fedpac": "of a round of 15 ms the compiled steps take 2.4; the rest are fixed costs of heads and class means",
     "fedpop": "of a round of 10 ms the compiled steps take 4.5; the rest are fixed costs of what it keeps",
     "fedsvi": f"{NOISE}, by Adam",

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from hierfl.core.add_to_row import add_
+
 aten = torch.ops.aten
 
 _library = torch.library.Library("hierfl", "DEF")
@@ -24,6 +26,11 @@ def _add_product(weight: Tensor, left: Tensor, right: Tensor, factor: float) -> 
 _library.impl("add_product", _add_product, "CompositeExplicitAutograd")
 _library.impl("add_product", lambda weight, left, right, factor: None, "Meta")
 add_product = torch.ops.hierfl.add_product.default
+
+_library.define("add_to_row_(Tensor(a!) rows, Tensor vector, Tensor at) -> ()")
+_library.impl("add_to_row_", add_, "CompositeExplicitAutograd")
+_library.impl("add_to_row_", lambda rows, vector, at: None, "Meta")
+add_to_row_ = torch.ops.hierfl.add_to_row_.default
 
 
 def rewrite(graph: fx.GraphModule, given: int = 0) -> None:
@@ -40,6 +47,7 @@ def rewrite(graph: fx.GraphModule, given: int = 0) -> None:
     cancel_logs_of_exponentials(graph)
     graph.graph.eliminate_dead_code()
     add_products_in_place(graph, given)
+    add_to_rows_in_place(graph, given)
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
@@ -163,6 +171,25 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
                 left, right = term.product.args  # type: ignore[union-attr]
                 graph.graph.call_function(add_product, (_viewed(moved), left, right, term.factor))
         node.replace_all_uses_with(moved)
+
+
+def add_to_rows_in_place(graph: fx.GraphModule, given: int = 0) -> None:
+    """Add to a row of an input itself, where the input may be overwritten and nothing else reads it.
+
+    Args:
+        graph: of a step.
+        given: how many of its first inputs may be overwritten.
+    """
+    overwritable = [node for node in graph.graph.nodes if node.op == "placeholder"][:given]
+    [end] = [node for node in graph.graph.nodes if node.op == "output"]
+    for node in list(graph.graph.nodes):
+        if not _is(node, torch.ops.hierfl.add_to_row.default):
+            continue
+        rows, vector, at = node.args
+        if rows in overwritable and set(rows.users) == {node} and set(node.users) == {end}:
+            with graph.graph.inserting_before(end):
+                graph.graph.call_function(add_to_row_, (rows, vector, at))
+            node.replace_all_uses_with(rows)
 
 
 class Term(NamedTuple):

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hierfl
 from hierfl import guides
+from hierfl.core.add_to_row import add_to_row
 from hierfl.core.trees import tree_leaves
 from hierfl.engine import compiled as graph
 from hierfl.engine import graph_rewrites as passes
@@ -159,6 +160,38 @@ def test_the_passes_keep_the_numbers_and_write_no_gradient() -> None:
     assert (
         called(traced, torch.ops.aten.bmm.default) == called(traced, torch.ops.aten.mul.Tensor) == 0
     )
+
+
+def to_a_row(sums: Tensor, weights: Tensor, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Steps of three clients, each of which adds its weights to a row of its own sums."""
+    return torch.vmap(add_to_row)(sums, weights - x, at), weights - x
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_adding_to_a_row_writes_that_row_alone(given: int) -> None:
+    sums, weights, x = torch.randn(3, 4, 5), torch.randn(3, 5), torch.randn(3, 5)
+    at = torch.tensor([2.0, 4.0, 0.0])  # the second client has no such row
+    traced = make_fx(to_a_row)(sums, weights, x, at)
+    passes.rewrite(traced, given)
+    assert called(traced, passes.add_to_row_) == given
+    expected = sums.clone()
+    expected[0, 2] += (weights - x)[0]
+    expected[2, 0] += (weights - x)[2]
+    before = sums.clone()
+    for found in (to_a_row(sums, weights, x, at)[0], traced(sums, weights, x, at)[0]):
+        torch.testing.assert_close(found, expected)
+    assert torch.equal(sums, expected if given else before)
+
+
+def test_sums_that_are_read_again_are_not_overwritten() -> None:
+    inputs = torch.randn(3, 4, 5), torch.randn(3, 5), torch.tensor([0.0, 1.0, -1.0])
+
+    def read_again(sums: Tensor, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.vmap(add_to_row)(sums, x, at), sums.sum(1)
+
+    traced = make_fx(read_again)(*inputs)
+    passes.rewrite(traced, 1)
+    assert called(traced, passes.add_to_row_) == 0
 
 
 def pulled(w: Tensor, near: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""Add a vector to one row of a matrix, as an operation that compiled steps carry out in place.
+
+Written by masks, every step would rewrite the whole matrix (`hierfl.engine.graph_rewrites.add_to_rows_in_place`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def add_(rows: Tensor, vector: Tensor, at: Tensor) -> None:
+    """Add vectors (..., d) to the rows of (..., l, d) that `at` (...) numbers, in place; none below 0 or from l on."""
+    flat, vectors, row = (
+        rows.view(-1, rows.shape[-1]),
+        vector.reshape(-1, vector.shape[-1]),
+        at.reshape(-1),
+    )
+    index, there = (
+        torch.arange(len(row)) * rows.shape[-2] + row.long(),
+        (row >= 0) & (row < rows.shape[-2]),
+    )
+    if not bool(there.all()):
+        index, vectors = index[there], vectors[there]
+    flat.index_add_(0, index, vectors)
+
+
+@torch.library.custom_op("hierfl::add_to_row", mutates_args=())
+def add_to_row(rows: Tensor, vector: Tensor, at: Tensor) -> Tensor:
+    """Return rows (..., l, d) with vectors (..., d) added, each to the row that `at` (...) numbers, if there is one."""
+    new = rows.clone(memory_format=torch.contiguous_format)
+    add_(new, vector, at)
+    return new
+
+
+@add_to_row.register_fake
+def _(rows: Tensor, vector: Tensor, at: Tensor) -> Tensor:
+    return torch.empty_like(rows, memory_format=torch.contiguous_format)
+
+
+@add_to_row.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], rows: Tensor, vector: Tensor, at: Tensor
+) -> tuple[Tensor, int]:
+    def in_front(value: Tensor, dim: int | None) -> Tensor:
+        if dim is None:
+            return value.expand(info.batch_size, *value.shape)
+        return (
+            value if dim == 0 else value.movedim(dim, 0)
+        )  # without a view, which would hide the tensor
+
+    each = (in_front(value, dim) for value, dim in zip((rows, vector, at), in_dims, strict=True))
+    return add_to_row(*each), 0
