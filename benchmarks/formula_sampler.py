@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--chains", type=int, default=2)
+    parser.add_argument("--accept", type=float, default=0.95, help="acceptance that is aimed at")
     parser.add_argument("--apart", nargs="*", default=[], help="sites that are sampled non-centred")
     args = parser.parse_args()
     import jax
@@ -48,7 +49,7 @@ def sampled(model: Any, rows: dict[str, Any], args: argparse.Namespace) -> dict[
     from numpyro.infer import MCMC, NUTS, init_to_median
 
     began = time.perf_counter()
-    kernel = NUTS(model, target_accept_prob=0.95, init_strategy=init_to_median())
+    kernel = NUTS(model, target_accept_prob=args.accept, init_strategy=init_to_median())
     run = MCMC(
         kernel,
         num_warmup=args.warmup,
@@ -59,7 +60,7 @@ def sampled(model: Any, rows: dict[str, Any], args: argparse.Namespace) -> dict[
     run.run(jax.random.PRNGKey(0), SimpleNamespace(**batch(rows)))
     draws = {name: np.asarray(v) for name, v in run.get_samples(group_by_chain=True).items()}
     found: dict[str, Any] = {"seconds": time.perf_counter() - began}
-    found["diverging"] = int(run.get_extra_fields()["diverging"].sum())
+    found["diverging"] = float(run.get_extra_fields()["diverging"].mean())
     worst, fewest = 1.0, np.inf
     for name, value in draws.items():
         effective = np.asarray(effective_sample_size(value))
