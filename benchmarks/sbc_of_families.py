@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,24 @@ import hierfl
 from benchmarks.family_programs import NAMES, additions_of, drawn, program
 from benchmarks.reference import cache
 from benchmarks.rounds_table import Record
-from benchmarks.sbc_of_methods import replicated
+from benchmarks.sbc_of_methods import kept, replicated
 from hierfl.diagnostics.sbc import Sbc
 from hierfl.methods import two_stage
 from hierfl.summaries import surrogate
 
+PAGE = Path(__file__).with_name("FAMILIES.md")
 REPLICATIONS, DRAWS = 200, 399
+ABOUT = f"""# Simulation-based calibration of response families
+
+`python -m benchmarks.sbc_of_families --write`: 8 clients of 12 rows, `y ~ x + (1 | client)`, parameters drawn from
+their priors and rows drawn given them, fitted by `two_stage`; {DRAWS} draws. Over the global numbers of a family: the
+smallest chi-square p-value of the ranks, how often central intervals of 50 and 90 % cover, and whose ECDF leaves its
+99 % band.
+"""
+HEAD = (
+    *("family", "replications", "failed", "smallest p", "50 % covers", "90 % covers"),
+    *("ECDF outside", "k-hat 0.7 or more", "most rounds"),
+)
 
 
 Traced = Callable[..., Any]
@@ -92,8 +104,12 @@ def run(
         workers: processes that share them.
         file: of results, to be appended to. Default None: one in the user's cache folder.
     """
-    file = cache() / f"sbc_family_{name}.jsonl" if file is None else file
+    file = _file(name) if file is None else file
     return replicated(partial(ranked, name), replications, file=file, workers=workers)
+
+
+def _file(name: str) -> Path:
+    return cache() / f"sbc_family_{name}.jsonl"
 
 
 def calibration(records: Sequence[Record]) -> Sbc:
@@ -134,11 +150,41 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--families", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--replications", type=int, default=REPLICATIONS)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--write", action="store_true", help="write FAMILIES.md, of all families that are done"
+    )
     args = parser.parse_args(argv)
     for name in args.families:
         records = run(name, args.replications, workers=args.workers)
         print(table(name, records).to_string())
         print(json.dumps({"family": name, **summary(records)}), flush=True)
+    if args.write:
+        known = {name: kept(_file(name)) for name in NAMES}
+        PAGE.write_text(
+            page({n: [*r.values()] for n, r in known.items() if len(r) >= REPLICATIONS})
+        )
+
+
+def page(done: Mapping[str, Sequence[Record]]) -> str:
+    """Return the text of FAMILIES.md: a line for each family."""
+    lines = []
+    for name, records in done.items():
+        scores, said = table(name, records), summary(records)
+        covered = [
+            f"{scores[f'cover {part}%'].min():.2f}-{scores[f'cover {part}%'].max():.2f}"
+            for part in (50, 90)
+        ]
+        outside = ", ".join(scores[scores["outside"]].index.get_level_values("site")) or "none"
+        cells = (
+            *(name, said["replications"], said["failed"], f"{scores['p'].min():.2f}", *covered),
+            *(outside, said["k_hat_above_0.7"], said["most_rounds"]),
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    missing = ", ".join(name for name in NAMES if name not in done) or "none"
+    rule = "|---|" + "---:|" * 5 + "---|" + "---:|" * 2
+    return "\n".join(
+        [ABOUT, f"| {' | '.join(HEAD)} |", rule, *lines, "", f"Not run yet: {missing}.", ""]
+    )
 
 
 def summary(records: Sequence[Record]) -> Record:
