@@ -28,12 +28,7 @@ SLOW = {  # fits of more than 20 s of a core
     "three_levels",
     "two_kinds_of_clients",
 }
-WITHOUT = {
-    "group_level_predictor",
-    "horseshoe",
-    "missing_covariates",
-    "three_levels",
-}  # recipes that have no reference yet
+WITHOUT = {"horseshoe"}  # recipes that have no reference yet
 MOST_ERROR = 0.05  # of NUTS itself, in posterior sds
 MOST_OFF, LEAST_SD, MOST_SD = 0.1, 0.9, 1.1
 RECIPES = [
