@@ -13,6 +13,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.summaries.chains import Sampled, Whitening, laplace, sampled
 from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.stretched import Stretch, stretch
 from hierfl.summaries.surrogate import Surrogate
 
 # chains by what a gradient costs, N (D + 1)^3: an iteration of a cheap one takes as long for many as for one
@@ -105,10 +106,12 @@ def _chains(
     else:
         at = torch.randperm(len(known), generator=g)[:chains]
         start, warmup = surrogate.sampled(known[at]), WARM
+    scales = stretch(start if known is None else surrogate.sampled(known), surrogate.even)
+    start, whitening = scales.to_u(start), scales.whitening_in_u(whitening)
     least = 2 * LEAST if final else LEAST
     while True:
         found = sampled(
-            density,
+            scales.density(density),
             start,
             whitening,
             draws=count,
@@ -119,12 +122,17 @@ def _chains(
             dense=len(surrogate.hierarchy.outside),
         )
         if not found.r_hat > (MIXED_WELL if final else MIXED):
-            return found
+            return _of_x(found, scales)
         if least >= MOST:
             warnings.warn(
                 f"the server's chains have not mixed (split R-hat {found.r_hat:.2f}): do not trust spreads; a prior "
                 f"that keeps scales away from infinity helps",
                 stacklevel=2,
             )
-            return found
+            return _of_x(found, scales)
         start, whitening, warmup, least = found.draws[-chains:], found.whitening, WARM, 2 * least
+
+
+def _of_x(found: Sampled, scales: Stretch) -> Sampled:
+    whitening = scales.whitening_in_x(found.whitening)
+    return Sampled(scales.from_u(found.draws), found.r_hat, whitening)

@@ -71,7 +71,8 @@ class Surrogate:
         """Which numbers of (s, t) are logs of a global scale that may be 0, (Ks + N M,) bool.
 
         Such a number is sampled as a signed scale x, s = log|x|: an even density, smooth at 0, where that of s
-        would have a long tail. A scale may be 0 if its prior density there is finite and above 0.
+        would have a long tail towards 0; `stretched` shortens the one away from 0. A scale may be 0 if its prior
+        density there is finite and above 0.
         """
         block, hierarchy = self.hierarchy.program.latents.global_block, self.hierarchy
         logs = [flag for site in block.sites for flag in [_is_exp(site)] * site.size]
