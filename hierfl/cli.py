@@ -227,7 +227,9 @@ def new(
     console.print(line, markup=False, soft_wrap=True)
 
 
-node = typer.Typer(help="What the owner of a node does: approve runs, see what left the node.")
+node = typer.Typer(
+    help="What the owner of a node does: serve, approve runs, see what left the node."
+)
 app.add_typer(node, name="node", no_args_is_help=True)
 
 
@@ -261,6 +263,28 @@ def log(
     for entry in entries(folder):
         table.add_row(*("" if entry.get(n) is None else str(entry[n]) for n in names))
     Console().print(table)
+
+
+@node.command()
+def serve(
+    supernode: Annotated[
+        str, typer.Option(help="Host and port of the SuperNode's Runtime API.")
+    ] = "127.0.0.1:9094",
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Authority of the API's certificate, PEM; default: no TLS.")
+    ] = None,
+    secret: Annotated[
+        Path | None, typer.Option(help="The SuperNode's --superexec-auth-secret-file.")
+    ] = None,
+) -> None:
+    """Answer the messages of a SuperNode that was started with --isolation process, until it is stopped."""
+    from hierfl.flower.serving import serve as served
+
+    try:
+        read = [None if file is None else file.read_bytes() for file in (root_certificates, secret)]
+        served(supernode, root_certificates=read[0], secret=read[1])
+    except OSError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _show_step(progress: Console, line: str) -> None:

@@ -11,12 +11,16 @@ import argparse
 import datetime
 import ipaddress
 import json
+import multiprocessing
 import os
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -149,7 +153,14 @@ def supernode(folder: Path, name: str, port: int) -> list[str]:
         *("--superlink", f"127.0.0.1:{LINK}", "--port", str(port)),
         *("--auth-supernode-private-key", str(folder / name)),
         *("--node-config", f'folder="{folder / "nodes" / name}"'),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
     ]
+
+
+def answering(folder: Path, port: int) -> list[str]:
+    """Return the command that answers the messages of a SuperNode on this machine."""
+    place = ("--supernode", f"127.0.0.1:{port}", "--secret", str(folder / "secret"))
+    return [program("hierfl"), "node", "serve", *place]
 
 
 def strangers(folder: Path) -> dict[str, list[str]]:
@@ -165,26 +176,43 @@ def strangers(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def turned_away(folder: Path, settings: dict[str, str]) -> dict[str, str]:
-    """Start the SuperNodes that must not get in, and return what each one's log says.
+@contextmanager
+def turned_away(folder: Path, settings: dict[str, str]) -> Iterator[None]:
+    """Let the SuperNodes that must not get in try it all along, and print at the end what each one's log says.
 
     Raises:
         RuntimeError: one has got in.
     """
-    before, found = len(online(folder)), {}
+    before = len(online(folder))
     with ExitStack() as stack:
         for number, command in enumerate(strangers(folder).values()):
             command[command.index("--port") + 1] = str(FIRST_NODE + 90 + number)
             stack.enter_context(running(f"stranger-{number}", command, folder, **settings))
-        time.sleep(15.0)
+        yield
         if len(online(folder)) > before:
             raise RuntimeError(f"a stranger has got in: see {folder}/stranger-*.log")
     for number, why in enumerate(strangers(folder)):
         lines = (folder / f"stranger-{number}.log").read_text().splitlines()
         marks = ("code:", "CERTIFICATE", "Connection attempt failed")
         wrong = [line for mark in marks for line in lines if mark in line]
-        found[why] = (wrong or lines or ["it says nothing"])[0].strip()[:150]
-    return found
+        said = (wrong or lines or ["it says nothing"])[0].strip()[:150]
+        print(f"{why}: turned away ({said})", flush=True)
+
+
+def wait_for_link() -> None:
+    """Wait until the SuperLink takes connections.
+
+    Raises:
+        OSError: it does not within a minute.
+    """
+    until = time.monotonic() + 60.0
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", LINK)).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 def wait_for(count: int, folder: Path) -> None:
@@ -210,16 +238,25 @@ def online(folder: Path) -> list[dict[str, object]]:
 
 
 # ------------------------------------------------------------------------------------------------ the run
-def compared(method: str, folder: Path, data: hierfl.ClientData) -> float:
-    """Return the largest difference between the deployment's last message and that of `hierfl.fit`."""
+def here(method: str) -> dict[str, torch.Tensor]:
+    """Return the last message of `hierfl.fit` on all rows together; it runs in a process of its own."""
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
     from hospitals.model import method_of
 
-    rounds = None if method == "two_stage" else 5
-    here = hierfl.fit(method_of(method), data, rounds=rounds, compile=False, progress=False)
+    rounds = 5 if method == "fedavg" else None
+    fit = hierfl.fit(
+        method_of(method), training_rows(), rounds=rounds, compile=False, progress=False
+    )
+    return dict(named_leaves(fit.message))
+
+
+def apart(method: str, folder: Path, expected: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference between the deployment's last message and that of `hierfl.fit`."""
     there = named_leaves(torch.load(folder / f"{method}.pt", weights_only=True))
     return max(
         float((there[name].double() - value.double()).abs().max())
-        for name, value in named_leaves(here.message).items()
+        for name, value in expected.items()
     )
 
 
@@ -243,15 +280,22 @@ def against_nuts(folder: Path) -> str:
     return f"worst mean within {errors[worst]:.3f} sd of NUTS ({worst})"
 
 
+def training_rows() -> hierfl.ClientData:
+    """Return the rows of all four hospitals that are fitted."""
+    data = hospitals().split(0.7, seed=0)[0]
+    return data.select(sorted(data.names))
+
+
 def settled(folder: Path) -> hierfl.ClientData:
     """Make certificates, keys, each hospital's folder with its rows, and Flower's settings; return all rows."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "home").mkdir(parents=True)
-    data = hospitals().split(0.7, seed=0)[0]
-    data = data.select(sorted(data.names))
+    data = training_rows()
     certificates(folder, "")
     certificates(folder, "unknown-")
     node_key(folder, "unknown")
+    (folder / "secret").write_bytes(secrets.token_bytes(32))
+    (folder / "secret").chmod(0o600)
     for name in data.names:
         node_key(folder, name)
         place = folder / "nodes" / name
@@ -269,48 +313,51 @@ def settled(folder: Path) -> hierfl.ClientData:
 
 
 @contextmanager
-def deployment(
-    method: str, folder: Path, names: tuple[str, ...], *options: str
-) -> Iterator[dict[str, str]]:
+def deployment(folder: Path, names: tuple[str, ...], *options: str) -> Iterator[dict[str, str]]:
     """Start the SuperLink with more options, and the SuperNodes; give the environment that they run in."""
-    paths = os.pathsep.join([str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     settings = {
-        "HOSPITALS_METHOD": method,
         "HOSPITALS_OUT": str(folder),
-        "PYTHONPATH": paths,
         "OMP_NUM_THREADS": "1",
         "FLWR_HOME": str(folder / "home"),
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds between two looks for work; 1 unless it is set
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     with ExitStack() as stack:
-        command = [*link(folder), *options]
-        stack.enter_context(running(f"superlink-{method}", command, folder, **settings))
-        time.sleep(4.0)
-        for k, name in enumerate(names):
+        stack.enter_context(running("superlink", [*link(folder), *options], folder, **settings))
+        for k, name in enumerate(names):  # they wait for the SuperLink
+            command = answering(folder, FIRST_NODE + k)
+            stack.enter_context(running(f"{name}-answers", command, folder, **settings))
+        wait_for_link()
+        for name in names:
             flwr(folder, "supernode", "register", str(folder / f"{name}.pub"), "local")
+        for k, name in enumerate(names):
             command = supernode(folder, name, FIRST_NODE + k)
-            stack.enter_context(running(f"{name}-{method}", command, folder, **settings))
+            stack.enter_context(running(name, command, folder, **settings))
         wait_for(len(names), folder)
         yield settings
 
 
-def deployed(method: str, folder: Path, names: tuple[str, ...], *, strange: bool) -> float:
-    """Run a method on the deployment, and return its seconds, from `flwr run` to the end.
+def project(apps: str, folder: Path) -> Path:
+    """Return the project with a pair of its apps: a copy, but for the pair that it has as it is.
 
     Args:
-        method: that is run.
-        folder: of keys, logs and results.
-        names: of the hospitals.
-        strange: see first that SuperNodes which must not get in do not.
+        apps: name of the pair in `hospitals/app.py`.
+        folder: of copies.
     """
-    with deployment(method, folder, names) as settings:
-        if strange:
-            for why, said in turned_away(folder, settings).items():
-                print(f"{why}: turned away ({said})", flush=True)
-        began = time.monotonic()
-        flwr(folder, "run", str(HERE), "local", "--stream")
-        return time.monotonic() - began
+    own = (HERE / "pyproject.toml").read_text()
+    if f"app:{apps}." in own:
+        return HERE
+    place = folder / f"project-{apps}"
+    shutil.copytree(HERE / "hospitals", place / "hospitals", dirs_exist_ok=True)
+    (place / "pyproject.toml").write_text(own.replace("app:two_stage.", f"app:{apps}."))
+    return place
+
+
+def deployed(method: str, folder: Path) -> float:
+    """Run a method on the deployment, and return its seconds, from `flwr run` to the end."""
+    began = time.monotonic()
+    flwr(folder, "run", str(project(method, folder)), "local", "--stream")
+    return time.monotonic() - began
 
 
 def main() -> None:
@@ -320,17 +367,21 @@ def main() -> None:
     parser.add_argument("--method", action="append", choices=["two_stage", "fedavg"])
     args = parser.parse_args()
     torch.set_default_dtype(torch.float64)
-    folder = args.out.resolve()
-    data = settled(folder)
-    for number, method in enumerate(args.method or ["two_stage", "fedavg"]):
-        seconds = deployed(method, folder, data.names, strange=number == 0)
-        difference = compared(method, folder, data)
-        print(
-            f"{method}: {seconds:.0f} s, within {difference:.1e} of hierfl.fit on all rows",
-            flush=True,
-        )
-        if method == "two_stage":
-            print(against_nuts(folder), flush=True)
+    folder, methods = args.out.resolve(), args.method or ["two_stage", "fedavg"]
+    data, began = settled(folder), time.monotonic()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn) as beside:  # while the programs start
+        expected = {method: beside.submit(here, method) for method in methods}
+        with deployment(folder, data.names) as settings, turned_away(folder, settings):
+            seconds = {method: deployed(method, folder) for method in methods}
+        for method in methods:
+            difference = apart(method, folder, expected[method].result())
+            print(
+                f"{method}: {seconds[method]:.0f} s, within {difference:.1e} of hierfl.fit on all rows"
+            )
+    if "two_stage" in methods:
+        print(against_nuts(folder))
+    print(f"in all: {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from hierfl import methods
 from hierfl.core.trees import named_leaves
 
 sys.path.insert(0, str(Path(__file__).parent))
-from deploy import HERE, LINK, deployment, settled
+from deploy import LINK, deployment, project, settled
 from hospitals.model import hierarchy
 
 OPEN = "cleveland"  # the hospital whose policy lets summaries and scores out
@@ -38,7 +38,7 @@ def main() -> None:
     secret = folder / "superexec.secret"
     secret.write_bytes(secrets.token_bytes(32))
     options = ("--isolation", "process", "--superexec-auth-secret-file", str(secret))
-    with deployment("of_the_server", folder, data.names, *options):
+    with deployment(folder, data.names, *options):
         served(folder, secret, data)
 
 
@@ -49,7 +49,7 @@ def served(folder: Path, secret: Path, data: hierfl.ClientData) -> None:
     began = time.monotonic()
     with superlink(
         f"127.0.0.1:{LINK}",
-        project=HERE,
+        project=project("chosen", folder),
         nodes=len(data.names),
         root_certificates=folder / "ca.crt",
         secret=secret,

@@ -110,6 +110,39 @@ def point(
     return Point(hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0))
 
 
+def points_of_one(
+    hierarchy: Hierarchy,
+    z: Tensor,
+    row: ClientBatch,
+    factor: tuple[Tensor, Tensor],
+    proposals: Proposal | None,
+    e: Tensor,
+    sides: Tensor,
+) -> Point:
+    """Return one client's points, as `point` does for each: local numbers (P, D) and log weights (P,).
+
+    Args:
+        hierarchy: the program's prior.
+        z: (K,).
+        row: one row of the client.
+        factor: Lambda (1, V, V) and eta (1, V).
+        proposals: as for `point`.
+        e: (P, M + Dn), standard normal.
+        sides: (P,) 0 or 1.
+    """
+    if (
+        proposals is None
+    ):  # one product for all points; mapped over them, the scale would be copied for each
+        integral, mean, tril = _normal(given(hierarchy, hierarchy.local(z, row), z, *factor), 1.0)
+        return Point(mean + e @ tril[0].mT, integral.expand(len(e)))
+
+    def at(e: Tensor, side: Tensor) -> Point:
+        return point(hierarchy, z, row, factor, proposals, e[None], side)
+
+    found: Point = torch.vmap(at)(e, sides)
+    return Point(found.own[:, 0], found.log_weight[:, 0])
+
+
 def _of_normal(
     hierarchy: Hierarchy,
     z: Tensor,

@@ -20,7 +20,7 @@ from hierfl.core import noise
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.trials import first_row
-from hierfl.summaries.conditional import Point, Proposal, point, sides_of
+from hierfl.summaries.conditional import Proposal, points_of_one, sides_of
 from hierfl.summaries.expectations import Rows, gauss_hermite
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.hierarchy import Hierarchy
@@ -29,7 +29,7 @@ NODES = {1: 16, 2: 8}  # Gauss-Hermite nodes a dimension, by the number of local
 POINTS = 128  # quasi-random points where there are more
 MIXED = 128  # the same where some are mixing numbers
 ENOUGH = 4  # points a dimension for their covariance to be made the identity
-NUMBERS_AT_ONCE = 1 << 21  # clients x draws x points x rows that are carried at once
+NUMBERS_AT_ONCE = 1 << 22  # clients x draws x points x rows that are carried at once
 CLIENTS = 128  # carried at once, about, where there are more
 
 
@@ -115,17 +115,14 @@ class Weigher:
         points, sides = self._turned(batch), sides_of(len(self.points), hierarchy)
 
         def one(z: Tensor) -> Ratios:
-            def at(e: Tensor, side: Tensor) -> Point:
-                return point(hierarchy, z, own, given, of_one, e[None], side)
-
-            found: Point = torch.vmap(at)(points, sides)
+            found = points_of_one(hierarchy, z, own, given, of_one, points, sides)
 
             def ratio(w: Tensor) -> Tensor:
                 v = torch.cat([w, z[hierarchy.reading.shared]])
                 return rows.log_likelihood_by_line(v) - factor.log(v)
 
-            log_weights = self.log_weights + found.log_weight[:, 0]
-            each = torch.vmap(ratio)(found.own[:, 0]) + log_weights
+            log_weights = self.log_weights + found.log_weight
+            each = torch.vmap(ratio)(found.own) + log_weights
             whole = each.logsumexp(0) - log_weights.logsumexp(0)
             if not self.sampled:
                 return Ratios(whole, torch.zeros_like(whole))

@@ -23,7 +23,7 @@ from torch import Tensor
 from hierfl.summaries.hierarchy import Factors
 
 # a client's weights are heavy if their k-hat and the largest of them over their mean, in nats, are above
-HEAVY, FAR = 0.3, 1.0
+HEAVY, FAR = 0.3, 1.5
 POWERS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 LEAST = 0.1  # share of the wider surrogate's draws that is to be effective by themselves
 FARTHEST = 1e3  # nats between Z1 and Z2

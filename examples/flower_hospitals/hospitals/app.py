@@ -1,43 +1,46 @@
-"""The two apps; `flwr run` finds them by pyproject.toml."""
+"""Pairs of apps: two_stage, fedavg, and a method of the server's choice; `flwr run` takes that of pyproject.toml."""
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from hierfl.flower import apps
+from hierfl.flower import Apps, apps
 from hierfl.nodes import FitOverNodes
 from hospitals.data import rows
 from hospitals.model import hierarchy, method_of
 
-METHOD = os.environ.get("HOSPITALS_METHOD", "two_stage")
-ROUNDS = None if METHOD == "two_stage" else 5
 
-
-def done(fit: FitOverNodes) -> None:
+def done(name: str, fit: FitOverNodes) -> None:
     """Write what the server knows at the end: no row and no client state is in it."""
     out = Path(os.environ["HOSPITALS_OUT"])
-    torch.save(fit.message, out / f"{METHOD}.pt")
+    torch.save(fit.message, out / f"{name}.pt")
     rounds = fit.history[["round", "clients", "seconds"]].to_dict("records")
-    (out / f"{METHOD}.json").write_text(json.dumps(rounds))
-    if METHOD == "two_stage":
+    (out / f"{name}.json").write_text(json.dumps(rounds))
+    if name == "two_stage":
         found = fit.posterior(draws=2000).posterior
         means = {
-            name: found[name].mean(("chain", "draw")).values.tolist() for name in found.data_vars
+            site: found[site].mean(("chain", "draw")).values.tolist() for site in found.data_vars
         }
         (out / "means.json").write_text(json.dumps(means))
         own = fit.local_summary(draws=2000)  # of the hospitals whose policies let summaries out
         own.table.to_csv(out / "hospitals.csv", index=False)
 
 
-made = apps(
-    hierarchy if METHOD == "of_the_server" else method_of(METHOD),
-    lambda context: rows(str(context.node_config["folder"])),
-    done=done,
-    nodes=4,
-    rounds=ROUNDS,
-    timeout=120.0,
-)
-server = made.server
-client = made.client
+def made(name: str) -> Apps:
+    """Return the apps of a method; of the model alone, for a server that chooses."""
+    return apps(
+        hierarchy if name == "chosen" else method_of(name),
+        lambda context: rows(str(context.node_config["folder"])),
+        done=partial(done, name),
+        nodes=4,
+        rounds=5 if name == "fedavg" else None,
+        timeout=120.0,
+    )
+
+
+two_stage = made("two_stage")
+fedavg = made("fedavg")
+chosen = made("chosen")

@@ -1,0 +1,123 @@
+"""Processes for the messages of a SuperNode, forked from one that has imported all that they need.
+
+A SuperNode starts a program for each message, which imports flwr, torch and hierfl anew: 7 s of a core. Started with
+`--isolation process`, it leaves messages to a process from outside, `hierfl node serve`. Each message still has a
+process of its own, so that nothing of one run reaches another; it is forked by `multiprocessing`'s fork server, whose
+memory holds the modules already.
+
+    AcquireTask   a message that waits, with a token
+    run_clientapp the rest is Flower's own: it takes the message, installs the app, runs it, and pushes the answer
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+
+import httpx
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+# what a client app imports, and what torch imports when a gradient is taken for the first time
+MODULES = [
+    "hierfl.flower",
+    "hierfl.methods",
+    "hierfl.models",
+    "hierfl.nodes.local_fit",
+    "flwr.supernode.runtime.run_clientapp",
+    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
+    "pandas",
+]
+
+
+def serve(
+    address: str,
+    *,
+    root_certificates: bytes | None = None,
+    secret: bytes | None = None,
+    wait: float = 0.1,
+) -> None:
+    """Answer the messages of a SuperNode until this process is stopped.
+
+    Args:
+        address: host and port of the SuperNode's Runtime API, which flwr sets to 127.0.0.1:9094.
+        root_certificates: of the authority that the API's certificate is checked against, PEM. Default None: plain
+            HTTP, for a SuperNode on this machine.
+        secret: of the SuperNode's `--superexec-auth-secret-file`. Default None: it has none.
+        wait: seconds between two looks for a message.
+
+    Raises:
+        ConnectionError: the SuperNode refuses. One that is not there yet, or is started again, is waited for.
+    """
+    asks: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor("SuperExec")]
+    if secret is not None:
+        asks.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE]))
+    client = RuntimeHttpClient.from_server_address(
+        address,
+        insecure=root_certificates is None,
+        root_certificates=root_certificates,
+        interceptors=asks,
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(MODULES)
+    forkserver.ensure_running()  # now, and not at the first message
+    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    busy: list[BaseProcess] = []
+    try:
+        while True:
+            found = client.AcquireTask(wanted)
+            if found.token:
+                busy.append(_started(forks, address, root_certificates, found.token))
+            busy = [process for process in busy if process.is_alive()]
+            time.sleep(wait)
+    except httpx.HTTPStatusError as error:
+        secret_too = "another secret than the SuperNode's" if secret else "no secret"
+        raise ConnectionError(
+            f"the SuperNode at {address} refuses ({error.response.text[:200]}): was it started with --isolation "
+            f"process? This process has {secret_too}, of its --superexec-auth-secret-file"
+        ) from error
+    finally:
+        client.close()
+
+
+def _started(
+    forks: ForkServerContext, address: str, root_certificates: bytes | None, token: str
+) -> BaseProcess:
+    """Fork a process that answers one message."""
+    process = forks.Process(
+        target=answer_one, args=(address, root_certificates, token, os.getpid())
+    )
+    process.start()
+    return process
+
+
+def answer_one(address: str, root_certificates: bytes | None, token: str, parent: int) -> None:
+    """Answer one message, in a process of its own.
+
+    Args:
+        address: of the SuperNode's Runtime API.
+        root_certificates: as for `serve`.
+        token: of the message.
+        parent: number of the process that serves; this one ends with it.
+    """
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    run_clientapp(
+        address,
+        token,
+        insecure=root_certificates is None,
+        certificates=root_certificates,
+        parent_pid=parent,
+        runtime_dependency_install=False,
+    )
