@@ -25,6 +25,8 @@ from hierfl.program.recipes import describe
 from hierfl.runs.over_nodes import FitCall
 
 ONCE_MORE = 1.0  # seconds between two looks for nodes
+# seconds between two looks for answers: at first, at most, and by how much they grow
+SOON, LATER, SLOWER = 0.05, 1.0, 1.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +123,23 @@ class Nodes:
             )
             for number, content in contents.items()
         ]
-        for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
+        for reply in self._replies(messages):
             try:
                 yield reply.metadata.src_node_id, payload_of(reply)
             except Refused as error:
                 yield reply.metadata.src_node_id, error
+
+    def _replies(self, messages: list[Message]) -> Iterator[Message]:
+        """Send messages, and yield the answers as they come; Flower's own loop looks every 3 s, and yields all at last."""
+        waits = set(self.grid.push_messages(messages))
+        until, pause = time.monotonic() + self.timeout, SOON
+        while waits and time.monotonic() < until:
+            for reply in self.grid.pull_messages(waits):
+                waits.discard(reply.metadata.reply_to_message_id)
+                yield reply
+            if waits:
+                time.sleep(min(pause, max(0.0, until - time.monotonic())))
+                pause = min(LATER, SLOWER * pause)
 
 
 # ------------------------------------------------------------------------------------------------ a fit

@@ -47,6 +47,7 @@ class Grid:
 
     def __init__(self, app: Any, folder: Path, gone: Iterable[int] = ()) -> None:
         self.app, self.gone, self.count = app, set(gone), 0
+        self.waits: dict[str, Any] = {}
         self.contexts = {
             number: flwr.Context(
                 run_id=1,
@@ -61,11 +62,17 @@ class Grid:
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
 
-    def send_and_receive(self, messages: Iterable[Any], *, timeout: float) -> Iterable[Any]:
+    def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
         for message in messages:
             self.count += 1
-            number = message.metadata.dst_node_id
             message.metadata.__dict__["_message_id"] = str(self.count)
+            self.waits[str(self.count)] = message
+            yield str(self.count)
+
+    def pull_messages(self, ids: Iterable[str]) -> Iterable[Any]:
+        for name in sorted(set(ids) & self.waits.keys(), key=int):
+            message = self.waits.pop(name)
+            number = message.metadata.dst_node_id
             if number not in self.gone or not message.metadata.message_type.startswith("train"):
                 yield self.app(message, self.contexts[number])
 
@@ -135,7 +142,7 @@ def test_an_introduction_tells_no_row(tmp_path: Path) -> None:
         dst_node_id=11,
         message_type="query.introduce",
     )
-    (reply,) = grid.send_and_receive([message], timeout=1.0)
+    (reply,) = grid.pull_messages(grid.push_messages([message]))
     told = json.loads(reply.content.config_records["hierfl"]["payload"])
     assert told["client"] == "east" and told["rows"] == 7
     values = {

@@ -34,10 +34,16 @@ __all__ = ["identity"]  # a fixture
 class Watching(Grid):
     """Keeps what nodes answer; nodes in `gone` are lost when they are asked for their masked updates."""
 
-    said: list[Message]
+    def __init__(self, app: Any, folder: Path, gone: Iterable[int] = ()) -> None:
+        super().__init__(app, folder, gone)
+        self.said: list[Message] = []
+
+    def pull_messages(self, ids: Iterable[str]) -> Iterable[Any]:
+        answers = list(super().pull_messages(ids))
+        self.said += answers
+        return answers
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float) -> Iterable[Any]:
-        self.said = getattr(self, "said", [])
         answers = []
         for sent in messages:
             message = deepcopy(sent)  # each node gets bytes of its own

@@ -20,12 +20,12 @@ def done(name: str, fit: FitOverNodes) -> None:
     rounds = fit.history[["round", "clients", "seconds"]].to_dict("records")
     (out / f"{name}.json").write_text(json.dumps(rounds))
     if name == "two_stage":
-        found = fit.posterior(draws=2000).posterior
+        found = fit.posterior(draws=1000).posterior
         means = {
             site: found[site].mean(("chain", "draw")).values.tolist() for site in found.data_vars
         }
         (out / "means.json").write_text(json.dumps(means))
-        own = fit.local_summary(draws=2000)  # of the hospitals whose policies let summaries out
+        own = fit.local_summary(draws=1000)  # of the hospitals whose policies let summaries out
         own.table.to_csv(out / "hospitals.csv", index=False)
 
 
