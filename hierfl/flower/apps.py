@@ -1,5 +1,6 @@
 """A run as a Flower ServerApp and ClientApp, for its simulation and for SuperNodes.
 
+    query.schema      of a formula without a schema: a node tells counts and sums (`hierfl.nodes.schema`)
     query.introduce   a node tells of its client: name, number of rows, form of the rows
     query.agree       the node gets what all agreed on, and tells what it starts from
     train             one round: the method's message, and the client's update
@@ -32,6 +33,8 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from hierfl.nodes.fit import FitOverNodes
 
 
@@ -50,7 +53,7 @@ class Apps:
 
 def apps(
     method: Method | Model,
-    data_for_node: Callable[[Context], ClientData],
+    data_for_node: Callable[[Context], ClientData | pd.DataFrame],
     *,
     done: Callable[[FitOverNodes], object],
     nodes: int,
@@ -72,7 +75,8 @@ def apps(
         method: that is run; both apps are made by the same code. Or a model: then the method is chosen as `hierfl.fit`
             chooses, from what the nodes agree on; the fit says which (`FitOverNodes.chosen`). A chosen method that does
             not stop by itself runs for 200 rounds unless `rounds` says otherwise; whether that is enough is not judged.
-        data_for_node: a node's context -> the rows of its one client.
+            Of a `hierfl.formula` without a schema the nodes agree on one first.
+        data_for_node: a node's context -> the rows of its one client; of such a formula a frame.
         done: called with the fit at the server, at the end.
         nodes: how many nodes the run waits for before its first round.
         rounds: as in `hierfl.fit`.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,7 +22,7 @@ from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.runs.over_nodes import FitCall
 
 PAYLOAD, WRONG, RECORD = "payload", "wrong", "hierfl"
-AGREEMENT = "agreement.json"
+AGREEMENT, SCHEMA = "agreement.json", "schema.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Clients:
     """What every node does; a process keeps the nodes that it has set up."""
 
     call: FitCall
-    data: Callable[[Context], ClientData]
+    data: Callable[[Context], Any]
     folder: Callable[[Context], str | Path]
     policy: Callable[[Context], str | Path | None]
     secure: bool = False
@@ -39,6 +39,7 @@ class Clients:
     def app(self) -> ClientApp:
         """Return the app that answers messages."""
         app = ClientApp(mods=[masked] if self.secure else [])
+        app.query("schema")(self._answering(self._tell))
         app.query("introduce")(self._answering(self._introduce))
         app.query("agree")(self._answering(self._agree))
         app.train()(self._answering(self._train))
@@ -59,9 +60,38 @@ class Clients:
 
         return answered
 
+    def _tell(self, content: bytes, context: Context) -> bytes:
+        from hierfl.nodes.schema import tell  # pandas and formulae, which most models do not need
+
+        if not self.call.lacks_schema:
+            raise Refused("this node's app has no formula that lacks a schema")
+        formula: Any = self.call.method
+        folder, policy = self.folder(context), self.policy(context)
+        return tell(formula, self.data(context), folder, content, policy=policy)
+
     def _introduce(self, content: bytes, context: Context) -> bytes:
-        policy = self.policy(context)
-        return introduce(self.call.named, self.data(context), self.folder(context), policy=policy)
+        folder, policy = Path(self.folder(context)), self.policy(context)
+        if content:
+            private_folder(folder)
+            write_private(folder / SCHEMA, content)
+        call, rows = self._read(context)
+        return introduce(call.named, rows, folder, policy=policy)
+
+    def _read(self, context: Context) -> tuple[FitCall, ClientData]:
+        """Return the call and the rows; frames are read by the schema of the formula, its own or the agreed one."""
+        found, formula = self.data(context), cast(Any, self.call.method)
+        if isinstance(found, ClientData):
+            return self.call, found
+        if not self.call.lacks_schema:
+            return self.call, formula.data(found)
+        from hierfl.nodes.schema import with_schema
+
+        try:
+            text = (Path(self.folder(context)) / SCHEMA).read_bytes()
+        except OSError as error:
+            raise Refused(f"the node has agreed on no schema yet ({error})") from error
+        formula = with_schema(formula, text)
+        return replace(self.call, method=formula), formula.data(found)
 
     def _agree(self, content: bytes, context: Context) -> bytes:
         folder = Path(self.folder(context))
@@ -87,9 +117,10 @@ class Clients:
             seed = found.get("seed")
             if not isinstance(seed, int):
                 raise Refused(f"the server tells of the seed {seed!r}")
+            call, rows = self._read(context)
             self.ready[context.node_id] = node(
-                at_node(self.call, found.get("method")),
-                self.data(context),
+                at_node(call, found.get("method")),
+                rows,
                 agreement,
                 folder,
                 seed=seed,

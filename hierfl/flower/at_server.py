@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -43,8 +43,8 @@ class Nodes:
     timeout: float
     before: Callable[[], object] | None = None
 
-    def introductions(self, count: int) -> dict[int, Introduction]:
-        """Return what each node tells of its client, once there are as many nodes.
+    def there(self, count: int) -> list[int]:
+        """Return the numbers of the nodes, once there are as many.
 
         Raises:
             TooFewNodes: there are fewer within the timeout.
@@ -57,11 +57,47 @@ class Nodes:
                     f"{len(ids)} nodes are connected after {self.timeout:g} s, and {count} are needed: start the others"
                 )
             time.sleep(ONCE_MORE)
-        told: dict[int, Introduction] = {}
-        for number, content in self._sent("query.introduce", dict.fromkeys(ids, b"")):
-            if isinstance(content, Refused):
-                raise TooFewNodes(f"node {number} cannot tell of its client: {content}")
-            told[number] = Introduction.from_json(json.loads(content))
+        return ids
+
+    def introductions(self, ids: list[int], count: int, schema: bytes) -> dict[int, Introduction]:
+        """Return what nodes tell of their clients.
+
+        Args:
+            ids: of the nodes.
+            count: how many must tell.
+            schema: of a formula, by which they read their rows; b"": they need none.
+
+        Raises:
+            TooFewNodes: a node cannot tell, or too few do.
+        """
+        told = self._told("query.introduce", ids, count, schema)
+        return {number: Introduction.from_json(json.loads(told[number])) for number in told}
+
+    def with_schema(self, call: FitCall, ids: list[int]) -> FitCall:
+        """Return the call once the nodes have agreed on the schema of its formula.
+
+        Raises:
+            TooFewNodes: a node cannot answer, or does not.
+            KeyError, TypeError, ValueError: clients disagree.
+        """
+        # here: pandas and formulae, which most models do not need
+        from hierfl.formulas.formula import Formula
+        from hierfl.nodes.schema import agreed_over
+
+        assert isinstance(call.method, Formula)
+
+        def send(asked: bytes) -> Iterable[bytes]:
+            return self._told("query.schema", ids, len(ids), asked).values()
+
+        return replace(call, method=agreed_over(call.method, send))
+
+    def _told(self, kind: str, ids: list[int], count: int, content: bytes) -> dict[int, bytes]:
+        """Return what nodes answer before the rounds."""
+        told: dict[int, bytes] = {}
+        for number, found in self._sent(kind, dict.fromkeys(ids, content)):
+            if isinstance(found, Refused):
+                raise TooFewNodes(f"node {number} cannot tell of its client: {found}")
+            told[number] = found
         if len(told) < count:
             raise TooFewNodes(
                 f"{len(told)} of {len(ids)} nodes told of their clients, and {count} are needed"
@@ -130,7 +166,7 @@ class Nodes:
                 yield reply.metadata.src_node_id, error
 
     def _replies(self, messages: list[Message]) -> Iterator[Message]:
-        """Send messages, and yield the answers as they come; Flower's own loop looks every 3 s, and yields all at last."""
+        """Send messages, and yield the answers as they come; Flower's own loop looks every 3 s, and hands over all."""
         waits = set(self.grid.push_messages(messages))
         until, pause = time.monotonic() + self.timeout, SOON
         while waits and time.monotonic() < until:
@@ -175,7 +211,12 @@ class Server:
             TooFewNodes: nodes are missing, or cannot take part.
             ValueError: as `hierfl.nodes.fit_nodes`.
         """
-        told = self.nodes.introductions(self.count)
+        there, schema = self.nodes.there(self.count), b""
+        if call.lacks_schema:
+            call = self.nodes.with_schema(call, there)
+            formula: Any = call.method
+            schema = formula.agreed.json().encode()
+        told = self.nodes.introductions(there, self.count, schema)
         agreement = Agreement.between(list(told.values()))
         ids = {one.client: number for number, one in told.items()}
         method, rounds, why = decided(call, agreement)

@@ -7,21 +7,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
-from hierfl.formulas.answers import (
-    OfColumn,
-    count_outside,
-    of_call,
-    of_columns,
-    of_design,
-    of_groups,
-)
-from hierfl.formulas.columns import Column, Kind, complete, ordered
+from hierfl.formulas.answers import OfColumn
+from hierfl.formulas.columns import Column, ordered
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design import design
+from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import Grouping, Level, Margin, Schema
-from hierfl.formulas.terms import options_of, stateful_calls, with_constants
+from hierfl.formulas.terms import options_of, stateful_calls
 from hierfl.formulas.transforms import (
     STATEFUL,
     Constants,
@@ -31,13 +23,47 @@ from hierfl.formulas.transforms import (
 )
 
 Rare = Literal["refuse", "merge"]
-Frames = Mapping[str, pd.DataFrame]
 OTHER = "other"  # the level that rare ones are merged into
 
 
+def agreed(
+    ask: Ask,
+    clients: str,
+    kinds: Kinds,
+    declared: Declaration | None,
+    *,
+    units: Mapping[str, str],
+    levels: Mapping[str, Sequence[Any]],
+    least_count: int,
+    rare: Rare,
+    start: Schema | None,
+) -> Schema:
+    """Return what clients agree on, those of this process or those at nodes.
+
+    Args:
+        ask: asks all clients.
+        clients: the column that names the clients.
+        kinds: column -> "number", "category", or None for what the column holds.
+        declared: the formula; None: the schema is of columns alone.
+        units: column -> unit.
+        levels: column -> levels of a category, or groups, that are agreed beforehand.
+        least_count: smallest count of a level at one client that leaves it.
+        rare: what becomes of other levels.
+        start: a schema of columns to begin with.
+
+    Raises:
+        TypeError, ValueError: as `agree_on_columns` and `agree_on_formula`.
+    """
+    if start is None or not set(kinds) <= set(start.columns):
+        start = agree_on_columns(
+            ask, kinds, clients, units=units, levels=levels, least_count=least_count, rare=rare
+        )
+    return start if declared is None else agree_on_formula(start, declared, ask, levels)
+
+
 def agree_on_columns(
-    frames: Frames,
-    kinds: Mapping[str, Kind | None],
+    ask: Ask,
+    kinds: Kinds,
     clients: str,
     *,
     units: Mapping[str, str],
@@ -48,7 +74,7 @@ def agree_on_columns(
     """Return a schema of columns, from one answer of each client and a second one on rare levels.
 
     Args:
-        frames: client -> its rows, none of which misses a value.
+        ask: asks all clients.
         kinds: column -> "number", "category", or None for what the column holds.
         clients: the column that names the clients.
         units: column -> unit.
@@ -59,33 +85,26 @@ def agree_on_columns(
     Raises:
         TypeError, ValueError: clients disagree on a column; or a level is rare and `rare` is "refuse".
     """
-    known = frozenset(levels)
-    answers = {
-        client: of_columns(frame, kinds, client, least_count, known)
-        for client, frame in frames.items()
-    }
+    answers = ask(Question("columns", least_count, known=tuple(levels)))
     columns = {}
     for name in kinds:
         of_one = {client: found[name] for client, found in answers.items()}
         given = tuple(map(str, levels[name])) if name in levels else None
         columns[name] = agreed_column(name, of_one, given, units.get(name, ""))
         if columns[name].kind == "category":
-            columns[name] = _with_rare(name, columns[name], frames, rare, least_count)
-    return Schema(clients, sum(map(len, frames.values())), least_count, columns)
+            columns[name] = _with_rare(name, columns[name], ask, rare, least_count)
+    return Schema(clients, sum(ask(Question("rows")).values()), least_count, columns)
 
 
-def _with_rare(name: str, column: Column, frames: Frames, rare: Rare, least: int) -> Column:
+def _with_rare(name: str, column: Column, ask: Ask, rare: Rare, least: int) -> Column:
     """Return a category with a level for rare values, or refuse them."""
-    left = {
-        client: n
-        for client, f in frames.items()
-        if (n := count_outside(f, (name,), client, column.levels))
-    }
+    outside = ask(Question("outside", by=(name,), levels=column.levels))
+    left = [client for client, rows in outside.items() if rows]
     if not left:
         return column
     if rare == "refuse":
         raise ValueError(
-            f"column '{name}' of client '{next(iter(left))}' has values that no client has {least} rows of: agree on "
+            f"column '{name}' of client '{left[0]}' has values that no client has {least} rows of: agree on "
             f"them beforehand, schema(..., levels={{'{name}': [...]}}), or merge them, rare='merge'"
         )
     return replace(column, levels=(*column.levels, OTHER), rare=OTHER)
@@ -156,31 +175,28 @@ def agreed_column(
 
 # ------------------------------------------------------------------------------------------ a formula's parts
 def agree_on_formula(
-    schema: Schema, declared: Declaration, frames: Frames, levels: Mapping[str, Sequence[Any]]
+    schema: Schema, declared: Declaration, ask: Ask, levels: Mapping[str, Sequence[Any]]
 ) -> Schema:
     """Return a schema of columns with all that a formula needs besides: groups, constants and the design.
 
     Args:
         schema: of columns.
         declared: the formula.
-        frames: client -> its rows, none of which misses a value.
+        ask: asks all clients.
         levels: grouping -> its groups, where they are agreed beforehand.
 
     Raises:
         ValueError: groups, transforms or the response are not as the formula needs them.
     """
-    groups = {":".join(by): _grouping(by, schema, frames, levels) for by in declared.groupings}
+    groups = {":".join(by): _grouping(by, schema, ask, levels) for by in declared.groupings}
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
     for found in declared.described:
         for text in stateful_calls(found):
             if text not in schema.transforms:
-                constants = _constants(declared, schema, frames, text)
+                constants = _constants(declared, schema, ask, text)
                 schema = replace(schema, transforms={**schema.transforms, text: constants})
-    common = design(with_constants(declared.common, schema.transforms), schema.columns)
-    answers = [
-        of_design(common, declared, schema, frame, client) for client, frame in frames.items()
-    ]
+    answers = [*ask(Question("design", schema=schema)).values()]
     margins = {
         name: Margin(
             *moments([answer.columns[name] for answer in answers]),
@@ -200,7 +216,7 @@ def agree_on_formula(
 
 
 def _grouping(
-    by: tuple[str, ...], schema: Schema, frames: Frames, levels: Mapping[str, Sequence[Any]]
+    by: tuple[str, ...], schema: Schema, ask: Ask, levels: Mapping[str, Sequence[Any]]
 ) -> Grouping:
     """Return how groups lie to the clients.
 
@@ -208,10 +224,7 @@ def _grouping(
         ValueError: it cannot be told, since some groups have too few rows to be named.
     """
     least, name = schema.least_count, ":".join(by)
-    answers = {
-        client: of_groups(frame, by, schema.clients, client, least)
-        for client, frame in frames.items()
-    }
+    answers = ask(Question("groups", least, by=by))
     most = max(answer.distinct for answer in answers.values())
     if schema.clients in by:
         return Grouping("within", most=most)
@@ -222,8 +235,10 @@ def _grouping(
     if not known and most > 1 and not hidden and len(set(told)) == len(told):
         return Grouping("within", most=most)
     groups = known or ordered(np.array(sorted(set(told)), dtype=np.str_))
-    for client in hidden if known or most == 1 else ():
-        if count_outside(frames[client], by, client, groups):
+    outside = hidden and (known or most == 1)
+    lost = ask(Question("outside", by=by, levels=groups)) if outside else {}
+    for client in hidden if outside else ():
+        if lost[client]:
             raise ValueError(
                 f"client '{client}' has a group of '{name}' that is not among {', '.join(groups)}: add it to "
                 f"schema(..., levels={{'{name}': [...]}})"
@@ -237,15 +252,11 @@ def _grouping(
     return Grouping(level, groups)
 
 
-def _constants(declared: Declaration, schema: Schema, frames: Frames, text: str) -> Constants:
+def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Constants:
     """Return the constants of one transform: mean and sd first, then what is counted in units of them."""
-    call = next(
-        calls[text]
-        for found in declared.described
-        if text in (calls := stateful_calls(with_constants(found, schema.transforms)))
-    )
-    first = [of_call(call, schema, frame, client, None) for client, frame in frames.items()]
-    mean, sd = moments([answer.sums for answer in first])
+    call = call_of(declared, schema, text)
+    about = Question("call", schema.least_count, text=text, schema=schema)
+    mean, sd = moments([answer.sums for answer in ask(about).values()])
     if sd == 0.0:
         raise ValueError(
             f"the argument of '{text}' has one value, {mean:.6g}, everywhere: take it out of the formula"
@@ -257,17 +268,7 @@ def _constants(declared: Declaration, schema: Schema, frames: Frames, text: str)
     degree = options.get("degree", 1)
     if needs == "powers" and (not isinstance(degree, int) or not 1 <= degree <= 6):
         raise ValueError(f"the degree of '{text}' is {degree!r}: it must be an integer from 1 to 6")
-    second = [
-        of_call(call, schema, frame, client, (mean, sd)).more for client, frame in frames.items()
-    ]
+    second = [answer.more for answer in ask(replace(about, at=(mean, sd))).values()]
     if needs == "counts":
         return spline_of(text, mean, sd, [[int(n) for n in more] for more in second], options)
     return polynomials_of(text, mean, sd, second, degree)
-
-
-# ------------------------------------------------------------------------------------------ before a formula
-def complete_rows(
-    frames: Frames, kinds: Mapping[str, Kind | None], missing: str
-) -> dict[str, pd.DataFrame]:
-    """Return each client's rows without those that miss a value; refuse those unless `missing` is "drop"."""
-    return {client: complete(frame, kinds, client, missing) for client, frame in frames.items()}

@@ -9,12 +9,13 @@ from typing import Any
 
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.formulas.agree import Rare, agree_on_columns, agree_on_formula, complete_rows
-from hierfl.formulas.columns import by_client
+from hierfl.formulas.agree import Rare, agreed
+from hierfl.formulas.columns import by_client, complete
 from hierfl.formulas.declaration import Declaration, Missing
 from hierfl.formulas.dims import Dims, dims
 from hierfl.formulas.layout import Layout, layout
 from hierfl.formulas.priors import all_priors
+from hierfl.formulas.questions import Kinds, of_rows
 from hierfl.formulas.rows import Inside, client_data
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import additions_of, source
@@ -64,6 +65,11 @@ class Formula:
             )
         return self.schema
 
+    @property
+    def has_schema(self) -> bool:
+        """Whether clients have agreed on all that the formula needs."""
+        return self.schema is not None and self.schema.formula == self.text
+
     @cached_property
     def layout(self) -> Layout:
         """Which coefficients are global and which are a client's own."""
@@ -84,7 +90,7 @@ class Formula:
         Raises:
             KeyError, TypeError, ValueError: as `schema`.
         """
-        if self.schema is not None and self.schema.formula == self.text:
+        if self.has_schema:
             return self
         return replace(self, schema=schema(frames, self, start=self.schema, **options))
 
@@ -235,27 +241,23 @@ def schema(
         )
     _check_options(rare, least_count)
     by = formula.clients if formula is not None else str(clients)
-    parts = by_client(frames, by)
-    if formula is None:
-        first = next(iter(parts.values()))
-        kinds: Any = {str(name): None for name in first.columns if name != by}
-        rows = complete_rows(parts, kinds, "drop")
-    else:
-        rows = complete_rows(parts, formula.declared.rows_of, formula.missing)
-        kinds = formula.declared.columns
-    if start is None or not set(kinds) <= set(start.columns):
-        start = agree_on_columns(
-            rows,
-            kinds,
-            by,
-            units=units or {},
-            levels=levels or {},
-            least_count=least_count,
-            rare=rare,
-        )
-    if formula is None:
-        return start
-    return agree_on_formula(start, formula.declared, rows, levels or {})
+    parts, declared = by_client(frames, by), None if formula is None else formula.declared
+    first = next(iter(parts.values()))
+    kinds: Kinds = {str(name): None for name in first.columns if name != by}
+    needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
+    rows = {client: complete(frame, needs, client, missing) for client, frame in parts.items()}
+    read = kinds if declared is None else declared.columns
+    return agreed(
+        of_rows(rows, by, read, declared),
+        by,
+        read,
+        declared,
+        units=units or {},
+        levels=levels or {},
+        least_count=least_count,
+        rare=rare,
+        start=start,
+    )
 
 
 def _check_options(rare: object, least_count: object) -> None:

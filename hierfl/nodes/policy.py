@@ -4,6 +4,7 @@ methods = ["two_stage", "fedsvi"]   # names of methods that may run; default: al
 discloses = ["sums"]                # "sums", "summaries", or both, the default
 least_rows = 50                     # rows that the client must have to take part; default 1
 may_leave = ["summaries"]           # "summaries", "draws", "predictions", "scores"; default: none of them
+least_count = 5                     # rows of a level or group whose name may leave, of a formula; default 5
 rounds_a_day = 200                  # rounds in any 24 hours; default: no limit
 approve = "ask"                     # "always", the default: a run needs no approval of its owner
 """
@@ -39,6 +40,7 @@ class Policy:
         methods: names of methods (`Method.name`) that may run; None: all.
         discloses: what a method may have to show the server (`Method.discloses`).
         least_rows: rows that the client must have to take part.
+        least_count: rows of a level or group whose name may leave the node, while a formula's schema is agreed on.
         may_leave: answers of the node that may leave it.
         rounds_a_day: rounds in any 24 hours; None: no limit.
         approve: whether a run needs the owner's approval.
@@ -50,6 +52,7 @@ class Policy:
     methods: frozenset[str] | None = None
     discloses: frozenset[str] = frozenset(DISCLOSES)
     least_rows: int = 1
+    least_count: int = 5
     may_leave: frozenset[str] = frozenset()
     rounds_a_day: int | None = None
     approve: Approve = "always"
@@ -59,6 +62,7 @@ class Policy:
         _check_names("discloses", self.discloses, DISCLOSES)
         _check_names("may_leave", self.may_leave, KINDS)
         _check_count("least_rows", self.least_rows)
+        _check_count("least_count", self.least_count)
         if self.rounds_a_day is not None:
             _check_count("rounds_a_day", self.rounds_a_day)
         if self.approve not in get_args(Approve):

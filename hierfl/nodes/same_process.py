@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hierfl.data.clients import ClientData
@@ -17,6 +18,9 @@ from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.nodes.run import fit_nodes
 from hierfl.runs.over_nodes import FitCall
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @dataclass(frozen=True, eq=False)
 class InProcess:
@@ -28,7 +32,7 @@ class InProcess:
         fewest: clients that a round needs.
     """
 
-    parts: Mapping[str, ClientData]
+    parts: Mapping[str, ClientData | pd.DataFrame]
     folders: Mapping[str, Path]
     fewest: int
 
@@ -38,10 +42,11 @@ class InProcess:
         Raises:
             Forbidden: a node's policy does not allow the run.
         """
-        agreement = Agreement.between([Introduction.of(part) for part in self.parts.values()])
+        call, parts = self._read(call)
+        agreement = Agreement.between([Introduction.of(part) for part in parts.values()])
         method, rounds, why = decided(call, agreement)
         each: dict[str, Node] = {}
-        for name, part in self.parts.items():
+        for name, part in parts.items():
             introduce(method, part, self.folders[name])
             each[name] = node(method, part, agreement, self.folders[name], seed=call.seed)
         starts = {name: str(introduced(one)["start"]) for name, one in each.items()}
@@ -67,12 +72,37 @@ class InProcess:
             chosen=why,
         )
 
+    def _read(self, call: FitCall) -> tuple[FitCall, dict[str, ClientData]]:
+        """Return the call and each client's rows; of a formula without a schema, once the nodes have agreed on one.
 
-def in_process(data: ClientData, folder: str | Path, *, fewest: int = 1) -> InProcess:
+        Raises:
+            TypeError: frames are not of a formula.
+        """
+        rows = {name: part for name, part in self.parts.items() if isinstance(part, ClientData)}
+        if rows:
+            return call, rows
+        # here: pandas and formulae, which most models do not need
+        from hierfl.formulas.formula import Formula
+        from hierfl.nodes.schema import agreed_over, tell
+
+        asked, frames = call.method, {name: {name: part} for name, part in self.parts.items()}
+        if not isinstance(asked, Formula):
+            raise TypeError("the nodes have frames: fit a hierfl.formula, or give them ClientData")
+
+        def send(content: bytes) -> list[bytes]:
+            return [tell(asked, frames[name], self.folders[name], content) for name in frames]
+
+        formula = agreed_over(asked, send) if call.lacks_schema else asked
+        return replace(call, method=formula), {n: formula.data(frames[n]) for n in frames}
+
+
+def in_process(
+    data: ClientData | Mapping[str, pd.DataFrame], folder: str | Path, *, fewest: int = 1
+) -> InProcess:
     """Return a node for each client, all in this process, for `hierfl.fit(model, nodes=...)`.
 
     Args:
-        data: the rows of all clients; each node has those of its own.
+        data: the rows of all clients, each node has those of its own; or for a `hierfl.formula` client -> its frame.
         folder: each node has a private folder in it, named after its client, where it keeps the client state, its log
             and its answers, and reads `policy.toml`.
         fewest: clients that a round needs.
@@ -80,9 +110,13 @@ def in_process(data: ClientData, folder: str | Path, *, fewest: int = 1) -> InPr
     Raises:
         ValueError: `fewest` is below 1, or above the number of clients.
     """
-    if not 1 <= fewest <= data.num_clients:
-        raise ValueError(f"fewest is {fewest}: it must be 1 to {data.num_clients}")
-    parts = {name: data.select([name]) for name in data.names}
+    parts: dict[str, ClientData | pd.DataFrame]
+    if isinstance(data, ClientData):
+        parts = {name: data.select([name]) for name in data.names}
+    else:
+        parts = dict(sorted(data.items()))
+    if not 1 <= fewest <= len(parts):
+        raise ValueError(f"fewest is {fewest}: it must be 1 to {len(parts)}")
     folders = {name: Path(folder) / _folder(name) for name in parts}
     return InProcess(parts, folders, fewest)
 

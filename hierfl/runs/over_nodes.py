@@ -59,6 +59,11 @@ class FitCall:
             )
 
     @property
+    def lacks_schema(self) -> bool:
+        """Whether the model is a `hierfl.formula` on whose schema the nodes are still to agree."""
+        return getattr(self.method, "has_schema", True) is False
+
+    @property
     def named(self) -> Method | None:
         """The method, where one was named; None where one is to be chosen for a model."""
         return self.method if isinstance(self.method, Method) else None

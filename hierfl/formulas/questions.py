@@ -1,0 +1,258 @@
+"""What clients are asked while they agree on a schema, and their answers, also as JSON for clients that are elsewhere.
+
+    rows      how many rows
+    columns   sums of a number; counts of a category's levels
+    outside   whether rows lie in levels or groups that are not among the agreed ones, 1 or 0
+    groups    how many groups, and counts of those that may be named
+    call      sums of a transform's argument; then counts or sums of powers in units of them
+    design    sums of the common columns and of the response
+
+A client answers by `hierfl.formulas.answers`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import pandas as pd
+from formulae.terms.call_resolver import LazyCall
+
+from hierfl.formulas.answers import (
+    OfCall,
+    OfColumn,
+    OfDesign,
+    OfGroups,
+    count_outside,
+    of_call,
+    of_columns,
+    of_design,
+    of_groups,
+)
+from hierfl.formulas.columns import Kind as KindOfColumn
+from hierfl.formulas.columns import complete
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.design import Design, design
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.terms import stateful_calls, with_constants
+from hierfl.formulas.transforms import Sums
+
+Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
+Kinds = Mapping[str, KindOfColumn | None]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to every client.
+
+    Args:
+        kind: what is asked.
+        least: smallest count of a level or group that is named.
+        known: of "columns", those whose levels are agreed already.
+        by: of "outside" and "groups", the columns.
+        levels: of "outside", the agreed levels or groups.
+        text: of "call", the transform as it stands in the formula.
+        at: of "call", mean and sd of its argument, once agreed.
+        schema: of "call" and "design", what is agreed so far.
+    """
+
+    kind: Kind
+    least: int = 1
+    known: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
+    text: str = ""
+    at: tuple[float, float] | None = None
+    schema: Schema | None = None
+
+    def json(self) -> str:
+        """Return the question as JSON."""
+        whole = {**asdict(self), "schema": None if self.schema is None else self.schema.json()}
+        return json.dumps(whole, allow_nan=False)
+
+    @staticmethod
+    def of_json(text: str | bytes) -> Question:
+        """Return the question of a text.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            found = json.loads(text)
+            schema = None if found["schema"] is None else Schema.of_json(found["schema"])
+            names = {name: _names(found[name]) for name in ("known", "by", "levels")}
+            at = None if found["at"] is None else (float(found["at"][0]), float(found["at"][1]))
+            asked = Question(
+                found["kind"],
+                _whole(found["least"]),
+                text=str(found["text"]),
+                at=at,
+                schema=schema,
+                **names,
+            )
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"it is no question about rows ({type(error).__name__}: {error})"
+            ) from error
+        needs = asked.kind in ("call", "design") and schema is None
+        if asked.kind not in get_args(Kind) or asked.least < 1 or needs:
+            raise ValueError(f"it is no question about rows: {asked.kind!r} of {asked.least!r}")
+        return asked
+
+
+Ask = Callable[[Question], Mapping[str, Any]]  # -> client: its answer
+Answering = Callable[[pd.DataFrame, str], Any]
+
+
+def answering(
+    question: Question, clients: str, kinds: Kinds, declared: Declaration | None
+) -> Answering:
+    """Return the function of a client's frame and name that answers a question.
+
+    Args:
+        question: that is asked.
+        clients: the column that names the clients.
+        kinds: column -> "number", "category", or None for what the column holds.
+        declared: the formula; None: the schema is of columns alone.
+
+    Raises:
+        ValueError: the question does not go with the formula.
+    """
+    least, by, schema = question.least, question.by, question.schema
+    if question.kind == "rows":
+        return lambda frame, client: len(frame)
+    if question.kind == "columns":
+        known = frozenset(question.known)
+        return lambda frame, client: of_columns(frame, kinds, client, least, known)
+    allowed = {*kinds, *(declared.rows_of if declared else ())}
+    if question.kind in ("outside", "groups"):
+        if not set(by) <= {*allowed, clients}:
+            raise ValueError(f"the question reads {', '.join(by)}, which the formula does not")
+        if question.kind == "outside":
+            levels = question.levels  # whether there are some; how many is not needed
+            return lambda frame, client: int(count_outside(frame, by, client, levels) > 0)
+        return lambda frame, client: of_groups(frame, by, clients, client, least)
+    assert declared is not None and schema is not None
+    if question.kind == "call":
+        call = call_of(declared, schema, question.text)
+        return lambda frame, client: of_call(call, schema, frame, client, question.at)
+    common = common_of(declared, schema)
+    return lambda frame, client: of_design(common, declared, schema, frame, client)
+
+
+def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
+    """Return a transform of the formula, those inside it with their constants.
+
+    Raises:
+        ValueError: the formula has no such transform.
+    """
+    for found in declared.described:
+        calls = stateful_calls(with_constants(found, schema.transforms))
+        if text in calls:
+            return calls[text]
+    raise ValueError(f"the formula has no transform '{text}'")
+
+
+def common_of(declared: Declaration, schema: Schema) -> Design:
+    """Return the common columns."""
+    return design(with_constants(declared.common, schema.transforms), schema.columns)
+
+
+def of_rows(
+    frames: Mapping[str, pd.DataFrame], clients: str, kinds: Kinds, declared: Declaration | None
+) -> Ask:
+    """Return a function that asks clients whose rows are here, none of which misses a value."""
+
+    def ask(question: Question) -> dict[str, Any]:
+        answer = answering(question, clients, kinds, declared)
+        return {client: answer(frame, client) for client, frame in frames.items()}
+
+    return ask
+
+
+# ------------------------------------------------------------------------------------------ clients elsewhere
+def told(question: Question, declared: Declaration, frame: pd.DataFrame, client: str) -> Any:
+    """Return a client's answer as JSON.
+
+    Args:
+        question: that it is asked.
+        declared: the formula, its own copy.
+        frame: its rows.
+        client: its name.
+
+    Raises:
+        TypeError, ValueError: as the answers of `hierfl.formulas.answers`.
+    """
+    whole = complete(frame, declared.rows_of, client, declared.missing)
+    answer = answering(question, declared.clients, declared.columns, declared)(whole, client)
+    if isinstance(answer, int):
+        return answer
+    if isinstance(answer, dict):
+        return {name: asdict(part) for name, part in answer.items()}
+    if isinstance(answer, OfDesign):
+        return {**asdict(answer), "constant": sorted(answer.constant)}
+    return asdict(answer)
+
+
+def understood(question: Question, found: Any) -> Any:
+    """Return the answer that `told` made JSON of.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        if question.kind in ("rows", "outside"):
+            return _whole(found)
+        if question.kind == "columns":
+            return {str(name): _column(part) for name, part in found.items()}
+        if question.kind == "groups":
+            return OfGroups(_whole(found["distinct"]), _counts(found["counts"]))
+        if question.kind == "call":
+            return OfCall(_sums(found["sums"]), tuple(float(n) for n in found["more"]))
+        response = found["response"]
+        return OfDesign(
+            {str(name): _sums(part) for name, part in found["columns"].items()},
+            frozenset(_names(found["constant"])),
+            None if response is None else _sums(response),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"it is no answer to '{question.kind}' ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _column(found: Any) -> OfColumn:
+    if found["kind"] not in get_args(KindOfColumn):
+        raise ValueError(f"a column is {found['kind']!r}")
+    return OfColumn(
+        found["kind"],
+        str(found["unit"]),
+        None if found["sums"] is None else _sums(found["sums"]),
+        None if found["counts"] is None else _counts(found["counts"]),
+        _names(found["declared"]),
+    )
+
+
+def _sums(found: Any) -> Sums:
+    made = Sums(_whole(found["count"]), float(found["total"]), float(found["squares"]))
+    if not abs(made.total) + made.squares < float("inf"):
+        raise ValueError("a sum is not finite")
+    return made
+
+
+def _counts(found: Any) -> dict[str, int]:
+    return {str(name): _whole(count) for name, count in found.items()}
+
+
+def _whole(found: Any) -> int:
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise ValueError(f"{found!r} is no count")
+    return found
+
+
+def _names(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{found!r} is no list of names")
+    return tuple(found)

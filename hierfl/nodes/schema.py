@@ -1,0 +1,154 @@
+"""A formula whose schema the nodes agree on: before anything else, each answers the questions of `formulas.questions`.
+
+    server    query.schema   a question, with what is agreed so far
+    node      counts and sums of its rows, logged before they leave
+    server    query.introduce   the schema, which the node keeps and reads its frame by
+
+The node reads the formula that its own app names: a question about another column or transform is refused. It names no
+level or group of fewer rows than its policy's `least_count`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hierfl.core.disk import private_folder
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.formulas.agree import agreed
+from hierfl.formulas.columns import by_client
+from hierfl.formulas.formula import Formula
+from hierfl.formulas.questions import Question, told, understood
+from hierfl.formulas.schema import Schema
+from hierfl.nodes import log
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.policy import FILE, Forbidden, policy_at
+
+LEAST_COUNT = 5  # as of `hierfl.schema`
+MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
+
+
+@one_at_a_time
+def tell(
+    formula: Formula,
+    frames: Any,
+    folder: str | Path,
+    content: bytes,
+    *,
+    policy: str | Path | None = None,
+) -> bytes:
+    """Return a node's answer to a question of the server, as JSON.
+
+    Args:
+        formula: that the node's app names, without a schema.
+        frames: the rows of its one client: a frame with the column of clients, or {client: frame}.
+        folder: the node's.
+        content: the question.
+        policy: file of the owner's policy. Default None: `policy.toml` in the folder.
+
+    Raises:
+        ValueError: the rows are not as the formula needs them; client, column and value are named.
+        Refused: the content is no question about these rows, or asks for what the policy does not allow
+            (`Forbidden`).
+    """
+    root = Path(folder)
+    private_folder(root)
+    with log.refusals(root):
+        clients = by_client(frames, formula.clients)
+        if len(clients) != 1:
+            raise ValueError(
+                f"a node has the rows of one client, and these are of {len(clients)}: start a node for each"
+            )
+        ((client, frame),) = clients.items()
+        allowed = policy_at(root / FILE if policy is None else Path(policy))
+        allowed.check(None, len(frame))
+        try:
+            asked = Question.of_json(content)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        _check_counts(asked, allowed.least_count)
+        try:
+            found = {"client": client, "answer": told(asked, formula.declared, frame, client)}
+        except (KeyError, TypeError) as error:
+            raise ValueError(error.args[0]) from error
+    return log.left(root, json.dumps(found).encode(), "schema")
+
+
+def _check_counts(asked: Question, least: int) -> None:
+    """Refuse to name levels, groups or bins of fewer rows than the owner allows."""
+    wanted = asked.least if asked.schema is None else min(asked.least, asked.schema.least_count)
+    if asked.kind in ("columns", "groups", "call") and wanted < least:
+        raise Forbidden(
+            f"the node's policy names no level of fewer than {least} rows, and the server asks for those of {wanted}"
+        )
+
+
+def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> Formula:
+    """Return a formula with the schema that nodes agree on.
+
+    Args:
+        formula: without a schema, or with one of columns.
+        send: sends a question to all nodes, and returns what each of them answers.
+
+    Raises:
+        KeyError, TypeError, ValueError: clients disagree; the message names client, column and value.
+    """
+    everyone: set[str] = set()
+
+    def ask(question: Question) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for content in send(question.json().encode()):
+            client, answer = _read(question, content)
+            if client in found:
+                raise ValueError(f"two nodes have a client '{client}': give each its own name")
+            found[client] = answer
+        if everyone and found.keys() != everyone:
+            who = sorted(everyone ^ found.keys())[0]
+            raise ValueError(f"client '{who}' did not answer all questions: start its node again")
+        everyone.update(found)
+        return dict(sorted(found.items()))
+
+    schema = agreed(
+        ask,
+        formula.clients,
+        formula.declared.columns,
+        formula.declared,
+        units={},
+        levels={},
+        least_count=LEAST_COUNT if formula.schema is None else formula.schema.least_count,
+        rare="refuse",
+        start=formula.schema,
+    )
+    return replace(formula, schema=schema)
+
+
+def _read(question: Question, content: bytes) -> tuple[str, Any]:
+    """Return the client of an answer, and the answer.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if len(content) > MOST:
+        raise ValueError(f"a node answers '{question.kind}' by {len(content)} bytes")
+    found = json.loads(content)
+    if not isinstance(found, dict) or not isinstance(found.get("client"), str):
+        raise ValueError(f"a node answers '{question.kind}' without the name of its client")
+    return found["client"], understood(question, found.get("answer"))
+
+
+def with_schema(formula: Formula, text: str | bytes) -> Formula:
+    """Return a formula with a schema that was told as JSON.
+
+    Raises:
+        Refused: the text is no schema of the formula.
+    """
+    try:
+        schema = Schema.of_json(text.decode() if isinstance(text, bytes) else text)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    if schema.formula != formula.text:
+        raise Refused(f"the schema is of '{schema.formula}', and this node's formula is another")
+    return replace(formula, schema=schema)

@@ -1,0 +1,164 @@
+"""A formula over nodes: the nodes agree on its schema first, by counts and sums that are logged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import hierfl
+from hierfl.core.trees import named_leaves
+from hierfl.flower import apps
+from hierfl.formulas.questions import Question
+from hierfl.nodes import TooFewNodes, in_process
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.policy import Forbidden
+from hierfl.nodes.schema import agreed_over, tell, with_schema
+from tests.flower.test_apps import Grid, identity
+from tests.formulas.frames import patients
+
+__all__ = ["identity"]  # a fixture of every test here
+
+TEXT = "y ~ scale(age) + sex + bs(dose, df=4) + poly(age, 2) + (1 + age | site) + (1 | region)"
+
+
+def made(text: str = TEXT) -> hierfl.Formula:
+    return hierfl.formula(text, clients="site")
+
+
+def frames(rows: int = 60) -> dict[str, pd.DataFrame]:
+    whole = patients(rows=rows)
+    return {str(site): part for site, part in whole.groupby("site")}
+
+
+def asked_of(parts: dict[str, pd.DataFrame], folder: Path) -> Any:
+    """Return a function that asks nodes of this process."""
+
+    def send(content: bytes) -> list[bytes]:
+        return [tell(made(), {n: f}, folder / n, content) for n, f in parts.items()]
+
+    return send
+
+
+def test_nodes_agree_on_the_schema_of_frames_that_are_together(tmp_path: Path) -> None:
+    parts = frames()
+    found = agreed_over(made(), asked_of(parts, tmp_path)).agreed
+    assert found == hierfl.schema(parts, made())
+    assert with_schema(made(), found.json()).agreed == found
+    columns = hierfl.schema(parts, clients="site")  # of columns alone, to begin with
+    start = hierfl.formula(TEXT, clients="site", schema=columns)
+    later = agreed_over(start, asked_of(parts, tmp_path)).agreed
+    assert later.design == found.design and set(later.columns) > set(found.columns)
+
+
+@pytest.mark.filterwarnings("ignore:k-hat")  # of two rounds
+def test_a_fit_over_nodes_is_the_fit_of_the_frames(tmp_path: Path) -> None:
+    parts, text = frames(), "y ~ scale(age) + sex + (1 | site)"
+    over = hierfl.fit(made(text), nodes=in_process(parts, tmp_path), rounds=2, disclose="sums")
+    data = made(text).on(parts).data(parts)
+    here = hierfl.fit(over.method, data, rounds=2, progress=False, compile=False)
+    ours, theirs = named_leaves(over.message), named_leaves(here.message)
+    for name, value in theirs.items():
+        assert float((ours[name] - value).abs().max()) < 1e-9, name
+
+
+@pytest.mark.filterwarnings("ignore:k-hat")  # of one round
+def test_a_formula_runs_on_flower(tmp_path: Path) -> None:
+    parts = dict(zip(("east", "north", "south", "west"), frames().values(), strict=False))
+    done: list[Any] = []
+    text = "y ~ scale(age) + sex + (1 | site)"
+
+    def of_node(context: Any) -> Any:
+        client = str(context.node_config["client"])
+        return {client: parts[client]}
+
+    both = apps(made(text), of_node, done=done.append, nodes=4, rounds=1, disclose="sums")
+    grid: Any = Grid(both.client, tmp_path)
+    both.server(grid, next(iter(grid.contexts.values())))
+    schema = hierfl.schema(parts, made(text))
+    assert done[0].method.model.agreed == schema
+    assert json.loads((tmp_path / "east" / "schema.json").read_text()) == json.loads(schema.json())
+    del parts["west"]["sex"]
+    with pytest.raises(TooFewNodes, match="column 'sex'"):
+        both.server(grid, next(iter(grid.contexts.values())))
+
+
+def test_answers_are_logged_and_hold_no_row(tmp_path: Path) -> None:
+    parts = frames()
+    agreed_over(made(), asked_of(parts, tmp_path))
+    name = next(iter(parts))
+    lines = [json.loads(line) for line in (tmp_path / name / "left.jsonl").read_text().splitlines()]
+    assert len(lines) == 10 and {line["what"] for line in lines} == {"schema"}
+    text = json.dumps(lines)
+    for column in ("age", "dose", "y"):
+        assert not [value for value in parts[name][column] if repr(float(value)) in text]
+
+
+def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
+    parts = frames()
+    name, frame = next(iter(parts.items()))
+    schema = hierfl.schema(parts, made())
+    (tmp_path / "policy.toml").write_text("least_count = 6\n")
+
+    def ask(question: Question | bytes, rows: Any = None) -> bytes:
+        content = question if isinstance(question, bytes) else question.json().encode()
+        return tell(made(), {name: frame} if rows is None else rows, tmp_path, content)
+
+    with pytest.raises(Forbidden, match="fewer than 6 rows, and the server asks for those of 5"):
+        ask(Question("columns", 5))
+    with pytest.raises(Forbidden, match="fewer than 6 rows"):
+        ask(Question("call", 9, text="bs(dose, df=4)", at=(0.0, 1.0), schema=schema))
+    assert json.loads(ask(Question("rows"))) == {"client": name, "answer": len(frame)}
+    with pytest.raises(ValueError, match="reads secret, which the formula does not"):
+        ask(Question("groups", 6, by=("secret",)))
+    with pytest.raises(ValueError, match=r"has no transform 'scale\(secret\)'"):
+        ask(Question("call", 6, text="scale(secret)", schema=replace(schema, least_count=6)))
+    for wrong in (b"", b"[]", b"{}", b'{"kind": "rows"}', Question("rows", 0).json().encode()):
+        with pytest.raises(Refused, match="no question about rows"):
+            ask(wrong)
+    with pytest.raises(ValueError, match="of 2: start a node for each"):
+        ask(Question("rows"), {"one": frame, "two": frame})
+    with pytest.raises(Refused, match="this node's formula is another"):
+        with_schema(made("y ~ age"), schema.json())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"[]",
+        b'{"client": "s0"}',
+        b'{"client": "s0", "answer": true}',
+        b'{"client": "s0", "answer": {"age": {"kind": "number"}}}',
+        b'{"client": "s0", "answer": {"age": {"kind": "number", "unit": "", "counts": null, "declared": [], '
+        b'"sums": {"count": 3, "total": Infinity, "squares": 1.0}}}}',
+        b'{"client": "s0", "answer": {"sex": {"kind": "category", "unit": "", "counts": {"f": -1}, "declared": [], '
+        b'"sums": null}}}',
+    ],
+)
+def test_answers_that_a_server_refuses(answer: bytes) -> None:
+    with pytest.raises(ValueError, match=r"a node answers 'columns' without|it is no answer to"):
+        agreed_over(made(), lambda content: [answer])
+
+
+def test_clients_that_answer_twice_or_not_always(tmp_path: Path) -> None:
+    parts, count = frames(), 0
+    send = asked_of(parts, tmp_path)
+    with pytest.raises(ValueError, match=r"two nodes have a client '.*': give each its own name"):
+        agreed_over(made(), lambda content: [*send(content), send(content)[0]])
+
+    def lossy(content: bytes) -> list[bytes]:
+        nonlocal count
+        count += 1
+        return list(send(content))[: None if count == 1 else -1]
+
+    with pytest.raises(ValueError, match="did not answer all questions"):
+        agreed_over(made(), lossy)
+
+
+def test_frames_are_of_a_formula(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="the nodes have frames"):
+        hierfl.fit(hierfl.models.logistic(), nodes=in_process(frames(), tmp_path))
