@@ -23,9 +23,9 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
+NOT_READY = (502, 503, 504)  # of HTTP, of an API that starts or ends
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 # what a client app imports, and what torch imports when a gradient is taken for the first time
 MODULES = [
@@ -67,7 +67,6 @@ def serve(
         insecure=root_certificates is None,
         root_certificates=root_certificates,
         interceptors=asks,
-        retry_invoker=make_simple_http_retry_invoker(),
     )
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(MODULES)
@@ -76,9 +75,8 @@ def serve(
     busy: list[BaseProcess] = []
     try:
         while True:
-            found = client.AcquireTask(wanted)
-            if found.token:
-                busy.append(_started(forks, address, root_certificates, found.token))
+            if token := _token(client, wanted):
+                busy.append(_started(forks, address, root_certificates, token))
             busy = [process for process in busy if process.is_alive()]
             time.sleep(wait)
     except httpx.HTTPStatusError as error:
@@ -89,6 +87,18 @@ def serve(
         ) from error
     finally:
         client.close()
+
+
+def _token(client: RuntimeHttpClient, wanted: AcquireTaskRequest) -> str:
+    """Return the token of a message that waits; "": none does, or the SuperNode is not there."""
+    try:
+        return str(client.AcquireTask(wanted).token)
+    except httpx.TransportError:
+        return ""
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code in NOT_READY:
+            return ""
+        raise
 
 
 def _started(

@@ -7,13 +7,14 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+LONGEST = 32  # letters of the name of an app of Flower, in which underscores are hyphens
 PROJECT = """\
 [build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [project]
-name = "NAME"
+name = "APP"
 version = "0.1.0"
 description = "A hierarchical Bayesian model over the rows of several clients: hierfl on Flower"
 license = "Apache-2.0"
@@ -23,7 +24,7 @@ dependencies = []  # hierfl[flower] is installed where the server and the nodes 
 packages = ["NAME"]
 
 [tool.flwr.app]
-publisher = "NAME"
+publisher = "APP"
 
 [tool.flwr.app.components]
 serverapp = "NAME.app:server"
@@ -191,8 +192,9 @@ def write_project(name: str, parent: Path, *, nodes: int = 4) -> dict[Path, str]
         root / name / "data.py": (DATA, "the rows of a node"),
         root / name / "app.py": (APP, "the two apps"),
     }
+    words = {"NODES": str(nodes), "APP": name.replace("_", "-"), "NAME": name}
     for path, (text, _) in files.items():
-        path.write_text(re.sub(r"\bNODES\b", str(nodes), re.sub(r"\bNAME\b", name, text)))
+        path.write_text(re.sub(r"\b(NODES|APP|NAME)\b", lambda m: words[m[0]], text))
     return {path: what for path, (_, what) in files.items()}
 
 
@@ -201,5 +203,7 @@ def _check_name(name: str) -> None:
         raise ValueError(
             f"'{name}' cannot be the name of a package: take lower-case letters, digits and underscores"
         )
+    if len(name) > LONGEST:
+        raise ValueError(f"'{name}' is too long for Flower: take {LONGEST} letters at most")
     if find_spec(name) is not None:
         raise ValueError(f"'{name}' is the name of an installed package: choose another")

@@ -157,3 +157,14 @@ def test_a_folder_with_files_is_not_written_over(write: Write) -> None:
     done = CliRunner().invoke(cli.app, ["new", NAME])
     assert done.exit_code == 2
     assert (project / NAME / "model.py").read_text() == "mine"
+
+
+def test_flower_takes_the_written_project_as_an_app(write: Write) -> None:
+    """Its names have hyphens where the package has underscores."""
+    from flwr.cli.build import build_fab_from_disk
+
+    project = write()
+    assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == (
+        NAME.replace("_", "-")
+    )
+    assert len(build_fab_from_disk(project)) > 1000
