@@ -159,6 +159,7 @@ def test_a_folder_with_files_is_not_written_over(write: Write) -> None:
     assert (project / NAME / "model.py").read_text() == "mine"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of flwr's own use of pathspec
 def test_flower_takes_the_written_project_as_an_app(write: Write) -> None:
     """Its names have hyphens where the package has underscores."""
     from flwr.cli.build import build_fab_from_disk

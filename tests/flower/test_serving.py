@@ -65,10 +65,11 @@ def test_nodes_served_by_forked_processes(tmp_path: Path, monkeypatch: pytest.Mo
             place = ("--insecure", "--superlink", address, "--port", str(port))
             node = [programs / "flower-supernode", *place, "--node-config", config, *options]
             answers = f"node serve --supernode 127.0.0.1:{port} --secret {secret}"
-            for name, command in (
-                ("node", node),
-                ("serve", [programs / "hierfl", *answers.split()]),
-            ):
+            commands: dict[str, list[Any]] = {
+                "node": node,
+                "serve": [programs / "hierfl", *answers.split()],
+            }
+            for name, command in commands.items():
                 log = stack.enter_context(open(tmp_path / f"{client}-{name}.log", "w"))
                 process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
                 stack.callback(process.wait)
