@@ -34,7 +34,9 @@ def main() -> None:
     folder = parser.parse_args().out.resolve()
     torch.set_default_dtype(torch.float64)
     data = settled(folder)
-    (folder / "nodes" / OPEN / "policy.toml").write_text('may_leave = ["summaries", "scores"]\n')
+    for name in data.names:
+        may_leave = ["summaries", "scores"] if name == OPEN else []
+        (folder / "nodes" / name / "policy.toml").write_text(f"may_leave = {may_leave}\n")
     secret = folder / "superexec.secret"
     secret.write_bytes(secrets.token_bytes(32))
     options = ("--isolation", "process", "--superexec-auth-secret-file", str(secret))
