@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = Path(__file__).parent / "SCALE.md"
+OTHERS = "\n# What an answer"  # where the table of `benchmarks.server_scale` begins
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def write(
     text = "\n".join(lines) + "\n"
     print(text)
     if to_file:
-        FILE.write_text(text)
+        _, mark, others = FILE.read_text().partition(OTHERS)
+        FILE.write_text(text + mark + others)
 
 
 # ------------------------------------------------------------------------------------------------ a million devices
@@ -117,7 +119,7 @@ def append(
     text = "\n".join(lines) + "\n"
     print(text)
     if to_file:
-        FILE.write_text(FILE.read_text().split("\n# What an answer")[0] + text)
+        FILE.write_text(FILE.read_text().partition(OTHERS)[0] + text)
 
 
 def _of_cohort(one: Mapping[str, float], cohort: int) -> str:
