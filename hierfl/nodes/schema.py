@@ -151,4 +151,11 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
         raise Refused(str(error)) from error
     if schema.formula != formula.text:
         raise Refused(f"the schema is of '{schema.formula}', and this node's formula is another")
-    return replace(formula, schema=schema)
+    made = replace(formula, schema=schema)
+    try:
+        made.program()
+    except (KeyError, ValueError) as error:
+        raise Refused(
+            f"the schema does not go with the formula ({type(error).__name__}: {error})"
+        ) from error
+    return made

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,56 @@ def test_clients_that_answer_twice_or_not_always(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="did not answer all questions"):
         agreed_over(made(), lossy)
+
+
+def strings(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of every string in a JSON object, of keys with the mark "a key"."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield (*path, key, "a key")
+            yield from strings(value, (*path, key))
+    elif isinstance(found, list):
+        for place, value in enumerate(found):
+            yield from strings(value, (*path, place))
+    elif isinstance(found, str):
+        yield path
+
+
+def with_another(whole: Any, path: tuple[Any, ...], text: str) -> Any:
+    """Return a copy of a JSON object with another string at a place."""
+    made = json.loads(json.dumps(whole))
+    *way, last = path[:-1] if path[-1] == "a key" else path
+    inside = made
+    for step in way:
+        inside = inside[step]
+    if path[-1] == "a key":
+        inside[text] = inside.pop(last)
+    else:
+        inside[last] = text
+    return made
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        "x\"'\n    raise SystemExit\n#\"\"\"''' \\",
+        "a\rraise SystemExit",
+        "'+str(__import__('os'))+'",
+    ],
+)
+def test_no_string_of_a_schema_becomes_code(evil: str) -> None:
+    """A node makes the program's text of what the server told, and runs it."""
+    whole = json.loads(hierfl.schema(frames(), made()).json())
+    fine, found = 0, list(strings(whole))
+    for path in found:
+        try:
+            text = with_schema(made(), json.dumps(with_another(whole, path, evil))).program()
+        except Refused:
+            continue
+        names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        assert not names & {"SystemExit", "__import__"}, path
+        fine += 1
+    assert len(found) > 100 and fine > 5
 
 
 def test_frames_are_of_a_formula(tmp_path: Path) -> None:
