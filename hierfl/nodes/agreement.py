@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from hierfl.data.absent import form_of, rows_absent, stand_in
+from hierfl.data.absent import FILLS, form_of, rows_absent, stand_in
+from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.nodes.messages import Refused
 from hierfl.program.program import Program
@@ -193,10 +194,19 @@ class Agreement:
         return stand_in(short.absent_rows(fills), 0)
 
     def agreed(self, program: Program) -> Program:
-        """Return a program that was read from some of the clients, as it is read from all of them."""
-        keys = self.absent_rows((0.0, 1.0)).keys
+        """Return a program that was read from some of the clients, as it is read from all of them.
+
+        Where a method starts from the prior of some client, that client's fields are made-up ones, the same everywhere.
+        """
+        keys = self.absent_rows(FILLS[0]).keys
+        made_up = full_batch(self.few_made_up(FILLS[0]), torch.zeros(1, dtype=torch.long))
+        prototype = replace(program.prototype, client_fields=made_up.client_fields)
         return replace(
-            program, num_clients=len(self.names), client_keys=keys, codes=dict(self.codes)
+            program,
+            num_clients=len(self.names),
+            client_keys=keys,
+            codes=dict(self.codes),
+            prototype=prototype,
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -66,6 +67,19 @@ def test_a_fit_over_nodes_is_the_fit_of_the_frames(tmp_path: Path) -> None:
     ours, theirs = named_leaves(over.message), named_leaves(here.message)
     for name, value in theirs.items():
         assert float((ours[name] - value).abs().max()) < 1e-9, name
+
+
+def test_columns_above_the_clients_over_nodes(tmp_path: Path) -> None:
+    """Nodes and server start from the prior of the same made-up client, whatever the fields of their own."""
+    text, parts = "y ~ beds + (1 | site)", frames(20)
+    over = hierfl.fit(made(text), nodes=in_process(parts, tmp_path))
+    assert (over.chosen or "").startswith("two_stage")
+    assert over.history["k_hat"].iloc[-1] < 0.5 and over.history["effective"].iloc[-1] > 1000
+    whole = pd.concat(parts.values())
+    slope = np.polyfit(whole["beds"], whole["y"], 1)[0]
+    drawn: Any = over.posterior(2000)
+    beds = drawn.posterior["beds"].values
+    assert abs(beds.mean() - slope) < beds.std()  # the slope of all rows together, nearly
 
 
 @pytest.mark.filterwarnings("ignore:k-hat")  # of one round
