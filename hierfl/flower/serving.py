@@ -59,14 +59,8 @@ def serve(
     Raises:
         ConnectionError: the SuperNode refuses. One that is not there yet, or is started again, is waited for.
     """
-    asks: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor("SuperExec")]
-    if secret is not None:
-        asks.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE]))
-    client = RuntimeHttpClient.from_server_address(
-        address,
-        insecure=root_certificates is None,
-        root_certificates=root_certificates,
-        interceptors=asks,
+    client = taking_tasks(
+        address, secret, insecure=root_certificates is None, root_certificates=root_certificates
     )
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(MODULES)
@@ -87,6 +81,18 @@ def serve(
         ) from error
     finally:
         client.close()
+
+
+def taking_tasks(
+    address: str, secret: bytes | None, *, insecure: bool, root_certificates: bytes | None
+) -> RuntimeHttpClient:
+    """Return a client that may take tasks from a SuperLink or a SuperNode; arguments as of `serve`."""
+    asks: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor("SuperExec")]
+    if secret is not None:
+        asks.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE]))
+    return RuntimeHttpClient.from_server_address(
+        address, insecure=insecure, root_certificates=root_certificates, interceptors=asks
+    )
 
 
 def _token(client: RuntimeHttpClient, wanted: AcquireTaskRequest) -> str:

@@ -37,14 +37,14 @@ from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+from hierfl.flower.serving import taking_tasks
+
 WAIT = 20.0  # seconds for the SuperLink to hand the task over
 
 
@@ -189,11 +189,7 @@ def _taken(at: Address, run: int) -> Task:
 
 def _token(at: Address, run: int) -> str:
     """Take the server task of a run, and return its token."""
-    asks: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor("SuperExec")]
-    if at.secret is not None:
-        signs = SuperExecAuthHttpInterceptor(master_secret=at.secret, protected_methods=[ACQUIRE])
-        asks.append(signs)
-    client = RuntimeHttpClient.from_server_address(at.address, interceptors=asks, **at.place)
+    client = taking_tasks(at.address, at.secret, **at.place)
     until = time.monotonic() + WAIT
     try:
         while time.monotonic() < until:

@@ -30,7 +30,7 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import check_approved, write_preview
 from hierfl.nodes.client_state import Kept, Node, NodeFailed, keep, state_after, with_mail
 from hierfl.nodes.messages import Message, Refused, check_numbers, from_bytes, to_bytes
-from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
+from hierfl.nodes.policy import Forbidden, Policy, policy_at, policy_file
 from hierfl.nodes.preview import preview
 from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
@@ -65,7 +65,7 @@ def introduce(
     private_folder(root)
     with log.refusals(root):
         told = Introduction.of(data)
-        policy_at(_policy_file(root, policy)).check(method, told.rows)
+        policy_at(policy_file(root, policy)).check(method, told.rows)
     return log.left(root, json.dumps(told.as_json()).encode(), "introduction")
 
 
@@ -99,7 +99,7 @@ def node(
     root = Path(folder)
     private_folder(root)
     with log.refusals(root):
-        return _set_up(method, data, agreement, root, seed, _policy_file(root, policy))
+        return _set_up(method, data, agreement, root, seed, policy_file(root, policy))
 
 
 def _set_up(
@@ -120,10 +120,6 @@ def _set_up(
     if allowed.approve == "ask":
         write_preview(root, made.run, preview(made))
     return made
-
-
-def _policy_file(folder: Path, policy: str | Path | None) -> Path:
-    return folder / FILE if policy is None else Path(policy)
 
 
 def introduced(node: Node) -> dict[str, Any]:

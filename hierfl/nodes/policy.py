@@ -95,6 +95,11 @@ class Policy:
             )
 
 
+def policy_file(folder: Path, policy: str | Path | None) -> Path:
+    """Return the file of a node's policy: the one that is named, or the one in its folder."""
+    return folder / FILE if policy is None else Path(policy)
+
+
 def policy_at(path: Path) -> Policy:
     """Read a policy; where there is no file, return the default one.
 

@@ -25,7 +25,7 @@ from hierfl.formulas.questions import Question, told, understood
 from hierfl.formulas.schema import Schema
 from hierfl.nodes import log
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.policy import FILE, Forbidden, policy_at
+from hierfl.nodes.policy import Forbidden, policy_at, policy_file
 
 LEAST_COUNT = 5  # as of `hierfl.schema`
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
@@ -63,7 +63,7 @@ def tell(
                 f"a node has the rows of one client, and these are of {len(clients)}: start a node for each"
             )
         ((client, frame),) = clients.items()
-        allowed = policy_at(root / FILE if policy is None else Path(policy))
+        allowed = policy_at(policy_file(root, policy))
         allowed.check(None, len(frame))
         try:
             asked = Question.of_json(content)

@@ -130,9 +130,8 @@ def points_of_one(
         e: (P, M + Dn), standard normal.
         sides: (P,) 0 or 1.
     """
-    if (
-        proposals is None
-    ):  # one product for all points; mapped over them, the scale would be copied for each
+    if proposals is None:
+        # one product for all points: mapped over them, the scale would be copied for each
         integral, mean, tril = _normal(given(hierarchy, hierarchy.local(z, row), z, *factor), 1.0)
         return Point(mean + e @ tril[0].mT, integral.expand(len(e)))
 

@@ -102,11 +102,13 @@ def _chains(
         spread = whitening.tril.diagonal().clone()
         whitening = laplace(density, whitening.loc, chains, spread)
         away = torch.randn(chains, len(surrogate.even), generator=g)
-        start, warmup = whitening.loc + away @ whitening.tril.mT, COLD
+        points = start = whitening.loc + away @ whitening.tril.mT
+        warmup = COLD
     else:
         at = torch.randperm(len(known), generator=g)[:chains]
-        start, warmup = surrogate.sampled(known[at]), WARM
-    scales = stretch(start if known is None else surrogate.sampled(known), surrogate.even)
+        points = surrogate.sampled(known)
+        start, warmup = points[at], WARM
+    scales = stretch(points, surrogate.even)
     start, whitening = scales.to_u(start), scales.whitening_in_u(whitening)
     least = 2 * LEAST if final else LEAST
     while True:
