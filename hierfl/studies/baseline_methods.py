@@ -19,31 +19,16 @@ A method is one entry of `BASELINES`. What takes more than a line to build is in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
 from hierfl.method import Method
-from hierfl.methods import (
-    apfl,
-    fedamp,
-    fedem,
-    fedfomo,
-    fedmap,
-    heur_fedamp,
-    ifca,
-    individual,
-    over_relaxed,
-    pfedhn,
-)
-from hierfl.models import (
-    map_network,
-    network,
-)
-from hierfl.optimisers import SGD, Adam
+from hierfl.methods import over_relaxed
 from hierfl.studies import baseline_builders as build
 
-PROX = 0.5  # FedProx' weight that FedABML's paper chose for its MNIST sets
+Made = Callable[..., Method]
 
 
 def _all(total: int) -> int:
@@ -55,7 +40,8 @@ class Baseline:
     """One method of the comparison.
 
     Args:
-        made: (network, step size, budget) -> method. Networks are an `nn.Sequential` whose last layer is dense.
+        made: (network, step size, budget, **settings) -> method. Networks are an `nn.Sequential` whose last layer
+            is dense. Settings are options of the method by name.
         spent: gradient evaluations that a round may take -> those that it takes.
         tunes: whether a client's predictions come from one round of `personalise` on its own training rows;
             else they come from what the last round left.
@@ -66,7 +52,7 @@ class Baseline:
             many of them as those of the others.
     """
 
-    made: Callable[[nn.Sequential, float, build.Budget], Method]
+    made: Made
     spent: Callable[[int], int] = _all
     tunes: bool = False
     draws: bool = False
@@ -80,29 +66,60 @@ def _times(each: int) -> Callable[[int], int]:
     return lambda total: each * build.nearest(total, each)
 
 
+def fine_tuning(plain: Baseline) -> Baseline:
+    """Return a method "+FT": its clients tune before they are scored."""
+
+    def made(net: nn.Sequential, lr: float, b: build.Budget, **settings: Any) -> Method:
+        return build.tuning(plain.made(net, lr, b, **settings), lr, b)
+
+    return replace(plain, made=made, tunes=True)
+
+
+def over_relaxing(plain: Baseline) -> Baseline:
+    """Return a method "+AM": its server goes twice as far."""
+
+    def made(net: nn.Sequential, lr: float, b: build.Budget, **settings: Any) -> Method:
+        return over_relaxed(plain.made(net, lr, b, **settings))
+
+    return replace(plain, made=made)
+
+
+SUFFIXES = {"FT": fine_tuning, "AM": over_relaxing}
+
+
+def baseline(name: str) -> Baseline:
+    """Return a method by the key of `BASELINES`, with "+FT" or "+AM" behind it or not.
+
+    Raises:
+        KeyError: there is no such method, or nothing of that suffix; the message lists both.
+    """
+    if name in BASELINES:
+        return BASELINES[name]
+    plain, *suffixes = name.split("+")
+    if plain not in BASELINES or not set(suffixes) <= set(SUFFIXES):
+        raise KeyError(
+            f"there is no method '{name}'; choose from {', '.join(BASELINES)}, with "
+            f"{' or '.join(f'+{suffix}' for suffix in SUFFIXES)} behind it or not"
+        )
+    found = BASELINES[plain]
+    for suffix in suffixes:
+        found = SUFFIXES[suffix](found)
+    return found
+
+
 BASELINES: dict[str, Baseline] = {
-    "individual": Baseline(
-        lambda net, lr, b: individual(network(net), optimiser=SGD(lr), **build.local(b))
-    ),
+    "individual": Baseline(build.an_individual),
     "fedavg": Baseline(build.a_fedavg),
-    "fedprox": Baseline(lambda net, lr, b: build.a_fedavg(net, lr, b, prox=PROX)),
-    "fedavg+FT": Baseline(
-        lambda net, lr, b: build.tuning(build.a_fedavg(net, lr, b), lr, b), tunes=True
-    ),
-    "fedprox+FT": Baseline(
-        lambda net, lr, b: build.tuning(build.a_fedavg(net, lr, b, prox=PROX), lr, b), tunes=True
-    ),
-    "fedavg+AM": Baseline(lambda net, lr, b: over_relaxed(build.a_fedavg(net, lr, b))),
+    "fedprox": Baseline(build.a_fedprox),
+    "fedavg+FT": fine_tuning(Baseline(build.a_fedavg)),
+    "fedprox+FT": fine_tuning(Baseline(build.a_fedprox)),
+    "fedavg+AM": over_relaxing(Baseline(build.a_fedavg)),
     "scaffold": Baseline(build.a_scaffold),
-    "scaffold+FT": Baseline(
-        lambda net, lr, b: build.tuning(build.a_scaffold(net, lr, b), lr, b), tunes=True
-    ),
+    "scaffold+FT": fine_tuning(Baseline(build.a_scaffold)),
     "fedpa": Baseline(build.a_fedpa),
     "per_fedavg": Baseline(build.a_per_fedavg, _times(2), tunes=True),
     "ditto": Baseline(build.a_ditto, _times(2)),
-    "apfl": Baseline(
-        lambda net, lr, b: apfl(network(net), optimiser=SGD(lr), **build.local(b, 2)), _times(2)
-    ),
+    "apfl": Baseline(build.an_apfl, _times(2)),
     "fedrep": Baseline(build.a_fedrep, body=True),
     "fedper": Baseline(build.a_fedper, body=True),
     "fedbabu": Baseline(build.a_fedbabu, tunes=True, body=True),
@@ -110,38 +127,16 @@ BASELINES: dict[str, Baseline] = {
     "fedpac": Baseline(build.a_fedpac, body=True),
     "fedbn": Baseline(build.a_fedbn, body=True),
     "knn_per": Baseline(build.a_knn_per, tunes=True),
-    "fedem": Baseline(
-        lambda net, lr, b: fedem(
-            network(net), components=3, optimiser=SGD(lr), **build.local(b, 3)
-        ),
-        _times(3),
-    ),
-    "ifca": Baseline(
-        lambda net, lr, b: ifca(network(net), optimiser=SGD(lr), **build.local(b)), tunes=True
-    ),
+    "fedem": Baseline(build.a_fedem, _times(3)),
+    "ifca": Baseline(build.an_ifca, tunes=True),
     "clustered_fl": Baseline(build.a_clustered_fl, everyone=True),
-    "fedamp": Baseline(
-        lambda net, lr, b: fedamp(
-            network(net), sigma=float(b.clients), optimiser=SGD(lr), **build.local(b)
-        )
-    ),
-    "heur_fedamp": Baseline(
-        lambda net, lr, b: heur_fedamp(network(net), optimiser=SGD(lr), **build.local(b))
-    ),
-    "fedfomo": Baseline(
-        lambda net, lr, b: fedfomo(
-            network(net), validation=build.HELD, optimiser=SGD(lr), **build.local(b)
-        )
-    ),
-    "pfedhn": Baseline(
-        lambda net, lr, b: pfedhn(network(net), optimiser=SGD(lr, momentum=0.9), **build.local(b))
-    ),
+    "fedamp": Baseline(build.a_fedamp),
+    "heur_fedamp": Baseline(build.a_heur_fedamp),
+    "fedfomo": Baseline(build.a_fedfomo),
+    "pfedhn": Baseline(build.a_pfedhn),
     "pfedme": Baseline(build.a_pfedme, _times(5)),
     "pfedbred": Baseline(build.a_pfedbred, _times(6)),
-    "fedmap": Baseline(
-        lambda net, lr, b: fedmap(map_network(net), optimiser=Adam(lr), **build.local(b)),
-        adaptive=True,
-    ),
+    "fedmap": Baseline(build.a_fedmap, adaptive=True),
     "pfedbayes": Baseline(build.a_pfedbayes, _times(5), draws=True, adaptive=True),
     "fedabml": Baseline(build.a_fedabml, _times(5), tunes=True, draws=True),
     "fedpop": Baseline(build.a_fedpop, draws=True, body=True),
