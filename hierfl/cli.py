@@ -1,4 +1,4 @@
-"""The command line: `hierfl demo`, `study NAME`, `methods`, `audit METHOD`, `new NAME`, `node`, `--version`.
+"""The command line: `hierfl demo`, `study`, `compare`, `table`, `plot`, `methods`, `audit`, `new`, `node`, `--version`.
 
 Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
 """
@@ -136,6 +136,105 @@ def study(
     if as_json:
         answer = {"study": name, "quick": quick, "seconds": round(seconds, 1), "parts": parts}
         typer.echo(json.dumps(answer))
+
+
+@app.command()
+def compare(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="A study file.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With the changes of the file's table [quick].")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Output folder. Default: the file's name."),
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 2,
+) -> None:
+    """Compare methods as a study file says. A run that was stopped resumes: what is finished is kept in --out."""
+    _as_users()
+    from rich.console import Console
+
+    from hierfl.comparisons import read_study
+    from hierfl.comparisons.compare import compare as compared
+    from hierfl.comparisons.tables import markdown
+
+    progress = Console(stderr=True)
+    folder = out or Path(f"{study.stem}{'-quick' * quick}")
+    try:
+        declared = read_study.read(study, quick=quick)
+        failed = compared(declared, folder, processes=processes, say=partial(_show_step, progress))
+    except (
+        FileNotFoundError
+    ) as error:  # the study file, or a data set: the message says how to get it
+        raise _stopped(str(error)) from error
+    except (ValueError, RuntimeError) as error:
+        raise _stopped(str(error)) from error
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    typer.echo(markdown(folder))
+    for one in failed:
+        progress.print(f"{one.what} failed: {one.why}", style="red", soft_wrap=True)
+    typer.echo(f"{folder} has every number; `hierfl plot {folder}` draws them.")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def table(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR ...", help="Output folders of `hierfl compare`.")
+    ],
+    form: Annotated[
+        str, typer.Option("--format", metavar="markdown|latex", help="Of the tables.")
+    ] = "markdown",
+) -> None:
+    """Print the tables of compared methods, with published numbers beside ours."""
+    from hierfl.comparisons import tables
+
+    forms = {"markdown": tables.markdown, "latex": tables.latex}
+    if form not in forms:
+        raise typer.BadParameter(f"'{form}' is neither markdown nor latex", param_hint="--format")
+    for folder in folders:
+        try:
+            typer.echo(forms[form](folder))
+        except (FileNotFoundError, ValueError) as error:
+            raise _stopped(str(error)) from error
+
+
+@app.command()
+def plot(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Output folder of `hierfl compare`.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="PNG, PDF or SVG. Default: DIR/figure.png."),
+    ] = None,
+) -> None:
+    """Draw the figure of compared methods, with published numbers and curves over rounds."""
+    from hierfl.comparisons.figures import figure
+
+    file = out or folder / "figure.png"
+    try:
+        figure(folder).savefig(file, dpi=150)
+    except (FileNotFoundError, ValueError) as error:
+        raise _stopped(str(error)) from error
+    except OSError as error:
+        raise _unwritable(file, error) from error
+    typer.echo(f"{file}")
+
+
+def _as_users() -> None:
+    """Make this process one like those that compute: single precision."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+
+
+def _stopped(message: str) -> typer.Exit:
+    """Print what went wrong, and return what ends the command."""
+    typer.secho(message, fg="red", err=True)
+    return typer.Exit(1)
 
 
 @app.command()

@@ -1,0 +1,206 @@
+"""Cells of a study: one method and one seed, computed once and kept under a key of all that its number depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import hierfl
+from hierfl.comparisons.federations import Federation, of_study
+from hierfl.comparisons.measures import Watch
+from hierfl.comparisons.study_file import Entry, Run, Study
+from hierfl.core.outputs import replace_text
+from hierfl.core.trees import nbytes
+from hierfl.data.clients import ClientData
+from hierfl.engine.chunks import ClientError
+from hierfl.method import Method
+from hierfl.methods import averaging_some
+from hierfl.runs.result import Fit
+from hierfl.studies import image_splits as images
+from hierfl.studies.baseline_builders import Budget
+from hierfl.studies.baseline_methods import Baseline, baseline
+
+# rooms that no number of a cell depends on
+APART = ("cli", "demo", "effects", "flower", "formulas", "nodes", "plots", "report")
+PACKAGES = ("torch", "pyro-ppl", "numpy")
+Options = Mapping[str, float]
+
+
+# ----------------------------------------------------------------------------------------------- what a key is of
+@cache
+def code() -> str:
+    """Return a digest of the source that numbers depend on, and of the versions of what it calls."""
+    root = Path(hierfl.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        if inside.parts[0].removesuffix(".py") not in APART:
+            found.update(f"{inside.as_posix()}\n".encode() + path.read_bytes())
+    found.update(" ".join(f"{name} {version(name)}" for name in PACKAGES).encode())
+    return found.hexdigest()[:12]
+
+
+def described(study: Study, entry: Entry) -> dict[str, Any]:
+    """Return everything that the numbers of a method depend on, but for the seed, as JSON-compatible values."""
+    parts = {"data", "net", "run", "evaluation", "tuning"}
+    found = study.model_dump(mode="json", include=parts)
+    seeds = found["run"].pop("seeds")
+    own = entry.model_dump(mode="json", include={"name", "settings", "grid", "averages_all"})
+    # options are chosen with the clients of the first seed
+    tuned = {"tuning_seed": seeds[0]} if study.tuning.rounds else {}
+    return {"code": code(), **found, "method": own, **tuned}
+
+
+def file_of(out: Path, kind: str, label: str, key: Mapping[str, Any]) -> Path:
+    """Return the file of a cell, a trial or a choice; its name ends with a digest of the key."""
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+    plain = "".join(c if c.isalnum() or c in "-+_." else "-" for c in label)
+    return out / kind / f"{plain}-{digest}.json"
+
+
+def kept(path: Path) -> dict[str, Any] | None:
+    """Return what a file holds, or None where there is none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())["found"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"'{path}' is damaged ({error}): remove it, and it is computed again"
+        ) from error
+    return found
+
+
+def keep(path: Path, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Write a file whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps({"key": key, "found": found}, indent=1))
+
+
+def cell_file(out: Path, study: Study, entry: Entry, seed: int) -> tuple[Path, dict[str, Any]]:
+    """Return the file of a cell, and its key."""
+    key = {**described(study, entry), "seed": seed}
+    return file_of(out, "cells", f"{entry.label}-{seed}", key), key
+
+
+# -------------------------------------------------------------------------------------------------- how a cell is run
+def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequential:
+    """Return the network that every method of a study starts from."""
+    sizes = (features, *study.net.hidden, classes)
+    between = nn.ReLU if study.net.activation == "relu" else lambda: nn.LeakyReLU(0.1)
+
+    def made() -> nn.Sequential:
+        layers = [part for n, m in pairwise(sizes) for part in (nn.Linear(n, m), between())]
+        return nn.Sequential(*layers[:-1])
+
+    found = images.started(made, seed)
+    assert isinstance(found, nn.Sequential)
+    return found
+
+
+def budget_of(study: Study, train: ClientData, rounds: int) -> Budget:
+    """Return what a client may spend in a round."""
+    run = study.run
+    client_rows = train.num_rows / train.num_clients
+    return Budget(
+        evaluations=run.evaluations,
+        rows=run.batch,
+        rounds=rounds,
+        clients=train.num_clients,
+        client_rows=round(client_rows),
+        passes=max(1, round(run.evaluations / math.ceil(client_rows / run.batch))),
+        scale=run.scale,
+        tune_steps=study.evaluation.tune_steps,
+    )
+
+
+def method_of(
+    study: Study,
+    entry: Entry,
+    options: Options,
+    train: ClientData,
+    classes: int,
+    rounds: int,
+    seed: int,
+) -> Method:
+    """Return the method of an entry, for these clients."""
+    net = net_of(study, train.fields["x"].shape[1], classes, seed)
+    settings = {**entry.settings, **options}
+    how = baseline(entry.name)
+    lr = settings.pop("lr", study.run.adam if how.adaptive else study.run.lr)
+    made: Method = how.made(net, lr, budget_of(study, train, rounds), **settings)
+    cohort = study.run.cohort
+    if not study.run.everyone_trains or cohort is None or entry.averages_all:
+        return made
+    return averaging_some(made, share=min(1.0, cohort / train.num_clients))
+
+
+def plan_of(run: Run, how: Baseline, clients: int, rounds: int) -> tuple[int, int | None]:
+    """Return the rounds and the cohort of a run; fewer rounds of all clients where the method needs them."""
+    cohort = None if run.everyone_trains or run.cohort is None else min(run.cohort, clients)
+    if how.everyone and cohort is not None and cohort < clients:
+        return max(1, round(rounds * cohort / clients)), None
+    return rounds, cohort
+
+
+def trained(
+    study: Study,
+    entry: Entry,
+    options: Options,
+    train: ClientData,
+    classes: int,
+    rounds: int,
+    seed: int,
+    on_round: Any = None,
+) -> Fit:
+    """Fit a method to clients' rows."""
+    taken, cohort = plan_of(study.run, baseline(entry.name), train.num_clients, rounds)
+    return hierfl.fit(
+        method_of(study, entry, options, train, classes, taken, seed),
+        train,
+        rounds=taken,
+        cohort=cohort,
+        seed=seed,
+        compile="auto" if study.run.compiled else False,
+        progress=False,
+        on_round=on_round,
+    )
+
+
+def computed(study: Study, entry: Entry, options: Options, seed: int) -> dict[str, Any]:
+    """Return the scores of one cell; a run that diverges has none."""
+    federation: Federation = of_study(study, seed)
+    how, train = baseline(entry.name), federation.train
+    rounds, _ = plan_of(study.run, how, train.num_clients, study.run.rounds)
+    watch = Watch(how, federation, study.evaluation, rounds, seed)
+    began = time.perf_counter()
+    try:
+        fit = trained(
+            study, entry, options, train, federation.classes, study.run.rounds, seed, watch.look
+        )
+    except ClientError as error:  # an update that is not finite
+        return {"options": dict(options), "diverged": str(error), "scores": [], "curve": []}
+    history = fit.history
+    return {
+        "options": dict(options),
+        "scores": [score._asdict() for score in watch.scores(fit)],
+        "curve": watch.curve,
+        "kb_down": float((history["bytes_down"] / history["clients"]).mean()) / 1e3,
+        "kb_up": float((history["bytes_up"] / history["clients"]).mean()) / 1e3,
+        "kb_kept": nbytes(fit.federation.client.own) / 1e3,
+        "seconds": time.perf_counter() - began,
+    }

@@ -1,0 +1,277 @@
+"""Runs a study: chooses every method's options, then computes all cells, in processes of their own.
+
+Everything is kept as soon as it is computed, each in a file that is written whole or not at all. A study that was
+killed goes on where it was, and its results are the same, bit for bit: cells do not depend on each other.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hierfl.comparisons import cells
+from hierfl.comparisons.cells import cell_file, keep, kept
+from hierfl.comparisons.federations import of_study
+from hierfl.comparisons.measures import Score
+from hierfl.comparisons.study_file import Entry, Study
+from hierfl.comparisons.tuning import chosen, told
+from hierfl.core.outputs import claim, replace_text
+from hierfl.runs.folder_lock import held
+
+Say = Callable[[str], None]
+STUDY, RESULTS, TUNED, CURVES, COSTS = (
+    *("study.json", "results.csv", "tuning.csv", "curves.csv", "costs.csv"),
+)
+FILES = (STUDY, RESULTS, TUNED, CURVES, COSTS)
+COLUMNS = ("method", "seed", *Score._fields)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A cell or a search that could not be computed.
+
+    Args:
+        what: method, and seed.
+        why: the error's message.
+    """
+
+    what: str
+    why: str
+
+
+def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) -> list[Failed]:
+    """Run a study, and write its results to a folder.
+
+    Args:
+        study: the study.
+        out: its folder; what is kept there is not computed again.
+        processes: that share the work.
+        say: called with a line for each thing that is computed.
+
+    Returns:
+        What could not be computed; all else is in the results.
+
+    Raises:
+        FileNotFoundError: a data set is missing; the message says how to get it.
+        FolderInUse: another process runs a study in this folder.
+        ValueError: a method cannot be built with its settings, or a kept file is damaged.
+    """
+    claim(out, FILES)
+    with held(out):
+        replace_text(out / STUDY, study.model_dump_json(indent=1))
+        check_methods(study)
+        with Pool(processes, say) as pool:
+            tuned = pool.all(
+                [Job(f"{e.label}: options", partial(_choice, out, study, e)) for e in study.methods]
+            )
+            runs = [
+                Job(
+                    f"{e.label}, seed {seed}", partial(_cell, out, study, e, seed, found["options"])
+                )
+                for e, found in zip(study.methods, tuned, strict=True)
+                if found is not None
+                for seed in study.run.seeds
+            ]
+            pool.all(runs)
+        write(study, out)
+        return pool.failed
+
+
+def check_methods(study: Study) -> None:
+    """Build every method, so that a wrong setting is told before hours of work.
+
+    Raises:
+        ValueError: a setting is refused; the message names the method.
+    """
+    seed = study.run.seeds[0]
+    federation = of_study(study, seed)
+    for entry in study.methods:
+        try:
+            cells.method_of(
+                study, entry, {}, federation.train, federation.classes, study.run.rounds, seed
+            )
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ValueError(f"method '{entry.label}': {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------------ the processes
+def begin_process() -> None:
+    """Set up a process that computes: one thread, single precision, and an end with the process that started it."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to be computed in a process: its name, and what computes it, or finds it kept."""
+
+    name: str
+    work: Callable[
+        [], tuple[dict[str, Any], bool]
+    ]  # what was found, and whether it was computed now
+
+
+class Pool:
+    """Processes that compute jobs, and lines that tell of them.
+
+    Args:
+        processes: how many.
+        say: called with each line.
+    """
+
+    def __init__(self, processes: int, say: Say) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.executor = ProcessPoolExecutor(processes, context, initializer=begin_process)
+        self.processes, self.say = processes, say
+        self.failed: list[Failed] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.executor.shutdown(cancel_futures=True)
+
+    def all(self, jobs: Sequence[Job]) -> list[dict[str, Any] | None]:
+        """Return what each job found; None where it failed."""
+        began, computed = time.perf_counter(), 0
+        futures: dict[Future[Any], int] = {
+            self.executor.submit(job.work): place for place, job in enumerate(jobs)
+        }
+        results: list[dict[str, Any] | None] = [None] * len(jobs)
+        for done, future in enumerate(as_completed(futures), 1):
+            job = jobs[futures[future]]
+            try:
+                results[futures[future]], new = future.result()
+            except (BrokenProcessPool, KeyboardInterrupt):
+                raise
+            except Exception as error:  # one method must not lose the others
+                self.failed.append(Failed(job.name, f"{type(error).__name__}: {error}"))
+                self.say(f"[{done}/{len(jobs)}] {job.name} failed: {error}")
+                continue
+            computed += new
+            if new:
+                each = (time.perf_counter() - began) / computed
+                self.say(f"[{done}/{len(jobs)}] {job.name}; {left(each * (len(jobs) - done))} left")
+        return results
+
+
+def left(seconds: float) -> str:
+    """Return a time as words.
+
+    >>> left(30.0), left(400.0), left(9000.0)
+    ('less than a minute', 'about 7 min', 'about 2.5 h')
+    """
+    if seconds < 60.0:
+        return "less than a minute"
+    return (
+        f"about {seconds / 60.0:.0f} min" if seconds < 5400.0 else f"about {seconds / 3600.0:.1f} h"
+    )
+
+
+def _choice(out: Path, study: Study, entry: Entry) -> tuple[dict[str, Any], bool]:
+    found = chosen(out, study, entry)
+    return found, found["computed"] > 0
+
+
+def _cell(
+    out: Path, study: Study, entry: Entry, seed: int, options: dict[str, float]
+) -> tuple[dict[str, Any], bool]:
+    file, key = cell_file(out, study, entry, seed)
+    found = kept(file)
+    if found is not None:
+        return found, False
+    found = cells.computed(study, entry, options, seed)
+    keep(file, key, found)
+    return found, True
+
+
+# ---------------------------------------------------------------------------------------------------------- the files
+def write(study: Study, out: Path) -> None:
+    """Write results.csv, tuning.csv, curves.csv and costs.csv from what is kept, in the order of the study.
+
+    Only costs.csv has seconds; the others are the same for every run of the study.
+    """
+    scores: list[dict[str, Any]] = []
+    trials: list[dict[str, Any]] = []
+    curves: list[dict[str, Any]] = []
+    costs: list[dict[str, Any]] = []
+    for entry in study.methods:
+        for seed in study.run.seeds:
+            found = kept(cell_file(out, study, entry, seed)[0])
+            if found is None:
+                continue
+            who = {"method": entry.label, "seed": seed}
+            scores += [{**who, **score} for score in found["scores"]]
+            curves += [{**who, **point} for point in found["curve"]]
+            diverged = "diverged" in found
+            spent = {name: found.get(name) for name in ("kb_down", "kb_up", "kb_kept", "seconds")}
+            costs.append({**who, "options": told(found["options"]), "diverged": diverged, **spent})
+        if study.tuning.rounds:
+            trials += _trials(out, study, entry)
+    replace_text(out / RESULTS, as_csv(COLUMNS, scores))
+    replace_text(out / TUNED, as_csv(("method", "options", "score", "pruned", "chosen"), trials))
+    replace_text(out / CURVES, as_csv(("method", "seed", "round", "P", "G"), curves))
+    names = ("method", "seed", "options", "diverged", "kb_down", "kb_up", "kb_kept", "seconds")
+    replace_text(out / COSTS, as_csv(names, costs))
+
+
+def _trials(out: Path, study: Study, entry: Entry) -> Iterable[dict[str, Any]]:
+    try:
+        found = chosen(out, study, entry)
+    except ValueError:  # every trial diverged
+        return []
+    return [
+        {
+            "method": entry.label,
+            "options": told(trial["options"]),
+            "score": trial["score"],
+            "pruned": trial["pruned"],
+            "chosen": trial["options"] == found["options"],
+        }
+        for trial in found["trials"]
+    ]
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows as CSV; floats have all their digits, None is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def study_of(out: Path) -> Study:
+    """Return the study whose results are in a folder.
+
+    Raises:
+        FileNotFoundError: no study has run there.
+    """
+    file = out / STUDY
+    if not file.exists():
+        raise FileNotFoundError(
+            f"{out} holds no results: `hierfl compare STUDY.toml --out {out}` makes them"
+        )
+    return Study.model_validate(json.loads(file.read_text()))

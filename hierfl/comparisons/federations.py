@@ -1,0 +1,171 @@
+"""The clients of a study: who trains, who joins later, and every client's training and test rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from hierfl import datasets
+from hierfl.comparisons.study_file import Data, Partition, Study
+from hierfl.data.clients import ClientData
+from hierfl.data.partition import dirichlet
+from hierfl.data.preprocess import Scaling, fill_missing, fit_scaling, missing_features
+from hierfl.datasets import Labelled
+from hierfl.studies import image_splits as images
+from hierfl.studies.baseline_builders import held_out
+from hierfl.studies.ood_entropy import digits
+
+Both = tuple[ClientData, ClientData]  # training and test rows of the same clients
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Rows of a study.
+
+    Args:
+        train: training rows of the clients that take part.
+        test: their test rows.
+        joining: training and test rows of the clients that join later; None: there are none.
+        classes: of the labels.
+    """
+
+    train: ClientData
+    test: ClientData
+    joining: Both | None
+    classes: int
+
+
+@lru_cache(maxsize=1)
+def federation(data: Data, new_clients: int, seed: int) -> Federation:
+    """Return the clients of a study, scaled by the training rows of those that take part.
+
+    Args:
+        data: of the study.
+        new_clients: how many join later; they are drawn at random, but for data that name them (femnist).
+        seed: of the partition and of the draw.
+
+    Raises:
+        FileNotFoundError: the data set is missing; the message says how to get it.
+        ValueError: the data cannot be split so.
+    """
+    train, test, joining, classes = _raw(data, new_clients, seed)
+    scaling, missing = scaling_of(train, data.scaling), missing_features(_flat(train))
+
+    def given(rows: ClientData) -> ClientData:
+        return fill_missing(scaling.apply(_flat(rows)), indicators=missing)
+
+    later = None if joining is None else (held_out(given(joining[0])), given(joining[1]))
+    return Federation(held_out(given(train)), given(test), later, classes)
+
+
+def of_study(study: Study, seed: int) -> Federation:
+    """Return the clients of a study for one seed."""
+    return federation(study.data, study.evaluation.new_clients, seed)
+
+
+def scaling_of(train: ClientData, kind: str) -> Scaling:
+    """Return how columns are scaled: "pixel" each by its own mean and sd, "one" all by one, "none"."""
+    found = fit_scaling(_flat(train))
+    if kind == "none":
+        return Scaling("x", torch.zeros_like(found.mean), torch.ones_like(found.sd))
+    if kind == "one":
+        middle = found.mean.mean()
+        total = (found.sd.square() + (found.mean - middle).square()).mean().sqrt()
+        return Scaling("x", middle.expand_as(found.mean), total.expand_as(found.sd))
+    return found
+
+
+def _flat(rows: ClientData) -> ClientData:
+    """Return rows with x (n, columns) and integer labels."""
+    x = rows.fields["x"].flatten(1).to(torch.get_default_dtype())
+    return rows.with_fields(x=x, y=rows.fields["y"].long())
+
+
+def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both | None, int]:
+    """Return training rows, test rows, those of clients that join later, and the number of classes."""
+    if data.name == "femnist":
+        train, test, others = datasets.femnist()
+        names = others.names[:new]
+        joining = others.select(names).split(1.0 - data.test_share, seed=seed) if new else None
+        return train, test, joining, 62
+    if data.partition is None:
+        rows = datasets.wisdm() if data.name == "wisdm" else datasets.heart_disease()
+        train, test = rows.split(1.0 - data.test_share, seed=seed)
+        classes = int(rows.fields["y"].max()) + 1
+    else:
+        source = labelled(data.name)
+        train, test = _dealt(source, *_rows_of(data.partition, source, data.test_share, seed))
+        classes = len(source.classes)
+    if not new:
+        return train, test, None, classes
+    if new >= train.num_clients:
+        raise ValueError(
+            f"evaluation.new_clients is {new}, and there are {train.num_clients} clients: leave some to train"
+        )
+    order = np.random.Generator(np.random.Philox(seed + 7)).permutation(train.num_clients)
+    later, first = sorted(order[:new].tolist()), sorted(order[new:].tolist())
+    return (
+        train.select(first),
+        test.select(first),
+        (train.select(later), test.select(later)),
+        classes,
+    )
+
+
+@lru_cache(maxsize=1)
+def labelled(name: str) -> Labelled:
+    """Return all rows of an image set, flat."""
+    if name == "digits":
+        return digits()
+    if name == "emnist":
+        rows = datasets.emnist_byclass_test()
+        return Labelled(rows.x.flatten(1), rows.y, rows.classes)
+    return images.merged("mnist" if name == "mnist" else "fashion_mnist")
+
+
+def _rows_of(
+    how: Partition, source: Labelled, test_share: float, seed: int
+) -> tuple[list[images.Ids], list[images.Ids]]:
+    """Return the numbers of each client's training rows, and of its test rows."""
+    who: dict[str, Any] = {"clients": how.clients, "classes": how.classes, "seed": seed}
+    if how.kind == "equal_classes":
+        return images.equal_classes(source.y, train=how.train, test=how.test, **who)
+    if how.kind == "shared_classes":
+        return images.shared_classes(source.y, share=how.share, **who)
+    if how.kind == "power_law":
+        return images.power_law(source.y, **who)
+    ids = dirichlet(source.y, num_clients=how.clients, alpha=how.concentration, seed=seed).numpy()
+    generator = np.random.Generator(np.random.Philox(seed))
+    own = [generator.permutation(np.flatnonzero(ids == k)) for k in range(how.clients)]
+    cuts = [max(1, round((1.0 - test_share) * len(rows))) for rows in own]
+    if short := [
+        k for k, (rows, cut) in enumerate(zip(own, cuts, strict=True)) if cut == len(rows)
+    ]:
+        raise ValueError(
+            f"client {short[0]} has {len(own[short[0]])} rows, none of them for tests: use a larger concentration, "
+            "or fewer clients"
+        )
+    pairs = list(zip(own, cuts, strict=True))
+    return [rows[:cut] for rows, cut in pairs], [rows[cut:] for rows, cut in pairs]
+
+
+def _dealt(source: Labelled, train: list[images.Ids], test: list[images.Ids]) -> Both:
+    def given(rows: list[images.Ids]) -> ClientData:
+        return ClientData.from_arrays(
+            np.repeat(np.arange(len(rows)), [len(own) for own in rows]),
+            names=[f"{k:03d}" for k in range(len(rows))],
+            x=source.x[np.concatenate(rows)],
+            y=source.y[np.concatenate(rows)],
+        )
+
+    return given(train), given(test)
+
+
+def renamed(rows: ClientData, name: Callable[[str], str]) -> ClientData:
+    """Return the same clients under other names, as clients that the server has never seen."""
+    return replace(rows, names=tuple(name(client) for client in rows.names))

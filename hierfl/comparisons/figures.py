@@ -1,0 +1,88 @@
+"""The figure of a study: every method's scores with published ones, and curves over rounds where there are some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from hierfl.comparisons.compare import CURVES, study_of
+from hierfl.comparisons.study_file import Study
+from hierfl.comparisons.tables import Column, by_seed, published, results
+
+COLOURS = {"P": "#1f6f8b", "G": "#e08e45"}
+STYLES = ("-", "--", ":", "-.")  # one for each ten methods, which have ten colours
+
+
+def figure(out: Path) -> Figure:
+    """Return the figure of the study whose results are in a folder.
+
+    Raises:
+        FileNotFoundError: no study has run there.
+    """
+    study, scores, curves = study_of(out), results(out), pd.read_csv(out / CURVES)
+    with_curves = not curves.empty
+    height = 1.2 + 0.32 * len(study.methods)
+    drawn = Figure(figsize=(12.0 if with_curves else 7.0, max(3.5, height)), layout="constrained")
+    axes = drawn.subplots(1, 2 if with_curves else 1, squeeze=False)[0]
+    bars(axes[0], study, scores)
+    if with_curves:
+        lines(axes[1], study, curves)
+    drawn.suptitle(study.title)
+    return drawn
+
+
+def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
+    """Draw accuracy by method, mean and sd over seeds; a published one is a hollow diamond."""
+    labels = [entry.label for entry in study.methods]
+    place = np.arange(len(labels))[::-1]
+    for shift, score in ((0.15, "P"), (-0.15, "G")):
+        values = by_seed(
+            scores, Column(score, "participating", "local", "accuracy"), study.evaluation.weighting
+        )
+        own = values.reindex(labels)
+        axes.errorbar(
+            own.mean(axis=1),
+            place + shift,
+            xerr=own.std(axis=1, ddof=1).fillna(0.0),
+            fmt="o",
+            capsize=2,
+            color=COLOURS[score],
+            label=score,
+        )
+        known = [published(study, entry, score) for entry in study.methods]
+        at = [(v, p + shift) for v, p in zip(known, place, strict=True) if v is not None]
+        if at:
+            axes.scatter(
+                *zip(*at, strict=True),
+                marker="D",
+                facecolors="none",
+                edgecolors=COLOURS[score],
+                label=f"{score}, published",
+            )
+    axes.set_yticks(place, labels)
+    axes.set_xlabel(f"accuracy, % of {study.evaluation.weighting}")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="best")
+
+
+def lines(axes: Axes, study: Study, curves: pd.DataFrame) -> None:
+    """Draw P over rounds, or G of methods that tune for a prediction, means over seeds."""
+    for place, entry in enumerate(study.methods):
+        own = curves[curves["method"] == entry.label]
+        if own.empty:
+            continue
+        score = "P" if own["P"].notna().any() else "G"
+        mean = own.groupby("round")[score].mean()
+        axes.plot(
+            mean.index, mean, ls=STYLES[place // 10 % len(STYLES)], label=f"{entry.label} ({score})"
+        )
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy, %")
+    axes.grid(alpha=0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -1,0 +1,274 @@
+"""Tables of a study's results, with published numbers beside ours, as Markdown or LaTeX.
+
+Means ± sds (ddof 1) over seeds. The best mean of a column is bold, and so is each that a paired t-test over seeds does
+not tell from it (two-sided, 5 %); with one or two seeds, where that test tells hardly anything, the best alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_rel
+
+from hierfl.comparisons.compare import COSTS, RESULTS, TUNED, study_of
+from hierfl.comparisons.study_file import Entry, Study
+
+LEVEL, FEWEST = 0.05, 3  # of the paired test: its level, and seeds from which on it is made
+FAR = 1.5  # points from a published number from which a difference is named
+PUBLISHED = Path(__file__).with_name("published.csv")
+LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of scores: P or G of some clients on some rows, of one metric.
+
+    Args:
+        score: "P" or "G".
+        clients: "participating" or "new".
+        test: "local" or "global".
+        metric: "accuracy" or "log_score".
+    """
+
+    score: str
+    clients: str
+    test: str
+    metric: str
+
+    @property
+    def heading(self) -> str:
+        """Name of the column, such as "P, %" or "G of new clients, nats"."""
+        who = "" if self.clients == "participating" else " of new clients"
+        rows = "" if self.test == "local" else " on all clients' rows"
+        return f"{self.score}{who}{rows}, {'%' if self.metric == 'accuracy' else 'nats'}"
+
+
+def results(out: Path) -> pd.DataFrame:
+    """Return results.csv of a study's folder."""
+    return pd.read_csv(out / RESULTS)
+
+
+def table_of(out: Path) -> pd.DataFrame:
+    """Return the table of the study whose results are in a folder."""
+    return table(study_of(out), results(out), pd.read_csv(out / COSTS))
+
+
+def columns(scores: pd.DataFrame) -> list[Column]:
+    """Return the columns of a table: all accuracies, and the log score of P."""
+    keys = ["score", "clients", "test", "metric"]
+    every = [Column(*key) for key in scores[keys].drop_duplicates().itertuples(index=False)]
+    served = Column("P", "participating", "local", "log_score")
+    found = [column for column in every if column.metric == "accuracy" or column == served]
+    order = {"accuracy": 0, "participating": 0, "local": 0, "P": 0}
+    return sorted(
+        found, key=lambda c: [order.get(v, 1) for v in (c.metric, c.clients, c.test, c.score)]
+    )
+
+
+def by_seed(scores: pd.DataFrame, column: Column, weighting: str) -> pd.DataFrame:
+    """Return one column's numbers, (methods, seeds); NaN where a run diverged."""
+    own = scores[
+        (scores["score"] == column.score)
+        & (scores["clients"] == column.clients)
+        & (scores["test"] == column.test)
+        & (scores["metric"] == column.metric)
+        & (scores["weighting"] == weighting)
+    ]
+    return own.pivot(index="method", columns="seed", values="value")
+
+
+def best(values: pd.DataFrame) -> set[str]:
+    """Return the method of the largest mean, and those that a paired t-test over seeds does not tell from it."""
+    whole = values.dropna()
+    if whole.empty:
+        return set()
+    top = str(whole.mean(axis=1).idxmax())
+    found = {top}
+    if whole.shape[1] >= FEWEST:
+        for name, row in whole.iterrows():
+            apart = row.to_numpy() - whole.loc[top].to_numpy()
+            if np.ptp(apart) <= 1e-9 * abs(apart).max():
+                alike = bool(apart[0] == 0.0)
+            else:
+                alike = float(ttest_rel(row, whole.loc[top]).pvalue) >= LEVEL
+            if alike:
+                found.add(str(name))
+    return found
+
+
+def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of a study: a row for each method, bold as **...**.
+
+    A mean over the seeds that did not diverge says so; a method that was not run has empty cells.
+
+    Args:
+        study: whose methods give the order, and whose weighting is shown.
+        scores: as `results` returns them.
+        costs: costs.csv of the same folder, which knows what diverged.
+    """
+    diverged, ran = costs.groupby("method")["diverged"].sum(), sorted(costs["seed"].unique())
+    shown = pd.DataFrame(index=[entry.label for entry in study.methods])
+    shown.index.name = "method"
+    for column in columns(scores):
+        values = by_seed(scores, column, study.evaluation.weighting)
+        values = values.reindex(columns=ran)  # one of which every run diverged has no score
+        bold, form = best(values), "{:.2f}" if column.metric == "accuracy" else "{:.3f}"
+        shown[column.heading] = [
+            _cell(values, label, bold, form, int(diverged.get(label, 0))) for label in shown.index
+        ]
+        if column == Column(column.score, "participating", "local", "accuracy") and study.published:
+            known = [published(study, entry, column.score) for entry in study.methods]
+            if any(value is not None for value in known):
+                means = [_mean(values, label) for label in shown.index]
+                shown[f"published {column.score}, %"] = [
+                    "" if value is None else f"{value:.2f}" for value in known
+                ]
+                shown[f"difference of {column.score}"] = [
+                    "" if value is None or np.isnan(mean) else f"{mean - value:+.2f}"
+                    for value, mean in zip(known, means, strict=True)
+                ]
+    return shown
+
+
+def _mean(values: pd.DataFrame, label: str) -> float:
+    return float(values.loc[label].mean()) if label in values.index else float("nan")
+
+
+def _cell(values: pd.DataFrame, label: str, bold: set[str], form: str, diverged: int) -> str:
+    own = values.loc[label].dropna() if label in values.index else pd.Series(dtype=float)
+    if own.empty:
+        return "diverged" if diverged else ""
+    text = form.format(own.mean())
+    if len(own) > 1:
+        text += f" ± {form.format(own.std(ddof=1))}"
+    if diverged:
+        text += f" ({diverged} of {len(own) + diverged} diverged)"
+    return f"**{text}**" if label in bold else text
+
+
+@cache
+def _all_published() -> pd.DataFrame:
+    return pd.read_csv(PUBLISHED, dtype={"std": str})
+
+
+def published(study: Study, entry: Entry, score: str) -> float | None:
+    """Return the published number that stands beside a score of a method, in %, or None.
+
+    Raises:
+        ValueError: the study names a number that is not in published.csv.
+    """
+    if study.published is None or score not in entry.published:
+        return None
+    method, variant = entry.published[score]
+    known, where = _all_published(), study.published
+    rows = known[
+        (known["paper"] == where.paper)
+        & (known["table"] == where.table)
+        & (known["dataset"] == where.dataset)
+        & (known["model"] == where.model)
+        & (known["method"] == method)
+        & (known["variant"] == variant)
+        & (known["metric"] == "acc")
+    ]
+    if len(rows) != 1:
+        raise ValueError(
+            f"published.csv has {len(rows)} rows of {where.paper}, {where.table}, {where.dataset}, {where.model}, "
+            f"{method}, {variant}: name one of them"
+        )
+    return float(rows["value"].iloc[0])
+
+
+def differences(study: Study, scores: pd.DataFrame) -> list[str]:
+    """Return which of our means are farther than 1.5 points from the published ones."""
+    found = []
+    for entry in study.methods:
+        for score in entry.published:
+            known = published(study, entry, score)
+            column = Column(score, "participating", "local", "accuracy")
+            ours = _mean(by_seed(scores, column, study.evaluation.weighting), entry.label)
+            if known is not None and abs(ours - known) > FAR:
+                found.append(f"{entry.label} {score} {ours - known:+.1f}")
+    return found
+
+
+def caption(study: Study) -> str:
+    """Return what the numbers of a table are, in a sentence or two."""
+    run, seen = study.run, study.evaluation
+    k = seen.last_rounds
+    rounds = "of the last round" if k == 1 else f"are means over the last {k} rounds"
+    seeds = len(run.seeds)
+    return (
+        f"{study.title}. {run.rounds} rounds; scores {rounds}, every {seen.weighting[:-1]} counts the same; "
+        f"mean ± sd over {seeds} seed{'s' * (seeds > 1)}. Bold: the best"
+        + (", and what a paired t-test does not tell from it (5 %)." if seeds >= FEWEST else ".")
+    )
+
+
+def tuned(out: Path) -> str:
+    """Return the options that were chosen, in a sentence; "" where nothing was tuned."""
+    trials = pd.read_csv(out / TUNED)
+    if trials.empty:
+        return ""
+    rows = trials[trials["chosen"]]
+    each = [
+        f"{m} {o} ({s:.1f} %)"
+        for m, o, s in zip(rows["method"], rows["options"], rows["score"], strict=True)
+    ]
+    return (
+        f"Chosen on rows or clients kept from the fit, with their score there: {'; '.join(each)}."
+    )
+
+
+def markdown(out: Path) -> str:
+    """Return a study's table as Markdown, with its caption and what was chosen."""
+    study, scores = study_of(out), results(out)
+    frame = table_of(out).reset_index()
+    head = [str(name) for name in frame.columns]
+    rule = ["---", *("---:" for _ in head[1:])]
+    lines = [f"| {' | '.join(row)} |" for row in (head, rule, *frame.to_numpy().tolist())]
+    far = differences(study, scores)
+    under = [
+        *([f"More than {FAR} points from the published: {', '.join(far)}."] if far else []),
+        *([tuned(out)] if study.tuning.rounds else []),
+        *study.notes,
+    ]
+    return (
+        "\n".join([caption(study), "", *lines, "", *(f"* {line}" for line in under)]).rstrip()
+        + "\n"
+    )
+
+
+def latex(out: Path) -> str:
+    """Return a study's table as LaTeX, for booktabs."""
+    study = study_of(out)
+    frame = table_of(out).reset_index()
+    rows = [
+        [_as_latex(value) for value in row]
+        for row in (list(frame.columns), *frame.to_numpy().tolist())
+    ]
+    head, *body = [" & ".join(row) + r" \\" for row in rows]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_as_latex(caption(study))}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(frame.columns) - 1)}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _as_latex(text: str) -> str:
+    bold = text.startswith("**")
+    plain = "".join(LATEX.get(c, c) for c in text.strip("*"))
+    return rf"\textbf{{{plain}}}" if bold else plain

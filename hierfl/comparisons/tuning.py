@@ -1,0 +1,176 @@
+"""The options of a method, chosen on rows or clients that are kept from the fit; test rows play no part.
+
+Every point of a method's grid is tried in the same order. A trial is ended early where it is below the better half
+of those before it at the same round (optuna's SuccessiveHalvingPruner, Li et al. 2020, arXiv:1810.05934). Trials are
+kept one by one with what the pruner notes of them, so that a search that was stopped goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
+from optuna.trial import Trial, TrialState, create_trial
+
+from hierfl.comparisons.cells import described, file_of, keep, kept, plan_of, trained
+from hierfl.comparisons.federations import of_study
+from hierfl.comparisons.measures import means
+from hierfl.comparisons.study_file import Entry, Study
+from hierfl.data.clients import ClientData
+from hierfl.engine.chunks import ClientError
+from hierfl.runs.result import Fit
+from hierfl.studies.baseline_methods import baseline
+
+Options = dict[str, float]
+RUNGS = 3  # times at which a trial is compared with those before it
+
+
+def points(study: Study, entry: Entry) -> list[Options]:
+    """Return the points of a method's grid."""
+    grid = study.grid_of(entry)
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def chosen(out: Path, study: Study, entry: Entry) -> dict[str, Any]:
+    """Return the options of a method, all trials, and how many were computed now: those that were not kept yet.
+
+    Args:
+        out: the study's folder.
+        study: whose first seed fixes the clients.
+        entry: the method.
+
+    Raises:
+        ValueError: every trial diverges.
+    """
+    if not study.tuning.rounds:
+        return {"options": {}, "trials": [], "computed": 0}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    search = optuna.create_study(direction="maximize", pruner=pruner(study))
+    grid: dict[str, BaseDistribution] = {
+        k: CategoricalDistribution(v) for k, v in study.grid_of(entry).items()
+    }
+    trials, computed = [], 0
+    for options in points(study, entry):
+        key = {**described(study, entry), "trial": options}
+        file = file_of(out, "trials", f"{entry.label}-{told(options)}", key)
+        found = kept(file)
+        if found is None:
+            search.enqueue_trial(dict(options))
+            found = tried(study, entry, options, search.ask(grid))
+            keep(file, key, found)
+            computed += 1
+        else:
+            search.add_trial(_remade(found, options, grid))
+        trials.append({"options": options, **found})
+        last = search.trials[-1]
+        if last.state == TrialState.RUNNING:
+            state = _state(found)
+            search.tell(
+                last.number, found["score"] if state == TrialState.COMPLETE else None, state
+            )
+    whole = [t for t in trials if t["score"] is not None and not t["pruned"]]
+    if not whole:
+        raise ValueError(
+            f"{entry.label}: every trial diverges ({', '.join(told(t['options']) for t in trials)}): add smaller step "
+            "sizes to the grid"
+        )
+    best = max(whole, key=lambda t: t["score"])  # the first of equals
+    return {"options": best["options"], "trials": trials, "computed": computed}
+
+
+def told(options: Mapping[str, float]) -> str:
+    """Return options as words, such as "lr 0.01"."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in options.items())
+
+
+def pruner(study: Study) -> BasePruner:
+    """Return what ends trials early."""
+    if not study.tuning.halving:
+        return NopPruner()
+    least = max(1, study.tuning.rounds // 2**RUNGS)
+    return SuccessiveHalvingPruner(min_resource=least, reduction_factor=2)
+
+
+def tried(study: Study, entry: Entry, options: Options, trial: Trial) -> dict[str, Any]:
+    """Run one trial; return its score, its scores by round, and whether it was ended early."""
+    how, seed = baseline(entry.name), study.run.seeds[0]
+    federation = of_study(study, seed)
+    fitting, score = split(study, federation.train, seed, how.tunes, how.draws)
+    rounds, _ = plan_of(study.run, how, fitting.num_clients, study.tuning.rounds)
+    rungs = {max(1, rounds // 2**k) for k in range(RUNGS + 1)}
+    by_round: dict[int, float] = {}
+
+    def look(fit: Fit) -> None:
+        at = fit.progress.round
+        if at not in rungs:
+            return
+        by_round[at] = score(fit)
+        # the same steps for a method that takes fewer rounds
+        trial.report(by_round[at], round(at * study.tuning.rounds / rounds))
+        if at < rounds and trial.should_prune():
+            raise optuna.TrialPruned
+
+    pruned, value = False, None
+    try:
+        trained(study, entry, options, fitting, federation.classes, study.tuning.rounds, seed, look)
+        value = by_round[rounds]
+    except optuna.TrialPruned:
+        pruned, value = True, by_round[max(by_round)]
+    except ClientError:  # an update that is not finite
+        value = None
+    if value is not None and not math.isfinite(value):
+        value = None
+    frozen = trial.study.trials[trial.number]
+    return {
+        "score": value,
+        "pruned": pruned,
+        "reported": {str(k): v for k, v in frozen.intermediate_values.items()},
+        "noted": {k: v for k, v in frozen.system_attrs.items() if k.startswith("completed_rung")},
+    }
+
+
+def split(
+    study: Study, train: ClientData, seed: int, tunes: bool, draws: bool
+) -> tuple[ClientData, Callable[[Fit], float]]:
+    """Return the rows to fit, and the accuracy on what is kept from them, in %."""
+    weighting, share = study.evaluation.weighting, study.tuning.share
+    count = study.evaluation.draws if draws else 1
+    if study.tuning.on == "rows":
+        fitting, rest = train.split(1.0 - share, seed=seed)
+        joins, tuned_on = tunes, fitting
+    else:
+        kept_out = max(1, round(share * train.num_clients))
+        fitting = train.select(train.names[:-kept_out])
+        tuned_on, rest = train.select(train.names[-kept_out:]).split(0.5, seed=seed)
+        joins = True
+
+    def score(fit: Fit) -> float:
+        own = fit.personalise(tuned_on, rounds=1) if joins else fit
+        return means(own.predict(rest, draws=count, seed=seed))[weighting, "accuracy"]
+
+    return fitting, score
+
+
+def _state(found: Mapping[str, Any]) -> TrialState:
+    if found["pruned"]:
+        return TrialState.PRUNED
+    return TrialState.FAIL if found["score"] is None else TrialState.COMPLETE
+
+
+def _remade(found: Mapping[str, Any], options: Options, grid: Any) -> Any:
+    """Return a kept trial as optuna's."""
+    state = _state(found)
+    return create_trial(
+        state=state,
+        value=found["score"] if state == TrialState.COMPLETE else None,
+        params=dict(options),
+        distributions=grid,
+        intermediate_values={int(k): v for k, v in found["reported"].items()},
+        system_attrs=dict(found["noted"]),
+    )

@@ -1,0 +1,26 @@
+"""A study of a second or two, which tests change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hierfl.comparisons.read_study import changed
+from hierfl.comparisons.study_file import Study
+
+GIVEN: dict[str, Any] = {
+    "title": "small",
+    "data": {
+        "name": "digits",
+        "scaling": "pixel",
+        "partition": {"kind": "equal_classes", "clients": 6, "classes": 2, "train": 16, "test": 6},
+    },
+    "run": {"rounds": 3, "evaluations": 4, "batch": 8, "seeds": [0, 1], "compiled": False},
+    "evaluation": {"last_rounds": 2, "every": 1},
+    "methods": [{"name": "fedavg"}, {"name": "individual"}],
+}
+
+
+def study(**changes: Mapping[str, Any] | Any) -> Study:
+    """Return the small study with some tables' keys changed."""
+    return Study.model_validate(changed(GIVEN, changes))

@@ -1,0 +1,194 @@
+"""Comparisons that are killed, changed, or fail in a part: what is kept, and what is computed again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hierfl.cli import app
+from hierfl.comparisons import cells, tuning
+from hierfl.comparisons.compare import FILES, RESULTS, TUNED, as_csv, compare, left, study_of
+from hierfl.comparisons.study_file import Study
+from hierfl.studies.results import quiet
+from tests.comparisons.small import study
+
+TINY = """
+title = "tiny"
+data = { name = "digits", partition = { kind = "equal_classes", clients = 6, train = 16, test = 6 } }
+run = { rounds = 4, evaluations = 4, batch = 8, seeds = [0, 1, 2], compiled = false }
+evaluation = { last_rounds = 2, every = 1, new_clients = 1 }
+tuning = { rounds = 4, lr = [0.01, 0.1, 0.3] }
+methods = [{ name = "fedavg" }, { name = "pfedme" }, { name = "fedavg+FT" }]
+"""
+PIECES = 18  # 9 trials and 9 cells
+COMMAND = [sys.executable, "-c", "from hierfl.cli import main; main()", "compare"]
+
+
+@pytest.fixture(autouse=True)
+def single_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float32)
+    yield
+
+
+def files(out: Path) -> dict[str, bytes]:
+    """Return the files that are the same for every run of a study."""
+    return {name: (out / name).read_bytes() for name in FILES if name != "costs.csv"}
+
+
+def test_three_kills_at_random_times_change_nothing(tmp_path: Path) -> None:
+    file, killed, times = tmp_path / "tiny.toml", tmp_path / "killed", random.Random(0)
+    file.write_text(TINY)
+    subprocess.run([*COMMAND, str(file), "--out", str(tmp_path / "whole")], check=True)
+    for enough in sorted(times.sample(range(1, PIECES), 3)):
+        run = subprocess.Popen([*COMMAND, str(file), "--out", str(killed)])
+        while len(list(killed.glob("*/*.json"))) < enough and run.poll() is None:
+            time.sleep(0.05)
+        time.sleep(times.uniform(0.0, 0.3))
+        assert run.poll() is None, "the run ended before it was killed"
+        # the process that was called alone, as a scheduler does; those that compute end with it
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+    subprocess.run([*COMMAND, str(file), "--out", str(killed)], check=True)
+    assert files(killed) == files(tmp_path / "whole")
+    assert len(list(killed.glob("*/*.json"))) == PIECES
+
+
+def test_a_second_run_computes_nothing(tmp_path: Path) -> None:
+    lines: list[str] = []
+    own = study(tuning={"rounds": 2, "lr": [0.01, 0.3]})
+    assert compare(own, tmp_path, processes=1, say=lines.append) == []
+    before, told = files(tmp_path), len(lines)
+    assert compare(own, tmp_path, processes=1, say=lines.append) == []
+    assert told == 6 and lines[told:] == [] and files(tmp_path) == before
+    assert study_of(tmp_path) == own
+
+
+CHANGES: list[Mapping[str, Any]] = [
+    {"run": {"rounds": 4}},
+    {"run": {"lr": 0.2}},
+    {"data": {"scaling": "one"}},
+    {"data": {"partition": {"clients": 5}}},
+    {"net": {"hidden": [3]}},
+    {"evaluation": {"draws": 3}},
+    {"tuning": {"rounds": 2}},
+    {"methods": [{"name": "fedavg", "settings": {"prox": 0.1}}]},
+    {"methods": [{"name": "fedprox"}]},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_a_cells_key_holds_what_its_number_depends_on(changes: Mapping[str, Any]) -> None:
+    def key(of: Study) -> Path:
+        return cells.cell_file(Path(), of, of.methods[0], 0)[0]
+
+    assert key(study(**changes)) != key(study())
+
+
+def test_a_cells_key_holds_the_code_and_no_other_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = study()
+    file = cells.cell_file(Path(), own, own.methods[0], 0)[0]
+    assert cells.cell_file(Path(), own, own.methods[0], 1)[0] != file
+    more = study(methods=[{"name": "fedavg"}, {"name": "ditto"}], run={"seeds": [0, 5]}, title="x")
+    assert cells.cell_file(Path(), more, more.methods[0], 0)[0] == file
+    monkeypatch.setattr(cells, "code", lambda: "other")
+    assert cells.cell_file(Path(), own, own.methods[0], 0)[0] != file
+
+
+def test_one_method_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
+    # a step size at which every trial diverges
+    methods = [{"name": "fedavg"}, {"name": "fedprox", "grid": {"lr": [1e30]}}]
+    own = study(methods=methods, tuning={"rounds": 2, "lr": [0.1]}, run={"seeds": [0]})
+    (failed,) = compare(own, tmp_path, processes=1, say=quiet)
+    assert failed.what == "fedprox: options" and "smaller step sizes" in failed.why
+    assert "fedavg" in (tmp_path / RESULTS).read_text()
+
+
+def test_a_run_that_diverges_is_told_and_has_no_scores() -> None:
+    own = study(run={"lr": 3e38})
+    found = cells.computed(own, own.methods[0], {}, 0)
+    assert "diverged" in found and found["scores"] == []
+
+
+def test_a_setting_that_is_refused_is_told_before_any_work(tmp_path: Path) -> None:
+    own = study(methods=[{"name": "fedavg"}, {"name": "fedprox", "settings": {"prox": -1.0}}])
+    with pytest.raises(ValueError, match=r"method 'fedprox': prox is -1\.0"):
+        compare(own, tmp_path, processes=1, say=quiet)
+    assert not list(tmp_path.glob("cells/*"))
+
+
+def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
+    own = study(run={"seeds": [0]}, methods=[{"name": "fedavg"}])
+    compare(own, tmp_path, processes=1, say=quiet)
+    (cell,) = (tmp_path / "cells").iterdir()
+    cell.write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        compare(own, tmp_path, processes=1, say=quiet)
+
+
+# ------------------------------------------------------------------------------------------------------------- tuning
+def test_a_search_that_is_resumed_chooses_as_one_that_was_not(tmp_path: Path) -> None:
+    own = study(tuning={"rounds": 8, "lr": [0.3, 0.1, 0.01, 0.001]})
+    entry = own.methods[0]
+    whole = tuning.chosen(tmp_path / "whole", own, entry)
+    assert any(trial["pruned"] for trial in whole["trials"])
+    parted = tmp_path / "parted"
+    tuning.chosen(parted, own, entry)
+    for trial in sorted((parted / "trials").iterdir())[2:]:
+        trial.unlink()
+    resumed = tuning.chosen(parted, own, entry)
+    assert resumed == {**whole, "computed": 2}
+
+
+def test_the_best_whole_trial_is_chosen(tmp_path: Path) -> None:
+    own = study(tuning={"rounds": 4, "lr": [1e-6, 0.1], "halving": False})
+    found = tuning.chosen(tmp_path, own, own.methods[0])
+    assert found["options"] == {"lr": 0.1} and not any(t["pruned"] for t in found["trials"])
+    assert found["trials"][1]["score"] > found["trials"][0]["score"]
+
+
+def test_nothing_is_tuned_without_rounds(tmp_path: Path) -> None:
+    own = study()
+    assert tuning.chosen(tmp_path, own, own.methods[0])["options"] == {}
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------- the command line
+def test_the_three_commands(tmp_path: Path) -> None:
+    file, out = tmp_path / "tiny.toml", tmp_path / "out"
+    file.write_text(TINY + "[quick]\nrun = { rounds = 2, seeds = [0] }\ntuning = { rounds = 0 }\n")
+    done = CliRunner().invoke(app, ["compare", str(file), "--quick", "--out", str(out)])
+    assert done.exit_code == 0 and "| fedavg+FT |" in done.output
+    shown = CliRunner().invoke(app, ["table", str(out), "--format", "latex"])
+    assert shown.exit_code == 0 and r"\begin{tabular}" in shown.output
+    drawn = CliRunner().invoke(app, ["plot", str(out), "--out", str(tmp_path / "figure.svg")])
+    assert drawn.exit_code == 0 and (tmp_path / "figure.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["compare", "nothing.toml"], "nothing.toml"),
+        (["table", "nowhere"], "holds no results"),
+        (["plot", "nowhere"], "holds no results"),
+        (["table", "nowhere", "--format", "word"], "neither markdown nor latex"),
+    ],
+)
+def test_what_is_missing_is_told(arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code != 0 and told in " ".join(done.output.split())
+
+
+def test_numbers_keep_all_their_digits() -> None:
+    assert as_csv(("a", "b"), [{"a": 0.1 + 0.2, "b": None}]) == "a,b\n0.30000000000000004,\n"
+    assert left(30.0) == "less than a minute" and TUNED.endswith(".csv")

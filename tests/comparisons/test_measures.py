@@ -1,0 +1,125 @@
+"""Scores of a run: what P and G are of, and how clients and rounds are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hierfl.comparisons import cells
+from hierfl.comparisons.federations import of_study
+from hierfl.comparisons.measures import Score, Watch, means
+from hierfl.runs.result import Fit
+from hierfl.studies.baseline_methods import baseline
+from tests.comparisons.small import study
+
+
+@pytest.fixture(autouse=True)
+def single_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float32)
+    yield
+
+
+def found(
+    name: str, **changes: object
+) -> tuple[dict[tuple[str, ...], float], list[dict[str, float]]]:
+    """Return scores by all but their value and rounds, and the curve, of one method and seed."""
+    own = study(methods=[{"name": name}], **changes)
+    result = cells.computed(own, own.methods[0], {}, 0)
+    scores = [Score(**score) for score in result["scores"]]
+    by: dict[tuple[str, ...], float] = {
+        (s.score, s.clients, s.test, s.weighting, s.metric): s.value for s in scores
+    }
+    assert len(by) == len(scores)
+    curve: list[dict[str, float]] = result["curve"]
+    return by, curve
+
+
+def test_rows_and_clients_are_weighed_by_hand() -> None:
+    own = study()
+    rows = of_study(own, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
+    # two rows of the first client are left out, so that clients differ in size
+    keep = torch.ones(rows.test.num_rows, dtype=torch.bool)
+    keep[:2] = False
+    test = rows.test.where(keep)
+    prediction = fit.predict(test, draws=1, seed=0)
+    right = (prediction.mean.argmax(-1) == test.fields["y"]).double()
+    scores = means(prediction)
+    assert scores["rows", "accuracy"] == pytest.approx(100.0 * float(right.mean()))
+    by_client = [float(r.mean()) for r in right.split(test.counts.tolist())]
+    assert scores["clients", "accuracy"] == pytest.approx(100.0 * sum(by_client) / len(by_client))
+
+
+def test_g_of_a_common_model_is_its_p_and_that_of_an_own_model_is_not() -> None:
+    common, _ = found("fedavg")
+    own, _ = found("individual")
+    for metric in ("accuracy", "log_score"):
+        key = ("participating", "local", "clients", metric)
+        assert common["P", *key] == pytest.approx(common["G", *key])
+    assert (
+        own["P", "participating", "local", "clients", "accuracy"]
+        > 20.0 + (own["G", "participating", "local", "clients", "accuracy"])
+    )
+
+
+def test_last_rounds_are_averaged_and_points_of_the_curve_are_single_rounds() -> None:
+    by, curve = found("fedavg", run={"rounds": 4}, evaluation={"last_rounds": 2, "every": 1})
+    assert [point["round"] for point in curve] == [1, 2, 3, 4]
+    mean = (curve[2]["P"] + curve[3]["P"]) / 2.0
+    assert by["P", "participating", "local", "clients", "accuracy"] == pytest.approx(mean)
+    assert found("fedavg", evaluation={"every": 0})[1] == []
+
+
+def test_a_method_that_tunes_has_p_of_the_end_alone() -> None:
+    own = study(methods=[{"name": "fedavg+FT"}], evaluation={"last_rounds": 2})
+    result = cells.computed(own, own.methods[0], {}, 0)
+    rounds = {(s["score"], s["rounds"]) for s in result["scores"]}
+    assert rounds == {("G", 2), ("P", 1)} and "P" not in result["curve"][0]
+
+
+def test_new_clients_and_everyones_rows_have_scores_of_their_own() -> None:
+    by, _ = found("fedavg", evaluation={"new_clients": 2, "global_rows": 20})
+    kinds = {key[:3] for key in by}
+    assert kinds == {(s, *rest) for s in "PG" for rest in (
+        ("participating", "local"), ("participating", "global"), ("new", "local"))}  # fmt: skip
+    # one common model on the same rows, whoever is asked
+    assert by["P", "participating", "global", "rows", "accuracy"] == pytest.approx(
+        by["G", "participating", "global", "clients", "accuracy"]
+    )
+
+
+def test_new_clients_learn_from_their_own_training_rows() -> None:
+    by, _ = found("individual", evaluation={"new_clients": 2}, run={"rounds": 6})
+    assert by["P", "new", "local", "clients", "accuracy"] > 60.0
+    assert by["G", "new", "local", "clients", "accuracy"] < 40.0
+
+
+def test_a_method_that_needs_everyone_takes_fewer_rounds() -> None:
+    own = study(run={"cohort": 3, "rounds": 8})
+    assert cells.plan_of(own.run, baseline("clustered_fl"), 6, 8) == (4, None)
+    assert cells.plan_of(own.run, baseline("fedavg"), 6, 8) == (8, 3)
+
+
+def test_all_clients_train_and_a_share_is_averaged() -> None:
+    own = study(run={"cohort": 3, "everyone_trains": True})
+    rows = of_study(own, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
+    assert fit.method.name == "fedavg averaging 0.5" and fit.history["clients"].tolist() == [6, 6]
+    assert cells.plan_of(own.run, baseline("fedavg"), 6, 8) == (8, None)
+
+
+def test_a_watch_looks_at_the_rounds_that_are_asked_for() -> None:
+    own = study(evaluation={"last_rounds": 1, "every": 2}, run={"rounds": 5})
+    rows, seen = of_study(own, 0), []
+    watch = Watch(baseline("fedavg"), rows, own.evaluation, 5, 0)
+
+    def look(fit: Fit) -> None:
+        before = len(watch.curve) + len(watch.last)
+        watch.look(fit)
+        if len(watch.curve) + len(watch.last) > before:
+            seen.append(fit.progress.round)
+
+    cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 5, 0, look)
+    assert seen == [2, 4, 5]

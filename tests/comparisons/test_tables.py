@@ -1,0 +1,135 @@
+"""Tables and figures of results: what is shown, what is bold, and which published number stands beside ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from hierfl.comparisons import tables
+from hierfl.comparisons.compare import COSTS, CURVES, RESULTS, STUDY, TUNED
+from hierfl.comparisons.figures import figure
+from hierfl.comparisons.measures import Score
+from hierfl.comparisons.read_study import read
+from hierfl.comparisons.study_file import Study
+from tests.comparisons.small import study
+
+P = {"score": "P", "clients": "participating", "test": "local", "rounds": 1, "metric": "accuracy"}
+VALUES: dict[str, list[float | None]] = {
+    "best": [90.0, 92.0, 91.0],
+    "alike": [89.9, 92.2, 90.8],
+    "worse": [80.0, 82.2, 80.9],
+}
+BESIDE = {"paper": "PRIOR", "table": "T1", "dataset": "FMNIST", "model": "MCLR"}
+STUDIES = sorted((Path(__file__).parents[2] / "examples" / "studies").glob("*.toml"))
+
+
+def written(out: Path, of: Study, values: dict[str, list[float | None]]) -> Path:
+    """Write a folder of results; None is a run that diverged."""
+    rows: list[dict[str, Any]] = []
+    costs = []
+    for method, each in values.items():
+        for seed, value in enumerate(each):
+            costs.append({"method": method, "seed": seed, "diverged": value is None})
+            for weighting, shift in (("clients", 0.0), ("rows", 1.0)):
+                if value is not None:
+                    rows.append({"method": method, "seed": seed, **P, "weighting": weighting,
+                                 "value": value + shift})  # fmt: skip
+    columns = ["method", "seed", *Score._fields]
+    pd.DataFrame(rows).reindex(columns=columns).to_csv(out / RESULTS, index=False)
+    pd.DataFrame(costs).to_csv(out / COSTS, index=False)
+    tuned = ["method", "options", "score", "pruned", "chosen"]
+    pd.DataFrame(columns=tuned).to_csv(out / TUNED, index=False)
+    pd.DataFrame(columns=["method", "seed", "round", "P", "G"]).to_csv(out / CURVES, index=False)
+    (out / STUDY).write_text(json.dumps(of.model_dump(mode="json")))
+    return out
+
+
+def three(**changes: Any) -> Study:
+    methods = [{"name": "fedavg", "label": name} for name in VALUES]
+    return study(methods=methods, run={"seeds": [0, 1, 2]}, **changes)
+
+
+def test_the_best_and_what_a_paired_test_does_not_tell_from_it_are_bold(tmp_path: Path) -> None:
+    shown = tables.table_of(written(tmp_path, three(), VALUES))["P, %"]
+    assert shown["best"] == "**91.00 ± 1.00**"  # mean and sd of 90, 92 and 91
+    assert shown["alike"].startswith("**") and not shown["worse"].startswith("**")
+
+
+def test_a_small_difference_of_every_seed_is_told_apart(tmp_path: Path) -> None:
+    values: dict[str, list[float | None]] = {"best": [90.0, 80.0, 70.0], "alike": [89.0, 79.01, 69.0],
+                                             "worse": [60.0, 50.0, 40.0]}  # fmt: skip
+    shown = tables.table_of(written(tmp_path, three(), values))["P, %"]
+    assert shown["best"].startswith("**") and not shown["alike"].startswith("**")
+
+
+def test_with_two_seeds_the_best_alone_is_bold(tmp_path: Path) -> None:
+    two = {name: each[:2] for name, each in VALUES.items()}
+    shown = tables.table_of(written(tmp_path, three(), two))["P, %"]
+    assert [text.startswith("**") for text in shown] == [False, True, False]
+
+
+def test_runs_that_diverged_and_methods_that_were_not_run_are_told(tmp_path: Path) -> None:
+    values: dict[str, list[float | None]] = {"best": [90.0, None, 92.0], "alike": [None] * 3}
+    shown = tables.table_of(written(tmp_path, three(), values))["P, %"]
+    assert shown["best"] == "91.00 ± 1.41 (1 of 3 diverged)"
+    assert (shown["alike"], shown["worse"]) == ("diverged", "")
+
+
+def test_the_weighting_of_the_study_is_shown(tmp_path: Path) -> None:
+    own = three(evaluation={"weighting": "rows"})
+    shown = tables.table_of(written(tmp_path, own, VALUES))["P, %"]
+    assert shown["best"] == "**92.00 ± 1.00**"
+    assert "every row counts the same" in tables.markdown(tmp_path)
+
+
+def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    entry = {"name": "fedavg", "label": "best", "published": {"P": ["pFedMe", "P"]}}
+    own = study(methods=[entry, {"name": "ditto", "label": "alike"}], published=BESIDE,
+                run={"seeds": [0, 1, 2]})  # fmt: skip
+    known = tables.published(own, own.methods[0], "P")
+    assert known is not None and 95.0 < known < 100.0
+    shown = tables.table_of(written(tmp_path, own, VALUES))
+    assert shown.loc["best", "published P, %"] == f"{known:.2f}"
+    assert shown.loc["best", "difference of P"] == f"{91.0 - known:+.2f}"
+    assert shown.loc["alike", "published P, %"] == ""
+    assert f"best P {91.0 - known:+.1f}" in tables.markdown(tmp_path)
+
+
+def test_a_published_number_that_is_not_there_is_refused() -> None:
+    own = study(
+        methods=[{"name": "fedavg", "published": {"P": ["pFedMee", "P"]}}], published=BESIDE
+    )
+    with pytest.raises(ValueError, match=r"0 rows of PRIOR, T1, FMNIST, MCLR, pFedMee, P"):
+        tables.published(own, own.methods[0], "P")
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda path: path.stem)
+def test_every_published_number_that_a_shipped_study_names_is_there(file: Path) -> None:
+    own = read(file)
+    for entry in own.methods:
+        for score in entry.published:
+            assert tables.published(own, entry, score) is not None
+
+
+def test_latex_and_markdown_have_the_same_cells(tmp_path: Path) -> None:
+    written(tmp_path, three(title="50 % of a & b"), VALUES)
+    text = tables.latex(tmp_path)
+    assert r"50 \% of a \& b" in text and r"best & \textbf{91.00 $\pm$ 1.00} \\" in text
+    assert "| best | **91.00 ± 1.00** |" in tables.markdown(tmp_path)
+
+
+def test_the_figure_has_a_point_for_each_method_and_a_diamond_for_each_published_one(
+    tmp_path: Path,
+) -> None:
+    entry = {"name": "fedavg", "label": "best", "published": {"P": ["pFedMe", "P"]}}
+    own = study(methods=[entry, {"name": "ditto", "label": "alike"}], published=BESIDE)
+    written(tmp_path, own, VALUES)
+    (axes,) = figure(tmp_path).axes
+    drawn = axes.containers[0].lines[0].get_xdata()  # type: ignore[attr-defined]
+    assert list(drawn) == pytest.approx([91.0, 90.9666667])
+    (diamonds,) = [c for c in axes.collections if c.get_label() == "P, published"]
+    assert diamonds.get_offsets().data.shape == (1, 2)  # type: ignore[union-attr]
