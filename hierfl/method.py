@@ -121,7 +121,8 @@ class Phase:
             eager as well, and says so.
 
     Raises:
-        ValueError: `count` is negative, or `batch_size` is below 1.
+        TypeError: `count` is no integer.
+        ValueError: `count` is negative, `batch_size` is below 1, or `unit` is neither word.
     """
 
     step: Step
@@ -134,7 +135,11 @@ class Phase:
     eager: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a count or a batch size that is out of range."""
+        """Refuse a count, a unit or a batch size that is none."""
+        if self.unit not in ("step", "epoch"):
+            raise ValueError(f"unit is {self.unit!r}: it must be 'step' or 'epoch'")
+        if not isinstance(self.count, int):
+            raise TypeError(f"a phase of {self.count!r} {self.unit}s: the count must be an integer")
         if self.count < 0:
             raise ValueError(f"a phase of {self.count} {self.unit}s: the count must be 0 or more")
         if self.batch_size is not None and self.batch_size < 1:

@@ -51,8 +51,11 @@ def fedavg(
         prox: mu of FedProx; 0: FedAvg.
 
     Raises:
+        ValueError: `prox` is negative.
         ProgramError: (at fit) the model has latent sites or local params.
     """
+    if prox < 0.0:
+        raise ValueError(f"prox is {prox}: it must be 0 or more")
     descent = Descent(optimiser, steps, unit, batch_size)
 
     def client(program: Program) -> Client:

@@ -22,6 +22,20 @@ def phase(count: int, size: int | None, unit: Literal["step", "epoch"]) -> Phase
     return Phase(lambda work, message, batch: work, count, unit, size)
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "unit", "told"),
+    [
+        (-1, 5, "step", "the count must be 0 or more"),
+        (2.5, 5, "step", "the count must be an integer"),
+        (2, 0, "step", "batch_size is 0"),
+        (2, 5, "steps", "unit is 'steps': it must be 'step' or 'epoch'"),
+    ],
+)
+def test_a_phase_that_is_none_is_refused(count: Any, size: int, unit: Any, told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        phase(count, size, unit)
+
+
 def plan(
     data: ClientData,
     ids: Tensor,

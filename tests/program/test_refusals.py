@@ -233,6 +233,10 @@ METHODS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hierfl.methods.fedsvi(regression, batch_size=0),
         "batch_size is 0: it must be 1 or more",
     ),
+    "a negative weight": (
+        lambda: hierfl.methods.fedavg(regression, prox=-1.0),
+        r"prox is -1\.0: it must be 0 or more",
+    ),
     "no rank": (lambda: hierfl.methods.fedsvi(regression, guides.low_rank(rank=0)), "rank is 0"),
 }
 
