@@ -146,7 +146,15 @@ def compare(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Output folder. Default: the file's name."),
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Output folder; a variant has a folder in it. Default: the file's name.",
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option("--variant", metavar="NAME", help="Of the file's variants; default: all."),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 2,
 ) -> None:
@@ -159,22 +167,21 @@ def compare(
     from hierfl.comparisons.tables import markdown
 
     progress = Console(stderr=True)
-    folder = out or Path(f"{study.stem}{'-quick' * quick}")
+    folder, failed = out or Path(f"{study.stem}{'-quick' * quick}"), []
     try:
         declared = read_study.read(study, quick=quick)
-        failed = compared(declared, folder, processes=processes, say=partial(_show_step, progress))
-    except (
-        FileNotFoundError
-    ) as error:  # the study file, or a data set: the message says how to get it
-        raise _stopped(str(error)) from error
-    except (ValueError, RuntimeError) as error:
-        raise _stopped(str(error)) from error
+        for name in read_study.chosen(declared, variant):
+            inside = folder / name
+            say = partial(_show_step, progress)
+            failed += compared(declared[name], inside, processes=processes, say=say)
+            typer.echo(markdown(inside))
+            typer.echo(f"{inside} has every number; `hierfl plot {inside}` draws them.")
+    except (FileNotFoundError, ValueError, RuntimeError) as error:
+        raise _stopped(str(error)) from error  # of a data set, the message says how to get it
     except OSError as error:
         raise _unwritable(folder, error) from error
-    typer.echo(markdown(folder))
     for one in failed:
         progress.print(f"{one.what} failed: {one.why}", style="red", soft_wrap=True)
-    typer.echo(f"{folder} has every number; `hierfl plot {folder}` draws them.")
     if failed:
         raise typer.Exit(1)
 

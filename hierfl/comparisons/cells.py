@@ -25,14 +25,16 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
 from hierfl.method import Method
 from hierfl.methods import averaging_some
+from hierfl.optimisers import SGD, Adam
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
-from hierfl.studies.baseline_builders import Budget
+from hierfl.studies.baseline_builders import Budget, tuning
 from hierfl.studies.baseline_methods import Baseline, baseline
 
 # rooms that no number of a cell depends on
 APART = ("cli", "demo", "effects", "flower", "formulas", "nodes", "plots", "report")
 PACKAGES = ("torch", "pyro-ppl", "numpy")
+OPTIMISERS = {"sgd": SGD, "adam": Adam}
 Options = Mapping[str, float]
 
 
@@ -55,7 +57,7 @@ def described(study: Study, entry: Entry) -> dict[str, Any]:
     parts = {"data", "net", "run", "evaluation", "tuning"}
     found = study.model_dump(mode="json", include=parts)
     seeds = found["run"].pop("seeds")
-    own = entry.model_dump(mode="json", include={"name", "settings", "grid", "averages_all"})
+    own = entry.model_dump(mode="json", exclude={"label", "published"})
     # options are chosen with the clients of the first seed
     tuned = {"tuning_seed": seeds[0]} if study.tuning.rounds else {}
     return {"code": code(), **found, "method": own, **tuned}
@@ -125,6 +127,7 @@ def budget_of(study: Study, train: ClientData, rounds: int) -> Budget:
         passes=max(1, round(run.evaluations / math.ceil(client_rows / run.batch))),
         scale=run.scale,
         tune_steps=study.evaluation.tune_steps,
+        counts_steps=run.counts_steps,
     )
 
 
@@ -141,8 +144,16 @@ def method_of(
     net = net_of(study, train.fields["x"].shape[1], classes, seed)
     settings = {**entry.settings, **options}
     how = baseline(entry.name)
-    lr = settings.pop("lr", study.run.adam if how.adaptive else study.run.lr)
-    made: Method = how.made(net, lr, budget_of(study, train, rounds), **settings)
+    named = settings.pop("optimiser", None)
+    default = study.run.adam if how.adaptive or named == "adam" else study.run.lr
+    lr = settings.pop("lr", default)
+    settings = {name: lr if value == "lr" else value for name, value in settings.items()}
+    if named is not None:
+        settings["optimiser"] = OPTIMISERS[named](lr)
+    budget = budget_of(study, train, rounds)
+    made: Method = how.made(net, lr, budget, **settings)
+    if entry.fine_tune:
+        made = tuning(made, lr, budget)
     cohort = study.run.cohort
     if not study.run.everyone_trains or cohort is None or entry.averages_all:
         return made
@@ -186,7 +197,7 @@ def computed(study: Study, entry: Entry, options: Options, seed: int) -> dict[st
     federation: Federation = of_study(study, seed)
     how, train = baseline(entry.name), federation.train
     rounds, _ = plan_of(study.run, how, train.num_clients, study.run.rounds)
-    watch = Watch(how, federation, study.evaluation, rounds, seed)
+    watch = Watch(how, federation, study.evaluation, rounds, seed, fine_tune=entry.fine_tune)
     began = time.perf_counter()
     try:
         fit = trained(

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import one_hot
 
 from hierfl import datasets
-from hierfl.comparisons.study_file import Data, Partition, Study
+from hierfl.comparisons.study_data import Data, Partition
+from hierfl.comparisons.study_file import Study
 from hierfl.data.clients import ClientData
 from hierfl.data.partition import dirichlet
 from hierfl.data.preprocess import Scaling, fill_missing, fit_scaling, missing_features
@@ -19,6 +21,7 @@ from hierfl.datasets import Labelled
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_builders import held_out
 from hierfl.studies.ood_entropy import digits
+from hierfl.studies.synthetic_clients import synthetic_clients
 
 Both = tuple[ClientData, ClientData]  # training and test rows of the same clients
 
@@ -93,13 +96,20 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         names = others.names[:new]
         joining = others.select(names).split(1.0 - data.test_share, seed=seed) if new else None
         return train, test, joining, 62
-    if data.partition is None:
-        rows = datasets.wisdm() if data.name == "wisdm" else datasets.heart_disease()
+    if data.name.startswith("fedmap_"):
+        train, test = synthetic_clients(data.name.removeprefix("fedmap_"), seed=seed)  # type: ignore[arg-type]
+        classes = 2
+    elif data.partition is None:
+        rows = _natural(data.name)
         train, test = rows.split(1.0 - data.test_share, seed=seed)
         classes = int(rows.fields["y"].max()) + 1
     else:
-        source = labelled(data.name)
-        train, test = _dealt(source, *_rows_of(data.partition, source, data.test_share, seed))
+        source, how = labelled(data.name), data.partition
+        given = _rows_of(how, source, data.test_share, seed)
+        if how.authors_labels:
+            who: dict[str, int] = {"clients": how.clients, "classes": how.classes, "seed": seed}
+            source = replace(source, y=images.authors_labels(source.y, **who))
+        train, test = _dealt(source, *given)
         classes = len(source.classes)
     if not new:
         return train, test, None, classes
@@ -115,6 +125,16 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         (train.select(later), test.select(later)),
         classes,
     )
+
+
+def _natural(name: str) -> ClientData:
+    """Return the rows of a data set with clients of its own, x (n, columns)."""
+    rows: ClientData = getattr(datasets, name)()
+    if name != "election88":
+        return rows
+    groups = {"age": 4, "edu": 4}
+    hot = [one_hot(rows.fields[of], count).double() for of, count in groups.items()]
+    return rows.with_fields(x=torch.cat([rows.fields["x"], *hot], dim=1))
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,8 @@ from hierfl.comparisons.compare import CURVES, study_of
 from hierfl.comparisons.study_file import Study
 from hierfl.comparisons.tables import Column, by_seed, published, results
 
-COLOURS = {"P": "#1f6f8b", "G": "#e08e45"}
+COLOURS = {"P": "#1f6f8b", "P+FT": "#6aa84f", "G": "#e08e45"}
+SHIFTS = {"P": 0.2, "P+FT": 0.0, "G": -0.2}  # of the scores of a method, in rows
 STYLES = ("-", "--", ":", "-.")  # one for each ten methods, which have ten colours
 
 
@@ -40,10 +41,11 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
     """Draw accuracy by method, mean and sd over seeds; a published one is a hollow diamond."""
     labels = [entry.label for entry in study.methods]
     place = np.arange(len(labels))[::-1]
-    for shift, score in ((0.15, "P"), (-0.15, "G")):
-        values = by_seed(
-            scores, Column(score, "participating", "local", "accuracy"), study.evaluation.weighting
-        )
+    metric, weighting = study.evaluation.metric, study.evaluation.weighting
+    measured = [score for score in SHIFTS if (scores["score"] == score).any()]
+    for score, shift in ((score, SHIFTS[score]) for score in measured):
+        column = Column(score, "participating", "local", metric)
+        values = by_seed(scores, column, weighting)
         own = values.reindex(labels)
         axes.errorbar(
             own.mean(axis=1),
@@ -65,7 +67,7 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
                 label=f"{score}, published",
             )
     axes.set_yticks(place, labels)
-    axes.set_xlabel(f"accuracy, % of {study.evaluation.weighting}")
+    axes.set_xlabel(f"{metric.replace('_', ' ')}, % of {weighting}")
     axes.grid(axis="x", alpha=0.3)
     axes.legend(loc="best")
 
@@ -82,7 +84,7 @@ def lines(axes: Axes, study: Study, curves: pd.DataFrame) -> None:
             mean.index, mean, ls=STYLES[place // 10 % len(STYLES)], label=f"{entry.label} ({score})"
         )
     axes.set_xlabel("round")
-    axes.set_ylabel("accuracy, %")
+    axes.set_ylabel(f"{study.evaluation.metric.replace('_', ' ')}, %")
     axes.grid(alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))

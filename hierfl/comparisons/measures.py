@@ -7,9 +7,9 @@ under a name that the server has never seen. Test rows are used here, and nowher
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 
 from hierfl.comparisons.federations import Federation, renamed
@@ -20,24 +20,25 @@ from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import Baseline
 
 WEIGHTINGS = ("rows", "clients")
-METRICS = ("accuracy", "log_score")
 
 
 class Score(NamedTuple):
     """One number of a run.
 
     Args:
-        score: "P" or "G".
+        score: "P", "P+FT", which is P after fine-tuning, or "G".
         clients: "participating" or "new".
+        adapted: rounds of `personalise` on its own rows that a client has had before.
         test: "local", a client's own test rows, or "global", rows of all clients.
         weighting: "rows" or "clients" count the same.
         rounds: how many last rounds it is a mean over.
-        metric: "accuracy" in %, or "log_score" in nats a row.
+        metric: "accuracy" or "balanced_accuracy" in %, or "log_score" in nats a row.
         value: the number.
     """
 
     score: str
     clients: str
+    adapted: int
     test: str
     weighting: str
     rounds: int
@@ -50,32 +51,30 @@ def stranger(client: str) -> str:
     return f"new {client}"
 
 
-def served(
-    how: Baseline, fit: Fit, train: ClientData, rows: ClientData, evaluation: Evaluation, seed: int
-) -> Prediction:
-    """Predict rows by what clients of these training rows are served."""
-    own = fit.personalise(train, rounds=1) if how.tunes else fit
-    return own.predict(rows, draws=evaluation.draws if how.draws else 1, seed=seed)
-
-
-def unserved(
-    how: Baseline, fit: Fit, train: ClientData, rows: ClientData, evaluation: Evaluation, seed: int
-) -> Prediction:
-    """Predict rows by what clients are served that have taken no step."""
-    own = fit.personalise(renamed(train, stranger), rounds=0)
-    draws = evaluation.draws if how.draws else 1
-    return own.predict(renamed(rows, stranger), draws=draws, seed=seed)
-
-
 def means(prediction: Prediction) -> dict[tuple[str, str], float]:
     """Return (weighting, metric) -> mean over the rows or the clients of a prediction."""
     scores = prediction.scores()
+    by_client = {
+        "accuracy": 100.0 * scores["accuracy"],
+        "balanced_accuracy": 100.0 * balanced(prediction),
+        "log_score": scores["log_score"],
+    }
     found = {}
-    for metric in METRICS:
-        value = scores[metric] * (100.0 if metric == "accuracy" else 1.0)
+    for metric, value in by_client.items():
         found["clients", metric] = float(value.mean())
         found["rows", metric] = float((value * scores["rows"]).sum() / scores["rows"].sum())
     return found
+
+
+def balanced(prediction: Prediction) -> pd.Series:
+    """Return each client's balanced accuracy: the mean over the classes of its rows of the accuracy in each."""
+    label = prediction.known()[0].long()
+    right = prediction.mean.argmax(-1) == label
+    frame = pd.DataFrame(
+        {"client": prediction.data.row_client, "label": label, "right": right.double()}
+    )
+    by_client = frame.groupby(["client", "label"])["right"].mean().groupby("client").mean()
+    return by_client.set_axis([prediction.data.names[k] for k in by_client.index])
 
 
 class Watch:
@@ -87,13 +86,22 @@ class Watch:
         evaluation: what is measured.
         rounds: of the run.
         seed: of predictions.
+        fine_tune: the method is fine-tuned where its clients adapt, and scored so as well.
     """
 
     def __init__(
-        self, how: Baseline, federation: Federation, evaluation: Evaluation, rounds: int, seed: int
+        self,
+        how: Baseline,
+        federation: Federation,
+        evaluation: Evaluation,
+        rounds: int,
+        seed: int,
+        *,
+        fine_tune: bool = False,
     ) -> None:
         self.how, self.federation, self.evaluation = how, federation, evaluation
-        self.rounds, self.seed = rounds, seed
+        self.rounds, self.seed, self.fine_tune = rounds, seed, fine_tune
+        self.draws = evaluation.draws if how.draws else 1
         self.curve: list[dict[str, float]] = []
         self.last: list[dict[tuple[str, str, str], float]] = []
 
@@ -103,63 +111,80 @@ class Watch:
         late, point = at > self.rounds - self.evaluation.last_rounds, every and at % every == 0
         if not (late or point):
             return
-        found = {("G", *key): v for key, v in means(self._by(unserved, fit)).items()}
+        rows = self.federation
+        found = {
+            ("G", *key): v for key, v in means(self._unserved(fit, rows.train, rows.test)).items()
+        }
         if not self.how.tunes:
-            found |= {("P", *key): v for key, v in means(self._by(served, fit)).items()}
+            found |= {("P", *key): v for key, v in means(self._predicted(fit, rows.test)).items()}
         if late:
             self.last.append(found)
         if point:
             shown = {
                 kind: value
-                for (kind, w, metric), value in found.items()
-                if (w, metric) == (self.evaluation.weighting, "accuracy")
+                for (kind, *which), value in found.items()
+                if which == [self.evaluation.weighting, self.evaluation.metric]
             }
             self.curve.append({"round": at, **shown})
 
-    def _by(self, what: Callable[..., Prediction], fit: Fit) -> Prediction:
-        rows = self.federation
-        return what(self.how, fit, rows.train, rows.test, self.evaluation, self.seed)
-
     def scores(self, fit: Fit) -> list[Score]:
         """Return all scores, once the run has ended."""
-        count = len(self.last)
+        count, rows = len(self.last), self.federation
         found = [
-            Score(
-                kind,
-                "participating",
-                "local",
-                weighting,
-                count,
-                metric,
-                sum(each[kind, weighting, metric] for each in self.last) / count,
-            )
+            Score(kind, "participating", 0, "local", weighting, count, metric,
+                  sum(each[kind, weighting, metric] for each in self.last) / count)
             for kind, weighting, metric in self.last[0]
-        ]
-        if self.how.tunes:
-            found += _of("P", "participating", "local", self._by(served, fit))
-        if self.federation.joining is not None:
-            train, test = self.federation.joining
-            given = (train, test, self.evaluation, self.seed)
-            own = fit.personalise(train, rounds=1).predict(
-                test, draws=self.evaluation.draws if self.how.draws else 1, seed=self.seed
+        ]  # fmt: skip
+        adapted = fit.personalise(rows.train, rounds=1) if self._adapts else None
+        if adapted is not None:
+            found += _of(
+                self._kind, "participating", 1, "local", self._predicted(adapted, rows.test)
             )
-            found += _of("P", "new", "local", own)
-            found += _of("G", "new", "local", unserved(self.how, fit, *given))
+        if rows.joining is not None:
+            found += self._joined(fit, *rows.joining)
         if self.evaluation.global_rows:
-            train = self.federation.train
-            rows = everyones(self.federation.test, self.evaluation.global_rows, self.seed)
-            given = (train, rows, self.evaluation, self.seed)
-            found += _of("P", "participating", "global", served(self.how, fit, *given))
-            found += _of("G", "participating", "global", unserved(self.how, fit, *given))
+            everyone = everyones(rows.test, self.evaluation.global_rows, self.seed)
+            if not self.how.tunes:
+                found += _of("P", "participating", 0, "global", self._predicted(fit, everyone))
+            if adapted is not None:
+                found += _of(
+                    self._kind, "participating", 1, "global", self._predicted(adapted, everyone)
+                )
+            unserved = self._unserved(fit, rows.train, everyone)
+            found += _of("G", "participating", 0, "global", unserved)
         return found
 
+    @property
+    def _adapts(self) -> bool:
+        return self.how.tunes or self.fine_tune
 
-def _of(kind: str, clients: str, test: str, prediction: Prediction) -> list[Score]:
-    return [Score(kind, clients, test, *key, v) for key, v in _one_round(prediction).items()]
+    @property
+    def _kind(self) -> str:
+        return "P+FT" if self.fine_tune else "P"
+
+    def _joined(self, fit: Fit, train: ClientData, test: ClientData) -> list[Score]:
+        """Return the scores of clients that join, after some rounds on their own rows and after none."""
+        found = []
+        for rounds in self.evaluation.join_rounds:
+            own = fit.personalise(train, rounds=rounds)
+            found += _of(self._kind, "new", rounds, "local", self._predicted(own, test))
+        return [*found, *_of("G", "new", 0, "local", self._unserved(fit, train, test))]
+
+    def _predicted(self, fit: Fit, rows: ClientData) -> Prediction:
+        """Predict rows by what their clients are served."""
+        return fit.predict(rows, draws=self.draws, seed=self.seed)
+
+    def _unserved(self, fit: Fit, train: ClientData, rows: ClientData) -> Prediction:
+        """Predict rows by what clients are served that have taken no step."""
+        own = fit.personalise(renamed(train, stranger), rounds=0)
+        return self._predicted(own, renamed(rows, stranger))
 
 
-def _one_round(prediction: Prediction) -> dict[tuple[str, int, str], float]:
-    return {(weighting, 1, metric): v for (weighting, metric), v in means(prediction).items()}
+def _of(kind: str, clients: str, adapted: int, test: str, prediction: Prediction) -> list[Score]:
+    return [
+        Score(kind, clients, adapted, test, weighting, 1, metric, value)
+        for (weighting, metric), value in means(prediction).items()
+    ]
 
 
 def everyones(test: ClientData, count: int, seed: int) -> ClientData:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from hierfl.comparisons.study_file import Study, nearest
+from hierfl.comparisons.study_data import nearest
+from hierfl.comparisons.study_file import Study
 
 
-def read(path: str | Path, *, quick: bool = False) -> Study:
-    """Return the study that a file declares.
+def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
+    """Return the studies that a file declares by the names of its variants; one by the name "" if it has none.
 
     Args:
         path: of the TOML file.
-        quick: with the changes of its table `[quick]`.
+        quick: with the changes of its table `[quick]`, and of the variant's own.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -28,13 +29,36 @@ def read(path: str | Path, *, quick: bool = False) -> Study:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is no TOML file: {error}") from error
-    changes = given.pop("quick", {})
-    try:
-        study = Study.model_validate(given)
-        return Study.model_validate(changed(given, changes)) if quick else study
-    except ValidationError as error:
-        lines = "\n".join(f"  {line}" for line in _told(error))
-        raise ValueError(f"{file} is no study:\n{lines}") from error
+    quicker, variants = given.pop("quick", {}), given.pop("variants", None) or {"": {}}
+    studies = {}
+    for name, changes in variants.items():
+        quickest = changed(quicker, changes.pop("quick", {}))
+        own = changed(given, changes)
+        try:
+            studies[name] = Study.model_validate(own)
+            if quick:
+                own = changed(own, quickest)
+                studies[name] = Study.model_validate(own)
+        except ValidationError as error:
+            of = f", as variant '{name}'," if name else ""
+            lines = "\n".join(f"  {line}" for line in _told(error, own))
+            raise ValueError(f"{file}{of} is no study:\n{lines}") from error
+    return studies
+
+
+def chosen(studies: Mapping[str, Study], names: Iterable[str] | None) -> list[str]:
+    """Return the names of the variants that are asked for; None or none: of all.
+
+    Raises:
+        ValueError: there is no such variant.
+    """
+    wanted = list(names or studies)
+    for name in wanted:
+        if name not in studies:
+            known = ", ".join(known for known in studies if known)
+            what = f"choose from {known}" if known else "the file has none"
+            raise ValueError(f"there is no variant '{name}': {what}")
+    return wanted
 
 
 def changed(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,10 +71,15 @@ def changed(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def _told(error: ValidationError) -> Iterator[str]:
-    """Yield one line for each thing that is wrong."""
+def _told(error: ValidationError, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line for each thing that is wrong in these tables."""
+    left_out, methods = given.get("leave_out", ()), given.get("methods", ())
+    labels = [label for label in methods if label not in left_out]
     for one in error.errors():
-        place = ".".join(str(part) for part in one["loc"])
+        where = list(one["loc"])
+        if isinstance(methods, Mapping) and where[:1] == ["methods"] and len(where) > 1:
+            where[1] = labels[int(where[1])]
+        place = ".".join(str(part) for part in where)
         if one["type"] == "extra_forbidden":
             known = _keys_at(one["loc"][:-1])
             mend = nearest(str(one["loc"][-1]), known) or f"; known: {', '.join(known)}"

@@ -11,88 +11,33 @@
     rounds = 200
     cohort = 20
 
-    [[methods]]
-    name = "pfedme"
+    [methods.pfedme]
 
-Every table has a class here, whose docstring says what its keys mean. `[quick]` holds what `--quick` changes, table by
-table. Unknown keys and values are errors that name the key and the nearest known one.
+    [methods."pFedBreD, lg"]
+    name = "pfedbred"
+    settings = { strategy = "lg" }
+
+Every table has a class here or in `study_data`, whose docstring says what its keys mean. `[quick]` holds what `--quick`
+changes, table by table, and `[variants.NAME]` what is changed in a study of that name: a file with variants is as many
+studies. Unknown keys and values are errors that name the key and the nearest known one.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from hierfl import methods as published_methods
+from hierfl.comparisons.study_data import Data, Table, nearest
 from hierfl.studies.baseline_methods import BASELINES, baseline
 from hierfl.studies.tuning import RATES
 
-Source = Literal["digits", "mnist", "fashion_mnist", "emnist", "femnist", "heart_disease", "wisdm"]
 MOST_POINTS = 6  # of a method's grid
 SAME_METHOD = {"fedprox": "fedavg", "fedper": "fedrep"}  # built from a method of another name
-
-
-class Table(BaseModel):
-    """A table of a study file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Partition(Table):
-    """How rows are split among clients.
-
-    Args:
-        kind: "power_law" (PRIOR), "equal_classes" and "shared_classes" (FedABML), "dirichlet" (label skew);
-            `hierfl.studies.image_splits` and `hierfl.data.partition` have the rules.
-        clients: how many.
-        classes: of a client; unused by "dirichlet".
-        train: training rows of a client in each class; for "equal_classes".
-        test: test rows of a client in each class; for "equal_classes".
-        share: of all rows, in (0, 1]; for "shared_classes".
-        concentration: of the Dirichlet distribution; smaller is more skewed.
-    """
-
-    kind: Literal["power_law", "equal_classes", "shared_classes", "dirichlet"]
-    clients: int = Field(gt=0)
-    classes: int = Field(default=2, gt=0)
-    train: int = Field(default=150, gt=0)
-    test: int = Field(default=25, gt=0)
-    share: float = Field(default=1.0, gt=0.0, le=1.0)
-    concentration: float = Field(default=0.5, gt=0.0)
-
-
-class Data(Table):
-    """The rows.
-
-    Args:
-        name: of the data set. Those of `NATURAL` have clients of their own, and no partition.
-        partition: of all others.
-        scaling: "pixel": each column by its mean and sd over the training rows of participating clients; "one": all
-            columns by one mean and sd; "none".
-        test_share: share of each client's rows that are test rows, where neither the partition nor the data say so.
-    """
-
-    name: Source
-    partition: Partition | None = None
-    scaling: Literal["pixel", "one", "none"] = "one"
-    test_share: float = Field(default=0.25, gt=0.0, lt=1.0)
-
-    @model_validator(mode="after")
-    def _complete(self) -> Data:
-        if (self.partition is None) != (self.name in NATURAL):
-            needs = (
-                "has clients of its own: leave" if self.partition else "needs a partition: put in"
-            )
-            raise ValueError(f"'{self.name}' {needs} 'partition'")
-        return self
-
-
-NATURAL = ("femnist", "heart_disease", "wisdm")
 
 
 class Net(Table):
@@ -115,6 +60,8 @@ class Run(Table):
         cohort: clients of a round; None: all.
         everyone_trains: all clients train in each round, and a share of cohort / N of them is averaged.
         evaluations: gradient evaluations of a client in a round, on one mini-batch each.
+        counts_steps: `evaluations` are steps in place of gradient evaluations, of which some methods take several in
+            a step.
         batch: rows of a mini-batch.
         scale: standard deviation at which learned prior scales start.
         lr: step size of gradient descent, where it is not tuned.
@@ -127,6 +74,7 @@ class Run(Table):
     cohort: int | None = Field(default=None, gt=0)
     everyone_trains: bool = False
     evaluations: int = Field(default=20, gt=0)
+    counts_steps: bool = False
     batch: int = Field(default=20, gt=0)
     scale: float = Field(default=0.0067, gt=0.0)
     lr: float = Field(default=0.1, gt=0.0)
@@ -144,8 +92,12 @@ class Evaluation(Table):
         every: rounds between the points of a curve; 0: no curve.
         weighting: "rows": every test row counts the same; "clients": every client. Results have both; this one is
             shown, and tuned by.
+        metric: "accuracy", or "balanced_accuracy", the mean over a client's classes of its accuracy in each. Results
+            have both; this one is shown, and tuned by.
         new_clients: so many clients take no part in training, and join at the end.
-        tune_steps: steps of "+FT" on a client's rows; 0: as many as a round has.
+        join_rounds: rounds of training on their own rows, or for methods with "+FT" of tuning, after which new clients
+            are scored.
+        tune_steps: steps of fine-tuning, of "P+FT" and of methods with "+FT"; 0: as many as a round has.
         draws: of a posterior, for a prediction.
         global_rows: test rows of all clients together on which each client's model is scored as well; 0: none.
     """
@@ -153,7 +105,9 @@ class Evaluation(Table):
     last_rounds: int = Field(default=1, gt=0)
     every: int = Field(default=0, ge=0)
     weighting: Literal["rows", "clients"] = "clients"
+    metric: Literal["accuracy", "balanced_accuracy"] = "accuracy"
     new_clients: int = Field(default=0, ge=0)
+    join_rounds: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(1,), min_length=1)
     tune_steps: int = Field(default=0, ge=0)
     draws: int = Field(default=20, gt=0)
     global_rows: int = Field(default=0, ge=0)
@@ -182,25 +136,24 @@ class Entry(Table):
     """A method of the comparison.
 
     Args:
-        name: a key of `hierfl.studies.baseline_methods.BASELINES`, with "+FT" or "+AM" behind it or not.
-        label: in tables; default: the name. Labels differ.
-        settings: options of the method in `hierfl.methods`, by name.
+        name: a key of `hierfl.studies.baseline_methods.BASELINES`, with "+FT" or "+AM" behind it or not. Default: the
+            label.
+        label: in tables. In a file it is the name of the entry's table.
+        settings: options of the method in `hierfl.methods`, by name; `optimiser` is "sgd" or "adam", and "lr" stands
+            for the step size that is chosen. FedMAP has `variance` besides, of its prior.
         grid: option -> its values, searched together; default: the step sizes of `[tuning]`.
         averages_all: all clients are averaged where `run.everyone_trains`; for servers that do more than average.
-        published: {score of ours, "P" or "G": (method, variant)} of the published numbers that stand beside it.
+        fine_tune: clients are scored after fine-tuning as well, "P+FT"; training does not depend on it.
+        published: {score of ours, "P", "P+FT" or "G": (method, variant)} of the published numbers that stand beside it.
     """
 
     name: str
-    label: str = ""
-    settings: dict[str, Any] = {}
-    grid: dict[str, tuple[float, ...]] = {}
+    label: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     averages_all: bool = False
-    published: dict[Literal["P", "G"], tuple[str, str]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _labelled(cls, given: Any) -> Any:
-        return {"label": given.get("name", ""), **given} if isinstance(given, Mapping) else given
+    fine_tune: bool = False
+    published: dict[Literal["P", "P+FT", "G"], tuple[str, str]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _known(self) -> Entry:
@@ -209,20 +162,36 @@ class Entry(Table):
             baseline(self.name)
         except KeyError as error:
             raise ValueError(f"{error.args[0]}{nearest(plain, BASELINES)}") from error
+        if self.fine_tune and baseline(self.name).tunes:
+            raise ValueError(
+                f"fine_tune: clients of '{self.name}' tune for 'P' already: compare with '{plain}+FT' in its place"
+            )
         known = options_of(plain)
         for option in (*self.settings, *self.grid):
             if option not in known:
                 raise ValueError(f"'{plain}' has no option '{option}'{nearest(option, known)}")
+        optimiser = self.settings.get("optimiser", "sgd")
+        if optimiser not in ("sgd", "adam"):
+            raise ValueError(f"'{plain}': optimiser is {optimiser!r}: it must be 'sgd' or 'adam'")
         return self
 
 
 class Published(Table):
-    """Which published numbers stand beside ours: a table of `hierfl/comparisons/published.csv`."""
+    """Which published numbers stand beside ours, of `hierfl/comparisons/published.csv`.
+
+    Args:
+        paper: "PRIOR", "FedABML", "FedMAP" or "FedVI".
+        table: such as "T1"; of several, the first that has the method's number.
+        dataset: as the paper calls it.
+        model: as the paper calls it.
+        metric: of the paper's.
+    """
 
     paper: str
-    table: str
+    table: str | tuple[str, ...]
     dataset: str
     model: str
+    metric: str = "acc"
 
 
 class Study(Table):
@@ -235,7 +204,8 @@ class Study(Table):
         run: of each method.
         evaluation: what is measured.
         tuning: how options are chosen.
-        methods: what is compared.
+        methods: what is compared, by label.
+        leave_out: labels of methods that are not; for variants.
         published: numbers of a paper.
         notes: sentences that stand under the table.
     """
@@ -247,14 +217,32 @@ class Study(Table):
     evaluation: Evaluation = Evaluation()
     tuning: Tuning = Tuning()
     methods: tuple[Entry, ...] = Field(min_length=1)
+    leave_out: tuple[str, ...] = ()
     published: Published | None = None
     notes: tuple[str, ...] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _labelled(cls, given: Any) -> Any:
+        """Make the methods of a file, tables by label, a tuple of those that are not left out."""
+        methods = given.get("methods") if isinstance(given, Mapping) else None
+        if not isinstance(methods, Mapping):
+            return given
+        out = tuple(given.get("leave_out", ()))
+        for label in out:
+            if label not in methods:
+                raise ValueError(
+                    f"leave_out: there is no method '{label}'{nearest(label, methods)}"
+                )
+        entries = [
+            {"label": label, "name": label, **entry}
+            for label, entry in methods.items()
+            if label not in out
+        ]
+        return {**given, "methods": entries}
+
     @model_validator(mode="after")
     def _comparable(self) -> Study:
-        labels = [entry.label for entry in self.methods]
-        if twice := sorted({label for label in labels if labels.count(label) > 1}):
-            raise ValueError(f"methods: {twice[0]!r} is there twice: give them labels that differ")
         if self.tuning.rounds:
             sizes = {e.label: prod(len(v) for v in self.grid_of(e).values()) for e in self.methods}
             if len(set(sizes.values())) > 1:
@@ -273,12 +261,8 @@ class Study(Table):
 
 
 def options_of(name: str) -> list[str]:
-    """Return the options of the method behind a key of `BASELINES`, without its model."""
-    function = getattr(published_methods, SAME_METHOD.get(name, name))
-    return ["lr", *[o for o in inspect.signature(function).parameters if o not in ("model", "lr")]]
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" of the nearest known word, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    """Return the options of the method behind a key of `BASELINES`, without its model, and those of its builder."""
+    method = inspect.signature(getattr(published_methods, SAME_METHOD.get(name, name))).parameters
+    builder = inspect.signature(BASELINES[name].made).parameters.values()
+    own = [p.name for p in builder if p.kind is p.KEYWORD_ONLY]
+    return ["lr", *own, *[option for option in method if option not in ("model", "lr")]]

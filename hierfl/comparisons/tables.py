@@ -28,23 +28,29 @@ class Column:
     """One column of scores: P or G of some clients on some rows, of one metric.
 
     Args:
-        score: "P" or "G".
+        score: "P", "P+FT" or "G".
         clients: "participating" or "new".
         test: "local" or "global".
-        metric: "accuracy" or "log_score".
+        metric: as in `measures.Score`.
+        adapted: rounds that new clients have adapted; None: the column is of participating clients.
     """
 
     score: str
     clients: str
     test: str
     metric: str
+    adapted: int | None = None
 
     @property
     def heading(self) -> str:
         """Name of the column, such as "P, %" or "G of new clients, nats"."""
         who = "" if self.clients == "participating" else " of new clients"
+        after = f" after {self.adapted} round{'s' * (self.adapted > 1)}" if self.adapted else ""
         rows = "" if self.test == "local" else " on all clients' rows"
-        return f"{self.score}{who}{rows}, {'%' if self.metric == 'accuracy' else 'nats'}"
+        kind = "balanced " if self.metric == "balanced_accuracy" else ""
+        return (
+            f"{kind}{self.score}{who}{after}{rows}, {'nats' if self.metric == 'log_score' else '%'}"
+        )
 
 
 def results(out: Path) -> pd.DataFrame:
@@ -57,16 +63,22 @@ def table_of(out: Path) -> pd.DataFrame:
     return table(study_of(out), results(out), pd.read_csv(out / COSTS))
 
 
-def columns(scores: pd.DataFrame) -> list[Column]:
-    """Return the columns of a table: all accuracies, and the log score of P."""
-    keys = ["score", "clients", "test", "metric"]
-    every = [Column(*key) for key in scores[keys].drop_duplicates().itertuples(index=False)]
+def columns(scores: pd.DataFrame, metric: str) -> list[Column]:
+    """Return the columns of a table: all scores by the study's metric, and the log score of P."""
+    keys = ["score", "clients", "test", "metric", "adapted"]
+    every = {
+        Column(score, clients, test, of, adapted if clients == "new" else None)
+        for score, clients, test, of, adapted in scores[keys].drop_duplicates().to_numpy()
+    }
     served = Column("P", "participating", "local", "log_score")
-    found = [column for column in every if column.metric == "accuracy" or column == served]
-    order = {"accuracy": 0, "participating": 0, "local": 0, "P": 0}
-    return sorted(
-        found, key=lambda c: [order.get(v, 1) for v in (c.metric, c.clients, c.test, c.score)]
-    )
+    found = [column for column in every if column.metric == metric or column == served]
+    order = {metric: 0, "participating": 0, "local": 0, "P": 0, "P+FT": 1, "G": 2}
+
+    def place(column: Column) -> list[int]:
+        named = (column.metric, column.clients, column.test, column.score)
+        return [*(order.get(v, 1) for v in named), column.adapted or 0]
+
+    return sorted(found, key=place)
 
 
 def by_seed(scores: pd.DataFrame, column: Column, weighting: str) -> pd.DataFrame:
@@ -77,6 +89,7 @@ def by_seed(scores: pd.DataFrame, column: Column, weighting: str) -> pd.DataFram
         & (scores["test"] == column.test)
         & (scores["metric"] == column.metric)
         & (scores["weighting"] == weighting)
+        & ((scores["adapted"] == column.adapted) | (column.adapted is None))
     ]
     return own.pivot(index="method", columns="seed", values="value")
 
@@ -113,14 +126,15 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
     diverged, ran = costs.groupby("method")["diverged"].sum(), sorted(costs["seed"].unique())
     shown = pd.DataFrame(index=[entry.label for entry in study.methods])
     shown.index.name = "method"
-    for column in columns(scores):
+    metric = study.evaluation.metric
+    for column in columns(scores, metric):
         values = by_seed(scores, column, study.evaluation.weighting)
         values = values.reindex(columns=ran)  # one of which every run diverged has no score
-        bold, form = best(values), "{:.2f}" if column.metric == "accuracy" else "{:.3f}"
+        bold, form = best(values), "{:.2f}" if column.metric == metric else "{:.3f}"
         shown[column.heading] = [
             _cell(values, label, bold, form, int(diverged.get(label, 0))) for label in shown.index
         ]
-        if column == Column(column.score, "participating", "local", "accuracy") and study.published:
+        if column == Column(column.score, "participating", "local", metric) and study.published:
             known = [published(study, entry, column.score) for entry in study.methods]
             if any(value is not None for value in known):
                 means = [_mean(values, label) for label in shown.index]
@@ -167,19 +181,22 @@ def published(study: Study, entry: Entry, score: str) -> float | None:
     known, where = _all_published(), study.published
     rows = known[
         (known["paper"] == where.paper)
-        & (known["table"] == where.table)
         & (known["dataset"] == where.dataset)
         & (known["model"] == where.model)
         & (known["method"] == method)
         & (known["variant"] == variant)
-        & (known["metric"] == "acc")
+        & (known["metric"] == where.metric)
     ]
-    if len(rows) != 1:
-        raise ValueError(
-            f"published.csv has {len(rows)} rows of {where.paper}, {where.table}, {where.dataset}, {where.model}, "
-            f"{method}, {variant}: name one of them"
-        )
-    return float(rows["value"].iloc[0])
+    for name in (where.table,) if isinstance(where.table, str) else where.table:
+        of_table = rows[rows["table"] == name]
+        if len(of_table) > 1:
+            raise ValueError(
+                f"published.csv has {len(of_table)} rows of {where}, {method}, {variant}"
+            )
+        if len(of_table) == 1:
+            value = float(of_table["value"].iloc[0])
+            return None if np.isnan(value) else value  # the paper has a dash
+    raise ValueError(f"published.csv has no row of {where}, {method}, {variant}")
 
 
 def differences(study: Study, scores: pd.DataFrame) -> list[str]:
@@ -188,7 +205,7 @@ def differences(study: Study, scores: pd.DataFrame) -> list[str]:
     for entry in study.methods:
         for score in entry.published:
             known = published(study, entry, score)
-            column = Column(score, "participating", "local", "accuracy")
+            column = Column(score, "participating", "local", study.evaluation.metric)
             ours = _mean(by_seed(scores, column, study.evaluation.weighting), entry.label)
             if known is not None and abs(ours - known) > FAR:
                 found.append(f"{entry.label} {score} {ours - known:+.1f}")

@@ -152,7 +152,7 @@ def split(
 
     def score(fit: Fit) -> float:
         own = fit.personalise(tuned_on, rounds=1) if joins else fit
-        return means(own.predict(rest, draws=count, seed=seed))[weighting, "accuracy"]
+        return means(own.predict(rest, draws=count, seed=seed))[weighting, study.evaluation.metric]
 
     return fitting, score
 

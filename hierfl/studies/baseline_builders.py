@@ -55,6 +55,7 @@ from hierfl.models import (
     map_network,
     network,
 )
+from hierfl.models.map_priors import Isotropic
 from hierfl.optimisers import SGD, Adam
 from hierfl.program.sites import Model
 
@@ -82,6 +83,7 @@ class Budget:
         passes: over a client's rows that come nearest to `evaluations`, for methods that count in these.
         scale: standard deviation at which learned prior scales start.
         tune_steps: steps of "+FT"; 0: as many as a round has.
+        counts_steps: `evaluations` are steps, whatever a step takes.
     """
 
     evaluations: int
@@ -92,6 +94,11 @@ class Budget:
     passes: int
     scale: float
     tune_steps: int = 0
+    counts_steps: bool = False
+
+    def steps(self, each: int) -> int:
+        """Return the steps of a round, each of so many gradient evaluations."""
+        return self.evaluations if self.counts_steps else nearest(self.evaluations, each)
 
 
 def last_of(net: nn.Sequential) -> str:
@@ -123,7 +130,7 @@ def local(b: Budget, each: int = 1, **more: Any) -> dict[str, Any]:
         each: evaluations of a step.
         **more: other options.
     """
-    return {"steps": nearest(b.evaluations, each), "unit": "step", "batch_size": b.rows, **more}
+    return {"steps": b.steps(each), "unit": "step", "batch_size": b.rows, **more}
 
 
 def an_individual(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -157,7 +164,7 @@ def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> M
     given: dict[str, Any] = {
         "inner_lr": lr,
         "lr": lr,
-        "steps": nearest(b.evaluations, 2),
+        "steps": b.steps(2),
         "batch_size": b.rows,
     }
     return per_fedavg(network(net), **given | settings)
@@ -306,7 +313,7 @@ def a_pfedme(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
     given: dict[str, Any] = {
         "lr": lr,
         "prox_steps": 5,
-        "steps": nearest(b.evaluations, 5),
+        "steps": b.steps(5),
         "batch_size": b.rows,
     }
     return pfedme(bayesian_network(net, prior_scale=1.0), **given | settings)
@@ -314,7 +321,7 @@ def a_pfedme(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
 
 def a_pfedbred(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return pFedBreD, mh unless the setting `strategy` says otherwise, with K = 5."""
-    steps = nearest(b.evaluations, 6)  # 5 of the client's model, and one that moves the mean
+    steps = b.steps(6)  # 5 of the client's model, and one that moves the mean
     given: dict[str, Any] = {
         "lr": lr,
         "prox_steps": 5,
@@ -325,9 +332,17 @@ def a_pfedbred(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Met
     return pfedbred(bayesian_network(net, prior_scale=1.0), **given | settings)
 
 
-def a_fedmap(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedMAP."""
-    return fedmap(map_network(net), **local(b, optimiser=Adam(lr)) | settings)
+def a_fedmap(
+    net: nn.Sequential,
+    lr: float,
+    b: Budget,
+    *,
+    variance: float = Isotropic().variance,
+    **settings: Any,
+) -> Method:
+    """Return FedMAP, with one prior variance for all weights."""
+    model = map_network(net, prior=Isotropic(variance))
+    return fedmap(model, **local(b, optimiser=Adam(lr)) | settings)
 
 
 def hierarchy(net: nn.Sequential, b: Budget) -> Model:
@@ -338,7 +353,7 @@ def hierarchy(net: nn.Sequential, b: Budget) -> Model:
 def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return pFedBayes, with K = 5."""
     given: dict[str, Any] = {"lr": lr, "eta": lr, "inner_steps": 5, "batch_size": b.rows}
-    given |= {"steps": nearest(b.evaluations, 5)}
+    given |= {"steps": b.steps(5)}
     return pfedbayes(hierarchy(net, b), **given | settings)
 
 

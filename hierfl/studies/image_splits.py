@@ -16,6 +16,7 @@ from hierfl.data.preprocess import Scaling, fit_scaling
 from hierfl.datasets import Labelled
 
 Ids = NDArray[np.int64]
+FIRST = 10  # rows of each of its classes that a client gets first, by the power law
 
 
 def merged(name: Literal["mnist", "fashion_mnist"]) -> Labelled:
@@ -194,7 +195,7 @@ def power_law(
     rows left in the class is skipped. 75 % of a client's rows are for training.
 
     The split follows the authors' description and generator, with random numbers of our own. Their MNIST
-    script mislabels each client's first rows; this one does not.
+    script mislabels each client's first rows; this one does not, but `authors_labels` does.
 
     Args:
         labels: class of each row, (n,).
@@ -206,8 +207,8 @@ def power_law(
         Row numbers of each client's training rows, and of its test rows.
     """
     generator = np.random.Generator(np.random.Philox(seed))
-    every = int(labels.max()) + 1
-    rows = [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in range(every)]
+    rows = _by_class(labels, generator)
+    every = len(rows)
     taken = [0] * every
     dealt: list[list[Ids]] = [[] for _ in range(clients)]
 
@@ -217,7 +218,7 @@ def power_law(
 
     for u in range(clients):
         for j in range(classes):
-            take(u, (u + j) % every, 10)
+            take(u, (u + j) % every, FIRST)
     owners = -(-clients // every)
     weights = generator.lognormal(0.0, 2.0, (every, owners, classes))
     left = np.array([len(r) - t for r, t in zip(rows, taken, strict=True)])
@@ -235,6 +236,36 @@ def power_law(
     return [m[:c] for m, c in zip(mixed, cuts, strict=True)], [
         m[c:] for m, c in zip(mixed, cuts, strict=True)
     ]
+
+
+def authors_labels(labels: Tensor, *, clients: int, classes: int, seed: int) -> Tensor:
+    """Return the labels that PRIOR's MNIST script gives the rows of `power_law`: some are wrong.
+
+    The first 10 rows of a client's class number j, (u + j) mod 10, get the label j, among training and test rows.
+
+    Args:
+        labels: class of each row, (n,).
+        clients: as in `power_law`.
+        classes: as in `power_law`.
+        seed: as in `power_law`.
+
+    Returns:
+        Labels, (n,).
+    """
+    rows, found = _by_class(labels, np.random.Generator(np.random.Philox(seed))), labels.clone()
+    taken = [0] * len(rows)
+    for u in range(clients):
+        for j in range(classes):
+            c = (u + j) % len(rows)
+            found[rows[c][taken[c] : taken[c] + FIRST]] = j
+            taken[c] += FIRST
+    return found
+
+
+def _by_class(labels: Tensor, generator: np.random.Generator) -> list[Ids]:
+    """Return the row numbers of each class in random order."""
+    every = int(labels.max()) + 1
+    return [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in range(every)]
 
 
 def mclr(features: int = 784, classes: int = 10) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hierfl.comparisons.read_study import changed
@@ -17,10 +17,13 @@ GIVEN: dict[str, Any] = {
     },
     "run": {"rounds": 3, "evaluations": 4, "batch": 8, "seeds": [0, 1], "compiled": False},
     "evaluation": {"last_rounds": 2, "every": 1},
-    "methods": [{"name": "fedavg"}, {"name": "individual"}],
+    "methods": {"fedavg": {}, "individual": {}},
 }
 
 
-def study(**changes: Mapping[str, Any] | Any) -> Study:
-    """Return the small study with some tables' keys changed."""
-    return Study.model_validate(changed(GIVEN, changes))
+def study(methods: Sequence[Mapping[str, Any]] = (), **changes: Any) -> Study:
+    """Return the small study with some tables' keys changed, and other methods where there are some."""
+    given = changed(GIVEN, changes)
+    if methods:
+        given["methods"] = {m.get("label", m["name"]): m for m in methods}
+    return Study.model_validate(given)

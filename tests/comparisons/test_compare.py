@@ -29,7 +29,7 @@ data = { name = "digits", partition = { kind = "equal_classes", clients = 6, tra
 run = { rounds = 4, evaluations = 4, batch = 8, seeds = [0, 1, 2], compiled = false }
 evaluation = { last_rounds = 2, every = 1, new_clients = 1 }
 tuning = { rounds = 4, lr = [0.01, 0.1, 0.3] }
-methods = [{ name = "fedavg" }, { name = "pfedme" }, { name = "fedavg+FT" }]
+methods = { fedavg = {}, pfedme = {}, "fedavg+FT" = {} }
 """
 PIECES = 18  # 9 trials and 9 cells
 COMMAND = [sys.executable, "-c", "from hierfl.cli import main; main()", "compare"]
@@ -107,7 +107,10 @@ def test_a_cells_key_holds_the_code_and_no_other_method(monkeypatch: pytest.Monk
 
 def test_one_method_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     # a step size at which every trial diverges
-    methods = [{"name": "fedavg"}, {"name": "fedprox", "grid": {"lr": [1e30]}}]
+    methods: list[dict[str, Any]] = [
+        {"name": "fedavg"},
+        {"name": "fedprox", "grid": {"lr": [1e30]}},
+    ]
     own = study(methods=methods, tuning={"rounds": 2, "lr": [0.1]}, run={"seeds": [0]})
     (failed,) = compare(own, tmp_path, processes=1, say=quiet)
     assert failed.what == "fedprox: options" and "smaller step sizes" in failed.why

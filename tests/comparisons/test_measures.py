@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from hierfl.comparisons import cells
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.measures import Score, Watch, means
+from hierfl.comparisons.study_file import Study
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import baseline
 from tests.comparisons.small import study
@@ -77,6 +79,63 @@ def test_a_method_that_tunes_has_p_of_the_end_alone() -> None:
     result = cells.computed(own, own.methods[0], {}, 0)
     rounds = {(s["score"], s["rounds"]) for s in result["scores"]}
     assert rounds == {("G", 2), ("P", 1)} and "P" not in result["curve"][0]
+
+
+def test_balanced_accuracy_is_the_mean_over_a_clients_classes() -> None:
+    own = study()
+    rows = of_study(own, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
+    keep = torch.ones(rows.test.num_rows, dtype=torch.bool)
+    keep[:4] = False  # four rows of one class: its classes are not equally many any more
+    test = rows.test.where(keep)
+    prediction = fit.predict(test, draws=1, seed=0)
+    right = (prediction.mean.argmax(-1) == test.fields["y"]).double()
+    by_client = []
+    for own_right, y in zip(right.split(test.counts.tolist()),
+                            test.fields["y"].split(test.counts.tolist()), strict=True):  # fmt: skip
+        by_client.append(sum(float(own_right[y == c].mean()) for c in y.unique()) / len(y.unique()))
+    scores = means(prediction)
+    expected = 100.0 * sum(by_client) / len(by_client)
+    assert scores["clients", "balanced_accuracy"] == pytest.approx(expected)
+    assert scores["clients", "accuracy"] != pytest.approx(expected)
+
+
+def test_fine_tuning_is_scored_beside_and_training_does_not_depend_on_it() -> None:
+    both = study(methods=[{"name": "fedavg", "fine_tune": True}], evaluation={"tune_steps": 3})
+    beside = {s["score"]: s["value"] for s in local_accuracy(both)}
+    plain = {s["score"]: s["value"] for s in local_accuracy(study(methods=[{"name": "fedavg"}]))}
+    tuned = study(methods=[{"name": "fedavg+FT"}], evaluation={"tune_steps": 3})
+    own = {s["score"]: s["value"] for s in local_accuracy(tuned)}
+    assert beside == {**plain, "P+FT": own["P"]} and own["P"] > plain["P"]
+    with pytest.raises(ValueError, match=r"compare with 'per_fedavg\+FT'"):
+        study(methods=[{"name": "per_fedavg", "fine_tune": True}])
+
+
+def local_accuracy(own: Study) -> list[dict[str, Any]]:
+    """Return the accuracies of participating clients by their own rows, each client counting the same."""
+    found = cells.computed(own, own.methods[0], {}, 0)["scores"]
+    return [s for s in found if (s["metric"], s["weighting"]) == ("accuracy", "clients")]
+
+
+def test_new_clients_are_scored_after_as_many_rounds_as_are_asked_for() -> None:
+    evaluation = {"new_clients": 2, "join_rounds": [1, 4], "tune_steps": 2}
+    own = study(methods=[{"name": "fedavg", "fine_tune": True}], evaluation=evaluation)
+    new = {
+        (s["score"], s["adapted"]): s["value"] for s in local_accuracy(own) if s["clients"] == "new"
+    }
+    assert set(new) == {("G", 0), ("P+FT", 1), ("P+FT", 4)}
+    assert new["P+FT", 4] > new["G", 0]
+
+
+def test_a_prior_variance_reaches_fedmap() -> None:
+    own = study(methods=[{"name": "fedmap"}])
+    rows = of_study(own, 0)
+    found = []
+    for variance in (15.0, 0.01):
+        given = (rows.train, rows.classes, 2, 0)
+        fit = cells.trained(own, own.methods[0], {"variance": variance}, *given)
+        found.append(fit.predict(rows.test, draws=1).mean)
+    assert float((found[0] - found[1]).abs().max()) > 1e-3
 
 
 def test_new_clients_and_everyones_rows_have_scores_of_their_own() -> None:

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hierfl.comparisons.read_study import read
+from hierfl.comparisons import cells
+from hierfl.comparisons.federations import of_study
+from hierfl.comparisons.read_study import chosen, read
 from hierfl.comparisons.study_file import MOST_POINTS, SAME_METHOD, options_of
+from hierfl.optimisers import Adam
+from hierfl.program.recipes import recipe_of
 from hierfl.studies.baseline_methods import BASELINES, baseline
 from tests.comparisons.small import GIVEN, study
 
@@ -19,7 +23,7 @@ STUDIES = sorted((ROOT / "examples" / "studies").glob("*.toml"))
 MINIMAL = """
 title = "t"
 data = { name = "digits", partition = { kind = "equal_classes", clients = 6, train = 16, test = 6 } }
-methods = [{ name = "fedavg" }]
+methods = { one = { name = "fedavg" } }
 """
 
 
@@ -32,8 +36,49 @@ def written(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize("file", STUDIES, ids=lambda path: path.stem)
 def test_shipped_studies_are_read_in_full_and_quick(file: Path) -> None:
     full, quick = read(file), read(file, quick=True)
-    assert quick.run.rounds < full.run.rounds
-    assert [e.label for e in quick.methods] == [e.label for e in full.methods]
+    assert list(quick) == list(full)
+    for name, own in full.items():
+        assert quick[name].run.rounds < own.run.rounds
+        assert [e.label for e in quick[name].methods] == [e.label for e in own.methods]
+
+
+VARIANTS = """
+[variants.short]
+run = { rounds = 3 }
+
+[variants.tuned]
+tuning = { rounds = 2 }
+methods = { one = { settings = { prox = 0.5 } } }
+quick = { run = { batch = 3 } }
+
+[quick]
+run = { rounds = 1 }
+"""
+
+
+def test_variants_are_studies_with_changes_of_their_own(tmp_path: Path) -> None:
+    full, quick = (read(written(tmp_path, MINIMAL + VARIANTS), quick=q) for q in (False, True))
+    assert list(full) == ["short", "tuned"]
+    assert (full["short"].run.rounds, quick["short"].run.rounds) == (3, 1)
+    assert (full["tuned"].run.rounds, full["tuned"].tuning.rounds) == (100, 2)
+    assert [(own["tuned"].run.rounds, own["tuned"].run.batch) for own in (full, quick)] == [
+        (100, 20),
+        (1, 3),
+    ]
+    assert full["tuned"].methods[0].settings == {"prox": 0.5}
+    assert full["short"].methods[0].settings == {}
+    assert chosen(full, None) == ["short", "tuned"] and chosen(full, ["tuned"]) == ["tuned"]
+    with pytest.raises(ValueError, match="choose from short, tuned"):
+        chosen(full, ["shorter"])
+    with pytest.raises(ValueError, match=r"variant 'short'.*no study"):
+        read(written(tmp_path, MINIMAL + "[variants.short]\nrun = { roundz = 3 }"))
+
+
+def test_a_method_that_is_left_out_is_not_compared(tmp_path: Path) -> None:
+    text = MINIMAL.replace("methods", 'leave_out = ["one"]\nmethods').replace(
+        "one =", "fedbn = {}, one ="
+    )
+    assert [entry.label for entry in read(written(tmp_path, text))[""].methods] == ["fedbn"]
 
 
 def test_a_label_is_the_name_where_none_is_given() -> None:
@@ -42,7 +87,7 @@ def test_a_label_is_the_name_where_none_is_given() -> None:
 
 def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
     file = written(tmp_path, MINIMAL + "[run]\nrounds = 50\nbatch = 7\n[quick.run]\nrounds = 2\n")
-    full, quick = read(file), read(file, quick=True)
+    full, quick = read(file)[""], read(file, quick=True)[""]
     assert (full.run.rounds, quick.run.rounds) == (50, 2)
     assert full.run.batch == quick.run.batch == 7
 
@@ -56,15 +101,20 @@ def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
         (MINIMAL + "[run]\nrounds = 0", ["run.rounds", "greater than 0", "(it is 0)"]),
         (MINIMAL + '[run]\nrounds = "many"', ["run.rounds", "'many'"]),
         (MINIMAL + "[evaluation]\nlast_rounds = 200", ["evaluation.last_rounds", "run.rounds"]),
-        (MINIMAL.replace("fedavg", "fedavgg"), ["methods.0", "fedavgg", "did you mean 'fedavg'"]),
+        (MINIMAL.replace("fedavg", "fedavgg"), ["methods.one", "fedavgg", "did you mean 'fedavg'"]),
         (MINIMAL.replace("fedavg", "fedavg+XX"), ["fedavg+XX", "+FT or +AM"]),
         (MINIMAL.replace('"fedavg"', '"fedavg", settings = { proxx = 1.0 }'), ["'proxx'", "'prox'"]),
         (MINIMAL.replace('"fedavg"', '"fedavg", grid = { lrr = [1.0] }'), ["'lrr'", "did you mean 'lr'"]),
-        (MINIMAL.replace('"fedavg" }', '"fedavg" }, { name = "fedavg" }'), ["twice", "labels"]),
+        (MINIMAL.replace("methods", 'leave_out = ["two"]\nmethods'), ["leave_out", "no method 'two'"]),
+        (MINIMAL.replace("methods", 'leave_out = ["one"]\nmethods'), ["methods", "at least 1"]),
+        (MINIMAL.replace("one =", "fedavgg = {}, one ="), ["methods.fedavgg", "'fedavgg'", "did you mean 'fedavg'"]),
         (MINIMAL.replace("digits", "femnist"), ["data", "'femnist' has clients of its own"]),
         (MINIMAL.replace("digits", "digitz"), ["data.name", "digitz"]),
-        ('title = "t"\ndata = { name = "digits" }\nmethods = [{ name = "fedavg" }]', ["needs a partition"]),
+        ('title = "t"\ndata = { name = "digits" }\nmethods = { fedavg = {} }', ["needs a partition"]),
         ('title = "t"\n[data]\nname = "heart_disease"', ["methods", "required"]),
+        (MINIMAL.replace('"fedavg"', '"fedavg", settings = { optimiser = "adamm" }'), ["'adamm'", "'sgd' or 'adam'"]),
+        (MINIMAL.replace("train = 16", "authors_labels = true"), ["authors_labels", "'power_law'"]),
+        (MINIMAL + "[evaluation]\njoin_rounds = [0]", ["evaluation.join_rounds.0", "greater than 0"]),
         ("title = ", ["no TOML"]),
     ],
 )  # fmt: skip
@@ -75,7 +125,10 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: list[str]) -> N
 
 
 def test_grids_are_of_one_size_and_no_larger_than_six() -> None:
-    grids = [{"name": "fedavg", "grid": {"lr": [0.1, 0.2]}}, {"name": "individual"}]
+    grids: list[dict[str, Any]] = [
+        {"name": "fedavg", "grid": {"lr": [0.1, 0.2]}},
+        {"name": "individual"},
+    ]
     with pytest.raises(ValidationError, match="unequal sizes"):
         study(tuning={"rounds": 2}, methods=grids)
     with pytest.raises(ValidationError, match=f"at most {MOST_POINTS}"):
@@ -90,6 +143,31 @@ def test_every_baseline_has_options_to_set() -> None:
     assert set(SAME_METHOD) <= set(BASELINES)
 
 
+def test_an_optimiser_is_built_with_the_step_size() -> None:
+    own = study(methods=[{"name": "fedavg", "settings": {"optimiser": "adam"}}], run={"adam": 0.03})
+    rows = of_study(own, 0)
+    for options, lr in (({"lr": 0.02}, 0.02), ({}, 0.03)):
+        method = cells.method_of(own, own.methods[0], options, rows.train, rows.classes, 3, 0)
+        recipe = recipe_of(method)
+        assert recipe is not None and recipe.options["optimiser"] == Adam(lr)
+
+
+def test_the_step_size_that_is_chosen_is_put_into_settings() -> None:
+    own = study(methods=[{"name": "pfedme", "settings": {"eta": "lr"}}])
+    rows = of_study(own, 0)
+    method = cells.method_of(own, own.methods[0], {"lr": 0.02}, rows.train, rows.classes, 3, 0)
+    recipe = recipe_of(method)
+    assert recipe is not None and (recipe.options["eta"], recipe.options["lr"]) == (0.02, 0.02)
+
+
+@pytest.mark.parametrize(("counts_steps", "steps"), [(False, 4), (True, 20)])
+def test_evaluations_or_steps_are_counted(counts_steps: bool, steps: int) -> None:
+    own = study(methods=[{"name": "pfedme"}], run={"evaluations": 20, "counts_steps": counts_steps})
+    rows = of_study(own, 0)
+    recipe = recipe_of(cells.method_of(own, own.methods[0], {}, rows.train, rows.classes, 3, 0))
+    assert recipe is not None and recipe.options["steps"] == steps
+
+
 def test_suffixes_go_behind_any_method() -> None:
     assert baseline("pfedme+FT").tunes and not baseline("pfedme").tunes
     assert baseline("fedavg+AM").tunes is False
@@ -102,6 +180,6 @@ def test_the_small_study_is_as_a_file_would_give_it(tmp_path: Path) -> None:
     lines += ["[data.partition]", 'kind = "equal_classes"', "clients = 6", "classes = 2"]
     lines += ["train = 16", "test = 6", "[run]", "rounds = 3", "evaluations = 4", "batch = 8"]
     lines += ["seeds = [0, 1]", "compiled = false", "[evaluation]", "last_rounds = 2", "every = 1"]
-    lines += ["[[methods]]", 'name = "fedavg"', "[[methods]]", 'name = "individual"']
+    lines += ["[methods.fedavg]", "[methods.individual]"]
     given: dict[str, Any] = tomllib.loads("\n".join(lines))
-    assert given == GIVEN and read(written(tmp_path, "\n".join(lines))) == study()
+    assert given == GIVEN and read(written(tmp_path, "\n".join(lines))) == {"": study()}

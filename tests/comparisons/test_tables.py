@@ -17,7 +17,14 @@ from hierfl.comparisons.read_study import read
 from hierfl.comparisons.study_file import Study
 from tests.comparisons.small import study
 
-P = {"score": "P", "clients": "participating", "test": "local", "rounds": 1, "metric": "accuracy"}
+P = {
+    "score": "P",
+    "clients": "participating",
+    "adapted": 0,
+    "test": "local",
+    "rounds": 1,
+    "metric": "accuracy",
+}
 VALUES: dict[str, list[float | None]] = {
     "best": [90.0, 92.0, 91.0],
     "alike": [89.9, 92.2, 90.8],
@@ -103,16 +110,45 @@ def test_a_published_number_that_is_not_there_is_refused() -> None:
     own = study(
         methods=[{"name": "fedavg", "published": {"P": ["pFedMee", "P"]}}], published=BESIDE
     )
-    with pytest.raises(ValueError, match=r"0 rows of PRIOR, T1, FMNIST, MCLR, pFedMee, P"):
+    with pytest.raises(ValueError, match=r"no row of .*T1.*FMNIST.*, pFedMee, P"):
         tables.published(own, own.methods[0], "P")
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda path: path.stem)
-def test_every_published_number_that_a_shipped_study_names_is_there(file: Path) -> None:
-    own = read(file)
-    for entry in own.methods:
-        for score in entry.published:
-            assert tables.published(own, entry, score) is not None
+def test_published_csv_has_what_a_shipped_study_names(file: Path) -> None:
+    for own in read(file).values():
+        for entry in own.methods:
+            for score in entry.published:
+                tables.published(own, entry, score)
+
+
+def test_of_several_tables_the_first_that_has_the_number_is_taken() -> None:
+    entries = [{"name": name, "label": name, "published": {"P": [of, "P"]}}
+               for name, of in (("pfedme", "pFedMe"), ("pfedbred", "pFedBreD-lg"))]  # fmt: skip
+    own = study(methods=entries, published={**BESIDE, "table": ["T1", "T2"]})
+    assert tables.published(own, own.methods[0], "P") == 97.60  # T2 has 97.6
+    assert tables.published(own, own.methods[1], "P") == 98.3  # of T2 alone
+
+
+def test_where_the_paper_has_a_dash_nothing_stands_beside() -> None:
+    entry = {"name": "pfedbayes", "published": {"P": ["pFedBayes", "P"]}}
+    own = study(methods=[entry], published={**BESIDE, "dataset": "FEMNIST", "model": "DNN"})
+    assert tables.published(own, own.methods[0], "P") is None
+
+
+def test_new_clients_have_a_column_for_each_number_of_rounds() -> None:
+    keys = [
+        ("P", "participating", 0),
+        ("P", "participating", 1),
+        ("P", "new", 1),
+        ("P", "new", 5),
+        ("G", "new", 0),
+    ]
+    rows = [{**P, "score": s, "clients": c, "adapted": a, "metric": m}
+            for s, c, a in keys for m in ("accuracy", "balanced_accuracy")]  # fmt: skip
+    names = [column.heading for column in tables.columns(pd.DataFrame(rows), "balanced_accuracy")]
+    assert names == ["balanced P, %", "balanced P of new clients after 1 round, %",
+                     "balanced P of new clients after 5 rounds, %", "balanced G of new clients, %"]  # fmt: skip
 
 
 def test_latex_and_markdown_have_the_same_cells(tmp_path: Path) -> None:

@@ -87,6 +87,18 @@ def test_power_law_has_the_classes_of_the_paper_and_unequal_sizes() -> None:
         assert len(here) == int(0.75 * (len(here) + len(held)))
 
 
+def test_the_authors_labels_are_wrong_where_their_script_is() -> None:
+    y = labels(7000)
+    train, test = images.power_law(y, clients=100, classes=3, seed=0)
+    wrong = images.authors_labels(y, clients=100, classes=3, seed=0)
+    for u, own in enumerate(np.concatenate(both) for both in zip(train, test, strict=True)):
+        for j in range(3):
+            rows = own[y[own].numpy() == (u + j) % 10]
+            count = int((wrong[rows] != y[rows]).sum())
+            assert count == (0 if (u + j) % 10 == j else 10)
+            assert set(wrong[rows].tolist()) <= {j, (u + j) % 10}
+
+
 def test_pixels_are_scaled_by_training_rows_alone() -> None:
     y = labels(40)
     x = (

@@ -1,0 +1,102 @@
+"""The tables `[data]` and `partition` of study files: which rows, and how they are split among clients."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Source = Literal[
+    "digits",
+    "mnist",
+    "fashion_mnist",
+    "emnist",
+    "femnist",
+    "heart_disease",
+    "wisdm",
+    "election88",
+    "office_caltech10",
+    "fedmap_feature",
+    "fedmap_quantity",
+    "fedmap_label",
+]
+TO_PARTITION = (
+    "digits",
+    "mnist",
+    "fashion_mnist",
+    "emnist",
+)  # all others have clients of their own
+
+
+class Table(BaseModel):
+    """A table of a study file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Partition(Table):
+    """How rows are split among clients.
+
+    Args:
+        kind: "power_law" (PRIOR), "equal_classes" and "shared_classes" (FedABML), "dirichlet" (label skew);
+            `hierfl.studies.image_splits` and `hierfl.data.partition` have the rules.
+        clients: how many.
+        classes: of a client; unused by "dirichlet".
+        train: training rows of a client in each class; for "equal_classes".
+        test: test rows of a client in each class; for "equal_classes".
+        share: of all rows, in (0, 1]; for "shared_classes".
+        concentration: of the Dirichlet distribution; smaller is more skewed.
+        authors_labels: with the wrong labels of PRIOR's MNIST script, training and test rows alike; for "power_law".
+    """
+
+    kind: Literal["power_law", "equal_classes", "shared_classes", "dirichlet"]
+    clients: int = Field(gt=0)
+    classes: int = Field(default=2, gt=0)
+    train: int = Field(default=150, gt=0)
+    test: int = Field(default=25, gt=0)
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+    concentration: float = Field(default=0.5, gt=0.0)
+    authors_labels: bool = False
+
+    @model_validator(mode="after")
+    def _of_power_law(self) -> Partition:
+        if self.authors_labels and self.kind != "power_law":
+            raise ValueError(
+                f"authors_labels are of 'power_law', not of '{self.kind}': leave them out"
+            )
+        return self
+
+
+class Data(Table):
+    """The rows.
+
+    Args:
+        name: of the data set. All but those of `TO_PARTITION` have clients of their own, and no partition;
+            "fedmap_..." are FedMAP's synthetic clients, under three skews.
+        partition: of all others.
+        scaling: "pixel": each column by its mean and sd over the training rows of participating clients; "one": all
+            columns by one mean and sd; "none".
+        test_share: share of each client's rows that are test rows, where neither the partition nor the data say so.
+    """
+
+    name: Source
+    partition: Partition | None = None
+    scaling: Literal["pixel", "one", "none"] = "one"
+    test_share: float = Field(default=0.25, gt=0.0, lt=1.0)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Data:
+        if (self.partition is None) != (self.name not in TO_PARTITION):
+            needs = (
+                "has clients of its own: leave" if self.partition else "needs a partition: put in"
+            )
+            raise ValueError(f"'{self.name}' {needs} 'partition'")
+        return self
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" of the nearest known word, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
