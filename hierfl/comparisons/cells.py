@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
@@ -18,7 +18,7 @@ from torch import nn
 import hierfl
 from hierfl.comparisons.federations import Federation, of_study
 from hierfl.comparisons.measures import Watch
-from hierfl.comparisons.study_file import Entry, Run, Study
+from hierfl.comparisons.study_file import Entry, Net, Run, Study
 from hierfl.core.outputs import replace_text
 from hierfl.core.trees import nbytes
 from hierfl.data.clients import ClientData
@@ -102,16 +102,41 @@ def cell_file(out: Path, study: Study, entry: Entry, seed: int) -> tuple[Path, d
 # -------------------------------------------------------------------------------------------------- how a cell is run
 def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequential:
     """Return the network that every method of a study starts from."""
-    sizes = (features, *study.net.hidden, classes)
     between = nn.ReLU if study.net.activation == "relu" else lambda: nn.LeakyReLU(0.1)
 
     def made() -> nn.Sequential:
+        below, inside = convolutions(study.net, features, between)
+        sizes = (inside, *study.net.hidden, classes)
         layers = [part for n, m in pairwise(sizes) for part in (nn.Linear(n, m), between())]
-        return nn.Sequential(*layers[:-1])
+        return nn.Sequential(*below, *layers[:-1])
 
     found = images.started(made, seed)
     assert isinstance(found, nn.Sequential)
     return found
+
+
+def convolutions(
+    net: Net, features: int, between: Callable[[], nn.Module]
+) -> tuple[list[nn.Module], int]:
+    """Return the layers below the dense ones, for flat square images of one channel, and how many features they give.
+
+    Raises:
+        ValueError: the rows are no such images, or too small.
+    """
+    if not net.conv:
+        return [], features
+    side, channels = math.isqrt(features), 1
+    if side * side != features:
+        raise ValueError(
+            f"net.conv needs square images of one channel; rows have {features} features"
+        )
+    layers: list[nn.Module] = [nn.Unflatten(-1, (1, side, side))]
+    for more in net.conv:
+        layers += [nn.Conv2d(channels, more, 3), between(), nn.MaxPool2d(2)]
+        side, channels = (side - 2) // 2, more
+        if side < 1:
+            raise ValueError(f"net.conv has {len(net.conv)} layers: too many for the images")
+    return [*layers, nn.Flatten()], channels * side * side
 
 
 def budget_of(study: Study, train: ClientData, rounds: int) -> Budget:

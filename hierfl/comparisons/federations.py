@@ -49,7 +49,7 @@ def federation(data: Data, new_clients: int, seed: int) -> Federation:
 
     Args:
         data: of the study.
-        new_clients: how many join later; they are drawn at random, but for data that name them (femnist).
+        new_clients: how many join later; they are drawn at random.
         seed: of the partition and of the draw.
 
     Raises:
@@ -92,11 +92,9 @@ def _flat(rows: ClientData) -> ClientData:
 def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both | None, int]:
     """Return training rows, test rows, those of clients that join later, and the number of classes."""
     if data.name == "femnist":
-        train, test, others = datasets.femnist()
-        names = others.names[:new]
-        joining = others.select(names).split(1.0 - data.test_share, seed=seed) if new else None
-        return train, test, joining, 62
-    if data.name.startswith("fedmap_"):
+        train, test, _ = datasets.femnist()
+        classes = 62
+    elif data.name.startswith("fedmap_"):
         train, test = synthetic_clients(data.name.removeprefix("fedmap_"), seed=seed)  # type: ignore[arg-type]
         classes = 2
     elif data.partition is None:

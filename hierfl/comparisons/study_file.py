@@ -44,11 +44,13 @@ class Net(Table):
     """The network of every method.
 
     Args:
-        hidden: units of each hidden layer; none: multinomial logistic regression.
+        conv: channels of 3 x 3 convolutions on the image, each followed by the activation and 2 x 2 maximum pooling.
+        hidden: units of each hidden layer; none, and no convolution: multinomial logistic regression.
         activation: between layers; "leaky_relu" has the slope 0.1.
     """
 
-    hidden: tuple[int, ...] = ()
+    conv: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    hidden: tuple[Annotated[int, Field(gt=0)], ...] = ()
     activation: Literal["relu", "leaky_relu"] = "relu"
 
 
@@ -183,15 +185,17 @@ class Published(Table):
         paper: "PRIOR", "FedABML", "FedMAP" or "FedVI".
         table: such as "T1"; of several, the first that has the method's number.
         dataset: as the paper calls it.
-        model: as the paper calls it.
+        model: as the paper calls it; of several, the first that has the method's number.
         metric: of the paper's.
+        new_metric: of the paper's for new clients, after the last of `join_rounds`; "": there is none.
     """
 
     paper: str
     table: str | tuple[str, ...]
     dataset: str
-    model: str
+    model: str | tuple[str, ...]
     metric: str = "acc"
+    new_metric: str = ""
 
 
 class Study(Table):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -43,14 +44,17 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Name of the column, such as "P, %" or "G of new clients, nats"."""
+        """Name and unit of the column, such as "P, %" or "G of new clients, nats"."""
+        kind = "balanced " if self.metric == "balanced_accuracy" else ""
+        return f"{kind}{self.name}, {'nats' if self.metric == 'log_score' else '%'}"
+
+    @property
+    def name(self) -> str:
+        """Name of the column, such as "P of new clients after 2 rounds"."""
         who = "" if self.clients == "participating" else " of new clients"
         after = f" after {self.adapted} round{'s' * (self.adapted > 1)}" if self.adapted else ""
         rows = "" if self.test == "local" else " on all clients' rows"
-        kind = "balanced " if self.metric == "balanced_accuracy" else ""
-        return (
-            f"{kind}{self.score}{who}{after}{rows}, {'nats' if self.metric == 'log_score' else '%'}"
-        )
+        return f"{self.score}{who}{after}{rows}"
 
 
 def results(out: Path) -> pd.DataFrame:
@@ -134,14 +138,14 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
         shown[column.heading] = [
             _cell(values, label, bold, form, int(diverged.get(label, 0))) for label in shown.index
         ]
-        if column == Column(column.score, "participating", "local", metric) and study.published:
-            known = [published(study, entry, column.score) for entry in study.methods]
+        if (of_paper := beside(study, column)) is not None:
+            known = [published(study, entry, column.score, of_paper) for entry in study.methods]
             if any(value is not None for value in known):
                 means = [_mean(values, label) for label in shown.index]
-                shown[f"published {column.score}, %"] = [
+                shown[f"published {column.name}, %"] = [
                     "" if value is None else f"{value:.2f}" for value in known
                 ]
-                shown[f"difference of {column.score}"] = [
+                shown[f"difference of {column.name}"] = [
                     "" if value is None or np.isnan(mean) else f"{mean - value:+.2f}"
                     for value, mean in zip(known, means, strict=True)
                 ]
@@ -164,13 +168,30 @@ def _cell(values: pd.DataFrame, label: str, bold: set[str], form: str, diverged:
     return f"**{text}**" if label in bold else text
 
 
+def beside(study: Study, column: Column) -> str | None:
+    """Return the paper's metric that stands beside a column; None: nothing does."""
+    local = column.test == "local" and column.metric == study.evaluation.metric
+    if study.published is None or not local:
+        return None
+    if column.clients == "participating":
+        return study.published.metric
+    last = column.adapted in (0, study.evaluation.join_rounds[-1])
+    return study.published.new_metric or None if last else None
+
+
 @cache
 def _all_published() -> pd.DataFrame:
     return pd.read_csv(PUBLISHED, dtype={"std": str})
 
 
-def published(study: Study, entry: Entry, score: str) -> float | None:
+def published(study: Study, entry: Entry, score: str, metric: str | None = None) -> float | None:
     """Return the published number that stands beside a score of a method, in %, or None.
+
+    Args:
+        study: whose paper and table it is of.
+        entry: the method.
+        score: of ours.
+        metric: of the paper's; None: the one of participating clients.
 
     Raises:
         ValueError: the study names a number that is not in published.csv.
@@ -182,33 +203,36 @@ def published(study: Study, entry: Entry, score: str) -> float | None:
     rows = known[
         (known["paper"] == where.paper)
         & (known["dataset"] == where.dataset)
-        & (known["model"] == where.model)
         & (known["method"] == method)
         & (known["variant"] == variant)
-        & (known["metric"] == where.metric)
+        & (known["metric"] == (metric or where.metric))
     ]
-    for name in (where.table,) if isinstance(where.table, str) else where.table:
-        of_table = rows[rows["table"] == name]
-        if len(of_table) > 1:
-            raise ValueError(
-                f"published.csv has {len(of_table)} rows of {where}, {method}, {variant}"
-            )
-        if len(of_table) == 1:
-            value = float(of_table["value"].iloc[0])
+    for table_name, model in product(_several(where.table), _several(where.model)):
+        own = rows[(rows["table"] == table_name) & (rows["model"] == model)]
+        if len(own) > 1:
+            raise ValueError(f"published.csv has {len(own)} rows of {where}, {method}, {variant}")
+        if len(own) == 1:
+            value = float(own["value"].iloc[0])
             return None if np.isnan(value) else value  # the paper has a dash
     raise ValueError(f"published.csv has no row of {where}, {method}, {variant}")
+
+
+def _several(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
 
 
 def differences(study: Study, scores: pd.DataFrame) -> list[str]:
     """Return which of our means are farther than 1.5 points from the published ones."""
     found = []
-    for entry in study.methods:
-        for score in entry.published:
-            known = published(study, entry, score)
-            column = Column(score, "participating", "local", study.evaluation.metric)
-            ours = _mean(by_seed(scores, column, study.evaluation.weighting), entry.label)
+    for column in columns(scores, study.evaluation.metric):
+        metric = beside(study, column)
+        if metric is None:
+            continue
+        values = by_seed(scores, column, study.evaluation.weighting)
+        for entry in study.methods:
+            known, ours = published(study, entry, column.score, metric), _mean(values, entry.label)
             if known is not None and abs(ours - known) > FAR:
-                found.append(f"{entry.label} {score} {ours - known:+.1f}")
+                found.append(f"{entry.label} {column.name} {ours - known:+.1f}")
     return found
 
 

@@ -138,6 +138,20 @@ def test_a_prior_variance_reaches_fedmap() -> None:
     assert float((found[0] - found[1]).abs().max()) > 1e-3
 
 
+def test_convolutions_are_below_the_dense_layers() -> None:
+    own = study(net={"conv": [2, 3], "hidden": [5]})
+    net = cells.net_of(own, 784, 10, 0)
+    assert net(torch.zeros(4, 784)).shape == (4, 10)
+    sizes = [tuple(p.shape) for p in net.parameters() if p.dim() > 1]
+    assert sizes == [(2, 1, 3, 3), (3, 2, 3, 3), (5, 75), (10, 5)]
+    by, _ = found("fedavg", net={"conv": [2]}, run={"rounds": 2})
+    assert 0.0 <= by["P", "participating", "local", "clients", "accuracy"] <= 100.0
+    with pytest.raises(ValueError, match="too many"):
+        cells.net_of(study(net={"conv": [2, 2]}), 64, 10, 0)
+    with pytest.raises(ValueError, match="rows have 65 features"):
+        cells.net_of(own, 65, 10, 0)
+
+
 def test_new_clients_and_everyones_rows_have_scores_of_their_own() -> None:
     by, _ = found("fedavg", evaluation={"new_clients": 2, "global_rows": 20})
     kinds = {key[:3] for key in by}

@@ -130,6 +130,21 @@ def test_of_several_tables_the_first_that_has_the_number_is_taken() -> None:
     assert tables.published(own, own.methods[1], "P") == 98.3  # of T2 alone
 
 
+def test_published_numbers_of_new_clients_stand_beside_the_last_of_their_rounds() -> None:
+    of = {"paper": "FedVI", "table": "T1", "dataset": "FEMNIST", "model": ["2-conv CNN", "MobileNet-V2"],
+          "metric": "acc_participating", "new_metric": "acc_nonparticipating"}  # fmt: skip
+    entries = [
+        {"name": name, "published": {"P": [of, "P"]}}
+        for name, of in (("fedvi", "FedVI"), ("apfl", "APFL"))
+    ]
+    own = study(methods=entries, published=of, evaluation={"new_clients": 1, "join_rounds": [1, 3]})
+    new = [tables.Column("P", "new", "local", "accuracy", rounds) for rounds in (1, 3)]
+    assert tables.beside(own, new[0]) is None
+    metric = tables.beside(own, new[1])
+    assert [tables.published(own, entry, "P", metric) for entry in own.methods] == [90.6, 84.2]
+    assert [tables.published(own, entry, "P") for entry in own.methods] == [90.3, 84.1]
+
+
 def test_where_the_paper_has_a_dash_nothing_stands_beside() -> None:
     entry = {"name": "pfedbayes", "published": {"P": ["pFedBayes", "P"]}}
     own = study(methods=[entry], published={**BESIDE, "dataset": "FEMNIST", "model": "DNN"})
