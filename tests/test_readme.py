@@ -86,7 +86,7 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_pages_with_code_have_some() -> None:
-    bare = {"docs/operators.md", "docs/scale.md", "docs/studies.md"}
+    bare = {"docs/comparisons.md", "docs/operators.md", "docs/scale.md", "docs/studies.md"}
     assert {page for page in PAGES if BLOCKS[page]} == {"README.md", *DOCS} - bare
 
 
@@ -140,6 +140,9 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
             given = [word for word in words if not word.isupper()]
             runs = words[0] == "audit" and given == words
             words, quick = given, [] if runs else ["--help"]
+        if words[0] in ("compare", "table", "plot"):  # tests/comparisons runs them
+            assert all((ROOT / word).exists() for word in words if word.endswith(".toml"))
+            words, quick = words[:1], ["--help"]
         assert CliRunner().invoke(cli.app, [*words, *quick]).exit_code == 0
         torch.set_num_threads(threads)
     elif program == "make":
