@@ -1,4 +1,4 @@
-"""The command line: `hierfl demo`, `study`, `compare`, `table`, `plot`, `methods`, `audit`, `new`, `node`, `--version`.
+"""The command line: `hierfl demo`, `study`, `compare`, `table`, `plot`, `methods`, `audit`, `new`, `data`, `node`.
 
 Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
 """
@@ -331,6 +331,29 @@ def new(
     line = f"Simulate it: cd {name}, pip install 'flwr[simulation]', {run}"
     # in words of markup the brackets would be lost
     console.print(line, markup=False, soft_wrap=True)
+
+
+data = typer.Typer(help="Data sets that do not ship.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+
+@data.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist or fashion_mnist.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="DIR", help="Default: that of HIERFL_DATA."),
+    ] = None,
+) -> None:
+    """Download a data set from the Hugging Face Hub, compare its checksum, and save it for `hierfl.datasets`."""
+    from hierfl.datasets.download import get
+
+    try:
+        get(name, folder, typer.echo)
+    except (ValueError, ImportError, ConnectionError) as error:
+        raise _stopped(str(error)) from error
+    except OSError as error:
+        raise _unwritable(folder or Path(), error) from error
 
 
 node = typer.Typer(

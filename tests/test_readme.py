@@ -140,7 +140,7 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
             given = [word for word in words if not word.isupper()]
             runs = words[0] == "audit" and given == words
             words, quick = given, [] if runs else ["--help"]
-        if words[0] in ("compare", "table", "plot"):  # tests/comparisons runs them
+        if words[0] in ("compare", "table", "plot", "data"):  # other tests run them
             assert all((ROOT / word).exists() for word in words if "/" in word)
             words, quick = words[:1], ["--help"]
         assert CliRunner().invoke(cli.app, [*words, *quick]).exit_code == 0

@@ -38,14 +38,18 @@ def claim(folder: Path, names: Collection[str]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all: what stands there is replaced only once the new text is on disk.
+    """Write a text file as `replace_bytes` does."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all: what stands there is replaced only once the new content is on disk.
 
     Raises:
         CannotWrite: it cannot be written.
     """
     path = Path(os.path.realpath(path))  # through a link, not over it
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    content = text.encode()
     with writing(path, len(content)):
         try:
             with draft.open("wb") as file:

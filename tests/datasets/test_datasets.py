@@ -12,6 +12,8 @@ import torch
 from hierfl import datasets
 from hierfl.data.clients import ClientData
 from hierfl.datasets import files as data_files
+from hierfl.datasets import images, tables
+from hierfl.datasets.files import Source
 
 needs_files = pytest.mark.skipif(
     not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no data set files to read"
@@ -335,3 +337,12 @@ def test_references_from_files() -> None:
     assert float(schools["mu"].mean) == pytest.approx(4.4, abs=0.1)
     assert float(schools["tau"].mean) == pytest.approx(3.6, abs=0.15)
     assert schools["theta"].mean.shape == (8,)
+
+
+def test_the_docs_say_what_every_file_holds() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    sources = [v for m in (images, tables) for v in vars(m).values() if isinstance(v, Source)]
+    assert len(sources) == 12
+    for source in sources:
+        arrays = "; ".join(f"`{name}` {what}" for name, what in source.arrays.items())
+        assert f"| `{source.file}` | {source.origin} | {arrays} |" in page

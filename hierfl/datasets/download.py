@@ -1,0 +1,177 @@
+"""Data sets from the Hugging Face Hub, saved as the archives that `hierfl.datasets` reads.
+
+flwr-datasets downloads them. What came is compared with a checksum of the images and labels of the official files, in
+any order; nothing else is saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hierfl.core.outputs import replace_bytes
+from hierfl.datasets.archives import Arrays, read_arrays, reading
+from hierfl.datasets.files import VARIABLE
+
+PARTS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """An image set on the Hub.
+
+    Args:
+        repository: its name there.
+        file: name of the archive that is written.
+        rows: checksum of its rows in any order, as by `checksum_of_rows`.
+        whole: checksum of its rows in the official order, as by `checksum`.
+        image: column of images of one channel.
+        label: column of labels.
+    """
+
+    repository: str
+    file: str
+    rows: str
+    whole: str
+    image: str = "image"
+    label: str = "label"
+
+
+REMOTES = {
+    "mnist": Remote(
+        "ylecun/mnist",
+        "mnist.npz",
+        "f771933d03a86cc5f6899b91d168d95717c342a985562a4a2b5d8d2517a4cb24",
+        "f65fef2b1968fb238d8b39ec53f4c6eec775375e8a5262ede2f873571c886e40",
+    ),
+    "fashion_mnist": Remote(
+        "zalando-datasets/fashion_mnist",
+        "fashion_mnist.npz",
+        "4de292442a22996b5d72c79883ebd803d1eb19709f86b3eb7c24b5f4c7be93a1",
+        "ca3ab2a37f845e1b8ae23cab1b51749a3011ba3bf1d9016176d75cbaabac376f",
+    ),
+}
+
+
+def get(name: str, folder: Path | None = None, say: Callable[[str], None] = print) -> Path:
+    """Download a data set and save its archive; one that is there already is checked, and not downloaded.
+
+    Args:
+        name: a key of `REMOTES`.
+        folder: to save to; None: that of the environment variable HIERFL_DATA.
+        say: called with each line for the user.
+
+    Returns:
+        The archive's path.
+
+    Raises:
+        ValueError: the name is unknown, there is no folder, or what came is not the data set.
+        ImportError: flwr-datasets or Pillow is not installed.
+        ConnectionError: the Hub cannot be reached, or its answer cannot be read.
+    """
+    if name not in REMOTES:
+        raise ValueError(
+            f"'{name}' cannot be downloaded: choose from {', '.join(REMOTES)}. docs/data.md says what the file of any "
+            "other data set holds"
+        )
+    given = os.environ.get(VARIABLE)
+    if folder is None and not given:
+        raise ValueError(f"there is no folder to save to: set {VARIABLE}, or give --folder")
+    remote, path = REMOTES[name], (folder or Path(str(given))) / REMOTES[name].file
+    if path.exists():
+        with reading(path):
+            arrays = read_arrays(path, [f"{kind}_{part}" for kind in "xy" for part in PARTS], {})
+        say(f"{path} is there already{checked(remote, arrays)}")
+        return path
+    arrays = downloaded(remote)
+    order = checked(remote, arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_bytes(path, as_archive(arrays))
+    say(f"{path} is saved{order}; set {VARIABLE}={path.parent.absolute()} to read it")
+    return path
+
+
+def downloaded(remote: Remote) -> Arrays:
+    """Return the arrays x_train, y_train, x_test and y_test of a set on the Hub.
+
+    Raises:
+        ImportError: flwr-datasets or Pillow is not installed.
+        ConnectionError: the Hub cannot be reached, or its answer cannot be read.
+    """
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # nobody is told what is downloaded
+    try:
+        from flwr_datasets import FederatedDataset
+    except ImportError as error:
+        raise ImportError(
+            "downloads need flwr-datasets: install it with pip install 'hierfl[data]'"
+        ) from error
+    arrays: dict[str, NDArray[Any]] = {}
+    try:
+        source = FederatedDataset(dataset=remote.repository, partitioners={}, shuffle=False)
+        for part in PARTS:
+            rows = source.load_split(part).with_format("numpy")
+            arrays[f"x_{part}"] = np.asarray(rows[remote.image], dtype=np.uint8)
+            arrays[f"y_{part}"] = np.asarray(rows[remote.label], dtype=np.uint8)
+    except Exception as error:  # of requests, datasets, the Hub's client or Pillow
+        raise ConnectionError(
+            f"'{remote.repository}' could not be downloaded from the Hugging Face Hub: {error} "
+            f"({type(error).__name__}); offline, save '{remote.file}' to the folder of {VARIABLE} yourself"
+        ) from error
+    return arrays
+
+
+def as_archive(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return arrays as a compressed NumPy archive."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+    return content.getvalue()
+
+
+def checked(remote: Remote, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return what is to be said of the order of rows: nothing where it is the official one.
+
+    Raises:
+        ValueError: the rows are not those of the data set.
+    """
+    if checksum(arrays) == remote.whole:
+        return ", with the checksum of the official files"
+    found = checksum_of_rows(arrays)
+    if found != remote.rows:
+        raise ValueError(
+            f"{remote.file} is not the data set: its checksum is {found}, not {remote.rows}; remove it, or tell us"
+        )
+    return ", with the official rows in another order: partitions differ from those of our tables"
+
+
+def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return a digest of the images and labels of both parts, in their order."""
+    found = hashlib.sha256()
+    for part in PARTS:
+        found.update(arrays[f"x_{part}"].astype(np.uint8).tobytes())
+        found.update(arrays[f"y_{part}"].astype(np.uint8).tobytes())
+    return found.hexdigest()
+
+
+def checksum_of_rows(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return a digest of the images and labels of both parts, whatever their order within a part."""
+    found = hashlib.sha256()
+    for part in PARTS:
+        x, y = (arrays[f"{kind}_{part}"].astype(np.uint8) for kind in "xy")
+        rows = (
+            hashlib.sha256(image.tobytes() + label.tobytes()).digest()
+            for image, label in zip(x, y, strict=True)
+        )
+        found.update(b"".join(sorted(rows)))
+    return found.hexdigest()
