@@ -242,3 +242,8 @@ def test_what_crosses_is_what_the_table_says(name: str) -> None:
         assert by_rows == bool(starred), f"{share}: is it weighted by rows?"
     if not name.startswith("fedsvi") and name != "fedep shared":
         assert bool(tree_leaves(kept)) == (keeps != "nothing")
+
+
+def test_every_study_file_is_on_its_page() -> None:
+    files = [path.name for path in (ROOT / "examples" / "studies").glob("*.toml")]
+    assert files and all(f"`{file}`" in TEXT["docs/comparisons.md"] for file in files)

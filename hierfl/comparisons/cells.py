@@ -18,7 +18,7 @@ from torch import nn
 import hierfl
 from hierfl.comparisons.federations import Federation, of_study
 from hierfl.comparisons.measures import Watch
-from hierfl.comparisons.study_file import Entry, Net, Run, Study
+from hierfl.comparisons.study_file import Entry, Net, Study
 from hierfl.core.outputs import replace_text
 from hierfl.core.trees import nbytes
 from hierfl.data.clients import ClientData
@@ -29,7 +29,7 @@ from hierfl.optimisers import SGD, Adam
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_builders import Budget, tuning
-from hierfl.studies.baseline_methods import Baseline, baseline
+from hierfl.studies.baseline_methods import baseline
 
 # rooms that no number of a cell depends on
 APART = ("cli", "demo", "effects", "flower", "formulas", "nodes", "plots", "report")
@@ -179,16 +179,17 @@ def method_of(
     made: Method = how.made(net, lr, budget, **settings)
     if entry.fine_tune:
         made = tuning(made, lr, budget)
-    cohort = study.run.cohort
+    cohort = entry.cohort or study.run.cohort
     if not study.run.everyone_trains or cohort is None or entry.averages_all:
         return made
     return averaging_some(made, share=min(1.0, cohort / train.num_clients))
 
 
-def plan_of(run: Run, how: Baseline, clients: int, rounds: int) -> tuple[int, int | None]:
+def plan_of(study: Study, entry: Entry, clients: int, rounds: int) -> tuple[int, int | None]:
     """Return the rounds and the cohort of a run; fewer rounds of all clients where the method needs them."""
-    cohort = None if run.everyone_trains or run.cohort is None else min(run.cohort, clients)
-    if how.everyone and cohort is not None and cohort < clients:
+    asked = entry.cohort or study.run.cohort
+    cohort = None if study.run.everyone_trains or asked is None else min(asked, clients)
+    if baseline(entry.name).everyone and cohort is not None and cohort < clients:
         return max(1, round(rounds * cohort / clients)), None
     return rounds, cohort
 
@@ -204,7 +205,7 @@ def trained(
     on_round: Any = None,
 ) -> Fit:
     """Fit a method to clients' rows."""
-    taken, cohort = plan_of(study.run, baseline(entry.name), train.num_clients, rounds)
+    taken, cohort = plan_of(study, entry, train.num_clients, rounds)
     return hierfl.fit(
         method_of(study, entry, options, train, classes, taken, seed),
         train,
@@ -221,7 +222,7 @@ def computed(study: Study, entry: Entry, options: Options, seed: int) -> dict[st
     """Return the scores of one cell; a run that diverges has none."""
     federation: Federation = of_study(study, seed)
     how, train = baseline(entry.name), federation.train
-    rounds, _ = plan_of(study.run, how, train.num_clients, study.run.rounds)
+    rounds, _ = plan_of(study, entry, train.num_clients, study.run.rounds)
     watch = Watch(how, federation, study.evaluation, rounds, seed, fine_tune=entry.fine_tune)
     began = time.perf_counter()
     try:

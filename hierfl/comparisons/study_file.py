@@ -146,7 +146,9 @@ class Entry(Table):
         grid: option -> its values, searched together; default: the step sizes of `[tuning]`.
         averages_all: all clients are averaged where `run.everyone_trains`; for servers that do more than average.
         fine_tune: clients are scored after fine-tuning as well, "P+FT"; training does not depend on it.
-        published: {score of ours, "P", "P+FT" or "G": (method, variant)} of the published numbers that stand beside it.
+        cohort: in place of the run's.
+        published: {score of ours, "P", "P+FT" or "G": (method, variant)} of the published numbers that stand beside it,
+            or (method, variant, metric) where the metric is not that of `[published]`.
     """
 
     name: str
@@ -155,7 +157,10 @@ class Entry(Table):
     grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     averages_all: bool = False
     fine_tune: bool = False
-    published: dict[Literal["P", "P+FT", "G"], tuple[str, str]] = Field(default_factory=dict)
+    cohort: int | None = Field(default=None, gt=0)
+    published: dict[Literal["P", "P+FT", "G"], tuple[str, str] | tuple[str, str, str]] = Field(
+        default_factory=dict
+    )
 
     @model_validator(mode="after")
     def _known(self) -> Entry:

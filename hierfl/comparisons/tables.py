@@ -198,7 +198,8 @@ def published(study: Study, entry: Entry, score: str, metric: str | None = None)
     """
     if study.published is None or score not in entry.published:
         return None
-    method, variant = entry.published[score]
+    method, variant, *own_metric = entry.published[score]
+    metric = (*own_metric, metric)[0]
     known, where = _all_published(), study.published
     rows = known[
         (known["paper"] == where.paper)

@@ -102,7 +102,7 @@ def tried(study: Study, entry: Entry, options: Options, trial: Trial) -> dict[st
     how, seed = baseline(entry.name), study.run.seeds[0]
     federation = of_study(study, seed)
     fitting, score = split(study, federation.train, seed, how.tunes, how.draws)
-    rounds, _ = plan_of(study.run, how, fitting.num_clients, study.tuning.rounds)
+    rounds, _ = plan_of(study, entry, fitting.num_clients, study.tuning.rounds)
     rungs = {max(1, rounds // 2**k) for k in range(RUNGS + 1)}
     by_round: dict[int, float] = {}
 

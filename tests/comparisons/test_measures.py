@@ -170,9 +170,14 @@ def test_new_clients_learn_from_their_own_training_rows() -> None:
 
 
 def test_a_method_that_needs_everyone_takes_fewer_rounds() -> None:
-    own = study(run={"cohort": 3, "rounds": 8})
-    assert cells.plan_of(own.run, baseline("clustered_fl"), 6, 8) == (4, None)
-    assert cells.plan_of(own.run, baseline("fedavg"), 6, 8) == (8, 3)
+    entries: list[dict[str, Any]] = [
+        {"name": "clustered_fl"},
+        {"name": "fedavg"},
+        {"name": "fedavg", "label": "two", "cohort": 2},
+    ]
+    own = study(methods=entries, run={"cohort": 3, "rounds": 8})
+    plans = [cells.plan_of(own, entry, 6, 8) for entry in own.methods]
+    assert plans == [(4, None), (8, 3), (8, 2)]
 
 
 def test_all_clients_train_and_a_share_is_averaged() -> None:
@@ -180,7 +185,7 @@ def test_all_clients_train_and_a_share_is_averaged() -> None:
     rows = of_study(own, 0)
     fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
     assert fit.method.name == "fedavg averaging 0.5" and fit.history["clients"].tolist() == [6, 6]
-    assert cells.plan_of(own.run, baseline("fedavg"), 6, 8) == (8, None)
+    assert cells.plan_of(own, own.methods[0], 6, 8) == (8, None)
 
 
 def test_a_watch_looks_at_the_rounds_that_are_asked_for() -> None:

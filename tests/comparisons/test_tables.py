@@ -145,6 +145,15 @@ def test_published_numbers_of_new_clients_stand_beside_the_last_of_their_rounds(
     assert [tables.published(own, entry, "P") for entry in own.methods] == [90.3, 84.1]
 
 
+def test_an_entry_may_name_the_metric_of_its_published_number() -> None:
+    entries = [{"name": "pfedbred", "label": f"S = {s}", "cohort": s,
+                "published": {"G": ["pFedBreD-mh", "G", f"acc_S{s}"]}} for s in (10, 20)]  # fmt: skip
+    own = study(methods=entries, published={**BESIDE, "table": "T3"})
+    assert [tables.published(own, entry, "G") for entry in own.methods] == [80.0, 82.6]
+    known = tables.published(own, own.methods[0], "G", "acc")
+    assert known == 80.0  # whatever the column's metric
+
+
 def test_where_the_paper_has_a_dash_nothing_stands_beside() -> None:
     entry = {"name": "pfedbayes", "published": {"P": ["pFedBayes", "P"]}}
     own = study(methods=[entry], published={**BESIDE, "dataset": "FEMNIST", "model": "DNN"})
