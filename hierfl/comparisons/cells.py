@@ -178,7 +178,7 @@ def method_of(
     budget = budget_of(study, train, rounds)
     made: Method = how.made(net, lr, budget, **settings)
     if entry.fine_tune:
-        made = tuning(made, lr, budget)
+        made = tuning(made, lr, budget, own_steps=False)
     cohort = entry.cohort or study.run.cohort
     if not study.run.everyone_trains or cohort is None or entry.averages_all:
         return made

@@ -135,7 +135,11 @@ class Watch:
                   sum(each[kind, weighting, metric] for each in self.last) / count)
             for kind, weighting, metric in self.last[0]
         ]  # fmt: skip
-        adapted = fit.personalise(rows.train, rounds=1) if self._adapts else None
+        adapted = None
+        if self.how.tunes:
+            adapted = fit.personalise(rows.train, rounds=1)
+        elif self.fine_tune:
+            adapted = fit.personalise(rows.train, rounds=1, anew=False)
         if adapted is not None:
             found += _of(
                 self._kind, "participating", 1, "local", self._predicted(adapted, rows.test)
@@ -153,10 +157,6 @@ class Watch:
             unserved = self._unserved(fit, rows.train, everyone)
             found += _of("G", "participating", 0, "global", unserved)
         return found
-
-    @property
-    def _adapts(self) -> bool:
-        return self.how.tunes or self.fine_tune
 
     @property
     def _kind(self) -> str:

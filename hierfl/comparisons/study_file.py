@@ -145,7 +145,8 @@ class Entry(Table):
             for the step size that is chosen. FedMAP has `variance` besides, of its prior.
         grid: option -> its values, searched together; default: the step sizes of `[tuning]`.
         averages_all: all clients are averaged where `run.everyone_trains`; for servers that do more than average.
-        fine_tune: clients are scored after fine-tuning as well, "P+FT"; training does not depend on it.
+        fine_tune: clients are scored after fine-tuning as well, "P+FT", of what the last round left; training does not
+            depend on it. Behind a name, "+FT" lets clients that adapt take the method's own steps first.
         cohort: in place of the run's.
         published: {score of ours, "P", "P+FT" or "G": (method, variant)} of the published numbers that stand beside it,
             or (method, variant, metric) where the metric is not that of `[published]`.

@@ -272,7 +272,7 @@ def _single_numbers(means: dict[str, Tree]) -> dict[str, float]:
     }
 
 
-def adapt(federation: Federation, server: Tree, count: int) -> Table:
+def adapt(federation: Federation, server: Tree, count: int, start: Table | None = None) -> Table:
     """Infer the states of new clients by `count` rounds of their local steps, with the global params fixed.
 
     Args:
@@ -280,6 +280,7 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
         server: the server's last state.
         count: rounds; none are run where clients keep no state or have no phases to adapt by, and no more than
             the method needs.
+        start: states that the clients go on from; None: those of new clients.
 
     Returns:
         A row of client state for each client.
@@ -289,6 +290,9 @@ def adapt(federation: Federation, server: Tree, count: int) -> Table:
         count = min(count, client.most_adapting)
     last = federation.server.last(server, Clock(0, max(count, 1)))
     table = new_table(client.own if client.new is None else client.new(last), n)
+    if start is not None:
+        for ids in torch.arange(n).split(DELIVERED_AT_ONCE):
+            put(table, ids, taken(start, ids))
     phases = client.phases if client.adapt is None else client.adapt
     if tree_leaves(client.own) and phases:
         _adapted(federation, server, table, phases, count)

@@ -33,6 +33,7 @@ def fine_tuned(
     batch_size: int | None = 20,
     optimiser: Optimiser = SGD(0.01),  # noqa: B008 (frozen)
     when: Literal["adapting", "every round"] = "adapting",
+    own_steps: bool = True,
     mirror: bool = False,
 ) -> Method:
     """Return the method with clients whose predictions come from params tuned on their own rows.
@@ -46,6 +47,8 @@ def fine_tuned(
         when: "adapting": only in `fit.personalise(rows, rounds=e)`, e times `steps`, each round going on from
             the last one; before that predictions come from the method's own params. "every round": at the
             end of each round of training and of `personalise`, from the method's params at that time.
+        own_steps: clients that adapt take the method's own steps first, where it has client state; False: they tune
+            what the last round left.
         mirror: take gradients in the constrained values of the local sites, as `pfedbred` does.
 
     Raises:
@@ -67,7 +70,8 @@ def fine_tuned(
             )
         taken = Phase(_same, steps, unit, batch_size)
         each = when == "every round"
-        return tuned(program, plain, first, optimiser, taken, each_round=each, mirror=mirror)
+        how = {"each_round": each, "own_steps": own_steps, "mirror": mirror}
+        return tuned(program, plain, first, optimiser, taken, **how)
 
     return replace(method, name=f"{method.name}+FT", client=client, pooled=None)
 
@@ -80,6 +84,7 @@ def tuned(
     taken: Phase,
     *,
     each_round: bool = False,
+    own_steps: bool = True,
     mirror: bool = False,
 ) -> Client:
     """Return a client whose predictions come from tuned params.
@@ -91,10 +96,11 @@ def tuned(
         optimiser: started anew in each round.
         taken: how many steps, on which rows; its own step is replaced.
         each_round: tune in each round; False: when new clients adapt.
+        own_steps: as in `fine_tuned`.
         mirror: as in `fine_tuned`.
     """
     phase = replace(taken, step=_tuning(program, plain, optimiser, mirror=mirror))
-    return _serving(plain, first, optimiser, phase, each_round=each_round)
+    return _serving(plain, first, optimiser, phase, each_round=each_round, own_steps=own_steps)
 
 
 def _same(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -147,7 +153,13 @@ def _after(plain: Client, work: Tree, message: Tree, batch: ClientBatch) -> Para
 
 
 def _serving(
-    plain: Client, first: Params, optimiser: Optimiser, phase: Phase, *, each_round: bool
+    plain: Client,
+    first: Params,
+    optimiser: Optimiser,
+    phase: Phase,
+    *,
+    each_round: bool,
+    own_steps: bool,
 ) -> Client:
     """Return the client that keeps tuned params beside the wrapped client's state, and predicts with them."""
     tuned, flag = _unused(plain.own, "served" if each_round else "w"), _unused(plain.own, "seen")
@@ -191,7 +203,7 @@ def _serving(
 
     phases = inside(plain.phases, "method", follow if each_round else None)
     adapt = plain.phases if plain.adapt is None else plain.adapt
-    adapting = inside(adapt, "method", follow) if tree_leaves(plain.own) else ()
+    adapting = inside(adapt, "method", follow) if own_steps and tree_leaves(plain.own) else ()
     return replace(
         plain,
         own={**plain.own, **kept(first, torch.zeros(()))},

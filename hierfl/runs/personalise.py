@@ -11,18 +11,22 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
+from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, adapt, without_correction
 from hierfl.posterior.snapshot import Snapshot, check_rows
 
 
 @one_at_a_time
-def personalised(fit: Snapshot, data: ClientData, rounds: int) -> tuple[Federation, Progress]:
+def personalised(
+    fit: Snapshot, data: ClientData, rounds: int, *, anew: bool = True
+) -> tuple[Federation, Progress]:
     """Infer the client states of new clients; no global param moves.
 
     Args:
         fit: of other clients.
         data: the new clients' rows.
+        anew: all start as new clients; False: all are clients of the fit, and go on from their states.
         rounds: rounds of the clients' own steps; none are taken where the method keeps no client state.
 
     Returns:
@@ -31,16 +35,32 @@ def personalised(fit: Snapshot, data: ClientData, rounds: int) -> tuple[Federati
     Raises:
         TypeError: `rounds` is no integer.
         ValueError: `rounds` is negative; a field is missing or holds NaN, or labels that the method or its
-            guide reads are missing.
+            guide reads are missing; or a client has no state to go on from.
     """
     rounds = expect_count(rounds, "rounds", least=0)
     check_rows(fit, data, fit.program.reads.model | fit.program.reads.guide)
     federation = replace(fit.federation, data=data)
     _check_labels(fit, federation)
-    table = adapt(federation, fit.progress.server, rounds)
+    start = None if anew else subset(fit.progress.table, _places(fit, data))
+    table = adapt(federation, fit.progress.server, rounds, start)
     # weights of these clients alone would correct the draws towards a posterior without the fitted ones
     history = without_correction(fit.progress.history)
     return federation, replace(fit.progress, table=table, history=history)
+
+
+def _places(fit: Snapshot, data: ClientData) -> torch.Tensor:
+    """Return the clients' positions among those of the fit.
+
+    Raises:
+        ValueError: one is not among them.
+    """
+    known = {name: place for place, name in enumerate(fit.federation.data.names)}
+    for name in data.names:
+        if name not in known:
+            raise ValueError(
+                f"client '{name}' is new, and has no state to go on from: take anew=True"
+            )
+    return torch.tensor([known[name] for name in data.names])
 
 
 def _check_labels(fit: Snapshot, federation: Federation) -> None:

@@ -224,18 +224,23 @@ class Fit:
         """
         return replicate(self, self._rows(rows), site=site, draws=draws, seed=seed)
 
-    def personalise(self, data: ClientData | Frames, *, rounds: int = 200) -> Fit:
+    def personalise(
+        self, data: ClientData | Frames, *, rounds: int = 200, anew: bool = True
+    ) -> Fit:
         """Infer the local sites of new clients, global params fixed; return a Fit of those clients.
 
         Args:
             data: the new clients' rows; unlabelled where the guide needs no labels.
             rounds: rounds of the clients' own steps; none are taken where the method keeps no client state, and
                 one by two_stage, which needs no more.
+            anew: all start as new clients; False: all are clients of this fit, and go on from their states, as for
+                `methods.fine_tuned`.
 
         Raises:
-            ValueError: a field is missing or holds NaN, or labels that the guide reads are missing.
+            ValueError: a field is missing or holds NaN, or labels that the guide reads are missing; or `anew` is
+                False, and a client is new.
         """
-        federation, progress = personalised(self, self._rows(data), rounds)
+        federation, progress = personalised(self, self._rows(data), rounds, anew=anew)
         return replace(self, federation=federation, progress=progress)
 
     def summary(self, *, draws: int | None = None, seed: int = 0) -> Summary:

@@ -153,10 +153,10 @@ def a_scaffold(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Met
     return scaffold(network(net), **local(b, lr=lr) | settings)
 
 
-def tuning(method: Method, lr: float, b: Budget) -> Method:
-    """Return a method whose clients tune by the budget's `tune_steps`."""
+def tuning(method: Method, lr: float, b: Budget, *, own_steps: bool = True) -> Method:
+    """Return a method whose clients tune by the budget's `tune_steps`; `own_steps` as in `fine_tuned`."""
     steps = b.tune_steps or b.evaluations
-    return fine_tuned(method, **local(b, optimiser=SGD(lr)) | {"steps": steps})
+    return fine_tuned(method, **local(b, optimiser=SGD(lr)) | {"steps": steps}, own_steps=own_steps)
 
 
 def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:

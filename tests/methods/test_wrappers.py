@@ -346,6 +346,22 @@ def test_training_does_not_depend_on_fine_tuning(make: Any, when: Any) -> None:
         assert scores[1] > scores[0]
 
 
+@pytest.mark.parametrize("make", [ditto, pfedme, individual])
+def test_what_the_last_round_left_is_tuned_as_at_the_end_of_that_round(make: Any) -> None:
+    data, model = federation((5, 3, 7)), personal() if make is pfedme else common()
+    how: dict[str, Any] = {"steps": 3, "unit": "step", "batch_size": None, "optimiser": SGD(0.05)}
+    after = fit(fine_tuned(make(model, **SMALL), own_steps=False, **how), data, rounds=2, seed=1)
+    within = fit(
+        fine_tuned(make(model, **SMALL), when="every round", **how), data, rounds=2, seed=1
+    )
+    tuned = after.personalise(data, rounds=1, anew=False).predict(data, draws=1).mean
+    assert torch.allclose(tuned, within.predict(data, draws=1).mean, atol=1e-10)
+    assert not torch.allclose(tuned, after.predict(data, draws=1).mean, atol=1e-6)
+    assert not torch.allclose(
+        tuned, after.personalise(data, rounds=1).predict(data, draws=1).mean, atol=1e-6
+    )
+
+
 def test_a_client_not_yet_trained_gets_the_methods_own_params() -> None:
     data, new = federation((5, 3, 7, 2)), federation((4, 2), seed=8)
     for method in (fedavg(common(), **SMALL), pfedbred(personal(), **SMALL), pfedme(personal())):

@@ -78,6 +78,20 @@ def test_global_params_and_fitted_clients_do_not_change(family: str) -> None:
     assert new.predict(newcomers(), draws=4).mean.shape == (8,)
 
 
+def test_clients_of_the_fit_go_on_from_their_states() -> None:
+    fitted = fit(fedsvi(regression, FAMILIES["mean_field"]), federation(), rounds=3)
+    rows = federation()
+    turned = rows.select(list(reversed(rows.names)))
+    kept = fitted.personalise(turned, rounds=0, anew=False)
+    for name, leaf in named_leaves(fitted.progress.table).items():
+        assert torch.equal(named_leaves(kept.progress.table)[name], leaf.flip(0)), name
+    before = {name: leaf.clone() for name, leaf in named_leaves(fitted.progress.table).items()}
+    fitted.personalise(rows, rounds=2, anew=False)
+    assert all(torch.equal(v, before[n]) for n, v in named_leaves(fitted.progress.table).items())
+    with pytest.raises(ValueError, match=r"client 'new' is new, and has no state.*anew=True"):
+        fitted.personalise(newcomers(), rounds=1, anew=False)
+
+
 def test_new_clients_do_not_depend_on_each_other() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
     both = fitted.personalise(newcomers(), rounds=4)
