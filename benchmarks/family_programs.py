@@ -96,30 +96,44 @@ def program(name: str, additions: tuple[str, ...] = ()) -> Model:
 def drawn(name: str, seed: int, *, clients: int = 8, rows: int = 12) -> tuple[Truth, ClientData]:
     """Return parameters drawn from the priors, site -> value, and rows given them.
 
+    Both are drawn again where a level of an ordinal response does not occur: two thresholds would have no bound but
+    their prior, and a schema has no level without rows. Ranks stay uniform, as the choice depends on the rows alone.
+
     Args:
         name: of the family.
         seed: of parameters and rows.
         clients: their number.
         rows: of each client.
     """
-    family, given = family_of(name), priors(name)
+    family = family_of(name)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        truth: Truth = {site: prior.sample() for site, prior in given.items()}
-        level = truth.get("Intercept", torch.zeros(()))
-        truth["a"] = level + truth["sd"] * torch.randn(clients, *truth["sd"].shape)
-        x = torch.randn(clients, rows)
-        each = x.reshape(clients, rows, *[1] * truth["sd"].dim())
-        eta = truth["a"][:, None] + truth["slope"] * each
-        own = {k: truth[k] for k in family.parameters(response_of(name))}
-        fields = _additions(family, clients, rows)
-        y = family.of(eta, **own, **{k: v for k, v in fields.items() if k != "cens"}).sample()
-        if "entry" in fields:
-            y, fields = _seen(y, fields["entry"])
+        truth, x, y, fields = _replication(name, clients, rows)
+        while name == "cumulative" and len(y.unique()) < len(LEVELS[name]):
+            truth, x, y, fields = _replication(name, clients, rows)
     family.check(y.flatten(), {k: v.flatten() for k, v in fields.items()})
     client = np.repeat(np.arange(clients), rows)
     columns: dict[str, Any] = {k: v.flatten() for k, v in {"x": x, "y": y, **fields}.items()}
     return truth, ClientData.from_arrays(client, **columns)
+
+
+def _replication(
+    name: str, clients: int, rows: int
+) -> tuple[Truth, Tensor, Tensor, dict[str, Tensor]]:
+    """Return parameters, x and y (clients, rows), and the response's other fields, drawn by torch's generator."""
+    family = family_of(name)
+    truth: Truth = {site: prior.sample() for site, prior in priors(name).items()}
+    level = truth.get("Intercept", torch.zeros(()))
+    truth["a"] = level + truth["sd"] * torch.randn(clients, *truth["sd"].shape)
+    x = torch.randn(clients, rows)
+    each = x.reshape(clients, rows, *[1] * truth["sd"].dim())
+    eta = truth["a"][:, None] + truth["slope"] * each
+    own = {k: truth[k] for k in family.parameters(response_of(name))}
+    fields = _additions(family, clients, rows)
+    y = family.of(eta, **own, **{k: v for k, v in fields.items() if k != "cens"}).sample()
+    if "entry" in fields:
+        y, fields = _seen(y, fields["entry"])
+    return truth, x, y, fields
 
 
 def additions_of(name: str) -> tuple[str, ...]:
