@@ -194,16 +194,29 @@ def table(
     form: Annotated[
         str, typer.Option("--format", metavar="markdown|latex", help="Of the tables.")
     ] = "markdown",
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            "--into",
+            metavar="PAGE",
+            help="A Markdown page, in whose block <!-- DIR --> ... <!-- end of DIR --> a table is put.",
+        ),
+    ] = None,
 ) -> None:
     """Print the tables of compared methods, with published numbers beside ours."""
     from hierfl.comparisons import tables
+    from hierfl.studies.results import put_text
 
     forms = {"markdown": tables.markdown, "latex": tables.latex}
     if form not in forms:
         raise typer.BadParameter(f"'{form}' is neither markdown nor latex", param_hint="--format")
     for folder in folders:
         try:
-            typer.echo(forms[form](folder))
+            text = forms[form](folder)
+            if into is None:
+                typer.echo(text)
+            else:
+                put_text(into, folder.as_posix(), text)
         except (FileNotFoundError, ValueError) as error:
             raise _stopped(str(error)) from error
 

@@ -121,13 +121,21 @@ def put_into(page: Path, name: str, found: Sequence[Found]) -> None:
     Raises:
         ValueError: the page has no such block.
     """
+    put_text(page, name, "\n\n".join(part.as_markdown() for part in found))
+
+
+def put_text(page: Path, name: str, block: str) -> None:
+    """Replace a block of a page of documentation, as `put_into` does.
+
+    Raises:
+        ValueError: the page has no such block.
+    """
     text, first, last = page.read_text(), f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, opened, rest = text.partition(first)
     _, closed, after = rest.partition(last)
     if not (opened and closed):
         raise ValueError(f"{page} has no block '{name}': put the lines {first} and {last} into it")
-    blocks = "\n\n".join(part.as_markdown() for part in found)
-    page.write_text(f"{before}{first}\n{blocks}\n{last}{after}")
+    page.write_text(f"{before}{first}\n{block}\n{last}{after}")
 
 
 def spread(

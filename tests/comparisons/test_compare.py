@@ -174,6 +174,17 @@ def test_the_three_commands(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "| fedavg+FT |" in done.output
     shown = CliRunner().invoke(app, ["table", str(out), "--format", "latex"])
     assert shown.exit_code == 0 and r"\begin{tabular}" in shown.output
+    page = tmp_path / "RESULTS.md"
+    page.write_text(f"# Results\n\n<!-- {out} -->\nearlier\n<!-- end of {out} -->\n\nafter\n")
+    put = CliRunner().invoke(app, ["table", str(out), "--into", str(page)])
+    text = page.read_text()
+    assert (
+        put.exit_code == 0 and "| fedavg+FT |" in text and "earlier" not in text and "after" in text
+    )
+    elsewhere = CliRunner().invoke(
+        app, ["table", str(out / "."), "--into", str(tmp_path / "tiny.toml")]
+    )
+    assert elsewhere.exit_code == 1 and "has no block" in elsewhere.output
     drawn = CliRunner().invoke(app, ["plot", str(out), "--out", str(tmp_path / "figure.svg")])
     assert drawn.exit_code == 0 and (tmp_path / "figure.svg").read_text().startswith("<?xml")
 
