@@ -1,4 +1,4 @@
-"""Descriptions written by hierfl 0.1.0, rewritten as this release would write them."""
+"""Descriptions written by earlier releases, rewritten as this release would write them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ JSON = Any
 # every record of 0.1.0, and ask for nothing at these values.
 RETIRED = {"by_rows": False, "averaged": 1.0, "fine_tune": False, "beta": 1.0}
 
+# Options that earlier records do not hold, and what they did: the defaults.
+LATER = {"hierfl.methods.fine_tuned": {"own_steps": True}}
+
 
 def translated(description: JSON) -> JSON:
-    """Rewrite a description by hierfl 0.1.0 as it would be written now, so that runs can be compared."""
+    """Rewrite a description by an earlier release as it would be written now, so that runs can be compared."""
     if isinstance(description, list):
         return [translated(value) for value in description]
     if not isinstance(description, dict):
@@ -32,6 +35,7 @@ def translated(description: JSON) -> JSON:
     if str(name).rpartition(".")[2] in ("over_relaxed", "averaging_some", "by_rows"):
         return found  # their own options
     kept = {k: v for k, v in options.items() if k not in RETIRED}
+    kept = {**LATER.get(str(name), {}), **kept}
     return _wrapped({**found, "with": kept}, asked)
 
 
@@ -61,6 +65,7 @@ def _tuning_of_fedavg(options: dict[str, Any]) -> dict[str, Any]:
         "batch_size": options.get("batch_size"),
         "optimiser": options.get("optimiser"),
         "when": "adapting",
+        "own_steps": True,
         "mirror": False,
     }
 
@@ -73,5 +78,6 @@ def _tuning_of_pfedbred(steps: Any, options: dict[str, Any]) -> dict[str, Any]:
         "batch_size": options.get("batch_size"),
         "optimiser": {"made_by": "hierfl.optimisers.SGD", "with": rate},
         "when": "every round",
+        "own_steps": True,
         "mirror": True,
     }

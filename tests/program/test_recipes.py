@@ -15,6 +15,7 @@ import torch
 import hierfl
 from hierfl import guides, methods, models, optimisers
 from hierfl.models import bregman, likelihood, map_priors
+from hierfl.program.differences import differences
 from hierfl.program.old_records import translated
 from hierfl.program.public_names import (
     MODULES_OF_0_1_0,
@@ -203,3 +204,12 @@ def test_every_factory_of_0_1_0_is_found_by_its_old_name() -> None:
         for name in names.split():
             found = remake({"named": f"{module}.{name}:{name}"})
             assert found is getattr(import_module(module), name)
+
+
+def test_an_option_that_an_earlier_record_does_not_hold_had_its_default() -> None:
+    model = hierfl.models.softmax(2)
+    for own_steps in (True, False):
+        method = hierfl.methods.fine_tuned(hierfl.methods.ditto(model), own_steps=own_steps)
+        now = describe(method)
+        earlier = {**now, "with": {k: v for k, v in now["with"].items() if k != "own_steps"}}
+        assert bool(differences(earlier, now).differs) != own_steps
