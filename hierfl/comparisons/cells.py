@@ -18,6 +18,7 @@ from torch import nn
 import hierfl
 from hierfl.comparisons.federations import Federation, of_study
 from hierfl.comparisons.measures import Watch
+from hierfl.comparisons.study_data import REGRESSION
 from hierfl.comparisons.study_file import Entry, Net, Study
 from hierfl.core.outputs import replace_text
 from hierfl.core.trees import nbytes
@@ -25,6 +26,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
 from hierfl.method import Method
 from hierfl.methods import averaging_some
+from hierfl.models.likelihood import normal
 from hierfl.optimisers import SGD, Adam
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
@@ -106,7 +108,7 @@ def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequentia
 
     def made() -> nn.Sequential:
         below, inside = convolutions(study.net, features, between)
-        sizes = (inside, *study.net.hidden, classes)
+        sizes = (inside, *study.net.hidden, max(classes, 1))
         layers = [part for n, m in pairwise(sizes) for part in (nn.Linear(n, m), between())]
         return nn.Sequential(*below, *layers[:-1])
 
@@ -153,6 +155,7 @@ def budget_of(study: Study, train: ClientData, rounds: int) -> Budget:
         scale=run.scale,
         tune_steps=study.evaluation.tune_steps,
         counts_steps=run.counts_steps,
+        likelihood=normal(1.0) if study.data.name in REGRESSION else None,
     )
 
 

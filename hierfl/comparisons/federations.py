@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from hierfl import datasets
-from hierfl.comparisons.study_data import Data, Partition
+from hierfl.comparisons.study_data import REGRESSION, Data, Partition
 from hierfl.comparisons.study_file import Study
 from hierfl.data.clients import ClientData
 from hierfl.data.partition import dirichlet
@@ -34,7 +34,7 @@ class Federation:
         train: training rows of the clients that take part.
         test: their test rows.
         joining: training and test rows of the clients that join later; None: there are none.
-        classes: of the labels.
+        classes: of the labels; 0: they are real, in sds of the training labels from their mean.
     """
 
     train: ClientData
@@ -58,9 +58,10 @@ def federation(data: Data, new_clients: int, seed: int) -> Federation:
     """
     train, test, joining, classes = _raw(data, new_clients, seed)
     scaling, missing = scaling_of(train, data.scaling), missing_features(_flat(train))
+    labelled = _whole if classes else _standardised(train)
 
     def given(rows: ClientData) -> ClientData:
-        return fill_missing(scaling.apply(_flat(rows)), indicators=missing)
+        return fill_missing(scaling.apply(_flat(labelled(rows))), indicators=missing)
 
     later = None if joining is None else (held_out(given(joining[0])), given(joining[1]))
     return Federation(held_out(given(train)), given(test), later, classes)
@@ -84,9 +85,24 @@ def scaling_of(train: ClientData, kind: str) -> Scaling:
 
 
 def _flat(rows: ClientData) -> ClientData:
-    """Return rows with x (n, columns) and integer labels."""
-    x = rows.fields["x"].flatten(1).to(torch.get_default_dtype())
-    return rows.with_fields(x=x, y=rows.fields["y"].long())
+    """Return rows with x (n, columns)."""
+    return rows.with_fields(x=rows.fields["x"].flatten(1).to(torch.get_default_dtype()))
+
+
+def _whole(rows: ClientData) -> ClientData:
+    return rows.with_fields(y=rows.fields["y"].long())
+
+
+def _standardised(train: ClientData) -> Callable[[ClientData], ClientData]:
+    """Return what puts labels in sds of the training labels from their mean."""
+    y = train.fields["y"].double()
+    middle, sd = y.mean(), y.std()
+
+    def standardised(rows: ClientData) -> ClientData:
+        away = (rows.fields["y"].double() - middle) / sd
+        return rows.with_fields(y=away.to(torch.get_default_dtype()))
+
+    return standardised
 
 
 def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both | None, int]:
@@ -100,7 +116,7 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
     elif data.partition is None:
         rows = _natural(data.name)
         train, test = rows.split(1.0 - data.test_share, seed=seed)
-        classes = int(rows.fields["y"].max()) + 1
+        classes = 0 if data.name in REGRESSION else int(rows.fields["y"].max()) + 1
     else:
         source, how = labelled(data.name), data.partition
         given = _rows_of(how, source, data.test_share, seed)

@@ -32,7 +32,7 @@ class Score(NamedTuple):
         test: "local", a client's own test rows, or "global", rows of all clients.
         weighting: "rows" or "clients" count the same.
         rounds: how many last rounds it is a mean over.
-        metric: "accuracy" or "balanced_accuracy" in %, or "log_score" in nats a row.
+        metric: "accuracy", "balanced_accuracy" or "explained" in %, or "log_score" in nats a row.
         value: the number.
     """
 
@@ -54,11 +54,12 @@ def stranger(client: str) -> str:
 def means(prediction: Prediction) -> dict[tuple[str, str], float]:
     """Return (weighting, metric) -> mean over the rows or the clients of a prediction."""
     scores = prediction.scores()
-    by_client = {
-        "accuracy": 100.0 * scores["accuracy"],
-        "balanced_accuracy": 100.0 * balanced(prediction),
-        "log_score": scores["log_score"],
-    }
+    by_client = {"log_score": scores["log_score"]}
+    if "rmse" in scores:  # of labels of variance 1
+        by_client["explained"] = 100.0 * (1.0 - scores["rmse"] ** 2)
+    else:
+        by_client["accuracy"] = 100.0 * scores["accuracy"]
+        by_client["balanced_accuracy"] = 100.0 * balanced(prediction)
     found = {}
     for metric, value in by_client.items():
         found["clients", metric] = float(value.mean())

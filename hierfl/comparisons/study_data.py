@@ -18,10 +18,13 @@ Source = Literal[
     "wisdm",
     "election88",
     "office_caltech10",
+    "radon",
+    "school_ilea",
     "fedmap_feature",
     "fedmap_quantity",
     "fedmap_label",
 ]
+REGRESSION = ("radon", "school_ilea")  # real labels; all others have classes
 TO_PARTITION = (
     "digits",
     "mnist",

@@ -32,10 +32,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from hierfl import methods as published_methods
-from hierfl.comparisons.study_data import Data, Table, nearest
+from hierfl.comparisons.study_data import REGRESSION, Data, Table, nearest
 from hierfl.studies.baseline_methods import BASELINES, baseline
 from hierfl.studies.tuning import RATES
 
+CLASSIFIERS = ("fedpac", "knn_per", "fedvi")  # models of classes alone
 MOST_POINTS = 6  # of a method's grid
 SAME_METHOD = {"fedprox": "fedavg", "fedper": "fedrep"}  # built from a method of another name
 
@@ -94,8 +95,9 @@ class Evaluation(Table):
         every: rounds between the points of a curve; 0: no curve.
         weighting: "rows": every test row counts the same; "clients": every client. Results have both; this one is
             shown, and tuned by.
-        metric: "accuracy", or "balanced_accuracy", the mean over a client's classes of its accuracy in each. Results
-            have both; this one is shown, and tuned by.
+        metric: "accuracy"; "balanced_accuracy", the mean over a client's classes of its accuracy in each; or, of real
+            labels, "explained", 1 minus the mean squared error over the variance of all training labels. Results have
+            all that there are; this one is shown, and tuned by.
         new_clients: so many clients take no part in training, and join at the end.
         join_rounds: rounds of training on their own rows, or for methods with "+FT" of tuning, after which new clients
             are scored.
@@ -107,7 +109,7 @@ class Evaluation(Table):
     last_rounds: int = Field(default=1, gt=0)
     every: int = Field(default=0, ge=0)
     weighting: Literal["rows", "clients"] = "clients"
-    metric: Literal["accuracy", "balanced_accuracy"] = "accuracy"
+    metric: Literal["accuracy", "balanced_accuracy", "explained"] = "accuracy"
     new_clients: int = Field(default=0, ge=0)
     join_rounds: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(1,), min_length=1)
     tune_steps: int = Field(default=0, ge=0)
@@ -260,6 +262,17 @@ class Study(Table):
             if max(sizes.values()) > MOST_POINTS:
                 raise ValueError(
                     f"tuning: grids of {max(sizes.values())} points; at most {MOST_POINTS}"
+                )
+        real = self.data.name in REGRESSION
+        if real != (self.evaluation.metric == "explained"):
+            kind = "real labels: take 'explained'" if real else "classes: take another one"
+            raise ValueError(
+                f"evaluation.metric is '{self.evaluation.metric}', and '{self.data.name}' has {kind}"
+            )
+        for entry in self.methods:
+            if real and entry.name.split("+")[0] in CLASSIFIERS:
+                raise ValueError(
+                    f"methods.{entry.label}: '{entry.name}' needs classes: leave it out"
                 )
         if self.evaluation.last_rounds > self.run.rounds:
             raise ValueError("evaluation.last_rounds: more than run.rounds")

@@ -45,7 +45,7 @@ class Column:
     @property
     def heading(self) -> str:
         """Name and unit of the column, such as "P, %" or "G of new clients, nats"."""
-        kind = "balanced " if self.metric == "balanced_accuracy" else ""
+        kind = {"balanced_accuracy": "balanced ", "explained": "explained, "}.get(self.metric, "")
         return f"{kind}{self.name}, {'nats' if self.metric == 'log_score' else '%'}"
 
     @property

@@ -55,6 +55,7 @@ from hierfl.models import (
     map_network,
     network,
 )
+from hierfl.models.likelihood import Likelihood
 from hierfl.models.map_priors import Isotropic
 from hierfl.optimisers import SGD, Adam
 from hierfl.program.sites import Model
@@ -84,6 +85,7 @@ class Budget:
         scale: standard deviation at which learned prior scales start.
         tune_steps: steps of "+FT"; 0: as many as a round has.
         counts_steps: `evaluations` are steps, whatever a step takes.
+        likelihood: of the labels; None: classes.
     """
 
     evaluations: int
@@ -95,6 +97,7 @@ class Budget:
     scale: float
     tune_steps: int = 0
     counts_steps: bool = False
+    likelihood: Likelihood | None = None
 
     def steps(self, each: int) -> int:
         """Return the steps of a round, each of so many gradient evaluations."""
@@ -135,12 +138,14 @@ def local(b: Budget, each: int = 1, **more: Any) -> dict[str, Any]:
 
 def an_individual(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return a model for each client by itself."""
-    return individual(network(net), **local(b, optimiser=SGD(lr)) | settings)
+    return individual(
+        network(net, likelihood=b.likelihood), **local(b, optimiser=SGD(lr)) | settings
+    )
 
 
 def a_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedAvg."""
-    return fedavg(network(net), **local(b, optimiser=SGD(lr)) | settings)
+    return fedavg(network(net, likelihood=b.likelihood), **local(b, optimiser=SGD(lr)) | settings)
 
 
 def a_fedprox(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -150,7 +155,7 @@ def a_fedprox(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Meth
 
 def a_scaffold(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return SCAFFOLD."""
-    return scaffold(network(net), **local(b, lr=lr) | settings)
+    return scaffold(network(net, likelihood=b.likelihood), **local(b, lr=lr) | settings)
 
 
 def tuning(method: Method, lr: float, b: Budget, *, own_steps: bool = True) -> Method:
@@ -167,17 +172,17 @@ def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> M
         "steps": b.steps(2),
         "batch_size": b.rows,
     }
-    return per_fedavg(network(net), **given | settings)
+    return per_fedavg(network(net, likelihood=b.likelihood), **given | settings)
 
 
 def a_ditto(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return Ditto; half of the steps are the common model's."""
-    return ditto(network(net), **local(b, 2, optimiser=SGD(lr)) | settings)
+    return ditto(network(net, likelihood=b.likelihood), **local(b, 2, optimiser=SGD(lr)) | settings)
 
 
 def an_apfl(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return APFL; half of the steps are the common model's."""
-    return apfl(network(net), **local(b, 2, optimiser=SGD(lr)) | settings)
+    return apfl(network(net, likelihood=b.likelihood), **local(b, 2, optimiser=SGD(lr)) | settings)
 
 
 def a_fedrep(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -190,7 +195,7 @@ def a_fedrep(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
         "batch_size": b.rows,
     }
     given |= {"head": head_of(net), "optimiser": SGD(lr, momentum=0.5)}
-    return fedrep(network(net), **given | settings)
+    return fedrep(network(net, likelihood=b.likelihood), **given | settings)
 
 
 def a_fedper(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -202,7 +207,7 @@ def a_fedper(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
 def a_fedbabu(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedBABU whose clients tune by as many steps as a round has."""
     given = local(b, optimiser=SGD(lr, momentum=0.9), tune_steps=b.evaluations, head=head_of(net))
-    return fedbabu(network(net), **given | settings)
+    return fedbabu(network(net, likelihood=b.likelihood), **given | settings)
 
 
 def a_fedrecon(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -215,7 +220,7 @@ def a_fedrecon(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Met
         "batch_size": b.rows,
     }
     given |= {"head_optimiser": SGD(lr), "body_optimiser": SGD(5.0 * lr), "head": head_of(net)}
-    return fedrecon(network(net), **given | settings)
+    return fedrecon(network(net, likelihood=b.likelihood), **given | settings)
 
 
 def a_fedbn(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -225,7 +230,7 @@ def a_fedbn(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method
         layers.append(layer)
         if isinstance(layer, nn.Linear):
             layers.append(nn.BatchNorm1d(layer.out_features))
-    model = batch_norm_network(nn.Sequential(*layers, net[-1]))
+    model = batch_norm_network(nn.Sequential(*layers, net[-1]), likelihood=b.likelihood)
     return fedbn(model, **local(b, optimiser=SGD(lr)) | settings)
 
 
@@ -233,7 +238,7 @@ def a_fedpa(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method
     """Return FedPA."""
     optimiser = SGD(lr, momentum=0.9)
     given: dict[str, Any] = {"epochs": b.passes, "batch_size": b.rows, "optimiser": optimiser}
-    return fedpa(network(net), **given | settings)
+    return fedpa(network(net, likelihood=b.likelihood), **given | settings)
 
 
 def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -242,7 +247,9 @@ def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
     The chain's step size is in units of a sum over rows. The server's Adam takes a tenth of the step size, as it
     moves once a round.
     """
-    hierarchy = bayesian_network(net, local=(f"{last_of(net)}.",), prior_scale=0.1)
+    hierarchy = bayesian_network(
+        net, local=(f"{last_of(net)}.",), prior_scale=0.1, likelihood=b.likelihood
+    )
     given: dict[str, Any] = {
         "lr": lr / b.client_rows,
         "steps": b.evaluations,
@@ -254,39 +261,52 @@ def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
 
 def a_fedem(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedEM of three models; each step is one of all three."""
-    return fedem(network(net), **local(b, 3, components=3, optimiser=SGD(lr)) | settings)
+    return fedem(
+        network(net, likelihood=b.likelihood),
+        **local(b, 3, components=3, optimiser=SGD(lr)) | settings,
+    )
 
 
 def an_ifca(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return IFCA."""
-    return ifca(network(net), **local(b, optimiser=SGD(lr)) | settings)
+    return ifca(network(net, likelihood=b.likelihood), **local(b, optimiser=SGD(lr)) | settings)
 
 
 def a_clustered_fl(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return clustered federated learning."""
     wait, optimiser = min(20, b.rounds // 2), SGD(lr, momentum=0.9)
-    return clustered_fl(network(net), **local(b, optimiser=optimiser, wait=wait) | settings)
+    return clustered_fl(
+        network(net, likelihood=b.likelihood), **local(b, optimiser=optimiser, wait=wait) | settings
+    )
 
 
 def a_fedamp(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedAMP."""
     given = local(b, optimiser=SGD(lr), sigma=float(b.clients))
-    return fedamp(network(net), **given | settings)
+    return fedamp(network(net, likelihood=b.likelihood), **given | settings)
 
 
 def a_heur_fedamp(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return HeurFedAMP."""
-    return heur_fedamp(network(net), **local(b, optimiser=SGD(lr)) | settings)
+    return heur_fedamp(
+        network(net, likelihood=b.likelihood), **local(b, optimiser=SGD(lr)) | settings
+    )
 
 
 def a_fedfomo(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedFomo; the rows of `held_out` weigh models."""
-    return fedfomo(network(net), **local(b, optimiser=SGD(lr), validation=HELD) | settings)
+    return fedfomo(
+        network(net, likelihood=b.likelihood),
+        **local(b, optimiser=SGD(lr), validation=HELD) | settings,
+    )
 
 
 def a_pfedhn(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return pFedHN."""
-    return pfedhn(network(net), **local(b, optimiser=SGD(lr, momentum=0.9)) | settings)
+    return pfedhn(
+        network(net, likelihood=b.likelihood),
+        **local(b, optimiser=SGD(lr, momentum=0.9)) | settings,
+    )
 
 
 def a_fedpac(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -316,7 +336,9 @@ def a_pfedme(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
         "steps": b.steps(5),
         "batch_size": b.rows,
     }
-    return pfedme(bayesian_network(net, prior_scale=1.0), **given | settings)
+    return pfedme(
+        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **given | settings
+    )
 
 
 def a_pfedbred(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -329,7 +351,9 @@ def a_pfedbred(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Met
         "batch_size": b.rows,
         "strategy": "mh",
     }
-    return pfedbred(bayesian_network(net, prior_scale=1.0), **given | settings)
+    return pfedbred(
+        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **given | settings
+    )
 
 
 def a_fedmap(
@@ -341,13 +365,15 @@ def a_fedmap(
     **settings: Any,
 ) -> Method:
     """Return FedMAP, with one prior variance for all weights."""
-    model = map_network(net, prior=Isotropic(variance))
+    model = map_network(net, prior=Isotropic(variance), likelihood=b.likelihood)
     return fedmap(model, **local(b, optimiser=Adam(lr)) | settings)
 
 
 def hierarchy(net: nn.Sequential, b: Budget) -> Model:
     """Return the Bayesian network whose prior's mean and scale are learned, weight by weight."""
-    return bayesian_network(net, prior_scale="learned", scale_start=b.scale)
+    return bayesian_network(
+        net, prior_scale="learned", scale_start=b.scale, likelihood=b.likelihood
+    )
 
 
 def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:

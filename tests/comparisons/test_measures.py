@@ -152,6 +152,24 @@ def test_convolutions_are_below_the_dense_layers() -> None:
         cells.net_of(own, 65, 10, 0)
 
 
+def test_real_labels_are_scored_by_the_share_of_their_variance() -> None:
+    data = {"name": "radon", "scaling": "pixel"}
+    given = study(run={"rounds": 10, "evaluations": 20, "lr": 0.05}).model_dump(
+        exclude={"data", "evaluation"}
+    )
+    own = Study.model_validate({**given, "data": data, "evaluation": {"metric": "explained"}})
+    rows = of_study(own, 0)
+    y = rows.train.fields["y"].double()
+    assert abs(float(y.mean())) < 1e-6 and float(y.std()) == pytest.approx(1.0, abs=1e-6)
+    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 10, 0)
+    prediction = fit.predict(rows.test, draws=1, seed=0)
+    scores = means(prediction)
+    assert set(metric for _, metric in scores) == {"explained", "log_score"}
+    error = (prediction.mean - rows.test.fields["y"]).double().square().mean()
+    assert scores["rows", "explained"] == pytest.approx(100.0 * (1.0 - float(error)), abs=1e-4)
+    assert scores["rows", "explained"] > 5.0  # floors and uranium explain some of it
+
+
 def test_new_clients_and_everyones_rows_have_scores_of_their_own() -> None:
     by, _ = found("fedavg", evaluation={"new_clients": 2, "global_rows": 20})
     kinds = {key[:3] for key in by}

@@ -14,7 +14,14 @@ from hierfl.cli import app
 from hierfl.comparisons.read_study import read
 
 FILES = sorted((Path(__file__).parents[2] / "examples" / "studies").glob("*.toml"))
-SHIPPED = ("digits", "fedmap_feature", "fedmap_label", "fedmap_quantity")  # data that need no file
+SHIPPED = (
+    "digits",
+    "fedmap_feature",
+    "fedmap_label",
+    "fedmap_quantity",
+    "heart_disease",
+    "radon",
+)  # data that need no file
 
 
 def variants() -> list[Any]:

@@ -115,6 +115,11 @@ def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
         (MINIMAL.replace('"fedavg"', '"fedavg", settings = { optimiser = "adamm" }'), ["'adamm'", "'sgd' or 'adam'"]),
         (MINIMAL.replace("train = 16", "authors_labels = true"), ["authors_labels", "'power_law'"]),
         (MINIMAL + "[evaluation]\njoin_rounds = [0]", ["evaluation.join_rounds.0", "greater than 0"]),
+        (MINIMAL + '[evaluation]\nmetric = "explained"', ["evaluation.metric", "'digits' has classes"]),
+        ('title = "t"\ndata = { name = "radon" }\nmethods = { fedavg = {} }',
+         ["'radon' has real labels", "'explained'"]),
+        ('title = "t"\ndata = { name = "radon" }\nevaluation = { metric = "explained" }\nmethods = { fedpac = {} }',
+         ["methods.fedpac", "needs classes"]),
         ("title = ", ["no TOML"]),
     ],
 )  # fmt: skip
