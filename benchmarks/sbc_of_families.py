@@ -41,6 +41,9 @@ ABOUT = f"""# Simulation-based calibration of response families
 their priors and rows drawn given them, fitted by `two_stage`; {DRAWS} draws. Over the global numbers of a family: the
 smallest chi-square p-value of the ranks, how often central intervals of 50 and 90 % cover, and whose ECDF leaves its
 99 % band. Data of `cumulative` in which a level does not occur are drawn again.
+
+The 16 families have about 60 global numbers: if every posterior is exact, the smallest p-value of all is 0.002 or less
+in 11 of 100 such tables.
 """
 HEAD = (
     *("family", "replications", "failed", "smallest p", "50 % covers", "90 % covers"),
@@ -177,7 +180,7 @@ def page(done: Mapping[str, Sequence[Record]]) -> str:
         ]
         outside = ", ".join(scores[scores["outside"]].index.get_level_values("site")) or "none"
         cells = (
-            *(name, said["replications"], said["failed"], f"{scores['p'].min():.2f}", *covered),
+            *(name, said["replications"], said["failed"], f"{scores['p'].min():.3f}", *covered),
             *(outside, said["k_hat_above_0.7"], said["most_rounds"]),
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
