@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.core.trees import Tree, leaves_of, tree_leaves
 from hierfl.engine.graph_rewrites import rewrite
+from hierfl.engine.lifted_factors import lift_factors
 
 Signature = tuple[Any, ...]
 
@@ -182,15 +183,18 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         warnings.simplefilter("ignore")  # of inductor, about its own code
         graph = make_fx(flat)(*_distinct(leaves))
         rewrite(graph, given)
+        factors = lift_factors(graph)
         # no shape is dynamic, but without a shape environment inductor does not cache its result on disk
         fake = FakeTensorMode(shape_env=ShapeEnv())
-        examples: list[Any] = [fake.from_tensor(leaf, static_shapes=True) for leaf in leaves]
+        examples: list[Any] = [
+            fake.from_tensor(leaf, static_shapes=True) for leaf in (*leaves, *factors)
+        ]
         with tracing(TracingContext(fake)), _instructions_known():
             lowered: Any = torch._inductor.compile(graph, examples)
 
     def run(*leaves: Tensor) -> Any:
         with torch.no_grad():
-            return lowered(*leaves)
+            return lowered(*leaves, *factors)
 
     return Graph(run, shape[0])
 
