@@ -17,6 +17,8 @@ Source = Literal[
     "heart_disease",
     "wisdm",
     "election88",
+    "trauma",
+    "lung_cancer",
     "office_caltech10",
     "radon",
     "school_ilea",

@@ -15,6 +15,7 @@ from hierfl.datasets.images import (
     notmnist,
     usps,
 )
+from hierfl.datasets.patients import lung_cancer, trauma
 from hierfl.datasets.references import Summary, reference
 from hierfl.datasets.tables import election88, office_caltech10, rats, school_ilea, wisdm
 
@@ -28,6 +29,7 @@ __all__ = [
     "fashion_mnist",
     "femnist",
     "heart_disease",
+    "lung_cancer",
     "mnist",
     "notmnist",
     "office_caltech10",
@@ -35,6 +37,7 @@ __all__ = [
     "rats",
     "reference",
     "school_ilea",
+    "trauma",
     "usps",
     "wisdm",
 ]

@@ -1,4 +1,4 @@
-"""Reading data files: archives shipped with the package, and archives in the folder named by HIERFL_DATA."""
+"""Reading data files: archives shipped with the package, and archives and tables in the folder of HIERFL_DATA."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from functools import wraps
 from pathlib import Path
 from typing import TypeVar
 
+import pandas as pd
+
 from hierfl.datasets.archives import Arrays, read_arrays, reading
 
-__all__ = ["Arrays", "Source", "load", "located", "read_from", "shipped"]
+__all__ = ["Arrays", "Source", "columns", "load", "located", "read_from", "shipped"]
 
 VARIABLE = "HIERFL_DATA"
 T = TypeVar("T")
@@ -23,9 +25,9 @@ class Source:
     """A data set that is not shipped, but read from a file.
 
     Args:
-        file: path of the archive (.npz), relative to the folder named by HIERFL_DATA.
+        file: path of the archive (.npz) or the table (.csv), relative to the folder named by HIERFL_DATA.
         origin: public name, authors and licence of the data set, to find it by.
-        arrays: name -> description of the array that the archive must hold under that name.
+        arrays: name -> description of the array or the column that the file must hold under that name.
     """
 
     file: str
@@ -42,7 +44,7 @@ def shipped(file: str) -> Arrays:
 
 
 def located(source: Source) -> Path:
-    """Return the path of a source's archive.
+    """Return the path of a source's file.
 
     Raises:
         FileNotFoundError: HIERFL_DATA is not set, or its folder lacks the file. The message says how to get
@@ -58,8 +60,9 @@ def located(source: Source) -> Path:
         else f"{VARIABLE} is not set"
     )
     layout = "; ".join(f"{name}: {what}" for name, what in source.arrays.items())
+    kind = "CSV file" if source.file.endswith(".csv") else "NumPy archive"
     raise FileNotFoundError(
-        f"{why}: get {source.origin}, save it as '{source.file}' (a NumPy archive with {layout}), "
+        f"{why}: get {source.origin}, save it as '{source.file}' (a {kind} with {layout}), "
         f"and set the environment variable {VARIABLE} to its folder"
     )
 
@@ -79,6 +82,23 @@ def load(source: Source, names: Iterable[str] | None = None) -> Arrays:
     return read_arrays(
         located(source), list(source.arrays if names is None else names), source.arrays
     )
+
+
+def columns(source: Source) -> pd.DataFrame:
+    """Read the columns that a source lists from its table; NaN where a value is missing.
+
+    Raises:
+        FileNotFoundError: as `located`.
+        ValueError: the table lacks a column, or holds words where there should be numbers.
+    """
+    path = located(source)
+    with reading(path):
+        frame = pd.read_csv(path)
+        if absent := [name for name in source.arrays if name not in frame]:
+            raise ValueError(
+                f"it has no column '{absent[0]}' ({source.arrays[absent[0]]}): its columns are {list(frame)}"
+            )
+        return frame[list(source.arrays)].astype("float64")
 
 
 def read_from(source: Source) -> Callable[[Callable[[], T]], Callable[[], T]]:

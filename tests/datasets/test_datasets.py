@@ -12,7 +12,7 @@ import torch
 from hierfl import datasets
 from hierfl.data.clients import ClientData
 from hierfl.datasets import files as data_files
-from hierfl.datasets import images, tables
+from hierfl.datasets import images, patients, tables
 from hierfl.datasets.files import Source
 
 needs_files = pytest.mark.skipif(
@@ -205,12 +205,12 @@ def test_the_error_for_a_missing_file_says_how_to_get_it(
     monkeypatch.delenv("HIERFL_DATA", raising=False)
     with pytest.raises(
         FileNotFoundError,
-        match=r"HIERFL_DATA is not set: get .+, save it as '.+\.npz' \(a NumPy archive with \w+: ",
+        match=r"HIERFL_DATA is not set: get .+, save it as '.+\.(npz' \(a NumPy archive|csv' \(a CSV file) with \w+: ",
     ):
         READERS[name]()
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
     with pytest.raises(
-        FileNotFoundError, match=r"'.+\.npz' is not in the folder named by HIERFL_DATA"
+        FileNotFoundError, match=r"'.+\.(npz|csv)' is not in the folder named by HIERFL_DATA"
     ):
         READERS[name]()
 
@@ -289,6 +289,8 @@ def test_femnist_has_the_same_writers_in_train_and_test_and_others_in_extra() ->
         ("rats", 30, 150, "rat 1"),
         ("election88", 49, 11_566, "AL"),
         ("office_caltech10", 4, 2533, "amazon"),
+        ("trauma", 3, 371, "hospital 1"),
+        ("lung_cancer", 17, 184, "institution 1"),
     ],
 )
 def test_tables_have_the_published_clients_and_rows(
@@ -297,7 +299,7 @@ def test_tables_have_the_published_clients_and_rows(
     data = READERS[name]()
     assert (data.num_clients, data.num_rows, data.names[0]) == (clients, rows, first)
     assert set(data.fields) >= {"x", "y"}
-    assert name == "wisdm" or all(v.isfinite().all() for v in data.fields.values())
+    assert name in ("wisdm", "lung_cancer") or all(v.isfinite().all() for v in data.fields.values())
 
 
 @needs_files
@@ -312,6 +314,29 @@ def test_labels_and_codes_start_at_zero() -> None:
     assert max(shares, key=lambda s: shares[s]) == "UT"
     rat = datasets.rats().select(["rat 9"])
     assert rat.fields["y"].tolist() == [177.0, 236.0, 285.0, 350.0, 376.0]
+
+
+@needs_files
+def test_patients_are_labelled_by_death() -> None:
+    lung = datasets.lung_cancer()
+    assert set(lung.fields["y"].tolist()) == {0.0, 1.0} and int(lung.fields["y"].sum()) == 119
+    x = dict(zip(lung.features["x"], lung.fields["x"].T, strict=True))
+    assert int(x["meal.cal"].isnan().sum()) == 36 and not bool(x["age"].isnan().any())
+    assert datasets.trauma().select(["hospital 1"]).num_rows == 49
+    assert int(datasets.trauma().fields["y"].sum()) == 110
+
+
+def test_a_table_that_lacks_a_column_or_holds_words_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
+    head, row = "sex,age,hospital,ISS,GCS", "1,20,3,24,15"
+    (tmp_path / "trauma.csv").write_text(f"{head}\n{row}\n")
+    with pytest.raises(ValueError, match=r"trauma.csv' is not the file .*no column 'mortality'"):
+        datasets.trauma()
+    (tmp_path / "trauma.csv").write_text(f"{head},mortality\n{row},yes\n")
+    with pytest.raises(ValueError, match=r"trauma.csv' is not the file .*'yes'"):
+        datasets.trauma()
 
 
 @needs_files
@@ -341,8 +366,10 @@ def test_references_from_files() -> None:
 
 def test_the_docs_say_what_every_file_holds() -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    sources = [v for m in (images, tables) for v in vars(m).values() if isinstance(v, Source)]
-    assert len(sources) == 12
+    sources = [
+        v for m in (images, patients, tables) for v in vars(m).values() if isinstance(v, Source)
+    ]
+    assert len(sources) == 14
     for source in sources:
         arrays = "; ".join(f"`{name}` {what}" for name, what in source.arrays.items())
         assert f"| `{source.file}` | {source.origin} | {arrays} |" in page
