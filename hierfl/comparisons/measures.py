@@ -7,6 +7,7 @@ under a name that the server has never seen. Test rows are used here, and nowher
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -15,6 +16,7 @@ import torch
 from hierfl.comparisons.federations import Federation, renamed
 from hierfl.comparisons.study_file import Evaluation
 from hierfl.data.clients import ClientData
+from hierfl.engine.rounds import one_round
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import Baseline
@@ -116,7 +118,7 @@ class Watch:
         found = {
             ("G", *key): v for key, v in means(self._unserved(fit, rows.train, rows.test)).items()
         }
-        if not self.how.tunes:
+        if not (self.how.tunes or self.evaluation.round_of_all):
             found |= {("P", *key): v for key, v in means(self._predicted(fit, rows.test)).items()}
         if late:
             self.last.append(found)
@@ -136,11 +138,14 @@ class Watch:
                   sum(each[kind, weighting, metric] for each in self.last) / count)
             for kind, weighting, metric in self.last[0]
         ]  # fmt: skip
-        adapted = None
+        whole, adapted = fit, None
         if self.how.tunes:
             adapted = fit.personalise(rows.train, rounds=1)
-        elif self.fine_tune:
-            adapted = fit.personalise(rows.train, rounds=1, anew=False)
+        elif self.evaluation.round_of_all:
+            whole = with_everyone(fit)
+            found += _of("P", "participating", 0, "local", self._predicted(whole, rows.test))
+        if self.fine_tune:
+            adapted = whole.personalise(rows.train, rounds=1, anew=False)
         if adapted is not None:
             found += _of(
                 self._kind, "participating", 1, "local", self._predicted(adapted, rows.test)
@@ -150,7 +155,7 @@ class Watch:
         if self.evaluation.global_rows:
             everyone = everyones(rows.test, self.evaluation.global_rows, self.seed)
             if not self.how.tunes:
-                found += _of("P", "participating", 0, "global", self._predicted(fit, everyone))
+                found += _of("P", "participating", 0, "global", self._predicted(whole, everyone))
             if adapted is not None:
                 found += _of(
                     self._kind, "participating", 1, "global", self._predicted(adapted, everyone)
@@ -179,6 +184,16 @@ class Watch:
         """Predict rows by what clients are served that have taken no step."""
         own = fit.personalise(renamed(train, stranger), rounds=0)
         return self._predicted(own, renamed(rows, stranger))
+
+
+def with_everyone(fit: Fit) -> Fit:
+    """Continue a fit by one round in which every client takes part."""
+    federation = fit.federation
+    # as many clients at once as before: compiled steps are of one shape
+    parts = federation.parts(torch.arange(federation.cohort), fit.message)
+    whole = replace(federation, cohort=len(fit.clients), chunk=max(map(len, parts)))
+    after = one_round(whole, fit.progress, fit.rounds + 1)
+    return replace(fit, progress=after, rounds=fit.rounds + 1)
 
 
 def _of(kind: str, clients: str, adapted: int, test: str, prediction: Prediction) -> list[Score]:

@@ -92,6 +92,9 @@ class Evaluation(Table):
     Args:
         last_rounds: the scores of so many last rounds are averaged. Scores of methods that tune for a prediction, and
             of new clients, are of the last round alone.
+        round_of_all: P is scored after one more round, in which all clients train. Without it, a client is scored by
+            what it kept of the last round that it was in, which is long ago for most where `run.cohort` is small.
+            G is scored before that round, and curves have G alone.
         every: rounds between the points of a curve; 0: no curve.
         weighting: "rows": every test row counts the same; "clients": every client. Results have both; this one is
             shown, and tuned by.
@@ -107,6 +110,7 @@ class Evaluation(Table):
     """
 
     last_rounds: int = Field(default=1, gt=0)
+    round_of_all: bool = False
     every: int = Field(default=0, ge=0)
     weighting: Literal["rows", "clients"] = "clients"
     metric: Literal["accuracy", "balanced_accuracy", "explained"] = "accuracy"

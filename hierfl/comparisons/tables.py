@@ -243,6 +243,8 @@ def caption(study: Study) -> str:
     k = seen.last_rounds
     rounds = "of the last round" if k == 1 else f"are means over the last {k} rounds"
     seeds = len(run.seeds)
+    if seen.round_of_all:
+        rounds += ", P's of one more in which all clients train"
     return (
         f"{study.title}. {run.rounds} rounds; scores {rounds}, every {seen.weighting[:-1]} counts the same; "
         f"mean ± sd over {seeds} seed{'s' * (seeds > 1)}. Bold: the best"

@@ -20,7 +20,7 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from hierfl.comparisons.cells import described, file_of, keep, kept, plan_of, trained
 from hierfl.comparisons.federations import of_study
-from hierfl.comparisons.measures import means
+from hierfl.comparisons.measures import means, with_everyone
 from hierfl.comparisons.study_file import Entry, Study
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
@@ -151,7 +151,11 @@ def split(
         joins = True
 
     def score(fit: Fit) -> float:
-        own = fit.personalise(tuned_on, rounds=1) if joins else fit
+        own = fit
+        if joins:
+            own = fit.personalise(tuned_on, rounds=1)
+        elif study.evaluation.round_of_all:
+            own = with_everyone(fit)
         return means(own.predict(rest, draws=count, seed=seed))[weighting, study.evaluation.metric]
 
     return fitting, score

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from hierfl.comparisons import cells
+from hierfl.comparisons import cells, tuning
 from hierfl.comparisons.federations import of_study
-from hierfl.comparisons.measures import Score, Watch, means
+from hierfl.comparisons.measures import Score, Watch, means, with_everyone
 from hierfl.comparisons.study_file import Study
+from hierfl.core.trees import tree_leaves
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import baseline
 from tests.comparisons.small import study
@@ -72,6 +73,54 @@ def test_last_rounds_are_averaged_and_points_of_the_curve_are_single_rounds() ->
     mean = (curve[2]["P"] + curve[3]["P"]) / 2.0
     assert by["P", "participating", "local", "clients", "accuracy"] == pytest.approx(mean)
     assert found("fedavg", evaluation={"every": 0})[1] == []
+
+
+def test_a_round_of_all_clients_is_the_next_round_of_a_run_in_which_all_take_part() -> None:
+    own = study(run={"rounds": 3}, methods=[{"name": "ditto"}])
+    rows = of_study(own, 0)
+    three, four = (
+        cells.trained(own, own.methods[0], {}, rows.train, rows.classes, rounds, 0)
+        for rounds in (3, 4)
+    )
+    whole = with_everyone(three)
+    assert whole.rounds == 4
+    for kept in ("message", "progress"):
+        one, other = (tree_leaves(_state(fit, kept)) for fit in (whole, four))
+        assert one and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _state(fit: Fit, kept: str) -> Any:
+    return fit.message if kept == "message" else fit.progress.table
+
+
+def test_p_is_of_a_round_of_all_clients_where_it_is_asked_for() -> None:
+    asked = {"last_rounds": 2, "round_of_all": True}
+    changes = {"run": {"rounds": 4, "cohort": 1}, "methods": [{"name": "individual"}]}
+    own = study(evaluation=asked, **changes)  # type: ignore[arg-type]
+    result = cells.computed(own, own.methods[0], {}, 0)
+    rows = of_study(own, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 4, 0)
+    predicted = means(with_everyone(fit).predict(rows.test, draws=1, seed=0))
+    scores = [Score(**score) for score in result["scores"]]
+    by = {(s.score, s.weighting, s.metric): (s.value, s.rounds) for s in scores}
+    assert by["P", "clients", "accuracy"] == (predicted["clients", "accuracy"], 1)
+    assert by["G", "clients", "accuracy"][1] == 2
+    assert all("P" not in point for point in result["curve"])
+    # with one client a round, most have trained in none of four
+    stale, _ = found("individual", run={"rounds": 4, "cohort": 1})
+    assert predicted["clients", "accuracy"] > (
+        5.0 + stale["P", "participating", "local", "clients", "accuracy"]
+    )
+
+
+def test_a_trial_is_scored_after_a_round_of_all_clients_too() -> None:
+    own = study(evaluation={"round_of_all": True}, run={"cohort": 2}, tuning={"rounds": 2})
+    entry, rows = own.methods[1], of_study(own, 0)
+    fitting, score = tuning.split(own, rows.train, 0, tunes=False, draws=False)
+    fit = cells.trained(own, entry, {}, fitting, rows.classes, 2, 0)
+    rest = rows.train.split(0.8, seed=0)[1]
+    expected = means(with_everyone(fit).predict(rest, draws=1, seed=0))
+    assert score(fit) == expected["clients", "accuracy"]
 
 
 def test_a_method_that_tunes_has_p_of_the_end_alone() -> None:
