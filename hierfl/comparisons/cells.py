@@ -112,7 +112,7 @@ def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequentia
         layers = [part for n, m in pairwise(sizes) for part in (nn.Linear(n, m), between())]
         return nn.Sequential(*below, *layers[:-1])
 
-    found = images.started(made, seed)
+    found = images.started(made, seed if study.run.start is None else study.run.start)
     assert isinstance(found, nn.Sequential)
     return found
 

@@ -70,6 +70,7 @@ class Run(Table):
         lr: step size of gradient descent, where it is not tuned.
         adam: step size of Adam, where it is not tuned.
         seeds: one run of each; a seed fixes partition, initial weights and noise.
+        start: seed of the initial weights of all runs; None: that of the run.
         compiled: whether steps may be compiled.
     """
 
@@ -83,6 +84,7 @@ class Run(Table):
     lr: float = Field(default=0.1, gt=0.0)
     adam: float = Field(default=0.01, gt=0.0)
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
+    start: int | None = None
     compiled: bool = True
 
 

@@ -23,7 +23,6 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "fedmap-synthetic": ("fedmap_synthetic",),
     "new-clients": ("new_clients_fashion", "writers"),
     "ood-entropy": ("ood_entropy",),
-    "prior-ablation": ("prior_ablation",),
     "toy-linear-regression": ("toy_fedabml", "toy_fedmap"),
 }
 
@@ -33,7 +32,6 @@ FILES: dict[str, tuple[str, ...]] = {
     "fedmap_synthetic": ("fedmap_synthetic.csv",),
     "new_clients_fashion": ("new_clients_fashion.csv", "new_clients_fashion.png"),
     "ood_entropy": ("ood_entropy.csv", "ood_entropy_clients.csv", "ood_entropy.png"),
-    "prior_ablation": ("prior_ablation.csv", "prior_ablation.png"),
     "toy_fedabml": ("toy_fedabml.csv", "toy_fedabml.png"),
     "toy_fedmap": ("toy_fedmap.csv", "toy_fedmap.png"),
     "writers": ("femnist_writers.csv",),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from hierfl.comparisons import cells
@@ -188,3 +189,10 @@ def test_the_small_study_is_as_a_file_would_give_it(tmp_path: Path) -> None:
     lines += ["[methods.fedavg]", "[methods.individual]"]
     given: dict[str, Any] = tomllib.loads("\n".join(lines))
     assert given == GIVEN and read(written(tmp_path, "\n".join(lines))) == {"": study()}
+
+
+def test_all_runs_start_from_the_same_weights_where_that_is_asked_for() -> None:
+    own, same = study(), study(run={"start": 5})
+    for seeds, alike in ((own, False), (same, True)):
+        one, two = (cells.net_of(seeds, 4, 3, seed)[0].weight for seed in (0, 1))
+        assert torch.equal(one, two) == alike  # type: ignore[arg-type]

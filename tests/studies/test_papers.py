@@ -18,15 +18,11 @@ from hierfl import studies
 from hierfl.data.clients import ClientData
 from hierfl.datasets import Labelled
 from hierfl.engine.chunks import ClientError
-from hierfl.methods import pfedbred
-from hierfl.models import bayesian_network
-from hierfl.models.likelihood import normal
 from hierfl.studies import (
     compared,
     fedmap_synthetic,
     new_clients_fashion,
     ood_entropy,
-    prior_ablation,
     toy_fedabml,
     writers,
 )
@@ -164,12 +160,11 @@ def test_every_method_takes_as_many_local_steps(name: str) -> None:
 
 
 def test_every_method_of_a_table_is_tuned_over_the_same_grids() -> None:
-    for grids in (compared.GRIDS, fedmap_synthetic.GRIDS, writers.GRIDS, prior_ablation.GRIDS):
+    for grids in (compared.GRIDS, fedmap_synthetic.GRIDS, writers.GRIDS):
         assert {grid["lr"] for grid in grids.values()} == {RATES}
     assert set(ood_entropy.METHODS) < set(new_clients_fashion.METHODS) == set(compared.GRIDS)
     assert set(fedmap_synthetic.METHODS) == set(fedmap_synthetic.GRIDS)
     assert set(writers.METHODS) == set(writers.GRIDS)
-    assert set(prior_ablation.STRATEGIES) == set(prior_ablation.GRIDS)
     assert compared.INNER == toy_fedabml.Toy().inner == 5  # FedABML's K
 
 
@@ -285,15 +280,3 @@ def test_every_study_runs_quickly_and_then_reuses_its_saved_runs(name: str, tmp_
                 assert len(pd.read_csv(path)) >= len(one.table)
         saved = pd.read_csv(next(path for path in one.files if path.suffix == ".csv"))
         pd.testing.assert_frame_equal(saved, one.scores.reset_index(drop=True), check_dtype=False)
-
-
-def test_every_client_takes_part_in_the_last_round_of_the_ablation() -> None:
-    data = federation((6, 4, 5))
-    model = bayesian_network(torch.nn.Linear(2, 1), likelihood=normal(1.0), prior_scale=1.0)
-    last = prior_ablation.with_everyone(
-        fit(pfedbred(model, steps=2, batch_size=2), data, rounds=1, cohort=1)
-    )
-    assert (
-        last.progress.table["seen"].tolist() == [1.0] * 3
-        and last.progress.round == last.rounds == 2
-    )
