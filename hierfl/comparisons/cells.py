@@ -215,7 +215,7 @@ def trained(
         rounds=taken,
         cohort=cohort,
         seed=seed,
-        compile="auto" if study.run.compiled else False,
+        compile=study.run.compiled,
         progress=False,
         on_round=on_round,
     )

@@ -71,7 +71,7 @@ class Run(Table):
         adam: step size of Adam, where it is not tuned.
         seeds: one run of each; a seed fixes partition, initial weights and noise.
         start: seed of the initial weights of all runs; None: that of the run.
-        compiled: whether steps may be compiled.
+        compiled: whether steps are compiled. All runs of a method share its graphs, whatever their step sizes and seeds.
     """
 
     rounds: int = Field(default=100, gt=0)
