@@ -120,22 +120,24 @@ def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequentia
 def convolutions(
     net: Net, features: int, between: Callable[[], nn.Module]
 ) -> tuple[list[nn.Module], int]:
-    """Return the layers below the dense ones, for flat square images of one channel, and how many features they give.
+    """Return the layers below the dense ones, for flat square images, and how many features they give.
 
     Raises:
-        ValueError: the rows are no such images, or too small.
+        ValueError: the rows are no square images of one channel or three, or too small.
     """
     if not net.conv:
         return [], features
-    side, channels = math.isqrt(features), 1
-    if side * side != features:
+    sides = {channels: math.isqrt(features // channels) for channels in (1, 3)}
+    fitting = [(c, side) for c, side in sides.items() if c * side * side == features]
+    if not fitting:
         raise ValueError(
-            f"net.conv needs square images of one channel; rows have {features} features"
+            f"net.conv needs square images of one channel or three; rows have {features} features"
         )
-    layers: list[nn.Module] = [nn.Unflatten(-1, (1, side, side))]
+    [(channels, side)] = fitting
+    layers: list[nn.Module] = [nn.Unflatten(-1, (channels, side, side))]
     for more in net.conv:
-        layers += [nn.Conv2d(channels, more, 3), between(), nn.MaxPool2d(2)]
-        side, channels = (side - 2) // 2, more
+        layers += [nn.Conv2d(channels, more, net.kernel), between(), nn.MaxPool2d(2)]
+        side, channels = (side - net.kernel + 1) // 2, more
         if side < 1:
             raise ValueError(f"net.conv has {len(net.conv)} layers: too many for the images")
     return [*layers, nn.Flatten()], channels * side * side

@@ -13,6 +13,7 @@ Source = Literal[
     "mnist",
     "fashion_mnist",
     "emnist",
+    "cifar10",
     "femnist",
     "heart_disease",
     "wisdm",
@@ -32,6 +33,7 @@ TO_PARTITION = (
     "mnist",
     "fashion_mnist",
     "emnist",
+    "cifar10",
 )  # all others have clients of their own
 
 

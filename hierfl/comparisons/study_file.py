@@ -45,12 +45,14 @@ class Net(Table):
     """The network of every method.
 
     Args:
-        conv: channels of 3 x 3 convolutions on the image, each followed by the activation and 2 x 2 maximum pooling.
+        conv: channels of convolutions on the image, each followed by the activation and 2 x 2 maximum pooling.
+        kernel: pixels along a side of each convolution's kernel.
         hidden: units of each hidden layer; none, and no convolution: multinomial logistic regression.
         activation: between layers; "leaky_relu" has the slope 0.1.
     """
 
     conv: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    kernel: int = Field(default=3, gt=0)
     hidden: tuple[Annotated[int, Field(gt=0)], ...] = ()
     activation: Literal["relu", "leaky_relu"] = "relu"
 
@@ -71,7 +73,7 @@ class Run(Table):
         adam: step size of Adam, where it is not tuned.
         seeds: one run of each; a seed fixes partition, initial weights and noise.
         start: seed of the initial weights of all runs; None: that of the run.
-        compiled: whether steps are compiled. All runs of a method share its graphs, whatever their step sizes and seeds.
+        compiled: whether steps are compiled. Runs of a method share its graphs, whatever their step sizes and seeds.
     """
 
     rounds: int = Field(default=100, gt=0)
@@ -200,6 +202,7 @@ class Published(Table):
         table: such as "T1"; of several, the first that has the method's number.
         dataset: as the paper calls it.
         model: as the paper calls it; of several, the first that has the method's number.
+        classes: of a client, where the paper has several splits of a data set; None: it has one.
         metric: of the paper's.
         new_metric: of the paper's for new clients, after the last of `join_rounds`; "": there is none.
     """
@@ -208,6 +211,7 @@ class Published(Table):
     table: str | tuple[str, ...]
     dataset: str
     model: str | tuple[str, ...]
+    classes: int | None = None
     metric: str = "acc"
     new_metric: str = ""
 

@@ -207,6 +207,7 @@ def published(study: Study, entry: Entry, score: str, metric: str | None = None)
         & (known["method"] == method)
         & (known["variant"] == variant)
         & (known["metric"] == (metric or where.metric))
+        & ((where.classes is None) | (known["classes_per_client"] == where.classes))
     ]
     for table_name, model in product(_several(where.table), _several(where.model)):
         own = rows[(rows["table"] == table_name) & (rows["model"] == model)]

@@ -201,6 +201,15 @@ def test_convolutions_are_below_the_dense_layers() -> None:
         cells.net_of(own, 65, 10, 0)
 
 
+def test_fedabmls_cnn_for_colour_images_has_the_sizes_of_the_paper() -> None:
+    own = study(net={"conv": [64, 64], "kernel": 5, "hidden": [120, 64]})
+    net = cells.net_of(own, 3 * 32 * 32, 10, 0)
+    sizes = [tuple(p.shape) for p in net.parameters() if p.dim() > 1]
+    assert sizes == [(64, 3, 5, 5), (64, 64, 5, 5), (120, 1600), (64, 120), (10, 64)]
+    image = torch.rand(1, 3, 32, 32)
+    assert torch.equal(net[0](image.flatten(1)), image)
+
+
 def test_real_labels_are_scored_by_the_share_of_their_variance() -> None:
     data = {"name": "radon", "scaling": "pixel"}
     given = study(run={"rounds": 10, "evaluations": 20, "lr": 0.05}).model_dump(
