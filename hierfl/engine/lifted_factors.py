@@ -6,6 +6,8 @@ of a grid of step sizes would be compiled anew, which takes up to a minute.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 
@@ -20,7 +22,7 @@ def lift_factors(graph: fx.GraphModule) -> list[Tensor]:
 
     The factors are those of products of a floating-point tensor and a number, and numbers that a graph turns into
     tensors. A factor of a product becomes a tensor without dimensions of the product's type, which the number was
-    rounded to anyway: results are the same, bit for bit.
+    rounded to anyway: results are the same, bit for bit. Graphs of other devices than the CPU stay as they are.
 
     Args:
         graph: of a step, after `graph_rewrites.rewrite`. It is changed.
@@ -57,19 +59,26 @@ def _place(node: fx.Node) -> int | None:
     """Return which argument of a node is a factor to lift; None: there is none."""
     if node.op != "call_function":
         return None
+    first, made = _value(node.args[0]) if node.args else None, _value(node)
     if node.target is add_product:
-        return 3 if node.args[3] not in STRUCTURAL else None
-    if node.target not in (aten.mul.Tensor, aten._to_copy.default):
-        return None
-    made = node.meta.get("val")
-    if made is None or not made.dtype.is_floating_point or made.device.type != "cpu":
+        lifts = _is_on_cpu(first) and node.args[3] not in STRUCTURAL
+        return 3 if lifts else None
+    if not _is_on_cpu(made) or not made.dtype.is_floating_point:
         return None
     if node.target is aten._to_copy.default:  # of a number that is divided by a tensor
         return 0 if isinstance(node.args[0], float) else None
-    product_of = node.args[0]
-    if not isinstance(product_of, fx.Node) or product_of.meta["val"].dtype != made.dtype:
+    if node.target is not aten.mul.Tensor or first is None or first.dtype != made.dtype:
         return None
     return 1 if isinstance(node.args[1], float) and node.args[1] not in STRUCTURAL else None
+
+
+def _value(node: object) -> Any:
+    """Return an example of a node's result; None for what is no node, or has none."""
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
+
+
+def _is_on_cpu(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu"
 
 
 def _dtype(node: fx.Node) -> torch.dtype:
