@@ -16,7 +16,6 @@ aten = torch.ops.aten
 
 _library = torch.library.Library("hierfl", "DEF")
 _library.define("add_product(Tensor(a!) weight, Tensor left, Tensor right, float factor) -> ()")
-_library.define("add_scaled(Tensor(a!) weight, Tensor left, Tensor right, Tensor factor) -> ()")
 
 
 def _add_product(weight: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
@@ -24,18 +23,9 @@ def _add_product(weight: Tensor, left: Tensor, right: Tensor, factor: float) -> 
     weight.view(left.shape[0], left.shape[1], right.shape[2]).baddbmm_(left, right, alpha=factor)
 
 
-def _add_scaled(weight: Tensor, left: Tensor, right: Tensor, factor: Tensor) -> None:
-    """As `_add_product`, with a factor () float64 on the CPU that is an input of the graph."""
-    _add_product(weight, left, right, factor.item())
-
-
 _library.impl("add_product", _add_product, "CompositeExplicitAutograd")
 _library.impl("add_product", lambda weight, left, right, factor: None, "Meta")
 add_product = torch.ops.hierfl.add_product.default
-
-_library.impl("add_scaled", _add_scaled, "CompositeExplicitAutograd")
-_library.impl("add_scaled", lambda weight, left, right, factor: None, "Meta")
-add_scaled = torch.ops.hierfl.add_scaled.default
 
 _library.define("add_to_row_(Tensor(a!) rows, Tensor vector, Tensor at) -> ()")
 _library.impl("add_to_row_", add_, "CompositeExplicitAutograd")

@@ -11,9 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hierfl.engine.graph_rewrites import add_product, add_scaled
+from hierfl.engine.graph_rewrites import add_product
 
 aten = torch.ops.aten
+_library = torch.library.Library("hierfl", "FRAGMENT")
+_library.define("add_scaled(Tensor(a!) weight, Tensor left, Tensor right, Tensor factor) -> ()")
+
+
+def _add_scaled(weight: Tensor, left: Tensor, right: Tensor, factor: Tensor) -> None:
+    """As `add_product`, with a factor () float64 on the CPU that is an input of the graph."""
+    add_product(weight, left, right, factor.item())
+
+
+_library.impl("add_scaled", _add_scaled, "CompositeExplicitAutograd")
+_library.impl("add_scaled", lambda weight, left, right, factor: None, "Meta")
+add_scaled = torch.ops.hierfl.add_scaled.default
 STRUCTURAL = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)  # of derivatives and densities, not of options
 
 
