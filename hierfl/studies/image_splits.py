@@ -19,19 +19,19 @@ Ids = NDArray[np.int64]
 FIRST = 10  # rows of each of its classes that a client gets first, by the power law
 
 
-def merged(name: Literal["mnist", "fashion_mnist"]) -> Labelled:
+def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labelled:
     """Concatenate the training and test rows of an image set, since each client splits its own rows.
 
     Args:
         name: name of the image set.
 
     Returns:
-        Images x (70,000, 784) with labels y (70,000,).
+        Images x (n, pixels) with labels y (n,): 70,000 of 784 pixels; of CIFAR-10, 60,000 of 3 x 1,024.
 
     Raises:
         FileNotFoundError: the image set is missing; the message says how to get it.
     """
-    train, test = datasets.mnist() if name == "mnist" else datasets.fashion_mnist()
+    train, test = getattr(datasets, name)()
     return Labelled(
         torch.cat([train.x, test.x]).flatten(1), torch.cat([train.y, test.y]), train.classes
     )
