@@ -127,13 +127,12 @@ def convolutions(
     """
     if not net.conv:
         return [], features
-    sides = {channels: math.isqrt(features // channels) for channels in (1, 3)}
-    fitting = [(c, side) for c, side in sides.items() if c * side * side == features]
-    if not fitting:
+    channels = 1 if math.isqrt(features) ** 2 == features else 3
+    side = math.isqrt(features // channels)
+    if channels * side * side != features:
         raise ValueError(
             f"net.conv needs square images of one channel or three; rows have {features} features"
         )
-    [(channels, side)] = fitting
     layers: list[nn.Module] = [nn.Unflatten(-1, (channels, side, side))]
     for more in net.conv:
         layers += [nn.Conv2d(channels, more, net.kernel), between(), nn.MaxPool2d(2)]

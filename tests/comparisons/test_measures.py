@@ -84,13 +84,9 @@ def test_a_round_of_all_clients_is_the_next_round_of_a_run_in_which_all_take_par
     )
     whole = with_everyone(three)
     assert whole.rounds == 4
-    for kept in ("message", "progress"):
-        one, other = (tree_leaves(_state(fit, kept)) for fit in (whole, four))
-        assert one and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def _state(fit: Fit, kept: str) -> Any:
-    return fit.message if kept == "message" else fit.progress.table
+    for one, other in ((whole.message, four.message), (whole.progress.table, four.progress.table)):
+        pairs = list(zip(tree_leaves(one), tree_leaves(other), strict=True))
+        assert pairs and all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_p_is_of_a_round_of_all_clients_where_it_is_asked_for() -> None:
@@ -262,6 +258,14 @@ def test_all_clients_train_and_a_share_is_averaged() -> None:
     fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
     assert fit.method.name == "fedavg averaging 0.5" and fit.history["clients"].tolist() == [6, 6]
     assert cells.plan_of(own, own.methods[0], 6, 8) == (8, None)
+
+
+def test_all_clients_of_a_method_are_averaged_where_its_server_needs_them() -> None:
+    entries = [{"name": "fedamp", "averages_all": True}]
+    own = study(methods=entries, run={"cohort": 3, "everyone_trains": True})
+    rows = of_study(own, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
+    assert fit.method.name == "fedamp" and fit.history["clients"].tolist() == [6, 6]
 
 
 def test_a_watch_looks_at_the_rounds_that_are_asked_for() -> None:
