@@ -10,23 +10,18 @@ variance about it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.distributions import constraints
-from torch.nn.functional import softplus
 
-from hierfl.core import noise
+from hierfl.models.input_convex import InputConvex
+from hierfl.models.penalised import Above, Penalised, centre_param
 
 __all__ = ["InputConvex", "Isotropic", "LearnedNormal", "LearnedVariance", "MapPrior", "Penalised"]
-
-Above = dict[str, Tensor]
 
 
 class MapPrior(Protocol):
@@ -48,57 +43,6 @@ class MapPrior(Protocol):
 
     def hyper(self, above: Above) -> Tensor:
         """Return the penalty on the global params themselves, ()."""
-
-
-class Penalised(TorchDistribution):
-    """A tensor with the unnormalised density exp(-penalty(w)).
-
-    It is for point estimates (guide `delta`), not for draws.
-
-    Args:
-        centre: (*event), where guides start.
-        penalty: a smooth function w (*event) -> ().
-        batch_shape: shape of the plates around it.
-    """
-
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 (torch's own form)
-
-    def __init__(
-        self, centre: Tensor, penalty: Callable[[Tensor], Tensor], batch_shape: tuple[int, ...] = ()
-    ) -> None:
-        self.centre, self.penalty = centre, penalty
-        super().__init__(torch.Size(batch_shape), centre.shape, validate_args=False)
-
-    @property
-    def support(self) -> Any:
-        """All real tensors."""
-        return constraints.independent(constraints.real, len(self.event_shape))
-
-    @property
-    def mean(self) -> Tensor:
-        """The centre."""
-        return self.centre.expand(self.batch_shape + self.event_shape)
-
-    def expand(self, batch_shape: Any, _instance: object = None) -> Penalised:
-        """Return the same distribution with another batch shape."""
-        return Penalised(self.centre, self.penalty, tuple(batch_shape))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return minus the penalty of each tensor, (*batch)."""
-        events = value.reshape(-1, *self.event_shape)
-        lead = value.shape[: value.dim() - len(self.event_shape)]
-        each = (
-            torch.stack([-self.penalty(v) for v in events.unbind(0)])
-            if len(events) > 1
-            else -self.penalty(events[0])[None]
-        )
-        return each.reshape(lead).expand(torch.broadcast_shapes(lead, self.batch_shape))
-
-
-def _theta(name: str, start: Tensor) -> Tensor:
-    """Declare the global param theta, which starts at the module's values."""
-    value: Tensor = pyro.param(f"theta.{name}", start.clone)
-    return value
 
 
 @dataclass(frozen=True)
@@ -124,7 +68,7 @@ class Isotropic:
 
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta."""
-        return {"theta": _theta(name, start)}
+        return {"theta": centre_param(name, start)}
 
     def given(self, above: Above) -> Penalised:
         """Return the penalty about theta."""
@@ -169,7 +113,10 @@ class LearnedVariance:
 
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta, and s, which starts at 0."""
-        return {"theta": _theta(name, start), "s": pyro.param(f"s.{name}", torch.zeros_like(start))}
+        return {
+            "theta": centre_param(name, start),
+            "s": pyro.param(f"s.{name}", torch.zeros_like(start)),
+        }
 
     def alpha(self, s: Tensor) -> Tensor:
         """Return the precision of each weight, with s clamped just above -c, where it is infinite."""
@@ -228,7 +175,7 @@ class LearnedNormal:
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta and log v."""
         begin = torch.full_like(start, math.log(self.start))
-        return {"theta": _theta(name, start), "log_v": pyro.param(f"log_v.{name}", begin)}
+        return {"theta": centre_param(name, start), "log_v": pyro.param(f"log_v.{name}", begin)}
 
     def given(self, above: Above) -> Any:
         """Return Normal(theta, v)."""
@@ -249,68 +196,6 @@ class LearnedNormal:
             "theta": mean,
             "log_v": ((spread + self.strength * self.typical**2) / (1.0 + self.strength)).log(),
         }
-
-
-@dataclass(frozen=True)
-class InputConvex:
-    """A learned penalty that is jointly convex in a client's tensor and theta, as in the authors' later code.
-
-        R = out . softplus(A w + B theta + b) + a/2 |w - theta|^2 + eps (|w|^2 + |theta|^2),
-        out = softplus(raw) > 0
-
-    The second term keeps clients near theta, which is their weighted mean. The server learns A, B, b and raw
-    by gradient steps.
-
-    Args:
-        hidden: width, the number of rows of A and B, > 0. Default: our choice.
-        pull: a > 0. Default: the authors'.
-        eps: > 0; it makes R strongly convex. Default: the authors'.
-
-    Raises:
-        ValueError: one of the three is not > 0.
-    """
-
-    hidden: int = 8
-    pull: float = 0.01
-    eps: float = 1e-4
-
-    def __post_init__(self) -> None:
-        """Check that all three numbers are > 0."""
-        _positive(hidden=self.hidden, pull=self.pull, eps=self.eps)
-
-    def above(self, name: str, start: Tensor) -> Above:
-        """Declare theta and the weights of the penalty's network, one network per tensor."""
-        size, key = start.numel(), noise.fold(noise.root_key(0), noise.word(name))
-        shapes = {"own": (self.hidden, size), "theirs": (self.hidden, size)}
-        matrices = {
-            part: pyro.param(
-                f"convex_{part}.{name}",
-                noise.normals(noise.fold(key, i), shape, start.dtype) / (2 * size) ** 0.5,
-            )
-            for i, (part, shape) in enumerate(shapes.items())
-        }
-        bias = pyro.param(f"convex_bias.{name}", torch.zeros(self.hidden, dtype=start.dtype))
-        raw = pyro.param(f"convex_out.{name}", torch.full((self.hidden,), -4.0, dtype=start.dtype))
-        return {"theta": _theta(name, start), **matrices, "bias": bias, "raw": raw}
-
-    def given(self, above: Above) -> Penalised:
-        """Return the whole of R."""
-        theta = above["theta"]
-
-        def penalty(w: Tensor) -> Tensor:
-            hidden = above["own"] @ w.flatten() + above["theirs"] @ theta.flatten() + above["bias"]
-            pull = 0.5 * self.pull * (w - theta).square().sum()
-            return (
-                softplus(above["raw"]) @ softplus(hidden)
-                + pull
-                + self.eps * (w.square().sum() + theta.square().sum())
-            )
-
-        return Penalised(theta, penalty)
-
-    def hyper(self, above: Above) -> Tensor:
-        """Return 0: R is all in the clients' prior."""
-        return torch.zeros(())
 
 
 def _positive(**numbers: float) -> None:

@@ -120,12 +120,10 @@ def public_name(name: str) -> str:
         public = PUBLIC_OF[module]
         return f"{public}.{qualname}" if exported(public, qualname) is not None else name
     for public in NAMES:
-        if f"{module}.".startswith(f"{public}."):
-            found = exported(public, qualname)
-            if found is not None and (
-                found.__module__ == module or not public.startswith("hierfl")
-            ):
-                return f"{public}.{qualname}"
+        ours, below = public.startswith("hierfl"), f"{module}.".startswith(f"{public}.")
+        found = exported(public, qualname) if ours or below else None
+        if found is not None and (found.__module__ == module or not ours):
+            return f"{public}.{qualname}"
     return name
 
 

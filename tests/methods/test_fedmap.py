@@ -370,6 +370,7 @@ def test_m6_a_frozen_learned_variance_equals_isotropic(way: str) -> None:
         ),
         (InputConvex(hidden=2), "average", "sequential"),
         (InputConvex(hidden=2), "gradient", "in chunks"),
+        (InputConvex(hidden=(3, 2)), "gradient", "sequential"),
     ],
 )
 def test_every_prior_on_every_engine(prior: Any, server: str, way: str) -> None:
@@ -418,8 +419,9 @@ def test_the_learned_normal_is_the_mode_over_all_clients() -> None:
     assert all(float(slope.abs().max()) < 1e-12 for slope in slopes)
 
 
-def test_the_learned_penalty_is_convex() -> None:
-    prior, generator = InputConvex(), torch.Generator().manual_seed(0)
+@pytest.mark.parametrize("hidden", [8, (6, 4), (4, 4, 4)])
+def test_the_learned_penalty_is_convex(hidden: int | tuple[int, ...]) -> None:
+    prior, generator = InputConvex(hidden, eps=1e-6, pull=1e-6), torch.Generator().manual_seed(0)
     program = fit(fedmap(personal(prior), steps=1), federation(), rounds=1).message["gamma"]
     tensor = "0.weight"
     above = {
@@ -427,14 +429,20 @@ def test_the_learned_penalty_is_convex() -> None:
         for k, v in program.items()
         if k.partition(".")[2] == tensor
     }
-    above = {**above, "raw": above["out"]}
-    penalty = prior.given(above).penalty
+    # weights as of a server that has learned for long
+    above = {k: 2.0 * torch.randn(v.shape, generator=generator) for k, v in above.items()}
 
-    def of_vector(v: Tensor) -> Tensor:
-        return penalty(v.reshape(3, 2))
+    def of_both(v: Tensor) -> Tensor:
+        w, theta = v.reshape(2, 3, 2)
+        found: Tensor = prior.given({**above, "theta": theta}).penalty(w)
+        return found
 
-    hessian = torch.func.jacrev(torch.func.grad(of_vector))(torch.randn(6, generator=generator))
-    assert float(torch.linalg.eigvalsh(hessian)[0]) > 0.0
+    for _ in range(5):
+        at = torch.randn(12, generator=generator)
+        hessian = torch.func.jacrev(torch.func.grad(of_both))(at)
+        assert float(torch.linalg.eigvalsh(hessian)[0]) > 0.0
+    with pytest.raises(ValueError, match="one width or more"):
+        InputConvex(())
 
 
 # ------------------------------------------------------------ weights in logs
