@@ -2,7 +2,8 @@
 
 Usage: `python examples/new_clients.py [--smoke]`.
 
-`hierfl study new-clients` is the full study, on Fashion-MNIST with 160 new clients and several seeds.
+`hierfl compare examples/studies/fedabml-tables-1-2.toml --variant table-2-fashion` is the full study, on Fashion-MNIST
+with 160 new clients and several seeds.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Usage: `python examples/ood_entropy.py [--smoke]`.
 
-`hierfl study ood-entropy` is the full study, on Fashion-MNIST against letters and digits, with densities of
-entropy.
+`hierfl compare examples/studies/fedabml-figures-5-6.toml` is the full study, on Fashion-MNIST against letters and
+digits, with densities of entropy.
 """
 
 from __future__ import annotations

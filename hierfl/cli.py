@@ -231,17 +231,20 @@ def plot(
         typer.Option("--out", metavar="FILE", help="PNG, PDF or SVG. Default: DIR/figure.png."),
     ] = None,
 ) -> None:
-    """Draw the figure of compared methods, with published numbers and curves over rounds."""
+    """Draw compared methods, with published numbers and curves over rounds; and what was measured besides."""
     from hierfl.comparisons.figures import figure
+    from hierfl.comparisons.figures_besides import figures
 
     file = out or folder / "figure.png"
     try:
-        figure(folder).savefig(file, dpi=150)
+        besides = {file.with_stem(f"{file.stem}-{n}"): f for n, f in figures(folder).items()}
+        for path, drawn in {file: figure(folder), **besides}.items():
+            drawn.savefig(path, dpi=150)
+            typer.echo(f"{path}")
     except (FileNotFoundError, ValueError) as error:
         raise _stopped(str(error)) from error
     except OSError as error:
         raise _unwritable(file, error) from error
-    typer.echo(f"{file}")
 
 
 def _as_users() -> None:

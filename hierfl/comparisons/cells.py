@@ -18,7 +18,7 @@ from torch import nn
 import hierfl
 from hierfl.comparisons.federations import Federation, of_study
 from hierfl.comparisons.measures import Watch
-from hierfl.comparisons.study_data import REGRESSION
+from hierfl.comparisons.study_data import LINES, REGRESSION
 from hierfl.comparisons.study_file import Entry, Net, Study
 from hierfl.core.outputs import replace_text
 from hierfl.core.trees import nbytes
@@ -109,7 +109,11 @@ def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequentia
     def made() -> nn.Sequential:
         below, inside = convolutions(study.net, features, between)
         sizes = (inside, *study.net.hidden, max(classes, 1))
-        layers = [part for n, m in pairwise(sizes) for part in (nn.Linear(n, m), between())]
+        layers = [
+            part
+            for n, m in pairwise(sizes)
+            for part in (nn.Linear(n, m, bias=study.net.bias), between())
+        ]
         return nn.Sequential(*below, *layers[:-1])
 
     found = images.started(made, seed if study.run.start is None else study.run.start)
@@ -156,7 +160,7 @@ def budget_of(study: Study, train: ClientData, rounds: int) -> Budget:
         scale=run.scale,
         tune_steps=study.evaluation.tune_steps,
         counts_steps=run.counts_steps,
-        likelihood=normal(1.0) if study.data.name in REGRESSION else None,
+        likelihood=normal(study.data.noise) if study.data.name in REGRESSION else None,
     )
 
 
@@ -227,7 +231,10 @@ def computed(study: Study, entry: Entry, options: Options, seed: int) -> dict[st
     federation: Federation = of_study(study, seed)
     how, train = baseline(entry.name), federation.train
     rounds, _ = plan_of(study, entry, train.num_clients, study.run.rounds)
-    watch = Watch(how, federation, study.evaluation, rounds, seed, fine_tune=entry.fine_tune)
+    bias = study.net.bias if study.data.name in LINES else None
+    watch = Watch(
+        how, federation, study.evaluation, rounds, seed, fine_tune=entry.fine_tune, bias=bias
+    )
     began = time.perf_counter()
     try:
         fit = trained(
@@ -240,6 +247,9 @@ def computed(study: Study, entry: Entry, options: Options, seed: int) -> dict[st
         "options": dict(options),
         "scores": [score._asdict() for score in watch.scores(fit)],
         "curve": watch.curve,
+        "clients": watch.clients,
+        "classes": watch.classes,
+        "entropies": watch.entropies,
         "kb_down": float((history["bytes_down"] / history["clients"]).mean()) / 1e3,
         "kb_up": float((history["bytes_up"] / history["clients"]).mean()) / 1e3,
         "kb_kept": nbytes(fit.federation.client.own) / 1e3,

@@ -6,14 +6,11 @@ killed goes on where it was, and its results are the same, bit for bit: cells do
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -26,18 +23,13 @@ import torch
 from hierfl.comparisons import cells
 from hierfl.comparisons.cells import cell_file, keep, kept
 from hierfl.comparisons.federations import of_study
-from hierfl.comparisons.measures import Score
+from hierfl.comparisons.result_files import FILES, STUDY, write
 from hierfl.comparisons.study_file import Entry, Study
-from hierfl.comparisons.tuning import chosen, told
+from hierfl.comparisons.tuning import chosen
 from hierfl.core.outputs import claim, replace_text
 from hierfl.runs.folder_lock import held
 
 Say = Callable[[str], None]
-STUDY, RESULTS, TUNED, CURVES, COSTS = (
-    *("study.json", "results.csv", "tuning.csv", "curves.csv", "costs.csv"),
-)
-FILES = (STUDY, RESULTS, TUNED, CURVES, COSTS)
-COLUMNS = ("method", "seed", *Score._fields)
 
 
 @dataclass(frozen=True)
@@ -205,73 +197,3 @@ def _cell(
     found = cells.computed(study, entry, options, seed)
     keep(file, key, found)
     return found, True
-
-
-# ---------------------------------------------------------------------------------------------------------- the files
-def write(study: Study, out: Path) -> None:
-    """Write results.csv, tuning.csv, curves.csv and costs.csv from what is kept, in the order of the study.
-
-    Only costs.csv has seconds; the others are the same for every run of the study.
-    """
-    scores: list[dict[str, Any]] = []
-    trials: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
-    costs: list[dict[str, Any]] = []
-    for entry in study.methods:
-        for seed in study.run.seeds:
-            found = kept(cell_file(out, study, entry, seed)[0])
-            if found is None:
-                continue
-            who = {"method": entry.label, "seed": seed}
-            scores += [{**who, **score} for score in found["scores"]]
-            curves += [{**who, **point} for point in found["curve"]]
-            diverged = "diverged" in found
-            spent = {name: found.get(name) for name in ("kb_down", "kb_up", "kb_kept", "seconds")}
-            costs.append({**who, "options": told(found["options"]), "diverged": diverged, **spent})
-        if study.tuning.rounds:
-            trials += _trials(out, study, entry)
-    replace_text(out / RESULTS, as_csv(COLUMNS, scores))
-    replace_text(out / TUNED, as_csv(("method", "options", "score", "pruned", "chosen"), trials))
-    replace_text(out / CURVES, as_csv(("method", "seed", "round", "P", "G"), curves))
-    names = ("method", "seed", "options", "diverged", "kb_down", "kb_up", "kb_kept", "seconds")
-    replace_text(out / COSTS, as_csv(names, costs))
-
-
-def _trials(out: Path, study: Study, entry: Entry) -> Iterable[dict[str, Any]]:
-    try:
-        found = chosen(out, study, entry)
-    except ValueError:  # every trial diverged
-        return []
-    return [
-        {
-            "method": entry.label,
-            "options": told(trial["options"]),
-            "score": trial["score"],
-            "pruned": trial["pruned"],
-            "chosen": trial["options"] == found["options"],
-        }
-        for trial in found["trials"]
-    ]
-
-
-def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
-    """Return rows as CSV; floats have all their digits, None is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def study_of(out: Path) -> Study:
-    """Return the study whose results are in a folder.
-
-    Raises:
-        FileNotFoundError: no study has run there.
-    """
-    file = out / STUDY
-    if not file.exists():
-        raise FileNotFoundError(
-            f"{out} holds no results: `hierfl compare STUDY.toml --out {out}` makes them"
-        )
-    return Study.model_validate(json.loads(file.read_text()))

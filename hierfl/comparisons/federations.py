@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,15 +12,16 @@ import torch
 from torch.nn.functional import one_hot
 
 from hierfl import datasets
-from hierfl.comparisons.study_data import REGRESSION, Data, Partition
+from hierfl.comparisons.study_data import LINES, REGRESSION, Data, Partition
 from hierfl.comparisons.study_file import Study
 from hierfl.data.clients import ClientData
 from hierfl.data.partition import dirichlet
-from hierfl.data.preprocess import Scaling, fill_missing, fit_scaling, missing_features
+from hierfl.data.preprocess import fill_missing, missing_features
 from hierfl.datasets import Labelled
 from hierfl.studies import image_splits as images
+from hierfl.studies import lines
 from hierfl.studies.baseline_builders import held_out
-from hierfl.studies.ood_entropy import digits
+from hierfl.studies.image_splits import digits
 from hierfl.studies.synthetic_clients import synthetic_clients
 
 Both = tuple[ClientData, ClientData]  # training and test rows of the same clients
@@ -34,54 +35,78 @@ class Federation:
         train: training rows of the clients that take part.
         test: their test rows.
         joining: training and test rows of the clients that join later; None: there are none.
-        classes: of the labels; 0: they are real, in sds of the training labels from their mean.
+        classes: of the labels; 0: they are real, in sds of the training labels from their mean, or, about drawn lines,
+            as they are.
+        foreign: images of no client's classes by name of their set, as many for each client as it has test rows.
+        variance: of the training labels, where they are real.
     """
 
     train: ClientData
     test: ClientData
     joining: Both | None
     classes: int
+    foreign: dict[str, ClientData] = field(default_factory=dict)
+    variance: float = 1.0
 
 
 @lru_cache(maxsize=1)
-def federation(data: Data, new_clients: int, seed: int) -> Federation:
+def federation(
+    data: Data, new_clients: int, seed: int, foreign: tuple[str, ...] = ()
+) -> Federation:
     """Return the clients of a study, scaled by the training rows of those that take part.
 
     Args:
         data: of the study.
         new_clients: how many join later; they are drawn at random.
         seed: of the partition and of the draw.
+        foreign: names of image sets that no client has.
 
     Raises:
-        FileNotFoundError: the data set is missing; the message says how to get it.
-        ValueError: the data cannot be split so.
+        FileNotFoundError: a data set is missing; the message says how to get it.
+        ValueError: the data cannot be split so, or foreign images have other pixels.
     """
     train, test, joining, classes = _raw(data, new_clients, seed)
-    scaling, missing = scaling_of(train, data.scaling), missing_features(_flat(train))
+    scaling, missing = images.scaling_of(_flat(train), data.scaling), missing_features(_flat(train))
     labelled = _whole if classes else _standardised(train)
+    if data.name in LINES:
+        labelled = _as_drawn
 
     def given(rows: ClientData) -> ClientData:
         return fill_missing(scaling.apply(_flat(labelled(rows))), indicators=missing)
 
     later = None if joining is None else (held_out(given(joining[0])), given(joining[1]))
-    return Federation(held_out(given(train)), given(test), later, classes)
+    own, scored = held_out(given(train)), given(test)
+    strangers = {name: scaling.apply(foreign_rows(name, scored, seed)) for name in foreign}
+    variance = 1.0 if classes else float(own.fields["y"].double().var(correction=0))
+    return Federation(own, scored, later, classes, strangers, variance)
 
 
 def of_study(study: Study, seed: int) -> Federation:
     """Return the clients of a study for one seed."""
-    return federation(study.data, study.evaluation.new_clients, seed)
+    return federation(study.data, study.evaluation.new_clients, seed, study.evaluation.foreign)
 
 
-def scaling_of(train: ClientData, kind: str) -> Scaling:
-    """Return how columns are scaled: "pixel" each by its own mean and sd, "one" all by one, "none"."""
-    found = fit_scaling(_flat(train))
-    if kind == "none":
-        return Scaling("x", torch.zeros_like(found.mean), torch.ones_like(found.sd))
-    if kind == "one":
-        middle = found.mean.mean()
-        total = (found.sd.square() + (found.mean - middle).square()).mean().sqrt()
-        return Scaling("x", middle.expand_as(found.mean), total.expand_as(found.sd))
-    return found
+def foreign_rows(name: str, test: ClientData, seed: int) -> ClientData:
+    """Return images of a set that is no client's, as many for each client as it has test rows.
+
+    Args:
+        name: of the set; of "mnist" and "fashion_mnist" the test images are taken.
+        test: the clients' test rows.
+        seed: of the choice.
+
+    Raises:
+        FileNotFoundError: the set is missing; the message says how to get it.
+        ValueError: its images have other pixels.
+    """
+    images_of = datasets.notmnist() if name == "notmnist" else getattr(datasets, name)()[1]
+    x, columns = images_of.x.flatten(1), test.fields["x"].shape[1]
+    if x.shape[1] != columns:
+        raise ValueError(
+            f"evaluation.foreign: images of '{name}' have {x.shape[1]} pixels, and rows {columns}: leave it out"
+        )
+    order = np.random.Generator(np.random.Philox(seed)).permutation(len(x))
+    taken = torch.from_numpy(np.resize(order, test.num_rows))
+    return ClientData({"x": x[taken].to(torch.get_default_dtype())}, test.offsets, test.names)
 
 
 def _flat(rows: ClientData) -> ClientData:
@@ -105,11 +130,18 @@ def _standardised(train: ClientData) -> Callable[[ClientData], ClientData]:
     return standardised
 
 
+def _as_drawn(rows: ClientData) -> ClientData:
+    return rows.with_fields(y=rows.fields["y"].to(torch.get_default_dtype()))
+
+
 def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both | None, int]:
     """Return training rows, test rows, those of clients that join later, and the number of classes."""
     if data.name == "femnist":
         train, test, _ = datasets.femnist()
         classes = 62
+    elif data.name in LINES:
+        train, test = getattr(lines, data.name)(seed)
+        classes = 0
     elif data.name.startswith("fedmap_"):
         train, test = synthetic_clients(data.name.removeprefix("fedmap_"), seed=seed)  # type: ignore[arg-type]
         classes = 2
@@ -123,8 +155,10 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         if how.authors_labels:
             who: dict[str, int] = {"clients": how.clients, "classes": how.classes, "seed": seed}
             source = replace(source, y=images.authors_labels(source.y, **who))
-        train, test = _dealt(source, *given)
+        train, test = images.dealt(source, *given)
         classes = len(source.classes)
+    if data.clients is not None:
+        train, test = _first(train, data.clients), _first(test, data.clients)
     if not new:
         return train, test, None, classes
     if new >= train.num_clients:
@@ -139,6 +173,12 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         (train.select(later), test.select(later)),
         classes,
     )
+
+
+def _first(rows: ClientData, count: int) -> ClientData:
+    if count > rows.num_clients:
+        raise ValueError(f"data.clients is {count}, and there are {rows.num_clients}: take fewer")
+    return rows.select(rows.names[:count])
 
 
 def _natural(name: str) -> ClientData:
@@ -186,18 +226,6 @@ def _rows_of(
         )
     pairs = list(zip(own, cuts, strict=True))
     return [rows[:cut] for rows, cut in pairs], [rows[cut:] for rows, cut in pairs]
-
-
-def _dealt(source: Labelled, train: list[images.Ids], test: list[images.Ids]) -> Both:
-    def given(rows: list[images.Ids]) -> ClientData:
-        return ClientData.from_arrays(
-            np.repeat(np.arange(len(rows)), [len(own) for own in rows]),
-            names=[f"{k:03d}" for k in range(len(rows))],
-            x=source.x[np.concatenate(rows)],
-            y=source.y[np.concatenate(rows)],
-        )
-
-    return given(train), given(test)
 
 
 def renamed(rows: ClientData, name: Callable[[str], str]) -> ClientData:

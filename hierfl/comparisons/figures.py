@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hierfl.comparisons.compare import CURVES, study_of
+from hierfl.comparisons.result_files import ALONG, CURVES, study_of
 from hierfl.comparisons.study_file import Study
 from hierfl.comparisons.tables import Column, by_seed, published, results
 
@@ -26,13 +26,15 @@ def figure(out: Path) -> Figure:
         FileNotFoundError: no study has run there.
     """
     study, scores, curves = study_of(out), results(out), pd.read_csv(out / CURVES)
-    with_curves = not curves.empty
+    shown = [] if curves.empty else [None, *(name for name in ALONG if name in curves)]
     height = 1.2 + 0.32 * len(study.methods)
-    drawn = Figure(figsize=(12.0 if with_curves else 7.0, max(3.5, height)), layout="constrained")
-    axes = drawn.subplots(1, 2 if with_curves else 1, squeeze=False)[0]
+    drawn = Figure(figsize=(7.0 + 5.0 * len(shown), max(3.5, height)), layout="constrained")
+    axes = drawn.subplots(1, 1 + len(shown), squeeze=False)[0]
     bars(axes[0], study, scores)
-    if with_curves:
-        lines(axes[1], study, curves)
+    for panel, name in zip(axes[1:], shown, strict=True):
+        lines(panel, study, curves, name)
+    if shown:
+        axes[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     drawn.suptitle(study.title)
     return drawn
 
@@ -72,19 +74,20 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
     axes.legend(loc="best")
 
 
-def lines(axes: Axes, study: Study, curves: pd.DataFrame) -> None:
-    """Draw P over rounds, or G of methods that tune for a prediction, means over seeds."""
+def lines(axes: Axes, study: Study, curves: pd.DataFrame, name: str | None = None) -> None:
+    """Draw means over seeds by round: P, or G of methods that tune for a prediction; or another column by its name."""
+    metric = f"{study.evaluation.metric.replace('_', ' ')}, %"
     for place, entry in enumerate(study.methods):
         own = curves[curves["method"] == entry.label]
-        if own.empty:
-            continue
-        score = "P" if own["P"].notna().any() else "G"
+        score = name or ("P" if own["P"].notna().any() else "G")
         mean = own.groupby("round")[score].mean()
-        axes.plot(
-            mean.index, mean, ls=STYLES[place // 10 % len(STYLES)], label=f"{entry.label} ({score})"
-        )
+        label = entry.label if name else f"{entry.label} ({score})"
+        axes.plot(mean.index, mean, ls=STYLES[place // 10 % len(STYLES)], label=label)
+    words = {"P, new": f"P of new clients, {metric}", "coherence": "coherence, -log det"}
+    words |= {"distance": "distance of G from least squares"}
     axes.set_xlabel("round")
-    axes.set_ylabel(f"{study.evaluation.metric.replace('_', ' ')}, %")
+    axes.set_ylabel(words[name] if name else metric)
+    if name == "distance":
+        axes.set_yscale("log")
     axes.grid(alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -8,76 +8,33 @@ under a name that the server has never seen. Test rows are used here, and nowher
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import pandas as pd
 import torch
 
+from hierfl.comparisons import line_distance
 from hierfl.comparisons.federations import Federation, renamed
-from hierfl.comparisons.study_file import Evaluation
+from hierfl.comparisons.scores import WEIGHTINGS, Score, by_client, means, means_of
+from hierfl.comparisons.study_evaluation import Evaluation
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics import (
+    client_slopes,
+    coherence,
+    loss_deviations,
+    out_of_distribution,
+)
 from hierfl.engine.rounds import one_round
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import Baseline
+from hierfl.studies.lines import least_squares
 
-WEIGHTINGS = ("rows", "clients")
-
-
-class Score(NamedTuple):
-    """One number of a run.
-
-    Args:
-        score: "P", "P+FT", which is P after fine-tuning, or "G".
-        clients: "participating" or "new".
-        adapted: rounds of `personalise` on its own rows that a client has had before.
-        test: "local", a client's own test rows, or "global", rows of all clients.
-        weighting: "rows" or "clients" count the same.
-        rounds: how many last rounds it is a mean over.
-        metric: "accuracy", "balanced_accuracy" or "explained" in %, or "log_score" in nats a row.
-        value: the number.
-    """
-
-    score: str
-    clients: str
-    adapted: int
-    test: str
-    weighting: str
-    rounds: int
-    metric: str
-    value: float
+NOTED = 10  # clients whose entropies are kept, for figures
 
 
 def stranger(client: str) -> str:
     """Return a name that the server has not seen."""
     return f"new {client}"
-
-
-def means(prediction: Prediction) -> dict[tuple[str, str], float]:
-    """Return (weighting, metric) -> mean over the rows or the clients of a prediction."""
-    scores = prediction.scores()
-    by_client = {"log_score": scores["log_score"]}
-    if "rmse" in scores:  # of labels of variance 1
-        by_client["explained"] = 100.0 * (1.0 - scores["rmse"] ** 2)
-    else:
-        by_client["accuracy"] = 100.0 * scores["accuracy"]
-        by_client["balanced_accuracy"] = 100.0 * balanced(prediction)
-    found = {}
-    for metric, value in by_client.items():
-        found["clients", metric] = float(value.mean())
-        found["rows", metric] = float((value * scores["rows"]).sum() / scores["rows"].sum())
-    return found
-
-
-def balanced(prediction: Prediction) -> pd.Series:
-    """Return each client's balanced accuracy: the mean over the classes of its rows of the accuracy in each."""
-    label = prediction.known()[0].long()
-    right = prediction.mean.argmax(-1) == label
-    frame = pd.DataFrame(
-        {"client": prediction.data.row_client, "label": label, "right": right.double()}
-    )
-    by_client = frame.groupby(["client", "label"])["right"].mean().groupby("client").mean()
-    return by_client.set_axis([prediction.data.names[k] for k in by_client.index])
 
 
 class Watch:
@@ -90,6 +47,7 @@ class Watch:
         rounds: of the run.
         seed: of predictions.
         fine_tune: the method is fine-tuned where its clients adapt, and scored so as well.
+        bias: of the line that labels are about; None: they are about none.
     """
 
     def __init__(
@@ -101,12 +59,16 @@ class Watch:
         seed: int,
         *,
         fine_tune: bool = False,
+        bias: bool | None = None,
     ) -> None:
         self.how, self.federation, self.evaluation = how, federation, evaluation
-        self.rounds, self.seed, self.fine_tune = rounds, seed, fine_tune
+        self.rounds, self.seed, self.fine_tune, self.bias = rounds, seed, fine_tune, bias
         self.draws = evaluation.draws if how.draws else 1
         self.curve: list[dict[str, float]] = []
         self.last: list[dict[tuple[str, str, str], float]] = []
+        self.clients: list[dict[str, Any]] = []
+        self.classes: list[dict[str, Any]] = []
+        self.entropies: list[dict[str, Any]] = []
 
     def look(self, fit: Fit) -> None:
         """Score a fit after a round, if the round is one of the last or a point of the curve."""
@@ -115,11 +77,15 @@ class Watch:
         if not (late or point):
             return
         rows = self.federation
-        found = {
-            ("G", *key): v for key, v in means(self._unserved(fit, rows.train, rows.test)).items()
-        }
+        predicted = {"G": self._unserved(fit, rows.train, rows.test)}
         if not (self.how.tunes or self.evaluation.round_of_all):
-            found |= {("P", *key): v for key, v in means(self._predicted(fit, rows.test)).items()}
+            predicted["P"] = self._predicted(fit, rows.test)
+        each = {kind: by_client(p, rows.variance) for kind, p in predicted.items()}
+        found = {
+            (kind, *key): value
+            for kind, table in each.items()
+            for key, value in means_of(table, rows.test).items()
+        }
         if late:
             self.last.append(found)
         if point:
@@ -128,7 +94,37 @@ class Watch:
                 for (kind, *which), value in found.items()
                 if which == [self.evaluation.weighting, self.evaluation.metric]
             }
-            self.curve.append({"round": at, **shown})
+            self.curve.append({"round": at, **shown, **self._along(fit)})
+            if "clients" in self.evaluation.along:
+                self.clients += [
+                    {"round": at, "client": client, "score": kind, "value": value}
+                    for kind, table in each.items()
+                    for client, value in table[self.evaluation.metric].items()
+                ]
+
+    def _along(self, fit: Fit) -> dict[str, float]:
+        """Return what else is measured at a point of the curve."""
+        along, found = self.evaluation.along, {}
+        if "new_clients" in along and self.federation.joining is not None:
+            train, test = self.federation.joining
+            own = fit.personalise(train, rounds=self.evaluation.join_rounds[0])
+            scores = means(self._predicted(own, test), self.federation.variance)
+            found["P, new"] = scores[self.evaluation.weighting, self.evaluation.metric]
+        if "coherence" in along:
+            slopes = client_slopes(fit, draws=self.draws, seed=self.seed)
+            trained = slopes[slopes.norm(dim=1) > 0.0]  # one that has taken no step may have none
+            if len(trained) > 1:
+                found["coherence"] = coherence(trained).minus_log_det
+        if self.bias is not None:
+            found["distance"] = self._distance(fit, bias=self.bias)
+        return found
+
+    def _distance(self, fit: Fit, *, bias: bool) -> float:
+        """Return how far the line of a client that has taken no step is from least squares on all training rows."""
+        train = self.federation.train
+        probes = line_distance.probes(train)
+        line = line_distance.weights(self._unserved(fit, train, probes), bias=bias)
+        return float((line - least_squares(train, bias=bias)).norm(dim=-1).mean())
 
     def scores(self, fit: Fit) -> list[Score]:
         """Return all scores, once the run has ended."""
@@ -143,26 +139,67 @@ class Watch:
             adapted = fit.personalise(rows.train, rounds=1)
         elif self.evaluation.round_of_all:
             whole = with_everyone(fit)
-            found += _of("P", "participating", 0, "local", self._predicted(whole, rows.test))
+            found += self._of("P", 0, "local", self._predicted(whole, rows.test))
         if self.fine_tune:
             adapted = whole.personalise(rows.train, rounds=1, anew=False)
         if adapted is not None:
-            found += _of(
-                self._kind, "participating", 1, "local", self._predicted(adapted, rows.test)
-            )
+            found += self._of(self._kind, 1, "local", self._predicted(adapted, rows.test))
         if rows.joining is not None:
             found += self._joined(fit, *rows.joining)
         if self.evaluation.global_rows:
             everyone = everyones(rows.test, self.evaluation.global_rows, self.seed)
             if not self.how.tunes:
-                found += _of("P", "participating", 0, "global", self._predicted(whole, everyone))
+                found += self._of("P", 0, "global", self._predicted(whole, everyone))
             if adapted is not None:
-                found += _of(
-                    self._kind, "participating", 1, "global", self._predicted(adapted, everyone)
-                )
+                found += self._of(self._kind, 1, "global", self._predicted(adapted, everyone))
             unserved = self._unserved(fit, rows.train, everyone)
-            found += _of("G", "participating", 0, "global", unserved)
+            found += self._of("G", 0, "global", unserved)
+        served = whole if adapted is None or self.fine_tune else adapted
+        found += self._against_foreign(served)
+        if self.evaluation.by_class:
+            self._note_classes(served)
+        if self.bias is not None:
+            away = self._distance(fit, bias=self.bias)
+            found += [
+                Score("G", "participating", 0, "local", weighting, 1, "distance", away)
+                for weighting in WEIGHTINGS
+            ]
         return found
+
+    def _against_foreign(self, served: Fit) -> list[Score]:
+        """Return the AUROC of P's entropy against each foreign set; note the entropies of the first clients."""
+        own = self._predicted(served, self.federation.test) if self.federation.foreign else None
+        found = []
+        for name, rows in self.federation.foreign.items():
+            assert own is not None
+            against = out_of_distribution(own, self._predicted(served, rows))
+            every = {"rows": against.overall["auroc"], "clients": against.clients["auroc"].mean()}
+            found += [
+                Score("P", "participating", 0, name, weighting, 1, "auroc", float(value))
+                for weighting, value in every.items()
+            ]
+            parts = dict(zip(("own", name), against.entropies, strict=True))
+            if self.entropies:  # those of own rows are noted
+                del parts["own"]
+            self.entropies += [
+                {"rows": part, "client": client, "entropy": round(float(value), 4)}
+                for part, values in parts.items()
+                for client, value in zip(_owners(rows), values, strict=True)
+                if client in rows.names[:NOTED]
+            ]
+        return found
+
+    def _note_classes(self, served: Fit) -> None:
+        """Note the first client's loss by class minus the mean over clients, on its own rows and on all clients'."""
+        tests = {"local": self.federation.test}
+        if count := self.evaluation.global_rows:
+            tests["global"] = everyones(self.federation.test, count, self.seed)
+        for name, rows in tests.items():
+            first = loss_deviations(self._predicted(served, rows)).iloc[0]
+            self.classes += [
+                {"test": name, "class": int(label), "deviation": float(value)}
+                for label, value in first.items()
+            ]
 
     @property
     def _kind(self) -> str:
@@ -173,8 +210,24 @@ class Watch:
         found = []
         for rounds in self.evaluation.join_rounds:
             own = fit.personalise(train, rounds=rounds)
-            found += _of(self._kind, "new", rounds, "local", self._predicted(own, test))
-        return [*found, *_of("G", "new", 0, "local", self._unserved(fit, train, test))]
+            served = self._predicted(own, test)
+            found += self._of(self._kind, rounds, "local", served, clients="new")
+        unserved = self._unserved(fit, train, test)
+        return [*found, *self._of("G", 0, "local", unserved, clients="new")]
+
+    def _of(
+        self,
+        kind: str,
+        adapted: int,
+        test: str,
+        prediction: Prediction,
+        *,
+        clients: str = "participating",
+    ) -> list[Score]:
+        return [
+            Score(kind, clients, adapted, test, weighting, 1, metric, value)
+            for (weighting, metric), value in means(prediction, self.federation.variance).items()
+        ]
 
     def _predicted(self, fit: Fit, rows: ClientData) -> Prediction:
         """Predict rows by what their clients are served."""
@@ -196,11 +249,9 @@ def with_everyone(fit: Fit) -> Fit:
     return replace(fit, progress=after, rounds=fit.rounds + 1)
 
 
-def _of(kind: str, clients: str, adapted: int, test: str, prediction: Prediction) -> list[Score]:
-    return [
-        Score(kind, clients, adapted, test, weighting, 1, metric, value)
-        for (weighting, metric), value in means(prediction).items()
-    ]
+def _owners(rows: ClientData) -> list[str]:
+    """Return the name of each row's client."""
+    return [rows.names[k] for k in rows.row_client.tolist()]
 
 
 def everyones(test: ClientData, count: int, seed: int) -> ClientData:

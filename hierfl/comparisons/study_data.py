@@ -26,8 +26,11 @@ Source = Literal[
     "fedmap_feature",
     "fedmap_quantity",
     "fedmap_label",
+    "fedabml_lines",
+    "fedmap_lines",
 ]
-REGRESSION = ("radon", "school_ilea")  # real labels; all others have classes
+LINES = ("fedabml_lines", "fedmap_lines")  # drawn about lines, of real labels in their own units
+REGRESSION = ("radon", "school_ilea", *LINES)  # real labels; all others have classes
 TO_PARTITION = (
     "digits",
     "mnist",
@@ -81,17 +84,23 @@ class Data(Table):
 
     Args:
         name: of the data set. All but those of `TO_PARTITION` have clients of their own, and no partition;
-            "fedmap_..." are FedMAP's synthetic clients, under three skews.
+            "fedmap_..." are FedMAP's synthetic clients, under three skews, and both "..._lines" the papers' toy
+            problems (`hierfl.studies.lines`).
         partition: of all others.
+        clients: so many of the data set's own clients take part, the first ones; None: all.
         scaling: "pixel": each column by its mean and sd over the training rows of participating clients; "one": all
             columns by one mean and sd; "none".
         test_share: share of each client's rows that are test rows, where neither the partition nor the data say so.
+        noise: standard deviation of real labels about what the model predicts: in standard deviations of the training
+            labels, but of "..._lines" in their own units.
     """
 
     name: Source
     partition: Partition | None = None
     scaling: Literal["pixel", "one", "none"] = "one"
     test_share: float = Field(default=0.25, gt=0.0, lt=1.0)
+    clients: int | None = Field(default=None, gt=0)
+    noise: float = Field(default=1.0, gt=0.0)
 
     @model_validator(mode="after")
     def _complete(self) -> Data:
@@ -100,6 +109,8 @@ class Data(Table):
                 "has clients of its own: leave" if self.partition else "needs a partition: put in"
             )
             raise ValueError(f"'{self.name}' {needs} 'partition'")
+        if self.partition is not None and self.clients is not None:
+            raise ValueError("clients: the partition says how many: leave it out")
         return self
 
 

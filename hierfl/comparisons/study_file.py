@@ -17,9 +17,9 @@
     name = "pfedbred"
     settings = { strategy = "lg" }
 
-Every table has a class here or in `study_data`, whose docstring says what its keys mean. `[quick]` holds what `--quick`
-changes, table by table, and `[variants.NAME]` what is changed in a study of that name: a file with variants is as many
-studies. Unknown keys and values are errors that name the key and the nearest known one.
+Every table has a class here, in `study_data` or in `study_evaluation`, whose docstring says what its keys mean.
+`[quick]` holds what `--quick` changes, table by table, and `[variants.NAME]` what is changed in a study of that name: a
+file with variants is as many studies. Unknown keys and values are errors that name the key and the nearest known one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from hierfl import methods as published_methods
-from hierfl.comparisons.study_data import REGRESSION, Data, Table, nearest
+from hierfl.comparisons.study_data import LINES, REGRESSION, Data, Table, nearest
+from hierfl.comparisons.study_evaluation import Evaluation
 from hierfl.studies.baseline_methods import BASELINES, baseline
 from hierfl.studies.tuning import RATES
 
@@ -49,12 +50,14 @@ class Net(Table):
         kernel: pixels along a side of each convolution's kernel.
         hidden: units of each hidden layer; none, and no convolution: multinomial logistic regression.
         activation: between layers; "leaky_relu" has the slope 0.1.
+        bias: of dense layers.
     """
 
     conv: tuple[Annotated[int, Field(gt=0)], ...] = ()
     kernel: int = Field(default=3, gt=0)
     hidden: tuple[Annotated[int, Field(gt=0)], ...] = ()
     activation: Literal["relu", "leaky_relu"] = "relu"
+    bias: bool = True
 
 
 class Run(Table):
@@ -88,41 +91,6 @@ class Run(Table):
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
     start: int | None = None
     compiled: bool = True
-
-
-class Evaluation(Table):
-    """What is measured.
-
-    Args:
-        last_rounds: the scores of so many last rounds are averaged. Scores of methods that tune for a prediction, and
-            of new clients, are of the last round alone.
-        round_of_all: P is scored after one more round, in which all clients train. Without it, a client is scored by
-            what it kept of the last round that it was in, which is long ago for most where `run.cohort` is small.
-            G is scored before that round, and curves have G alone.
-        every: rounds between the points of a curve; 0: no curve.
-        weighting: "rows": every test row counts the same; "clients": every client. Results have both; this one is
-            shown, and tuned by.
-        metric: "accuracy"; "balanced_accuracy", the mean over a client's classes of its accuracy in each; or, of real
-            labels, "explained", 1 minus the mean squared error over the variance of all training labels. Results have
-            all that there are; this one is shown, and tuned by.
-        new_clients: so many clients take no part in training, and join at the end.
-        join_rounds: rounds of training on their own rows, or for methods with "+FT" of tuning, after which new clients
-            are scored.
-        tune_steps: steps of fine-tuning, of "P+FT" and of methods with "+FT"; 0: as many as a round has.
-        draws: of a posterior, for a prediction.
-        global_rows: test rows of all clients together on which each client's model is scored as well; 0: none.
-    """
-
-    last_rounds: int = Field(default=1, gt=0)
-    round_of_all: bool = False
-    every: int = Field(default=0, ge=0)
-    weighting: Literal["rows", "clients"] = "clients"
-    metric: Literal["accuracy", "balanced_accuracy", "explained"] = "accuracy"
-    new_clients: int = Field(default=0, ge=0)
-    join_rounds: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(1,), min_length=1)
-    tune_steps: int = Field(default=0, ge=0)
-    draws: int = Field(default=20, gt=0)
-    global_rows: int = Field(default=0, ge=0)
 
 
 class Tuning(Table):
@@ -284,6 +252,10 @@ class Study(Table):
                 raise ValueError(
                     f"methods.{entry.label}: '{entry.name}' needs classes: leave it out"
                 )
+        if self.data.name in LINES and (self.net.hidden or self.net.conv):
+            raise ValueError(f"net: '{self.data.name}' is of lines: leave out 'hidden' and 'conv'")
+        if real and (self.evaluation.foreign or self.evaluation.by_class):
+            raise ValueError("evaluation: 'foreign' and 'by_class' are of classes: leave them out")
         if self.evaluation.last_rounds > self.run.rounds:
             raise ValueError("evaluation.last_rounds: more than run.rounds")
         return self

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ttest_rel
 
-from hierfl.comparisons.compare import COSTS, RESULTS, TUNED, study_of
+from hierfl.comparisons.result_files import COSTS, RESULTS, TUNED, study_of
 from hierfl.comparisons.study_file import Entry, Study
 
 LEVEL, FEWEST = 0.05, 3  # of the paired test: its level, and seeds from which on it is made
@@ -45,8 +45,17 @@ class Column:
     @property
     def heading(self) -> str:
         """Name and unit of the column, such as "P, %" or "G of new clients, nats"."""
+        if self.metric == "auroc":
+            return f"AUROC of entropy, {self.test}"
+        if self.metric == "distance":
+            return "distance of G from least squares"
         kind = {"balanced_accuracy": "balanced ", "explained": "explained, "}.get(self.metric, "")
         return f"{kind}{self.name}, {'nats' if self.metric == 'log_score' else '%'}"
+
+    @property
+    def sign(self) -> float:
+        """1 where larger is better, and -1 where smaller is."""
+        return -1.0 if self.metric == "distance" else 1.0
 
     @property
     def name(self) -> str:
@@ -68,14 +77,14 @@ def table_of(out: Path) -> pd.DataFrame:
 
 
 def columns(scores: pd.DataFrame, metric: str) -> list[Column]:
-    """Return the columns of a table: all scores by the study's metric, and the log score of P."""
+    """Return the columns of a table: all scores by the study's metric, the log score of P, and what has no other."""
     keys = ["score", "clients", "test", "metric", "adapted"]
     every = {
         Column(score, clients, test, of, adapted if clients == "new" else None)
         for score, clients, test, of, adapted in scores[keys].drop_duplicates().to_numpy()
     }
     served = Column("P", "participating", "local", "log_score")
-    found = [column for column in every if column.metric == metric or column == served]
+    found = [c for c in every if c.metric in (metric, "auroc", "distance") or c == served]
     order = {metric: 0, "participating": 0, "local": 0, "P": 0, "P+FT": 1, "G": 2}
 
     def place(column: Column) -> list[int]:
@@ -134,7 +143,7 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
     for column in columns(scores, metric):
         values = by_seed(scores, column, study.evaluation.weighting)
         values = values.reindex(columns=ran)  # one of which every run diverged has no score
-        bold, form = best(values), "{:.2f}" if column.metric == metric else "{:.3f}"
+        bold, form = best(column.sign * values), "{:.2f}" if column.metric == metric else "{:.3f}"
         shown[column.heading] = [
             _cell(values, label, bold, form, int(diverged.get(label, 0))) for label in shown.index
         ]

@@ -20,7 +20,8 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from hierfl.comparisons.cells import described, file_of, keep, kept, plan_of, trained
 from hierfl.comparisons.federations import of_study
-from hierfl.comparisons.measures import means, with_everyone
+from hierfl.comparisons.measures import with_everyone
+from hierfl.comparisons.scores import means
 from hierfl.comparisons.study_file import Entry, Study
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
@@ -101,7 +102,7 @@ def tried(study: Study, entry: Entry, options: Options, trial: Trial) -> dict[st
     """Run one trial; return its score, its scores by round, and whether it was ended early."""
     how, seed = baseline(entry.name), study.run.seeds[0]
     federation = of_study(study, seed)
-    fitting, score = split(study, federation.train, seed, how.tunes, how.draws)
+    fitting, score = split(study, federation.train, seed, how.tunes, how.draws, federation.variance)
     rounds, _ = plan_of(study, entry, fitting.num_clients, study.tuning.rounds)
     rungs = {max(1, rounds // 2**k) for k in range(RUNGS + 1)}
     by_round: dict[int, float] = {}
@@ -136,9 +137,14 @@ def tried(study: Study, entry: Entry, options: Options, trial: Trial) -> dict[st
 
 
 def split(
-    study: Study, train: ClientData, seed: int, tunes: bool, draws: bool
+    study: Study,
+    train: ClientData,
+    seed: int,
+    tunes: bool,
+    draws: bool,
+    variance: float = 1.0,
 ) -> tuple[ClientData, Callable[[Fit], float]]:
-    """Return the rows to fit, and the accuracy on what is kept from them, in %."""
+    """Return the rows to fit, and the score on what is kept from them, in %; `variance` is of real labels."""
     weighting, share = study.evaluation.weighting, study.tuning.share
     count = study.evaluation.draws if draws else 1
     if study.tuning.on == "rows":
@@ -156,7 +162,8 @@ def split(
             own = fit.personalise(tuned_on, rounds=1)
         elif study.evaluation.round_of_all:
             own = with_everyone(fit)
-        return means(own.predict(rest, draws=count, seed=seed))[weighting, study.evaluation.metric]
+        scores = means(own.predict(rest, draws=count, seed=seed), variance)
+        return scores[weighting, study.evaluation.metric]
 
     return fitting, score
 

@@ -20,21 +20,11 @@ from hierfl.studies.results import Found, Say, quiet
 
 STUDIES: dict[str, tuple[str, ...]] = {
     "baselines": ("baselines",),
-    "fedmap-synthetic": ("fedmap_synthetic",),
-    "new-clients": ("new_clients_fashion", "writers"),
-    "ood-entropy": ("ood_entropy",),
-    "toy-linear-regression": ("toy_fedabml", "toy_fedmap"),
 }
 
 # what each part writes to the study's folder, beside `runs/`
 FILES: dict[str, tuple[str, ...]] = {
     "baselines": ("baselines.csv",),
-    "fedmap_synthetic": ("fedmap_synthetic.csv",),
-    "new_clients_fashion": ("new_clients_fashion.csv", "new_clients_fashion.png"),
-    "ood_entropy": ("ood_entropy.csv", "ood_entropy_clients.csv", "ood_entropy.png"),
-    "toy_fedabml": ("toy_fedabml.csv", "toy_fedabml.png"),
-    "toy_fedmap": ("toy_fedmap.csv", "toy_fedmap.png"),
-    "writers": ("femnist_writers.csv",),
 }
 
 __all__ = ["STUDIES", "Found", "names", "run"]

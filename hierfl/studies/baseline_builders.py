@@ -1,4 +1,4 @@
-"""Builders of the methods of `baseline_methods` that take more than a line.
+"""Builders of the methods of `baseline_methods`, but for those of hierarchies, which `hierarchy_builders` has.
 
 Each is (network, step size, budget, **settings) -> method. Settings are options of the method by name; they stand
 in the place of what the builder would give.
@@ -13,52 +13,38 @@ import torch
 from torch import nn
 
 from hierfl.data.clients import ClientData
-from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods import (
     apfl,
     clustered_fl,
     ditto,
-    fedabml,
     fedamp,
     fedavg,
     fedbabu,
     fedbn,
     fedem,
     fedfomo,
-    fedmap,
     fedpa,
     fedpac,
-    fedpop,
     fedrecon,
     fedrep,
-    fedsvi,
-    fedvi,
     fine_tuned,
     heur_fedamp,
     ifca,
     individual,
     knn_per,
     per_fedavg,
-    pfedbayes,
-    pfedbred,
     pfedhn,
-    pfedme,
     scaffold,
 )
 from hierfl.models import (
     HeadedNetwork,
     MemoryNetwork,
-    PersonalHeads,
     batch_norm_network,
-    bayesian_network,
-    map_network,
     network,
 )
 from hierfl.models.likelihood import Likelihood
-from hierfl.models.map_priors import Isotropic
-from hierfl.optimisers import SGD, Adam
-from hierfl.program.sites import Model
+from hierfl.optimisers import SGD
 
 PROX = 0.5  # FedProx' weight that FedABML's paper chose for its MNIST sets
 HELD = "held"  # row field: above 0 at the training rows by which FedFomo weighs models
@@ -107,6 +93,11 @@ class Budget:
 def last_of(net: nn.Sequential) -> str:
     """Return the name of a network's last layer."""
     return str(len(net) - 1)
+
+
+def first_of(net: nn.Sequential) -> str:
+    """Return the name of a network's first layer with weights."""
+    return next(name for name, layer in net.named_children() if list(layer.parameters()))
 
 
 def head_of(net: nn.Sequential) -> tuple[str]:
@@ -241,24 +232,6 @@ def a_fedpa(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method
     return fedpa(network(net, likelihood=b.likelihood), **given | settings)
 
 
-def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedPop of a common body and heads about a common mean.
-
-    The chain's step size is in units of a sum over rows. The server's Adam takes a tenth of the step size, as it
-    moves once a round.
-    """
-    hierarchy = bayesian_network(
-        net, local=(f"{last_of(net)}.",), prior_scale=0.1, likelihood=b.likelihood
-    )
-    given: dict[str, Any] = {
-        "lr": lr / b.client_rows,
-        "steps": b.evaluations,
-        "burn_in": b.evaluations // 2,
-    }
-    given |= {"batch_size": b.rows, "kept": 20, "server_optimiser": Adam(0.1 * lr)}
-    return fedpop(hierarchy, **given | settings)
-
-
 def a_fedem(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedEM of three models; each step is one of all three."""
     return fedem(
@@ -326,88 +299,3 @@ def a_knn_per(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Meth
     """Return kNN-Per; its features are what the last layer takes."""
     model = MemoryNetwork(net, features=last_of(net))
     return knn_per(model, **local(b, optimiser=SGD(lr)) | settings)
-
-
-def a_pfedme(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return pFedMe, with K = 5."""
-    given: dict[str, Any] = {
-        "lr": lr,
-        "prox_steps": 5,
-        "steps": b.steps(5),
-        "batch_size": b.rows,
-    }
-    return pfedme(
-        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **given | settings
-    )
-
-
-def a_pfedbred(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return pFedBreD, mh unless the setting `strategy` says otherwise, with K = 5."""
-    steps = b.steps(6)  # 5 of the client's model, and one that moves the mean
-    given: dict[str, Any] = {
-        "lr": lr,
-        "prox_steps": 5,
-        "steps": steps,
-        "batch_size": b.rows,
-        "strategy": "mh",
-    }
-    return pfedbred(
-        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **given | settings
-    )
-
-
-def a_fedmap(
-    net: nn.Sequential,
-    lr: float,
-    b: Budget,
-    *,
-    variance: float = Isotropic().variance,
-    **settings: Any,
-) -> Method:
-    """Return FedMAP, with one prior variance for all weights."""
-    model = map_network(net, prior=Isotropic(variance), likelihood=b.likelihood)
-    return fedmap(model, **local(b, optimiser=Adam(lr)) | settings)
-
-
-def hierarchy(net: nn.Sequential, b: Budget) -> Model:
-    """Return the Bayesian network whose prior's mean and scale are learned, weight by weight."""
-    return bayesian_network(
-        net, prior_scale="learned", scale_start=b.scale, likelihood=b.likelihood
-    )
-
-
-def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return pFedBayes, with K = 5."""
-    given: dict[str, Any] = {"lr": lr, "eta": lr, "inner_steps": 5, "batch_size": b.rows}
-    given |= {"steps": b.steps(5)}
-    return pfedbayes(hierarchy(net, b), **given | settings)
-
-
-def a_fedabml(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedABML, with K = 5, one draw, and the weight of the KL that `ood_entropy` chose on validation rows."""
-    given = local(b, 5, lam=0.05, lr=lr, inner_steps=5, draws=1)
-    return fedabml(hierarchy(net, b), **given | settings)
-
-
-def a_fedvi(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedVI; a client's own head reads as large a share of the features as the paper's, 26 of 128."""
-    last = net[-1]
-    assert isinstance(last, nn.Linear)
-    heads = PersonalHeads(
-        net[:-1],
-        outputs=last.out_features,
-        features=last.in_features,
-        local_features=max(1, round(last.in_features * 26 / 128)),
-    )
-    return fedvi(heads, **local(b, optimiser=SGD(lr)) | settings)
-
-
-def a_fedsvi(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedSVI by mean field; all steps but the last one are of a client's own posterior."""
-    given: dict[str, Any] = {
-        "optimiser": Adam(lr),
-        "local_optimiser": Adam(lr),
-        "batch_size": b.rows,
-    }
-    given |= {"local_steps": b.evaluations - 1}
-    return fedsvi(hierarchy(net, b), mean_field(init_scale=b.scale), **given | settings)

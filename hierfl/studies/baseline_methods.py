@@ -6,14 +6,14 @@ nor are evaluations without a gradient.
 
 All else is at the defaults of `hierfl.methods`, which are the authors'. So is how a budget is divided: between
 head and body, and between the step size of one and of the other; between a common and a personal model; between
-the models of a mixture. Exceptions: FedABML takes one draw and K = 5, as in `compared`, and 0.05 as the weight of its
-KL, which `ood_entropy` chose; FedProx' weight is that of FedABML's paper; FedPA takes the number of passes over a
+the models of a mixture. Exceptions: FedABML takes one draw, K = 5, and 0.05 as the weight of its KL, which was chosen
+on validation rows of Fashion-MNIST; FedProx' weight is that of FedABML's paper; FedPA takes the number of passes over a
 client's rows that is nearest to the budget; FedPop's server takes Adam, with a tenth of the step size; learned prior
 scales start at the study's value; sigma of FedAMP is the number of clients, as models that start alike would else
 weigh more than 1 together; clustered_fl halves no cluster before round 20, or before half of the rounds where these
 are fewer than 40.
 
-A method is one entry of `BASELINES`. What takes more than a line to build is in `baseline_builders`.
+A method is one entry of `BASELINES`. Builders are in `baseline_builders` and `hierarchy_builders`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import nn
 from hierfl.method import Method
 from hierfl.methods import over_relaxed
 from hierfl.studies import baseline_builders as build
+from hierfl.studies import hierarchy_builders as of_hierarchies
 
 Made = Callable[..., Method]
 
@@ -134,14 +135,14 @@ BASELINES: dict[str, Baseline] = {
     "heur_fedamp": Baseline(build.a_heur_fedamp),
     "fedfomo": Baseline(build.a_fedfomo),
     "pfedhn": Baseline(build.a_pfedhn),
-    "pfedme": Baseline(build.a_pfedme, _times(5)),
-    "pfedbred": Baseline(build.a_pfedbred, _times(6)),
-    "fedmap": Baseline(build.a_fedmap, adaptive=True),
-    "pfedbayes": Baseline(build.a_pfedbayes, _times(5), draws=True, adaptive=True),
-    "fedabml": Baseline(build.a_fedabml, _times(5), tunes=True, draws=True),
-    "fedpop": Baseline(build.a_fedpop, draws=True, body=True),
-    "fedvi": Baseline(build.a_fedvi, draws=True, body=True),
-    "fedsvi": Baseline(build.a_fedsvi, draws=True, adaptive=True),
+    "pfedme": Baseline(of_hierarchies.a_pfedme, _times(5)),
+    "pfedbred": Baseline(of_hierarchies.a_pfedbred, _times(6)),
+    "fedmap": Baseline(of_hierarchies.a_fedmap, adaptive=True),
+    "pfedbayes": Baseline(of_hierarchies.a_pfedbayes, _times(5), draws=True, adaptive=True),
+    "fedabml": Baseline(of_hierarchies.a_fedabml, _times(5), tunes=True, draws=True),
+    "fedpop": Baseline(of_hierarchies.a_fedpop, draws=True, body=True),
+    "fedvi": Baseline(of_hierarchies.a_fedvi, draws=True, body=True),
+    "fedsvi": Baseline(of_hierarchies.a_fedsvi, draws=True, adaptive=True),
 }
 
 # what else is in `hierfl.methods`, and why it is in no table

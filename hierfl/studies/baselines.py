@@ -46,7 +46,7 @@ from hierfl.studies.baseline_builders import Budget, held_out
 from hierfl.studies.baseline_methods import BASELINES
 from hierfl.studies.baseline_settings import DIGITS, EMNIST, FASHION, QUICK, Setting, of_method
 from hierfl.studies.baseline_table import collected
-from hierfl.studies.ood_entropy import digits
+from hierfl.studies.image_splits import digits
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 from hierfl.studies.tuning import RATES, Choice, tuned
 
@@ -122,7 +122,9 @@ def labelled(name: Literal["fashion", "emnist", "digits"]) -> Labelled:
 def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData]:
     """Return all clients' training and test rows; every fifth training row is marked for FedFomo."""
     source = labelled(setting.images)
-    train, test, _ = images.deal(source, *rows_of(setting, source.y, seed))
+    train, test = images.dealt(source, *rows_of(setting, source.y, seed))
+    scaling = images.scaling_of(train, "one")
+    train, test = scaling.apply(train), scaling.apply(test)
     return held_out(train), test
 
 

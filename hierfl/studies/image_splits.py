@@ -1,4 +1,4 @@
-"""The papers' splits of image sets into clients, standardisation of pixels, and the networks to train."""
+"""The papers' splits of image sets into clients, and standardisation of pixels."""
 
 from __future__ import annotations
 
@@ -37,43 +37,54 @@ def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labelled:
     )
 
 
-def deal(
-    images: Labelled,
-    train: list[Ids],
-    test: list[Ids],
-    *,
-    scaling: Literal["pixel", "one"] = "one",
-    scaled_by: int | None = None,
-) -> tuple[ClientData, ClientData, Scaling]:
-    """Give each client its training and test rows, with pixels standardised by statistics of training rows.
+def digits() -> Labelled:
+    """Return scikit-learn's digits, x (1797, 64) in [0, 1].
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError(
+            "scikit-learn's digits need scikit-learn: pip install 'hierfl[data]'"
+        ) from error
+    x, y = load_digits(return_X_y=True)
+    return Labelled(
+        torch.tensor(x / 16.0, dtype=torch.float32), torch.tensor(y).long(), tuple("0123456789")
+    )
+
+
+def dealt(images: Labelled, train: list[Ids], test: list[Ids]) -> tuple[ClientData, ClientData]:
+    """Give each client its training and test rows.
 
     Args:
         images: images and labels of all rows.
         train: row numbers of each client's training rows, one array for each client.
         test: row numbers of each client's test rows.
-        scaling: "pixel" standardises each pixel by its own mean and sd; "one" uses a single mean and sd for
-            all pixels.
-        scaled_by: how many clients, counted from the first, supply the training rows for mean and sd; None:
-            all.
-
-    Returns:
-        The clients' training rows, their test rows, and the scaling applied to both.
     """
-    both = [
-        ClientData.from_arrays(
-            np.repeat(np.arange(len(rows)), [len(r) for r in rows]),
+
+    def given(rows: list[Ids]) -> ClientData:
+        return ClientData.from_arrays(
+            np.repeat(np.arange(len(rows)), [len(own) for own in rows]),
             names=[f"{k:03d}" for k in range(len(rows))],
             x=images.x[np.concatenate(rows)],
             y=images.y[np.concatenate(rows)],
         )
-        for rows in (train, test)
-    ]
-    found = fit_scaling(both[0] if scaled_by is None else both[0].select(both[0].names[:scaled_by]))
-    if scaling == "one":
+
+    return given(train), given(test)
+
+
+def scaling_of(train: ClientData, kind: Literal["pixel", "one", "none"]) -> Scaling:
+    """Return how columns are scaled: "pixel" each by its own mean and sd, "one" all by one mean and sd, "none"."""
+    found = fit_scaling(train)
+    if kind == "none":
+        return Scaling("x", torch.zeros_like(found.mean), torch.ones_like(found.sd))
+    if kind == "one":
         middle = found.mean.mean()
         total = (found.sd.square() + (found.mean - middle).square()).mean().sqrt()
-        found = Scaling("x", middle.expand_as(found.mean), total.expand_as(found.sd))
-    return found.apply(both[0]), found.apply(both[1]), found
+        return Scaling("x", middle.expand_as(found.mean), total.expand_as(found.sd))
+    return found
 
 
 def equal_classes(
@@ -266,16 +277,6 @@ def _by_class(labels: Tensor, generator: np.random.Generator) -> list[Ids]:
     """Return the row numbers of each class in random order."""
     every = int(labels.max()) + 1
     return [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in range(every)]
-
-
-def mclr(features: int = 784, classes: int = 10) -> nn.Module:
-    """Return multinomial logistic regression, (B, features) -> logits (B, classes)."""
-    return nn.Linear(features, classes)
-
-
-def dnn(features: int = 784, classes: int = 10) -> nn.Module:
-    """Return PRIOR's DNN, (B, features) -> logits (B, classes): one hidden layer of 100 units, leaky ReLU."""
-    return nn.Sequential(nn.Linear(features, 100), nn.LeakyReLU(0.1), nn.Linear(100, classes))
 
 
 def started(make: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -136,16 +136,3 @@ def put_text(page: Path, name: str, block: str) -> None:
     if not (opened and closed):
         raise ValueError(f"{page} has no block '{name}': put the lines {first} and {last} into it")
     page.write_text(f"{before}{first}\n{block}\n{last}{after}")
-
-
-def spread(
-    scores: pd.DataFrame, by: str | list[str], value: str, order: Iterable[str] | None = None
-) -> pd.DataFrame:
-    """Return mean, standard deviation (ddof 1) and number of runs over seeds, one row for each group.
-
-    >>> frame = pd.DataFrame({"method": ["a", "a"], "accuracy": [1.0, 3.0]})
-    >>> spread(frame, "method", "accuracy").loc["a"].tolist()
-    [2.0, 1.4142135623730951, 2.0]
-    """
-    found = scores.groupby(by, sort=False)[value].agg(["mean", "std", "count"])
-    return found if order is None else found.reindex(list(order))

@@ -14,9 +14,8 @@ from typing import Any
 from hierfl.engine.chunks import ClientError
 from hierfl.studies.results import Say, kept, quiet
 
-# The grid of step sizes in FedABML, section 5, and the one of its weights of a penalty or a KL term.
+# The grid of step sizes in FedABML, section 5.
 RATES = (1e-3, 1e-2, 10**-1.5, 1e-1, 10**-0.5)
-WEIGHTS = (0.05, 0.1, 0.25, 0.5)
 
 Choice = dict[str, float]
 DIVERGED = -math.inf  # score of a trial whose weights grow beyond all bounds
@@ -81,12 +80,3 @@ def _tried(score: Callable[[Choice], float], options: Choice) -> dict[str, float
 def _read(numbers: Mapping[str, float | None]) -> float:
     value = numbers["score"]
     return DIVERGED if value is None else value
-
-
-def told(chosen: Mapping[str, Choice]) -> str:
-    """Return what was chosen in one sentence, for the reading of a study."""
-    each = [
-        f"{name} " + ", ".join(f"{option} {value:.4g}" for option, value in options.items())
-        for name, options in chosen.items()
-    ]
-    return f"Chosen on validation rows, from the same grid for every method: {'; '.join(each)}."

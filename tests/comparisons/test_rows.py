@@ -15,6 +15,7 @@ from hierfl.comparisons.measures import everyones
 from hierfl.comparisons.study_data import Data
 from hierfl.core.trees import tree_leaves
 from hierfl.runs.result import Fit
+from hierfl.studies import image_splits as images
 from tests.comparisons.small import study
 
 MARKER = 100.0  # pixels are from 0 to 1
@@ -36,14 +37,14 @@ def single_precision() -> Iterator[None]:
 @pytest.fixture
 def marked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return what plants a marker in every test row from then on."""
-    plain = federations._dealt
+    plain = images.dealt
 
     def dealt(*given: Any) -> Both:
         train, test = plain(*given)
         return train, test.with_fields(x=MARKER * (1.0 - test.fields["x"]), y=test.fields["y"] * 0)
 
     def plant() -> None:
-        monkeypatch.setattr(federations, "_dealt", dealt)
+        monkeypatch.setattr(images, "dealt", dealt)
         federations.federation.cache_clear()
 
     return plant

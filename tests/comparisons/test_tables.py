@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from hierfl.comparisons import tables
-from hierfl.comparisons.compare import COSTS, CURVES, RESULTS, STUDY, TUNED
 from hierfl.comparisons.figures import figure
-from hierfl.comparisons.measures import Score
 from hierfl.comparisons.read_study import read
+from hierfl.comparisons.result_files import COSTS, CURVES, RESULTS, STUDY, TUNED
+from hierfl.comparisons.scores import Score
 from hierfl.comparisons.study_file import Study
 from tests.comparisons.small import study
 

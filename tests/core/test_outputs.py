@@ -31,15 +31,15 @@ def test_files_of_others_are_refused_and_ones_own_are_not(tmp_path: Path) -> Non
     claim(tmp_path / "new", ["scores.csv", "other.csv"])
 
 
-@pytest.mark.parametrize("command", [["demo"], ["study", "toy-linear-regression"]])
+@pytest.mark.parametrize("command", [["demo"], ["study", "baselines"]])
 def test_the_command_line_keeps_users_files(command: list[str], tmp_path: Path) -> None:
-    for name in ("scores.csv", "toy_fedmap.csv", ".hierfl"):
+    for name in ("scores.csv", "baselines.csv", ".hierfl"):
         (tmp_path / name).write_text("mine")
     told = CliRunner().invoke(cli.app, [*command, "--quick", "--out", str(tmp_path)])
     assert told.exit_code == 2
     words = re.sub(r"[\s│]+", " ", told.output)
     assert "is there already, and hierfl did not write it" in words
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".hierfl", "scores.csv", "toy_fedmap.csv"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".hierfl", "baselines.csv", "scores.csv"]
 
 
 def test_a_folder_is_tried_without_touching_what_is_there(tmp_path: Path) -> None:

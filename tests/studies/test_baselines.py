@@ -18,7 +18,13 @@ import hierfl
 from hierfl import methods
 from hierfl.data.clients import ClientData
 from hierfl.runs.result import Fit
-from hierfl.studies import baseline_builders, baseline_methods, baseline_table, baselines
+from hierfl.studies import (
+    baseline_builders,
+    baseline_methods,
+    baseline_table,
+    baselines,
+    hierarchy_builders,
+)
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_builders import HELD, Budget
 from hierfl.studies.baseline_methods import BASELINES, LEFT_OUT
@@ -49,7 +55,7 @@ def test_every_method_is_compared_or_named_with_the_reason() -> None:
     used = {
         name
         for name in methods.__all__
-        for module in (baseline_methods, baseline_builders)
+        for module in (baseline_methods, baseline_builders, hierarchy_builders)
         if getattr(module, name, None) is getattr(methods, name)
     }
     assert used | set(LEFT_OUT) == set(methods.__all__), "add an entry to BASELINES, or to LEFT_OUT"

@@ -1,0 +1,187 @@
+"""Builders of the methods of hierarchies in `baseline_methods`: of a prior, and each client's own weights.
+
+Each is (network, step size, budget, **settings) -> method, as those of `baseline_builders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hierfl.guides.mean_field import mean_field
+from hierfl.method import Method
+from hierfl.methods import by_rows as weighted_by_rows
+from hierfl.methods import (
+    fedabml,
+    fedmap,
+    fedpop,
+    fedsvi,
+    fedvi,
+    pfedbayes,
+    pfedbred,
+    pfedme,
+)
+from hierfl.models import PersonalHeads, bayesian_network, map_network
+from hierfl.models.map_priors import InputConvex, Isotropic, LearnedVariance, MapPrior
+from hierfl.optimisers import SGD, Adam
+from hierfl.program.sites import Model
+from hierfl.studies.baseline_builders import Budget, first_of, last_of, local
+
+
+def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+    """Return FedPop of a common body and heads about a common mean.
+
+    The chain's step size is in units of a sum over rows. The server's Adam takes a tenth of the step size, as it
+    moves once a round.
+    """
+    hierarchy = bayesian_network(
+        net, local=(f"{last_of(net)}.",), prior_scale=0.1, likelihood=b.likelihood
+    )
+    given: dict[str, Any] = {
+        "lr": lr / b.client_rows,
+        "steps": b.evaluations,
+        "burn_in": b.evaluations // 2,
+    }
+    given |= {"batch_size": b.rows, "kept": 20, "server_optimiser": Adam(0.1 * lr)}
+    return fedpop(hierarchy, **given | settings)
+
+
+def a_pfedme(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+    """Return pFedMe, with K = 5."""
+    given: dict[str, Any] = {
+        "lr": lr,
+        "prox_steps": 5,
+        "steps": b.steps(5),
+        "batch_size": b.rows,
+    }
+    return pfedme(
+        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **given | settings
+    )
+
+
+def a_pfedbred(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+    """Return pFedBreD, mh unless the setting `strategy` says otherwise, with K = 5."""
+    steps = b.steps(6)  # 5 of the client's model, and one that moves the mean
+    given: dict[str, Any] = {
+        "lr": lr,
+        "prox_steps": 5,
+        "steps": steps,
+        "batch_size": b.rows,
+        "strategy": "mh",
+    }
+    return pfedbred(
+        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **given | settings
+    )
+
+
+def a_fedmap(
+    net: nn.Sequential,
+    lr: float,
+    b: Budget,
+    *,
+    prior: str = "isotropic",
+    variance: float = Isotropic().variance,
+    first_variance: float = 0.0,
+    hidden: Sequence[int] = (8,),
+    **settings: Any,
+) -> Method:
+    """Return FedMAP.
+
+    Args:
+        net: the network.
+        lr: step size of Adam.
+        b: the budget.
+        prior: "isotropic", one variance for all weights; "variance", `LearnedVariance`; or "convex", `InputConvex`.
+        variance: of the isotropic prior.
+        first_variance: above 0: that of the first layer's weights, in its place.
+        hidden: widths of the convex penalty's layers.
+        **settings: of the method; the server "best" is that of the learned variance.
+    """
+    priors: dict[str, MapPrior] = {
+        "isotropic": Isotropic(variance),
+        "variance": LearnedVariance(),
+        "convex": InputConvex(tuple(hidden)),
+    }
+    if prior not in priors:
+        raise ValueError(f"prior is {prior!r}; it must be one of {', '.join(priors)}")
+    chosen: MapPrior | dict[str, MapPrior] = priors[prior]
+    if first_variance:
+        chosen = {f"{first_of(net)}.": Isotropic(first_variance), "": priors[prior]}
+    if settings.get("server") == "best":
+        settings["server"] = LearnedVariance().best
+    model = map_network(net, prior=chosen, likelihood=b.likelihood)
+    return fedmap(model, **local(b, optimiser=Adam(lr)) | settings)
+
+
+def hierarchy(net: nn.Sequential, b: Budget) -> Model:
+    """Return the Bayesian network whose prior's mean and scale are learned, weight by weight."""
+    return bayesian_network(
+        net, prior_scale="learned", scale_start=b.scale, likelihood=b.likelihood
+    )
+
+
+def a_pfedbayes(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+    """Return pFedBayes, with K = 5."""
+    given: dict[str, Any] = {"lr": lr, "eta": lr, "inner_steps": 5, "batch_size": b.rows}
+    given |= {"steps": b.steps(5)}
+    return pfedbayes(hierarchy(net, b), **given | settings)
+
+
+def a_fedabml(
+    net: nn.Sequential, lr: float, b: Budget, *, by_rows: bool = False, **settings: Any
+) -> Method:
+    """Return FedABML, with K = 5, one draw, and a weight of the KL that was chosen on validation rows.
+
+    Args:
+        net: the network.
+        lr: step size.
+        b: the budget.
+        by_rows: clients are averaged by their rows, not each the same.
+        **settings: of the method.
+    """
+    given = local(b, 5, lam=0.05, lr=lr, inner_steps=5, draws=1)
+    made = fedabml(hierarchy(net, b), **given | settings)
+    return weighted_by_rows(made) if by_rows else made
+
+
+def a_fedvi(
+    net: nn.Sequential, lr: float, b: Budget, *, own_heads: bool = True, **settings: Any
+) -> Method:
+    """Return FedVI; a client's own head reads as large a share of the features as the paper's, 26 of 128.
+
+    Args:
+        net: the network.
+        lr: step size of clients.
+        b: the budget.
+        own_heads: False: clients are served by the common head alone.
+        **settings: of the method.
+    """
+    last = net[-1]
+    assert isinstance(last, nn.Linear)
+    heads = PersonalHeads(
+        net[:-1],
+        outputs=last.out_features,
+        features=last.in_features,
+        local_features=max(1, round(last.in_features * 26 / 128)),
+        merge=torch.add if own_heads else common_alone,
+    )
+    return fedvi(heads, **local(b, optimiser=SGD(lr)) | settings)
+
+
+def common_alone(common: Tensor, own: Tensor) -> Tensor:
+    """Merge a client's two heads by leaving its own out."""
+    return common
+
+
+def a_fedsvi(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+    """Return FedSVI by mean field; all steps but the last one are of a client's own posterior."""
+    given: dict[str, Any] = {
+        "optimiser": Adam(lr),
+        "local_optimiser": Adam(lr),
+        "batch_size": b.rows,
+    }
+    given |= {"local_steps": b.evaluations - 1}
+    return fedsvi(hierarchy(net, b), mean_field(init_scale=b.scale), **given | settings)
