@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import pandas as pd
+import torch
 
 from hierfl.core.arguments import shown
 from hierfl.core.trees import Tree
@@ -102,12 +103,15 @@ def expect_fit(value: Any, what: str = "fit") -> None:
         )
 
 
-def restricted(fit: Snapshot, rows: ClientData) -> Restricted:
+def restricted(
+    fit: Snapshot, rows: ClientData, *, fields: frozenset[str] | None = None
+) -> Restricted:
     """Restrict a snapshot to the clients that own some rows, in the order of those rows.
 
     Args:
         fit: of at least these clients.
         rows: matched to clients by name, and checked for what the model reads.
+        fields: of the training rows that are needed; others are not copied. None: all.
 
     Raises:
         KeyError: a client was not fitted.
@@ -122,13 +126,23 @@ def restricted(fit: Snapshot, rows: ClientData) -> Restricted:
         )
     check_rows(fit, rows, fit.program.reads.model)
     check_labels_given(fit.program, rows)
-    ids = fit.federation.data.index(rows.names)
+    data = fit.federation.data
+    ids = data.index(rows.names)
+    own = data if fields is None else with_fields_alone(data, fields)
     return Restricted(
         method=fit.method,
-        federation=replace(fit.federation, data=fit.federation.data.select(ids)),
+        federation=replace(fit.federation, data=own.select(ids)),
         progress=replace(fit.progress, table=subset(fit.progress.table, ids)),
         message=fit.message,
     )
+
+
+def with_fields_alone(data: ClientData, names: frozenset[str]) -> ClientData:
+    """Return clients with as many rows as they have, of these fields alone."""
+    others = [name for name in data.fields if name not in names]
+    if len(others) == len(data.fields):  # all that is left of a row is that it is there
+        return data.with_fields(there=torch.zeros(data.num_rows)).without(*others)
+    return data.without(*others)
 
 
 def check_rows(fit: Snapshot, rows: ClientData, reads: frozenset[str]) -> None:

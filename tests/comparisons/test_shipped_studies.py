@@ -16,8 +16,10 @@ from hierfl.comparisons.read_study import read
 FILES = sorted((Path(__file__).parents[2] / "examples" / "studies").glob("*.toml"))
 SHIPPED = (
     "digits",
+    "fedabml_lines",
     "fedmap_feature",
     "fedmap_label",
+    "fedmap_lines",
     "fedmap_quantity",
     "heart_disease",
     "radon",

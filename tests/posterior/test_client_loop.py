@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
 from hierfl.diagnostics.coherence import client_slopes
 from hierfl.diagnostics.convergence import convergence
 from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.engine import client_store
 from hierfl.engine.client_store import Stored
-from hierfl.guides import mean_field
+from hierfl.guides import amortised, mean_field
 from hierfl.methods import fedsvi
-from hierfl.posterior import client_loop
+from hierfl.posterior import client_loop, prediction
 from hierfl.posterior.client_loop import each_client, each_draw
 from hierfl.posterior.corrected import own_k_hat
 from hierfl.posterior.new_clients import expected_of_clients, predict_from_prior
@@ -118,3 +121,31 @@ def test_new_clients_start_from_the_state_of_a_new_client(inside: Fit) -> None:
 def test_the_states_of_a_restriction_are_read_where_they_are(outside: Fit) -> None:
     few: Restricted = restricted(outside, federation().select([1]))
     assert torch.isfinite(torch.tensor(pac_bayes(few, clip=(0.0, 9.0)).kl))
+
+
+def test_predictions_copy_no_training_row_that_the_guide_does_not_read(
+    inside: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, read = federation(), list[set[str]]()
+    every = prediction.predict(inside, rows, draws=5)
+
+    def watched(data: ClientData, *more: Any, **options: Any) -> ClientBatch:
+        read.append(set(data.fields))
+        return full_batch(data, *more, **options)
+
+    monkeypatch.setattr(client_loop, "full_batch", watched)
+    assert torch.equal(prediction.predict(inside, rows, draws=5).mean, every.mean)
+    assert read == [set(rows.fields), {"there"}]
+    # with all of them it is the same
+    monkeypatch.setattr(prediction, "restricted", lambda fit, rows, **_: restricted(fit, rows))
+    assert torch.equal(prediction.predict(inside, rows, draws=5).mean, every.mean)
+    assert read[-1] == set(rows.fields)
+
+
+def test_rows_that_an_amortised_guide_reads_are_copied() -> None:
+    fitted = fit(fedsvi(regression, guide=amortised), federation(), rounds=2)
+    assert fitted.program.reads.guide
+    few = restricted(fitted, federation(), fields=fitted.program.reads.guide)
+    assert set(few.federation.data.fields) == set(fitted.program.reads.guide)
+    first, second = (fitted.predict(federation(), draws=3).mean for _ in range(2))
+    assert torch.equal(first, second)
