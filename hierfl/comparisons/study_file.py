@@ -103,6 +103,8 @@ class Tuning(Table):
         lr: the grid of step sizes, of methods without a grid of their own.
         halving: end trials that are below the better half of the trials before them (optuna's
             SuccessiveHalvingPruner).
+        metric: by which options are chosen: that of `[evaluation]`, or "log_score". By accuracy a step size may be
+            chosen with which probabilities, and log scores, are far off.
     """
 
     rounds: int = Field(default=0, ge=0)
@@ -110,6 +112,7 @@ class Tuning(Table):
     share: float = Field(default=0.2, gt=0.0, lt=1.0)
     lr: tuple[float, ...] = Field(default=RATES, min_length=1)
     halving: bool = True
+    metric: Literal["evaluation", "log_score"] = "evaluation"
 
 
 class Entry(Table):

@@ -268,8 +268,10 @@ def tuned(out: Path) -> str:
     if trials.empty:
         return ""
     rows = trials[trials["chosen"]]
+    by_log_score = study_of(out).tuning.metric == "log_score"
+    form = "{} {} ({:.3f} nats)" if by_log_score else "{} {} ({:.1f} %)"
     each = [
-        f"{m} {o} ({s:.1f} %)"
+        form.format(m, o, s)
         for m, o, s in zip(rows["method"], rows["options"], rows["score"], strict=True)
     ]
     return (

@@ -144,8 +144,10 @@ def split(
     draws: bool,
     variance: float = 1.0,
 ) -> tuple[ClientData, Callable[[Fit], float]]:
-    """Return the rows to fit, and the score on what is kept from them, in %; `variance` is of real labels."""
+    """Return the rows to fit, and the score on what is kept from them; `variance` is of real labels."""
     weighting, share = study.evaluation.weighting, study.tuning.share
+    by_log_score = study.tuning.metric == "log_score"
+    metric = "log_score" if by_log_score else study.evaluation.metric
     count = study.evaluation.draws if draws else 1
     if study.tuning.on == "rows":
         fitting, rest = train.split(1.0 - share, seed=seed)
@@ -163,7 +165,7 @@ def split(
         elif study.evaluation.round_of_all:
             own = with_everyone(fit)
         scores = means(own.predict(rest, draws=count, seed=seed), variance)
-        return scores[weighting, study.evaluation.metric]
+        return scores[weighting, metric]
 
     return fitting, score
 

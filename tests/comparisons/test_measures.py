@@ -120,6 +120,16 @@ def test_a_trial_is_scored_after_a_round_of_all_clients_too() -> None:
     assert score(fit) == expected["clients", "accuracy"]
 
 
+def test_options_are_chosen_by_the_log_score_where_it_is_asked_for() -> None:
+    own = study(tuning={"rounds": 2, "metric": "log_score"})
+    entry, rows = own.methods[1], of_study(own, 0)
+    fitting, score = tuning.split(own, rows.train, 0, tunes=False, draws=False)
+    fit = cells.trained(own, entry, {}, fitting, rows.classes, 2, 0)
+    rest = rows.train.split(0.8, seed=0)[1]
+    expected = means(fit.predict(rest, draws=1, seed=0))["clients", "log_score"]
+    assert score(fit) == expected < 0.0
+
+
 def test_a_method_that_tunes_has_p_of_the_end_alone() -> None:
     own = study(methods=[{"name": "fedavg+FT"}], evaluation={"last_rounds": 2})
     result = cells.computed(own, own.methods[0], {}, 0)
