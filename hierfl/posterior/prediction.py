@@ -201,7 +201,9 @@ def predict(
         ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is None.
     """
     site, program = fit.program.observed_site(site), fit.program
-    few = by_state_alone(restricted(fit, rows, fields=program.reads.guide))
+    # a guide that needs all rows may get to read them only after the program was read
+    own = None if program.reads_all_rows else program.reads.guide
+    few = by_state_alone(restricted(fit, rows, fields=own))
 
     def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
         def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:

@@ -19,7 +19,7 @@ from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.engine import client_store
 from hierfl.engine.client_store import Stored
 from hierfl.guides import amortised, mean_field
-from hierfl.methods import fedsvi
+from hierfl.methods import fedsvi, two_stage
 from hierfl.posterior import client_loop, prediction
 from hierfl.posterior.client_loop import each_client, each_draw
 from hierfl.posterior.corrected import own_k_hat
@@ -149,3 +149,12 @@ def test_rows_that_an_amortised_guide_reads_are_copied() -> None:
     assert set(few.federation.data.fields) == set(fitted.program.reads.guide)
     first, second = (fitted.predict(federation(), draws=3).mean for _ in range(2))
     assert torch.equal(first, second)
+
+
+def test_a_guide_that_chooses_by_all_rows_has_them() -> None:
+    """Of `two_stage` it gets to know what it reads after the program was read."""
+    fitted = fit(two_stage(regression), federation(), rounds=12)
+    assert fitted.program.reads_all_rows and not fitted.program.reads.guide
+    drawn, site = fitted.draws(20, seed=1), fitted.program.observed_site(None)
+    every = prediction.predict_at(fitted, drawn, federation(), site=site)
+    assert torch.allclose(fitted.predict(federation(), draws=20, seed=1).mean, every.mean)
