@@ -21,7 +21,6 @@ from hierfl.datasets import Labelled
 from hierfl.studies import image_splits as images
 from hierfl.studies import lines
 from hierfl.studies.baseline_builders import held_out
-from hierfl.studies.image_splits import digits
 from hierfl.studies.synthetic_clients import synthetic_clients
 
 Both = tuple[ClientData, ClientData]  # training and test rows of the same clients
@@ -66,13 +65,14 @@ def federation(
         ValueError: the data cannot be split so, or foreign images have other pixels.
     """
     train, test, joining, classes = _raw(data, new_clients, seed)
-    scaling, missing = images.scaling_of(_flat(train), data.scaling), missing_features(_flat(train))
-    labelled = _whole if classes else _standardised(train)
-    if data.name in LINES:
-        labelled = _as_drawn
+    flat = _flat(train)
+    scaling, missing = images.scaling_of(flat, data.scaling), missing_features(flat)
+    typed: Callable[[ClientData], ClientData] = _whole
+    if not classes:
+        typed = _as_drawn if data.name in LINES else _standardised(train)
 
     def given(rows: ClientData) -> ClientData:
-        return fill_missing(scaling.apply(_flat(labelled(rows))), indicators=missing)
+        return fill_missing(scaling.apply(_flat(typed(rows))), indicators=missing)
 
     later = None if joining is None else (held_out(given(joining[0])), given(joining[1]))
     own, scored = held_out(given(train)), given(test)
@@ -150,7 +150,7 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         train, test = rows.split(1.0 - data.test_share, seed=seed)
         classes = 0 if data.name in REGRESSION else int(rows.fields["y"].max()) + 1
     else:
-        source, how = labelled(data.name), data.partition
+        source, how = images.labelled(data.name), data.partition
         given = _rows_of(how, source, data.test_share, seed)
         if how.authors_labels:
             who: dict[str, int] = {"clients": how.clients, "classes": how.classes, "seed": seed}
@@ -189,17 +189,6 @@ def _natural(name: str) -> ClientData:
     groups = {"age": 4, "edu": 4}
     hot = [one_hot(rows.fields[of], count).double() for of, count in groups.items()]
     return rows.with_fields(x=torch.cat([rows.fields["x"], *hot], dim=1))
-
-
-@lru_cache(maxsize=1)
-def labelled(name: str) -> Labelled:
-    """Return all rows of an image set, flat."""
-    if name == "digits":
-        return digits()
-    if name == "emnist":
-        rows = datasets.emnist_byclass_test()
-        return Labelled(rows.x.flatten(1), rows.y, rows.classes)
-    return images.merged(name)  # type: ignore[arg-type]
 
 
 def _rows_of(

@@ -79,6 +79,8 @@ def lines(axes: Axes, study: Study, curves: pd.DataFrame, name: str | None = Non
     metric = f"{study.evaluation.metric.replace('_', ' ')}, %"
     for place, entry in enumerate(study.methods):
         own = curves[curves["method"] == entry.label]
+        if own.empty:
+            continue
         score = name or ("P" if own["P"].notna().any() else "G")
         mean = own.groupby("round")[score].mean()
         label = entry.label if name else f"{entry.label} ({score})"

@@ -146,8 +146,10 @@ class Watch:
             found += self._of(self._kind, 1, "local", self._predicted(adapted, rows.test))
         if rows.joining is not None:
             found += self._joined(fit, *rows.joining)
+        tests = {"local": rows.test}
         if self.evaluation.global_rows:
             everyone = everyones(rows.test, self.evaluation.global_rows, self.seed)
+            tests["global"] = everyone
             if not self.how.tunes:
                 found += self._of("P", 0, "global", self._predicted(whole, everyone))
             if adapted is not None:
@@ -157,7 +159,7 @@ class Watch:
         served = whole if adapted is None or self.fine_tune else adapted
         found += self._against_foreign(served)
         if self.evaluation.by_class:
-            self._note_classes(served)
+            self._note_classes(served, tests)
         if self.bias is not None:
             away = self._distance(fit, bias=self.bias)
             found += [
@@ -168,10 +170,10 @@ class Watch:
 
     def _against_foreign(self, served: Fit) -> list[Score]:
         """Return the AUROC of P's entropy against each foreign set; note the entropies of the first clients."""
-        own = self._predicted(served, self.federation.test) if self.federation.foreign else None
-        found = []
+        if not self.federation.foreign:
+            return []
+        own, found = self._predicted(served, self.federation.test), []
         for name, rows in self.federation.foreign.items():
-            assert own is not None
             against = out_of_distribution(own, self._predicted(served, rows))
             every = {"rows": against.overall["auroc"], "clients": against.clients["auroc"].mean()}
             found += [
@@ -189,11 +191,8 @@ class Watch:
             ]
         return found
 
-    def _note_classes(self, served: Fit) -> None:
-        """Note the first client's loss by class minus the mean over clients, on its own rows and on all clients'."""
-        tests = {"local": self.federation.test}
-        if count := self.evaluation.global_rows:
-            tests["global"] = everyones(self.federation.test, count, self.seed)
+    def _note_classes(self, served: Fit, tests: dict[str, ClientData]) -> None:
+        """Note the first client's loss by class minus the mean over clients, on each kind of test rows."""
         for name, rows in tests.items():
             first = loss_deviations(self._predicted(served, rows)).iloc[0]
             self.classes += [

@@ -202,8 +202,8 @@ def predict(
     """
     site, program = fit.program.observed_site(site), fit.program
     # a guide that needs all rows may get to read them only after the program was read
-    own = None if program.reads_all_rows else program.reads.guide
-    few = by_state_alone(restricted(fit, rows, fields=own))
+    needed = None if program.reads_all_rows else program.reads.guide
+    few = by_state_alone(restricted(fit, rows, fields=needed))
 
     def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
         def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:

@@ -33,7 +33,6 @@ from typing import Literal
 from torch import Tensor, nn
 
 import hierfl
-from hierfl import datasets
 from hierfl.core.trees import nbytes
 from hierfl.data.clients import ClientData
 from hierfl.datasets import Labelled
@@ -46,7 +45,6 @@ from hierfl.studies.baseline_builders import Budget, held_out
 from hierfl.studies.baseline_methods import BASELINES
 from hierfl.studies.baseline_settings import DIGITS, EMNIST, FASHION, QUICK, Setting, of_method
 from hierfl.studies.baseline_table import collected
-from hierfl.studies.image_splits import digits
 from hierfl.studies.results import Found, Numbers, Say, kept, quiet
 from hierfl.studies.tuning import RATES, Choice, tuned
 
@@ -107,15 +105,9 @@ def available(say: Say) -> list[Setting]:
     return found or [DIGITS]
 
 
-@lru_cache(maxsize=1)
 def labelled(name: Literal["fashion", "emnist", "digits"]) -> Labelled:
     """Return all rows of an image set, flat."""
-    if name == "fashion":
-        return images.merged("fashion_mnist")
-    if name == "digits":
-        return digits()
-    rows = datasets.emnist_byclass_test()
-    return Labelled(rows.x.flatten(1), rows.y, rows.classes)
+    return images.labelled("fashion_mnist" if name == "fashion" else name)
 
 
 @lru_cache(maxsize=1)

@@ -24,6 +24,7 @@ from hierfl.methods import (
     pfedbred,
     pfedme,
 )
+from hierfl.methods.fedmap_server import Best
 from hierfl.models import PersonalHeads, bayesian_network, map_network
 from hierfl.models.map_priors import InputConvex, Isotropic, LearnedVariance, MapPrior
 from hierfl.optimisers import SGD, Adam
@@ -98,7 +99,7 @@ def a_fedmap(
         variance: of the isotropic prior.
         first_variance: above 0: that of the first layer's weights, in its place.
         hidden: widths of the convex penalty's layers.
-        **settings: of the method; the server "best" is that of the learned variance.
+        **settings: of the method; the server "best" is the prior's exact minimiser.
     """
     priors: dict[str, MapPrior] = {
         "isotropic": Isotropic(variance),
@@ -111,9 +112,17 @@ def a_fedmap(
     if first_variance:
         chosen = {f"{first_of(net)}.": Isotropic(first_variance), "": priors[prior]}
     if settings.get("server") == "best":
-        settings["server"] = LearnedVariance().best
+        settings["server"] = _best(prior, priors[prior])
     model = map_network(net, prior=chosen, likelihood=b.likelihood)
     return fedmap(model, **local(b, optimiser=Adam(lr)) | settings)
+
+
+def _best(name: str, prior: MapPrior) -> Best:
+    """Return the exact minimiser of a prior, as FedMAP's server takes it."""
+    best: Best | None = getattr(prior, "best", None)
+    if best is None:
+        raise ValueError(f"prior '{name}' has no exact minimiser: leave out server = 'best'")
+    return best
 
 
 def hierarchy(net: nn.Sequential, b: Budget) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -35,6 +36,17 @@ def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labelled:
     return Labelled(
         torch.cat([train.x, test.x]).flatten(1), torch.cat([train.y, test.y]), train.classes
     )
+
+
+@lru_cache(maxsize=1)
+def labelled(name: str) -> Labelled:
+    """Return all rows of an image set, flat: "digits", "emnist" (ByClass's test split), or one to be `merged`."""
+    if name == "digits":
+        return digits()
+    if name == "emnist":
+        rows = datasets.emnist_byclass_test()
+        return Labelled(rows.x.flatten(1), rows.y, rows.classes)
+    return merged(name)  # type: ignore[arg-type]
 
 
 def digits() -> Labelled:

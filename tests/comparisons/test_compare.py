@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from hierfl.cli import app
@@ -42,12 +41,6 @@ methods = { fedavg = {}, pfedme = {}, "fedavg+FT" = {} }
 """
 PIECES = 18  # 9 trials and 9 cells
 COMMAND = [sys.executable, "-c", "from hierfl.cli import main; main()", "compare"]
-
-
-@pytest.fixture(autouse=True)
-def single_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    yield
 
 
 def files(out: Path) -> dict[str, bytes]:

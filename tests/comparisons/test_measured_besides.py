@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,6 @@ from hierfl.studies.results import quiet
 from tests.comparisons.small import study
 
 Found = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def single_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    federations.federation.cache_clear()
-    yield
-    federations.federation.cache_clear()
 
 
 def computed(name: str, **changes: Any) -> Found:
@@ -261,6 +252,8 @@ def test_fedmaps_priors_are_chosen_by_name() -> None:
     assert torch.isfinite(convex).all() and not torch.equal(convex, plain)
     with pytest.raises(ValueError, match="must be one of isotropic, variance, convex"):
         weights(prior="flat")
+    with pytest.raises(ValueError, match="'convex' has no exact minimiser"):
+        weights(prior="convex", server="best")
 
 
 def test_of_fedvi_without_own_heads_all_clients_are_served_the_same() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +16,6 @@ from hierfl.core.trees import tree_leaves
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import baseline
 from tests.comparisons.small import study
-
-
-@pytest.fixture(autouse=True)
-def single_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    yield
 
 
 def found(

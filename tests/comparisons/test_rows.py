@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,6 @@ PARTITIONS: list[dict[str, Any]] = [
     {"kind": "shared_classes", "clients": 6, "classes": 3, "share": 0.5},
     {"kind": "dirichlet", "clients": 6, "concentration": 5.0},
 ]
-
-
-@pytest.fixture(autouse=True)
-def single_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    federations.federation.cache_clear()
-    yield
-    federations.federation.cache_clear()
 
 
 @pytest.fixture
