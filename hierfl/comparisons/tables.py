@@ -19,6 +19,7 @@ from hierfl.comparisons.result_files import COSTS, RESULTS, TUNED, study_of
 from hierfl.comparisons.study_file import Entry, Study
 
 LEVEL, FEWEST = 0.05, 3  # of the paired test: its level, and seeds from which on it is made
+DIVERGED = 1e6  # a score of this size is of a run that diverged, though its numbers are finite
 FAR = 1.5  # points from a published number from which a difference is named
 PUBLISHED = Path(__file__).with_name("published.csv")
 LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$"}
@@ -129,7 +130,8 @@ def best(values: pd.DataFrame) -> set[str]:
 def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of a study: a row for each method, bold as **...**.
 
-    A mean over the seeds that did not diverge says so; a method that was not run has empty cells.
+    A mean over the seeds that did not diverge says so; a method that was not run has empty cells. A score of 1e6 or
+    more, of either sign, counts as diverged.
 
     Args:
         study: whose methods give the order, and whose weighting is shown.
@@ -143,9 +145,12 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
     for column in columns(scores, metric):
         values = by_seed(scores, column, study.evaluation.weighting)
         values = values.reindex(columns=ran)  # one of which every run diverged has no score
+        beyond = values.abs() >= DIVERGED
+        lost = diverged.add(beyond.sum(axis=1), fill_value=0)
+        values = values.mask(beyond)
         bold, form = best(column.sign * values), "{:.2f}" if column.metric == metric else "{:.3f}"
         shown[column.heading] = [
-            _cell(values, label, bold, form, int(diverged.get(label, 0))) for label in shown.index
+            _cell(values, label, bold, form, int(lost.get(label, 0))) for label in shown.index
         ]
         if (of_paper := beside(study, column)) is not None:
             known = [published(study, entry, column.score, of_paper) for entry in study.methods]

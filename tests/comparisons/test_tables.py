@@ -86,6 +86,16 @@ def test_runs_that_diverged_and_methods_that_were_not_run_are_told(tmp_path: Pat
     assert (shown["alike"], shown["worse"]) == ("diverged", "")
 
 
+def test_a_finite_score_of_weights_that_ran_away_counts_as_diverged(tmp_path: Path) -> None:
+    values: dict[str, list[float | None]] = {
+        "best": [90.0, -1e34, 92.0],
+        "alike": [-1e34, None, 1e7],
+    }
+    shown = tables.table_of(written(tmp_path, three(), values))["P, %"]
+    assert shown["best"] == "91.00 ± 1.41 (1 of 3 diverged)"
+    assert shown["alike"] == "diverged"
+
+
 def test_the_weighting_of_the_study_is_shown(tmp_path: Path) -> None:
     own = three(evaluation={"weighting": "rows"})
     shown = tables.table_of(written(tmp_path, own, VALUES))["P, %"]
