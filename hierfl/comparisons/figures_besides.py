@@ -83,7 +83,7 @@ def entropies(study: Study, found: pd.DataFrame, out: Path) -> Figure:
     labels = [label for label in _labels(study) if (found["method"] == label).any()]
     size = (3.4 * len(sets) + 0.8, 1.9 * len(labels) + 0.7)
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(labels), len(sets), sharex=True, squeeze=False)
+    panels = figure.subplots(len(labels), len(sets), sharex=True, sharey=True, squeeze=False)
     scores = results(out)
     shown = scores["weighting"] == study.evaluation.weighting
     scores = scores[(scores["metric"] == "auroc") & shown]
@@ -100,7 +100,11 @@ def entropies(study: Study, found: pd.DataFrame, out: Path) -> Figure:
             title = f"{label}, {name}: AUROC {reached[label, name]:.2f}"
             axes.set_title(title, fontsize=8.5, loc="left")
             axes.tick_params(labelsize=7)
-        row[0].set_ylabel("density", fontsize=8)
+    steep = (
+        panels[0, 0].get_yscale() == "symlog"
+    )  # of one panel, and so of all: they share the axis
+    for axes in panels[:, 0]:
+        axes.set_ylabel("density, log scale above 1" if steep else "density", fontsize=8)
     for axes in panels[-1]:
         axes.set_xlabel("entropy of the prediction, nats", fontsize=8)
     panels[0, 0].legend(fontsize=7, frameon=False)

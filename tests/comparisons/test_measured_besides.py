@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -14,9 +15,10 @@ from typer.testing import CliRunner
 
 from hierfl import datasets
 from hierfl.cli import app
-from hierfl.comparisons import cells, federations, line_distance
+from hierfl.comparisons import cells, federations, figures_besides, line_distance
 from hierfl.comparisons.compare import compare
 from hierfl.comparisons.federations import of_study
+from hierfl.comparisons.result_files import RESULTS
 from hierfl.comparisons.scores import by_client, means
 from hierfl.comparisons.study_file import Study
 from hierfl.comparisons.tables import table_of
@@ -289,3 +291,25 @@ def test_all_that_is_measured_is_drawn(
     assert {path.name for path in tmp_path.glob("*.png")} == names
     for name in names:
         assert imread(tmp_path / name)[..., :3].std() > 0.05, "a figure with something in it"
+
+
+def test_densities_of_entropy_are_drawn_on_one_scale(tmp_path: Path) -> None:
+    """One method is so sure of its own rows that their density needs a log scale; the other's panel has it too."""
+    rng = np.random.default_rng(0)
+    spread = {"individual": 0.01, "fedavg": 0.6}
+    rows = [
+        {"method": m, "seed": 0, "rows": of, "client": c, "entropy": scale * rng.random()}
+        for m, width in spread.items()
+        for of, scale in (("own", width), ("mnist", 2.0))
+        for c in ("a", "b", "c")
+        for _ in range(30)
+    ]
+    reached = [
+        {"method": m, "test": "mnist", "metric": "auroc", "weighting": "clients", "value": 0.9}
+        for m in spread
+    ]
+    pd.DataFrame(reached).to_csv(tmp_path / RESULTS, index=False)
+    own = study(methods=[{"name": name} for name in spread])
+    drawn = figures_besides.entropies(own, pd.DataFrame(rows), tmp_path)
+    assert [axes.get_yscale() for axes in drawn.axes] == ["symlog"] * 2
+    assert len({axes.get_ylim() for axes in drawn.axes}) == 1
