@@ -100,9 +100,8 @@ def entropies(study: Study, found: pd.DataFrame, out: Path) -> Figure:
             title = f"{label}, {name}: AUROC {reached[label, name]:.2f}"
             axes.set_title(title, fontsize=8.5, loc="left")
             axes.tick_params(labelsize=7)
-    steep = (
-        panels[0, 0].get_yscale() == "symlog"
-    )  # of one panel, and so of all: they share the axis
+    # the panels share the axis: what one needs, all have
+    steep = panels[0, 0].get_yscale() == "symlog"
     for axes in panels[:, 0]:
         axes.set_ylabel("density, log scale above 1" if steep else "density", fontsize=8)
     for axes in panels[-1]:

@@ -105,7 +105,8 @@ def by_seed(scores: pd.DataFrame, column: Column, weighting: str) -> pd.DataFram
         & (scores["weighting"] == weighting)
         & ((scores["adapted"] == column.adapted) | (column.adapted is None))
     ]
-    return own.pivot(index="method", columns="seed", values="value")
+    values = own.pivot(index="method", columns="seed", values="value")
+    return values.mask(values.abs() >= DIVERGED)
 
 
 def best(values: pd.DataFrame) -> set[str]:
@@ -139,15 +140,14 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
         costs: costs.csv of the same folder, which knows what diverged.
     """
     diverged, ran = costs.groupby("method")["diverged"].sum(), sorted(costs["seed"].unique())
+    cells = costs.groupby("method").size()
     shown = pd.DataFrame(index=[entry.label for entry in study.methods])
     shown.index.name = "method"
     metric = study.evaluation.metric
     for column in columns(scores, metric):
         values = by_seed(scores, column, study.evaluation.weighting)
         values = values.reindex(columns=ran)  # one of which every run diverged has no score
-        beyond = values.abs() >= DIVERGED
-        lost = diverged.add(beyond.sum(axis=1), fill_value=0)
-        values = values.mask(beyond)
+        lost = (cells - values.notna().sum(axis=1)).combine_first(diverged)
         bold, form = best(column.sign * values), "{:.2f}" if column.metric == metric else "{:.3f}"
         shown[column.heading] = [
             _cell(values, label, bold, form, int(lost.get(label, 0))) for label in shown.index
