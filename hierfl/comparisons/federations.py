@@ -15,7 +15,7 @@ from hierfl import datasets
 from hierfl.comparisons.study_data import LINES, REGRESSION, Data, Partition
 from hierfl.comparisons.study_file import Study
 from hierfl.data.clients import ClientData
-from hierfl.data.partition import dirichlet
+from hierfl.data.partition import class_mixes, dirichlet
 from hierfl.data.preprocess import fill_missing, missing_features
 from hierfl.datasets import Labelled
 from hierfl.studies import image_splits as images
@@ -202,7 +202,8 @@ def _rows_of(
         return images.shared_classes(source.y, share=how.share, **who)
     if how.kind == "power_law":
         return images.power_law(source.y, **who)
-    ids = dirichlet(source.y, num_clients=how.clients, alpha=how.concentration, seed=seed).numpy()
+    deal = dirichlet if how.kind == "dirichlet" else class_mixes
+    ids = deal(source.y, num_clients=how.clients, alpha=how.concentration, seed=seed).numpy()
     generator = np.random.Generator(np.random.Philox(seed))
     own = [generator.permutation(np.flatnonzero(ids == k)) for k in range(how.clients)]
     cuts = [max(1, round((1.0 - test_share) * len(rows))) for rows in own]
@@ -211,7 +212,7 @@ def _rows_of(
     ]:
         raise ValueError(
             f"client {short[0]} has {len(own[short[0]])} rows, none of them for tests: use a larger concentration, "
-            "or fewer clients"
+            "fewer clients, or the partition 'class_mixes', which gives all clients as many rows"
         )
     pairs = list(zip(own, cuts, strict=True))
     return [rows[:cut] for rows, cut in pairs], [rows[cut:] for rows, cut in pairs]

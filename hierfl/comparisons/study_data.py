@@ -50,10 +50,11 @@ class Partition(Table):
     """How rows are split among clients.
 
     Args:
-        kind: "power_law" (PRIOR), "equal_classes" and "shared_classes" (FedABML), "dirichlet" (label skew);
+        kind: "power_law" (PRIOR), "equal_classes" and "shared_classes" (FedABML), "dirichlet" (each class dealt in
+            Dirichlet shares) and "class_mixes" (each client has a Dirichlet mix, and all as many rows);
             `hierfl.studies.image_splits` and `hierfl.data.partition` have the rules.
         clients: how many.
-        classes: of a client; unused by "dirichlet".
+        classes: of a client; unused by "dirichlet" and "class_mixes".
         train: training rows of a client in each class; for "equal_classes".
         test: test rows of a client in each class; for "equal_classes".
         share: of all rows, in (0, 1]; for "shared_classes".
@@ -61,7 +62,7 @@ class Partition(Table):
         authors_labels: with the wrong labels of PRIOR's MNIST script, training and test rows alike; for "power_law".
     """
 
-    kind: Literal["power_law", "equal_classes", "shared_classes", "dirichlet"]
+    kind: Literal["power_law", "equal_classes", "shared_classes", "dirichlet", "class_mixes"]
     clients: int = Field(gt=0)
     classes: int = Field(default=2, gt=0)
     train: int = Field(default=150, gt=0)

@@ -131,8 +131,8 @@ def best(values: pd.DataFrame) -> set[str]:
 def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of a study: a row for each method, bold as **...**.
 
-    A mean over the seeds that did not diverge says so; a method that was not run has empty cells. A score of 1e6 or
-    more, of either sign, counts as diverged.
+    A mean without the seeds that diverged, or failed and so have no score, says so; a method that was not run has
+    empty cells. A score of 1e6 or more, of either sign, counts as diverged.
 
     Args:
         study: whose methods give the order, and whose weighting is shown.
@@ -150,7 +150,15 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
         lost = (cells - values.notna().sum(axis=1)).combine_first(diverged)
         bold, form = best(column.sign * values), "{:.2f}" if column.metric == metric else "{:.3f}"
         shown[column.heading] = [
-            _cell(values, label, bold, form, int(lost.get(label, 0))) for label in shown.index
+            _cell(
+                values,
+                label,
+                bold,
+                form,
+                int(lost.get(label, 0)),
+                len(study.run.seeds) - int(cells.get(label, 0)),
+            )
+            for label in shown.index
         ]
         if (of_paper := beside(study, column)) is not None:
             known = [published(study, entry, column.score, of_paper) for entry in study.methods]
@@ -170,15 +178,18 @@ def _mean(values: pd.DataFrame, label: str) -> float:
     return float(values.loc[label].mean()) if label in values.index else float("nan")
 
 
-def _cell(values: pd.DataFrame, label: str, bold: set[str], form: str, diverged: int) -> str:
+def _cell(
+    values: pd.DataFrame, label: str, bold: set[str], form: str, diverged: int, missing: int
+) -> str:
     own = values.loc[label].dropna() if label in values.index else pd.Series(dtype=float)
     if own.empty:
         return "diverged" if diverged else ""
     text = form.format(own.mean())
     if len(own) > 1:
         text += f" ± {form.format(own.std(ddof=1))}"
-    if diverged:
-        text += f" ({diverged} of {len(own) + diverged} diverged)"
+    counts = {"diverged": diverged, "not run": missing}
+    if left_out := [f"{count} {why}" for why, count in counts.items() if count]:
+        text += f" (of {len(own) + diverged + missing} seeds {', '.join(left_out)})"
     return f"**{text}**" if label in bold else text
 
 

@@ -20,6 +20,7 @@ from hierfl.data.clients import ClientData
 from hierfl.data.grouping import sort_by_client
 from hierfl.data.partition_checks import (
     LEFT_OUT,
+    check_alpha,
     check_clients,
     checked_ids,
     codes_of,
@@ -176,8 +177,7 @@ def dirichlet(
     """
     _, codes = codes_of(labels)
     check_clients(len(codes), num_clients, min_rows)
-    if not alpha > 0.0 or not np.isfinite(alpha):
-        raise ValueError(f"alpha is {alpha}: it must be positive and finite")
+    check_alpha(alpha)
 
     def make(partitioner: Any) -> Any:
         return partitioner.DirichletPartitioner(
@@ -196,6 +196,50 @@ def dirichlet(
             f"dirichlet: after eleven draws a client still has fewer than {min_rows} rows: "
             f"raise alpha ({alpha}), or lower num_clients ({num_clients}) or min_rows"
         ) from error
+
+
+def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> Tensor:
+    """Give all clients equally many rows, and each its own mix of classes, drawn from Dirichlet(alpha L p).
+
+    p (L,) are the shares of the classes among all rows. Once a class is used up, its share goes to the classes that
+    are left, in proportion to the client's mix. Unlike with `dirichlet`, every client has rows, however small alpha is.
+
+    Args:
+        labels: (n,) integers, of L classes.
+        num_clients: N.
+        alpha: concentration of a class, > 0, the mean over classes; L alpha is the alpha of Hsu et al. With a small
+            alpha a client has one class or two; with a large alpha all clients have the same mix.
+        seed: seed of the draw.
+
+    Returns:
+        (n,) int64, 0..N-1; no row is left out. Clients have n / N rows, rounded up or down.
+
+    Raises:
+        ValueError: alpha is not positive and finite, or there are fewer rows than clients.
+
+    Reference: Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification", arXiv:1909.06335.
+    """
+    classes, codes = codes_of(labels)
+    check_clients(len(codes), num_clients)
+    check_alpha(alpha)
+    generator = generator_of(seed)
+    rows = [generator.permutation(np.flatnonzero(codes == c)) for c in range(len(classes))]
+    left = np.array([len(own) for own in rows])
+    ids = np.full(len(codes), LEFT_OUT)
+    concentrations = alpha * len(classes) * left / left.sum()
+    for k, mix in enumerate(generator.dirichlet(concentrations, num_clients)):
+        need = len(codes) // num_clients + (k < len(codes) % num_clients)
+        while need:
+            weights = mix * (left > 0)
+            if weights.sum() == 0.0:  # the client's classes are used up: all others alike
+                weights = (left > 0).astype(float)
+            counts = np.minimum(generator.multinomial(need, weights / weights.sum()), left)
+            for own, start, count in zip(rows, left - counts, counts, strict=True):
+                ids[own[start : start + count]] = k
+            left -= counts
+            need -= int(counts.sum())
+    return filled(ids, num_clients)
 
 
 def quantity_skew(
@@ -241,8 +285,7 @@ def quantity_skew(
         logs = sigma * generator.standard_normal(num_clients)
         shares = np.exp(logs - logs.max())
     else:
-        if not 0.0 < (alpha or 0.0) < np.inf:
-            raise ValueError(f"alpha is {alpha}: it must be positive and finite")
+        check_alpha(alpha or 0.0)
         shares = generator.dirichlet(np.full(num_clients, alpha))
     ends = np.cumsum(shares) / shares.sum() * (num_rows - num_clients * min_rows)
     sizes = min_rows + np.diff(np.rint(ends).astype(np.int64), prepend=0)

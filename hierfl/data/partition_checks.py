@@ -82,6 +82,16 @@ def check_clients(num_rows: int, num_clients: int, min_rows: int = 1) -> None:
         )
 
 
+def check_alpha(alpha: float) -> None:
+    """Refuse a concentration that no Dirichlet distribution has.
+
+    Raises:
+        ValueError: it is not positive and finite.
+    """
+    if not 0.0 < alpha < np.inf:
+        raise ValueError(f"alpha is {alpha}: it must be positive and finite")
+
+
 def numpy_seed(seed: int) -> int:
     """Wrap a seed to 64 unsigned bits: NumPy refuses negative seeds."""
     if not isinstance(seed, int | np.integer):

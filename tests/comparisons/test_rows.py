@@ -23,6 +23,7 @@ PARTITIONS: list[dict[str, Any]] = [
     {"kind": "equal_classes", "clients": 6, "classes": 2, "train": 16, "test": 6},
     {"kind": "shared_classes", "clients": 6, "classes": 3, "share": 0.5},
     {"kind": "dirichlet", "clients": 6, "concentration": 5.0},
+    {"kind": "class_mixes", "clients": 6, "concentration": 0.01},
 ]
 
 

@@ -82,8 +82,20 @@ def test_with_two_seeds_the_best_alone_is_bold(tmp_path: Path) -> None:
 def test_runs_that_diverged_and_methods_that_were_not_run_are_told(tmp_path: Path) -> None:
     values: dict[str, list[float | None]] = {"best": [90.0, None, 92.0], "alike": [None] * 3}
     shown = tables.table_of(written(tmp_path, three(), values))["P, %"]
-    assert shown["best"] == "91.00 ± 1.41 (1 of 3 diverged)"
+    assert shown["best"] == "91.00 ± 1.41 (of 3 seeds 1 diverged)"
     assert (shown["alike"], shown["worse"]) == ("diverged", "")
+
+
+def test_seeds_that_failed_are_told(tmp_path: Path) -> None:
+    values: dict[str, list[float | None]] = {
+        "best": [90.0, 92.0],
+        "alike": [None, 92.0],
+        "worse": [80.0, 80.5, 81.0],
+    }
+    shown = tables.table_of(written(tmp_path, three(), values))["P, %"]
+    assert shown["best"] == "91.00 ± 1.41 (of 3 seeds 1 not run)"
+    assert shown["alike"] == "92.00 (of 3 seeds 1 diverged, 1 not run)"
+    assert shown["worse"] == "**80.50 ± 0.50**"
 
 
 def test_a_finite_score_of_weights_that_ran_away_counts_as_diverged(tmp_path: Path) -> None:
@@ -92,7 +104,7 @@ def test_a_finite_score_of_weights_that_ran_away_counts_as_diverged(tmp_path: Pa
         "alike": [-1e34, None, 1e7],
     }
     shown = tables.table_of(written(tmp_path, three(), values))["P, %"]
-    assert shown["best"] == "91.00 ± 1.41 (1 of 3 diverged)"
+    assert shown["best"] == "91.00 ± 1.41 (of 3 seeds 1 diverged)"
     assert shown["alike"] == "diverged"
 
 

@@ -22,6 +22,9 @@ MAKERS: dict[str, Callable[[int], Tensor]] = {
     "dirichlet_min_rows": lambda seed: partition.dirichlet(
         LABELS, num_clients=12, alpha=1.0, seed=seed, min_rows=40
     ),
+    "class_mixes": lambda seed: partition.class_mixes(
+        LABELS, num_clients=20, alpha=0.01, seed=seed
+    ),
     "log_normal": lambda seed: partition.quantity_skew(3000, num_clients=20, sigma=2.0, seed=seed),
     "dirichlet_sizes": lambda seed: partition.quantity_skew(
         3000, num_clients=20, alpha=0.2, seed=seed, min_rows=5
@@ -90,11 +93,13 @@ def test_rows_of_classes_without_a_client_are_left_out() -> None:
     assert data.num_rows == int((ids >= 0).sum())
 
 
-def test_clients_are_more_alike_with_a_larger_alpha() -> None:
+@pytest.mark.parametrize("of", [partition.dirichlet, partition.class_mixes])
+def test_clients_are_more_alike_with_a_larger_alpha(of: Callable[..., Tensor]) -> None:
+    labels = np.tile(LABELS, 20)
+
     def distance(alpha: float) -> float:
-        table = partition.label_table(
-            LABELS, partition.dirichlet(LABELS, num_clients=8, alpha=alpha, seed=1)
-        ).double()
+        ids = of(labels, num_clients=8, alpha=alpha, seed=1)
+        table = partition.label_table(labels, ids).double()
         return float(
             (table / table.sum(1, keepdim=True) - table.sum(0) / table.sum()).abs().sum(1).mean()
         )
@@ -105,11 +110,31 @@ def test_clients_are_more_alike_with_a_larger_alpha() -> None:
     assert spread[-1] < 0.1
 
 
+@pytest.mark.parametrize("alpha", [1e-300, 1e-8, 0.01, 1.0, 1e8])
+def test_clients_with_mixes_of_their_own_have_equally_many_rows(alpha: float) -> None:
+    ids = partition.class_mixes(LABELS, num_clients=7, alpha=alpha, seed=0)
+    assert (ids >= 0).all()
+    assert sorted(torch.bincount(ids).tolist()) == [428] * 3 + [429] * 4
+
+
+def test_a_client_s_mix_is_a_draw_of_the_dirichlet_distribution() -> None:
+    # The first 500 clients take a quarter of the rows and use no class up. Of L = 10 classes, the expected sum of
+    # squared shares is (1 + alpha) / (1 + L alpha).
+    labels = np.repeat(np.arange(10), 40_000)
+    table = partition.label_table(
+        labels, partition.class_mixes(labels, num_clients=2000, alpha=0.5, seed=0)
+    )[:500].double()
+    shares = table / table.sum(1, keepdim=True)
+    assert torch.allclose(shares.mean(0), torch.full((10,), 0.1).double(), atol=0.025)
+    assert shares.square().sum(1).mean() == pytest.approx(1.5 / 6.0, abs=0.02)
+
+
 def test_rows_of_a_class_are_dealt_in_random_order() -> None:
     labels = np.zeros(4000, dtype=int)
     for ids in (
         partition.dirichlet(labels, num_clients=2, alpha=50.0, seed=0),
         partition.pathological(labels, num_clients=2, classes_per_client=1, seed=0),
+        partition.class_mixes(labels, num_clients=2, alpha=50.0, seed=0),
         partition.label_skew(labels, num_clients=2, share=1.0, seed=0),
         partition.quantity_skew(4000, num_clients=2, sigma=0.1, seed=0),
     ):
@@ -183,6 +208,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "alpha 0": (lambda: partition.dirichlet(LABELS, num_clients=5, alpha=0.0, seed=0), ValueError, "alpha is 0.0"),
     "alpha nan": (
         lambda: partition.dirichlet(LABELS, num_clients=5, alpha=float("nan"), seed=0), ValueError, "alpha is nan"
+    ),
+    "alpha of mixes": (
+        lambda: partition.class_mixes(LABELS, num_clients=5, alpha=-1.0, seed=0), ValueError, "alpha is -1.0"
+    ),
+    "mixes of more clients than rows": (
+        lambda: partition.class_mixes([0, 1], num_clients=3, alpha=1.0, seed=0), ValueError, "but there are 2"
     ),
     "alpha hopeless": (
         lambda: partition.dirichlet(LABELS, num_clients=300, alpha=0.001, seed=0),
