@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hierfl.cli import app
+from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.read_study import read
 
 FILES = sorted((Path(__file__).parents[2] / "examples" / "studies").glob("*.toml"))
@@ -50,3 +51,15 @@ def test_a_quick_run_scores_every_method(file: Path, variant: str, tmp_path: Pat
     assert set(scores["seed"]) == set(own.run.seeds) and scores["value"].notna().all()
     for entry in own.methods:
         assert f"| {entry.label} |" in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "variant"), variants())
+def test_the_full_form_has_clients_with_rows_for_every_seed(file: Path, variant: str) -> None:
+    own = read(file)[variant]
+    if own.data.name not in SHIPPED and "HIERFL_DATA" not in os.environ:
+        pytest.skip(f"{own.data.name} is read from HIERFL_DATA")
+    for seed in own.run.seeds:
+        found = of_study(own, seed)
+        for rows in (found.train, found.test, *(found.joining or ())):
+            assert int(rows.counts.min()) > 0
