@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hierfl.comparisons.published_numbers import published
 from hierfl.comparisons.result_files import ALONG, CURVES, study_of
 from hierfl.comparisons.study_file import Study
-from hierfl.comparisons.tables import Column, by_seed, published, results
+from hierfl.comparisons.tables import Column, by_seed, results
 
 COLOURS = {"P": "#1f6f8b", "P+FT": "#6aa84f", "G": "#e08e45"}
 SHIFTS = {"P": 0.2, "P+FT": 0.0, "G": -0.2}  # of the scores of a method, in rows

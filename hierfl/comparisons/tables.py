@@ -7,21 +7,19 @@ not tell from it (two-sided, 5 %); with one or two seeds, where that test tells 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.stats import ttest_rel
 
+from hierfl.comparisons.published_numbers import published
 from hierfl.comparisons.result_files import COSTS, RESULTS, TUNED, study_of
-from hierfl.comparisons.study_file import Entry, Study
+from hierfl.comparisons.study_file import Study
 
 LEVEL, FEWEST = 0.05, 3  # of the paired test: its level, and seeds from which on it is made
 DIVERGED = 1e6  # a score of this size is of a run that diverged, though its numbers are finite
 FAR = 1.5  # points from a published number from which a difference is named
-PUBLISHED = Path(__file__).with_name("published.csv")
 LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$"}
 
 
@@ -202,50 +200,6 @@ def beside(study: Study, column: Column) -> str | None:
         return study.published.metric
     last = column.adapted in (0, study.evaluation.join_rounds[-1])
     return study.published.new_metric or None if last else None
-
-
-@cache
-def _all_published() -> pd.DataFrame:
-    return pd.read_csv(PUBLISHED, dtype={"std": str})
-
-
-def published(study: Study, entry: Entry, score: str, metric: str | None = None) -> float | None:
-    """Return the published number that stands beside a score of a method, in %, or None.
-
-    Args:
-        study: whose paper and table it is of.
-        entry: the method.
-        score: of ours.
-        metric: of the paper's; None: the one of participating clients.
-
-    Raises:
-        ValueError: the study names a number that is not in published.csv.
-    """
-    if study.published is None or score not in entry.published:
-        return None
-    method, variant, *own_metric = entry.published[score]
-    metric = (*own_metric, metric)[0]
-    known, where = _all_published(), study.published
-    rows = known[
-        (known["paper"] == where.paper)
-        & (known["dataset"] == where.dataset)
-        & (known["method"] == method)
-        & (known["variant"] == variant)
-        & (known["metric"] == (metric or where.metric))
-        & ((where.classes is None) | (known["classes_per_client"] == where.classes))
-    ]
-    for table_name, model in product(_several(where.table), _several(where.model)):
-        own = rows[(rows["table"] == table_name) & (rows["model"] == model)]
-        if len(own) > 1:
-            raise ValueError(f"published.csv has {len(own)} rows of {where}, {method}, {variant}")
-        if len(own) == 1:
-            value = float(own["value"].iloc[0])
-            return None if np.isnan(value) else value  # the paper has a dash
-    raise ValueError(f"published.csv has no row of {where}, {method}, {variant}")
-
-
-def _several(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
 
 
 def differences(study: Study, scores: pd.DataFrame) -> list[str]:

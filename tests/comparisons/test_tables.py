@@ -11,6 +11,7 @@ import pytest
 
 from hierfl.comparisons import tables
 from hierfl.comparisons.figures import figure
+from hierfl.comparisons.published_numbers import published
 from hierfl.comparisons.read_study import read
 from hierfl.comparisons.result_files import COSTS, CURVES, RESULTS, STUDY, TUNED
 from hierfl.comparisons.scores import Score
@@ -119,7 +120,7 @@ def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
     entry = {"name": "fedavg", "label": "best", "published": {"P": ["pFedMe", "P"]}}
     own = study(methods=[entry, {"name": "ditto", "label": "alike"}], published=BESIDE,
                 run={"seeds": [0, 1, 2]})  # fmt: skip
-    known = tables.published(own, own.methods[0], "P")
+    known = published(own, own.methods[0], "P")
     assert known is not None and 95.0 < known < 100.0
     shown = tables.table_of(written(tmp_path, own, VALUES))
     assert shown.loc["best", "published P, %"] == f"{known:.2f}"
@@ -133,7 +134,7 @@ def test_a_published_number_that_is_not_there_is_refused() -> None:
         methods=[{"name": "fedavg", "published": {"P": ["pFedMee", "P"]}}], published=BESIDE
     )
     with pytest.raises(ValueError, match=r"no row of .*T1.*FMNIST.*, pFedMee, P"):
-        tables.published(own, own.methods[0], "P")
+        published(own, own.methods[0], "P")
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda path: path.stem)
@@ -141,15 +142,15 @@ def test_published_csv_has_what_a_shipped_study_names(file: Path) -> None:
     for own in read(file).values():
         for entry in own.methods:
             for score in entry.published:
-                tables.published(own, entry, score)
+                published(own, entry, score)
 
 
 def test_of_several_tables_the_first_that_has_the_number_is_taken() -> None:
     entries = [{"name": name, "label": name, "published": {"P": [of, "P"]}}
                for name, of in (("pfedme", "pFedMe"), ("pfedbred", "pFedBreD-lg"))]  # fmt: skip
     own = study(methods=entries, published={**BESIDE, "table": ["T1", "T2"]})
-    assert tables.published(own, own.methods[0], "P") == 97.60  # T2 has 97.6
-    assert tables.published(own, own.methods[1], "P") == 98.3  # of T2 alone
+    assert published(own, own.methods[0], "P") == 97.60  # T2 has 97.6
+    assert published(own, own.methods[1], "P") == 98.3  # of T2 alone
 
 
 def test_published_numbers_of_new_clients_stand_beside_the_last_of_their_rounds() -> None:
@@ -163,23 +164,23 @@ def test_published_numbers_of_new_clients_stand_beside_the_last_of_their_rounds(
     new = [tables.Column("P", "new", "local", "accuracy", rounds) for rounds in (1, 3)]
     assert tables.beside(own, new[0]) is None
     metric = tables.beside(own, new[1])
-    assert [tables.published(own, entry, "P", metric) for entry in own.methods] == [90.6, 84.2]
-    assert [tables.published(own, entry, "P") for entry in own.methods] == [90.3, 84.1]
+    assert [published(own, entry, "P", metric) for entry in own.methods] == [90.6, 84.2]
+    assert [published(own, entry, "P") for entry in own.methods] == [90.3, 84.1]
 
 
 def test_an_entry_may_name_the_metric_of_its_published_number() -> None:
     entries = [{"name": "pfedbred", "label": f"S = {s}", "cohort": s,
                 "published": {"G": ["pFedBreD-mh", "G", f"acc_S{s}"]}} for s in (10, 20)]  # fmt: skip
     own = study(methods=entries, published={**BESIDE, "table": "T3"})
-    assert [tables.published(own, entry, "G") for entry in own.methods] == [80.0, 82.6]
-    known = tables.published(own, own.methods[0], "G", "acc")
+    assert [published(own, entry, "G") for entry in own.methods] == [80.0, 82.6]
+    known = published(own, own.methods[0], "G", "acc")
     assert known == 80.0  # whatever the column's metric
 
 
 def test_where_the_paper_has_a_dash_nothing_stands_beside() -> None:
     entry = {"name": "pfedbayes", "published": {"P": ["pFedBayes", "P"]}}
     own = study(methods=[entry], published={**BESIDE, "dataset": "FEMNIST", "model": "DNN"})
-    assert tables.published(own, own.methods[0], "P") is None
+    assert published(own, own.methods[0], "P") is None
 
 
 def test_new_clients_have_a_column_for_each_number_of_rounds() -> None:
