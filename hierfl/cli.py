@@ -78,7 +78,7 @@ def demo(
         raise _unwritable(out, error) from error
     console.print(found.table)
     for line in (*found.reading, ""):
-        console.print(line)
+        console.print(line, markup=False)
     _show_files(console, found.files)
     console.print(f"Took {time.perf_counter() - began:.0f} s.")
 
@@ -120,13 +120,16 @@ def study(
         for found in studies.run(name, folder, quick=quick, say=partial(_show_step, progress)):
             console.print(found.printed())
             for line in found.reading:
-                console.print(line)
+                console.print(line, markup=False)
             _show_files(console, found.files)
             console.print()
             parts.append(found.as_json())
     except FileNotFoundError as error:  # a missing data set: the message says how to get it
         progress.print(
-            f"This study needs data that are missing: {error}", style="red", soft_wrap=True
+            f"This study needs data that are missing: {error}",
+            style="red",
+            markup=False,
+            soft_wrap=True,
         )
         raise typer.Exit(1) from error
     except OSError as error:
@@ -142,7 +145,7 @@ def study(
 def compare(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="A study file.")],
     quick: Annotated[
-        bool, typer.Option("--quick", help="With the changes of the file's table [quick].")
+        bool, typer.Option("--quick", help="As the file's table 'quick' changes it.")
     ] = False,
     out: Annotated[
         Path | None,
@@ -181,7 +184,7 @@ def compare(
     except OSError as error:
         raise _unwritable(folder, error) from error
     for one in failed:
-        progress.print(f"{one.what} failed: {one.why}", style="red", soft_wrap=True)
+        progress.print(f"{one.what} failed: {one.why}", style="red", markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 
@@ -274,7 +277,7 @@ def methods() -> None:
         table.add_row(*row)
     # words of nine columns break to pieces in a narrow window; a long line can be scrolled
     console = Console()
-    Console(width=max(console.width, WIDE)).print(table)
+    Console(width=max(console.width, WIDE), markup=False).print(table)
 
 
 @app.command()
@@ -321,7 +324,7 @@ def audit(
     for row in found.table[COLUMNS].itertuples(index=False):
         table.add_row(*map(str, row))
     console = Console()
-    Console(width=max(console.width, WIDE)).print(table)
+    Console(width=max(console.width, WIDE), markup=False).print(table)
     typer.echo(found.reading)
 
 
@@ -345,7 +348,6 @@ def new(
     _show_files(console, files)
     run = f"flwr run . --stream --federation-config 'num-supernodes={nodes}'"
     line = f"Simulate it: cd {name}, pip install 'flwr[simulation]', {run}"
-    # in words of markup the brackets would be lost
     console.print(line, markup=False, soft_wrap=True)
 
 
@@ -407,7 +409,7 @@ def log(
     table = Table(*names, box=None, pad_edge=False)
     for entry in entries(folder):
         table.add_row(*("" if entry.get(n) is None else str(entry[n]) for n in names))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 @node.command()
@@ -433,12 +435,13 @@ def serve(
 
 
 def _show_step(progress: Console, line: str) -> None:
-    progress.print(f"{line} ...", style="dim")
+    # as markup, words in brackets would be lost, such as those of hierfl[data]; so everywhere here
+    progress.print(f"{line} ...", style="dim", markup=False)
 
 
 def _show_files(console: Console, files: Mapping[Path, str]) -> None:
     for path, what in files.items():
-        console.print(f"Wrote {path}: {what}.", soft_wrap=True)
+        console.print(f"Wrote {path}: {what}.", markup=False, soft_wrap=True)
 
 
 def _unwritable(folder: Path, error: OSError) -> typer.BadParameter:

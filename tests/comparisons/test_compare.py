@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from hierfl.cli import app
 from hierfl.comparisons import cells, tuning
-from hierfl.comparisons.compare import compare, left
+from hierfl.comparisons.compare import Failed, compare, left
 from hierfl.comparisons.result_files import (
     CLASSES,
     CLIENTS,
@@ -190,6 +190,16 @@ def test_the_three_commands(tmp_path: Path) -> None:
     assert elsewhere.exit_code == 1 and "has no block" in elsewhere.output
     drawn = CliRunner().invoke(app, ["plot", str(out), "--out", str(tmp_path / "figure.svg")])
     assert drawn.exit_code == 0 and (tmp_path / "figure.svg").read_text().startswith("<?xml")
+
+
+def test_words_in_brackets_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "ImportError: install it with pip install 'hierfl[data]'"
+    monkeypatch.setattr("hierfl.comparisons.compare.compare", lambda *_, **__: [Failed("one", why)])
+    monkeypatch.setattr("hierfl.comparisons.tables.markdown", lambda _: "")
+    file = tmp_path / "tiny.toml"
+    file.write_text(TINY)
+    done = CliRunner().invoke(app, ["compare", str(file), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1 and f"one failed: {why}" in done.output
 
 
 @pytest.mark.parametrize(
