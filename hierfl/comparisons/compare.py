@@ -70,13 +70,14 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
             tuned = pool.all(
                 [Job(f"{e.label}: options", partial(_choice, out, study, e)) for e in study.methods]
             )
+            # seed by seed, as a process keeps the clients of one seed: of images they take half a minute to make
             runs = [
                 Job(
                     f"{e.label}, seed {seed}", partial(_cell, out, study, e, seed, found["options"])
                 )
+                for seed in study.run.seeds
                 for e, found in zip(study.methods, tuned, strict=True)
                 if found is not None
-                for seed in study.run.seeds
             ]
             pool.all(runs)
         write(study, out)
