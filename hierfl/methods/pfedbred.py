@@ -63,7 +63,8 @@ def pfedbred(
         lr: step size of the personalised model v, alpha in the paper. Defaults of the step sizes, prox_steps,
             steps and batch_size: the paper's.
         eta: step size of the client's copy w of the global model, alpha_m in the paper.
-        gradient_step: a, eta_alpha in the paper.
+        gradient_step: a, eta_alpha in the paper. Keep it below 1 / the curvature of a client's loss, which grows in
+            training: above it the step leads uphill, and the global params may collapse late in a run.
         memory_step: m, eta in the paper.
         prox_steps: K, steps of v on each mini-batch.
         steps: R, mini-batches of a round.
