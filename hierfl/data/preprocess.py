@@ -17,6 +17,8 @@ from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 
+BLOCK = 2**21  # values of clients whose moments are taken together; 16 MiB in float64
+
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -70,7 +72,7 @@ class Scaling:
             )
         # In float64, because far from 0 the subtraction cancels most digits.
         return data.with_fields(
-            **{self.field: (values.double() - self.mean.double()) / self.sd.double()}
+            **{self.field: (values.double() - self.mean.double()).div_(self.sd.double())}
         )
 
 
@@ -81,7 +83,7 @@ def client_moments(data: ClientData, field: str = "x") -> Moments:
         KeyError: there is no such field.
         ValueError: a value is infinite.
     """
-    values = _field(data, field).double()
+    values = _field(data, field)
     infinite = values.isinf().reshape(len(values), -1).any(1).nonzero()
     if len(infinite):
         name = data.names[int(data.row_client[int(infinite[0])])]
@@ -89,15 +91,32 @@ def client_moments(data: ClientData, field: str = "x") -> Moments:
             f"field '{field}' of client '{name}' has an infinite value: "
             "correct it, or make it NaN if it is missing"
         )
+    # Clients in blocks, so that the float64 copies stay small beside the rows.
+    starts = data.offsets[:-1]
+    block = starts * values[0].numel() // BLOCK
+    clients = block.unique_consecutive(return_counts=True)[1].tolist()
+    rows = [int(counts.sum()) for counts in data.counts.split(clients)]
+    found = [
+        _moments(part, owner - owner[0], number)
+        for part, owner, number in zip(
+            values.split(rows), data.row_client.split(rows), clients, strict=True
+        )
+    ]
+    return Moments(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def _moments(values: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return count, mean and sum of squares of each client's rows, (clients, ...); `client` (n,) owns each row."""
+    values = values.double()
     seen = ~values.isnan()
-    zeros = torch.zeros(data.num_clients, *values.shape[1:], dtype=torch.float64)
-    count = zeros.index_add(0, data.row_client, seen.double())
+    zeros = torch.zeros(clients, *values.shape[1:], dtype=torch.float64)
+    count = zeros.index_add(0, client, seen.double())
     # In two passes, because the difference of raw sums of squares would cancel for values far from 0.
-    mean = zeros.index_add(0, data.row_client, values.nan_to_num(0.0)) / count.clamp(min=1.0)
-    deviation = torch.where(seen, values - mean[data.row_client], 0.0)
-    mean = mean + zeros.index_add(0, data.row_client, deviation) / count.clamp(min=1.0)
-    deviation = torch.where(seen, values - mean[data.row_client], 0.0)
-    return Moments(count, mean, zeros.index_add(0, data.row_client, deviation**2))
+    mean = zeros.index_add(0, client, values.nan_to_num(0.0)) / count.clamp(min=1.0)
+    deviation = torch.where(seen, values - mean[client], 0.0)
+    mean = mean + zeros.index_add(0, client, deviation) / count.clamp(min=1.0)
+    deviation = torch.where(seen, values - mean[client], 0.0)
+    return count, mean, zeros.index_add(0, client, deviation**2)
 
 
 def merged(moments: Moments) -> Moments:

@@ -53,6 +53,19 @@ def test_moments_are_each_clients_own_and_merge_in_any_order() -> None:
     torch.testing.assert_close(turned.square, total.square, rtol=1e-13, atol=0)
 
 
+@pytest.mark.parametrize("block", [1, 50, 10**9])
+def test_moments_do_not_depend_on_the_blocks_that_they_are_taken_in(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, x = rows()
+    data = ClientData.from_arrays(ids, x=x)
+    sent = client_moments(data)
+    monkeypatch.setattr("hierfl.data.preprocess.BLOCK", block)
+    again = client_moments(data)
+    for name in ("count", "mean", "square"):
+        assert torch.equal(getattr(again, name), getattr(sent, name))
+
+
 def test_standardise_takes_means_and_sds_from_the_first_argument_alone() -> None:
     ids, x = rows()
     train = ClientData.from_arrays(ids, features={"x": list("abcd")}, x=x, y=np.arange(N) * 1.0)
