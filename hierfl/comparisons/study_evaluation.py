@@ -13,8 +13,9 @@ class Evaluation(Table):
     """What is measured.
 
     Args:
-        last_rounds: the scores of so many last rounds are averaged. Scores of methods that tune for a prediction, and
-            of new clients, are of the last round alone.
+        last_rounds: the scores of so many last rounds are averaged; of a method that takes fewer rounds, with all
+            clients in each, as many as are the same share of its run. Scores of methods that tune for a prediction,
+            and of new clients, are of the last round alone.
         round_of_all: P is scored after one more round, in which all clients train. Without it, a client is scored by
             what it kept of the last round that it was in, which is long ago for most where `run.cohort` is small.
             G is scored before that round, and curves have G alone.

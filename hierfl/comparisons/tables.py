@@ -16,6 +16,7 @@ from scipy.stats import ttest_rel
 from hierfl.comparisons.published_numbers import published
 from hierfl.comparisons.result_files import COSTS, RESULTS, TUNED, study_of
 from hierfl.comparisons.study_file import Study
+from hierfl.studies.baseline_methods import baseline
 
 LEVEL, FEWEST = 0.05, 3  # of the paired test: its level, and seeds from which on it is made
 DIVERGED = 1e6  # a score of this size is of a run that diverged, though its numbers are finite
@@ -223,6 +224,8 @@ def caption(study: Study) -> str:
     k = seen.last_rounds
     rounds = "of the last round" if k == 1 else f"are means over the last {k} rounds"
     seeds = len(run.seeds)
+    if k > 1 and run.cohort and any(baseline(entry.name).everyone for entry in study.methods):
+        rounds += " (the same share of the run of a method that takes fewer)"
     if seen.round_of_all:
         rounds += ", P's of one more in which all clients train"
     return (

@@ -256,6 +256,16 @@ def test_a_method_that_needs_everyone_takes_fewer_rounds() -> None:
     assert plans == [(4, None), (8, 3), (8, 2)]
 
 
+def test_fewer_rounds_are_averaged_over_the_same_share_of_the_run() -> None:
+    # 4 rounds of all clients in place of 8 of half of them, and 2 of them in place of the last 4
+    by, curve = found(
+        "clustered_fl", run={"cohort": 3, "rounds": 8}, evaluation={"last_rounds": 4, "every": 1}
+    )
+    assert [point["round"] for point in curve] == [1, 2, 3, 4]
+    mean = (curve[2]["P"] + curve[3]["P"]) / 2.0
+    assert by["P", "participating", "local", "clients", "accuracy"] == pytest.approx(mean)
+
+
 def test_all_clients_train_and_a_share_is_averaged() -> None:
     own = study(run={"cohort": 3, "everyone_trains": True})
     rows = of_study(own, 0)

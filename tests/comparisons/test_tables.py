@@ -74,6 +74,13 @@ def test_a_small_difference_of_every_seed_is_told_apart(tmp_path: Path) -> None:
     assert shown["best"].startswith("**") and not shown["alike"].startswith("**")
 
 
+def test_a_caption_tells_which_rounds_are_averaged() -> None:
+    names = [{"name": "fedavg"}, {"name": "clustered_fl"}]
+    assert "the same share of the run" in tables.caption(study(names, run={"cohort": 3}))
+    assert "the same share" not in tables.caption(study(names[:1], run={"cohort": 3}))
+    assert "the same share" not in tables.caption(study(names))
+
+
 def test_with_two_seeds_the_best_alone_is_bold(tmp_path: Path) -> None:
     two = {name: each[:2] for name, each in VALUES.items()}
     shown = tables.table_of(written(tmp_path, three(), two))["P, %"]
