@@ -1,0 +1,66 @@
+"""The command line: `hierfl demo`, `study`, `compare`, `table`, `plot`, `methods`, `audit`, `new`, `data`, `node`.
+
+Torch and the rooms are imported by the command that needs them, so that `hierfl --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from hierfl.cli import nodes, projects, studies
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    studies.demo,
+    studies.study,
+    studies.compare,
+    studies.table,
+    studies.plot,
+    projects.methods,
+    projects.audit,
+    projects.new,
+)
+NODES: tuple[Callable[..., None], ...] = (nodes.approve, nodes.log, nodes.serve)
+
+app = typer.Typer(
+    help="Hierarchical Bayesian federated learning on Pyro.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+data = typer.Typer(help="Data sets that do not ship.", no_args_is_help=True)
+node = typer.Typer(
+    help="What the owner of a node does: serve, approve runs, see what left the node."
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hierfl {version('hierfl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def hierfl(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hierarchical Bayesian federated learning on Pyro."""
+
+
+for command in COMMANDS:
+    app.command()(command)
+data.command("get")(projects.data_get)
+for command in NODES:
+    node.command()(command)
+app.add_typer(data, name="data")
+app.add_typer(node, name="node", no_args_is_help=True)
+
+
+def main() -> None:
+    """Run the command line: the entry point of the `hierfl` command."""
+    app()

@@ -1,0 +1,6 @@
+"""`python -m hierfl.cli`, the same as `hierfl`."""
+
+from hierfl.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""What commands print of their progress and their files, and how they end where something went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE = 190  # columns of a table of many columns
+
+
+def show_step(progress: Console, line: str) -> None:
+    """Print what is done now."""
+    # as markup, words in brackets would be lost, such as those of hierfl[data]; so everywhere here
+    progress.print(f"{line} ...", style="dim", markup=False)
+
+
+def show_files(console: Console, files: Mapping[Path, str]) -> None:
+    """Print what was written: a line for each file."""
+    for path, what in files.items():
+        console.print(f"Wrote {path}: {what}.", markup=False, soft_wrap=True)
+
+
+def unwritable(folder: Path, error: OSError) -> typer.BadParameter:
+    """Return the error of a command whose output folder cannot be written."""
+    return typer.BadParameter(
+        f"cannot write to '{folder}': {error.strerror or error}", param_hint="--out"
+    )
+
+
+def stopped(message: str) -> typer.Exit:
+    """Print what went wrong, and return what ends the command."""
+    typer.secho(message, fg="red", err=True)
+    return typer.Exit(1)

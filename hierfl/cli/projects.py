@@ -1,0 +1,113 @@
+"""`hierfl methods`, `audit`, `new` and `data get`: what is there, and what a project of one's own begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hierfl.cli.messages import WIDE, show_files, stopped, unwritable
+
+
+def methods() -> None:
+    """List all methods: what is common and what local, what a client keeps, sends and discloses."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from hierfl.methods.overview import HEADINGS, ROWS
+
+    table = Table(*HEADINGS, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in ROWS:
+        table.add_row(*row)
+    # words of nine columns break to pieces in a narrow window; a long line can be scrolled
+    console = Console()
+    Console(width=max(console.width, WIDE), markup=False).print(table)
+
+
+def audit(
+    method: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD",
+            help="A method of hierfl by name, for the model of the demo; or MODULE:NAME of one of yours.",
+        ),
+    ] = "two_stage",
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="MODULE:NAME of a ClientData. Default: heart disease at four hospitals.",
+        ),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Whose messages. Default: the client with the fewest rows.")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most. Default: until the method is done, or 3."),
+    ] = None,
+) -> None:
+    """List every tensor that crosses between the server and a client, and whether it depends on the client's rows."""
+    import torch
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from hierfl.demo.audited import data_of, method_of
+    from hierfl.diagnostics.audit import COLUMNS
+    from hierfl.diagnostics.audit import audit as audited
+
+    if ":" not in method:
+        torch.set_default_dtype(torch.float64)  # as in the demo
+    try:
+        found = audited(method_of(method), data_of(data), client=client, rounds=rounds)
+    except (KeyError, ValueError, TypeError) as error:
+        raise typer.BadParameter(str(error.args[0] if error.args else error)) from error
+    table = Table(*COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in found.table[COLUMNS].itertuples(index=False):
+        table.add_row(*map(str, row))
+    console = Console()
+    Console(width=max(console.width, WIDE), markup=False).print(table)
+    typer.echo(found.reading)
+
+
+def new(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of the project, its folder and its package.")
+    ],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes that a run waits for.")] = 4,
+) -> None:
+    """Write a Flower project: a model, the rows of a node, and the two apps, for simulation and for SuperNodes."""
+    from rich.console import Console
+
+    from hierfl.nodes.project import write_project
+
+    try:
+        files = write_project(name, Path(), nodes=nodes)
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error), param_hint="NAME") from error
+    console = Console()
+    show_files(console, files)
+    run = f"flwr run . --stream --federation-config 'num-supernodes={nodes}'"
+    line = f"Simulate it: cd {name}, pip install 'flwr[simulation]', {run}"
+    console.print(line, markup=False, soft_wrap=True)
+
+
+def data_get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist or fashion_mnist.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="DIR", help="Default: that of HIERFL_DATA."),
+    ] = None,
+) -> None:
+    """Download a data set from the Hugging Face Hub, compare its checksum, and save it for `hierfl.datasets`."""
+    from hierfl.datasets.download import get
+
+    try:
+        get(name, folder, typer.echo)
+    except (ValueError, ImportError, ConnectionError) as error:
+        raise stopped(str(error)) from error
+    except OSError as error:
+        raise unwritable(folder or Path(), error) from error

@@ -1,0 +1,40 @@
+"""The command line as a whole: its commands, its version, and how soon it answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+from typer import Context
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from hierfl.cli import app
+
+COMMANDS = ("demo", "study", "compare", "table", "plot", "methods", "audit", "new", "data", "node")
+
+
+def test_help_names_every_command_in_the_order_of_a_users_work() -> None:
+    found = get_command(app)
+    assert isinstance(found, TyperGroup) and tuple(found.list_commands(Context(found))) == COMMANDS
+
+
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, "data get", "node serve", "node approve", "node log"]
+)
+def test_every_command_has_help(command: str) -> None:
+    done = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert done.exit_code == 0 and f"{command} [OPTIONS]" in done.stdout
+
+
+def test_the_module_runs_as_the_command_does_without_torch() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['hierfl', '--version']\n"
+        "try: runpy.run_module('hierfl.cli', run_name='__main__')\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["hierfl", version("hierfl"), "False"]
