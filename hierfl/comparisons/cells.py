@@ -241,12 +241,13 @@ def computed(study: Study, entry: Entry, options: Options, seed: int) -> dict[st
         fit = trained(
             study, entry, options, train, federation.classes, study.run.rounds, seed, watch.look
         )
+        scores = watch.scores(fit)  # the round of all and that of tuning may diverge too
     except ClientError as error:  # an update that is not finite
         return {"options": dict(options), "diverged": str(error), "scores": [], "curve": []}
     history = fit.history
     return {
         "options": dict(options),
-        "scores": [score._asdict() for score in watch.scores(fit)],
+        "scores": [score._asdict() for score in scores],
         "curve": watch.curve,
         "clients": watch.clients,
         "classes": watch.classes,

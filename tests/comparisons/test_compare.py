@@ -126,6 +126,17 @@ def test_a_run_that_diverges_is_told_and_has_no_scores() -> None:
     assert "diverged" in found and found["scores"] == []
 
 
+def test_a_run_whose_last_round_of_all_diverges_is_told_and_has_no_scores() -> None:
+    # the one step of round 1 leaves weights that are finite; the step after overflows
+    own = study(
+        net={"hidden": [4]},
+        run={"rounds": 1, "evaluations": 1, "lr": 1e25},
+        evaluation={"last_rounds": 1, "round_of_all": True},
+    )
+    found = cells.computed(own, own.methods[0], {}, 0)
+    assert "round 1" in found["diverged"] and found["scores"] == []
+
+
 def test_a_setting_that_is_refused_is_told_before_any_work(tmp_path: Path) -> None:
     own = study(methods=[{"name": "fedavg"}, {"name": "fedprox", "settings": {"prox": -1.0}}])
     with pytest.raises(ValueError, match=r"method 'fedprox': prox is -1\.0"):
