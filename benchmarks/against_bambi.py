@@ -90,7 +90,7 @@ def ours(name: str, frame: pd.DataFrame) -> dict[str, list[float]]:
         name,
         clients="g",
         priors={**priors, **{n: p[2] for n, p in parameters.items()}},
-    ).on(frame, least_count=1)
+    ).on(frame, min_count=1)
     fit = hierfl.fit(made, frame, seed=0, progress=False)
     effective = float(fit.progress.history[-1].get("effective", 1000.0))
     drawn = fit.draws(4000).shared

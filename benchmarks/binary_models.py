@@ -1,6 +1,6 @@
-"""Hierarchies of 0/1 labels, from ordinary to hard, and eight schools centred.
+"""Hierarchies of 0/1 labels, from ordinary to hard, and eight schools centered.
 
-* demo: the demo's hierarchy on its 644 training rows, K = 56, centred and non-centred.
+* demo: the demo's hierarchy on its 644 training rows, K = 56, centered and non-centered.
 * rare_labels, very_rare_labels: 6 % and 3 % of the labels are positive; several clients have none.
 * flipped: a twentieth of one client's labels are flipped.
 * separable: one client's rows are separable, so that its likelihood has no maximum.
@@ -45,8 +45,8 @@ def demo(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Bernoulli(logits=logits), obs=batch.y)
 
 
-def demo_non_centred(batch: ClientBatch) -> None:
-    """Model the same, non-centred: intercept = alpha + s e, slope = beta + t f."""
+def demo_non_centered(batch: ClientBatch) -> None:
+    """Model the same, non-centered: intercept = alpha + s e, slope = beta + t f."""
     alpha = pyro.sample("alpha", dist.Normal(0.0, 2.5))
     beta = pyro.sample("beta", dist.Normal(torch.zeros(FEATURES), 2.5).to_event(1))
     s = pyro.sample("s", dist.HalfNormal(1.0))
@@ -60,7 +60,7 @@ def demo_non_centred(batch: ClientBatch) -> None:
 
 
 def demo_effects(draws: Draws) -> Draws:
-    """Return draws with the hospitals' intercepts and slopes, for a centred or a non-centred program."""
+    """Return draws with the hospitals' intercepts and slopes, for a centered or a non-centered program."""
     if "slope" in draws:
         return draws
     intercept = draws["alpha"][:, None] + draws["s"][:, None] * draws["e"]
@@ -75,14 +75,14 @@ def of_demo(name: str, model: Callable[[ClientBatch], None]) -> Problem:
         "demo_hierarchy",
         demo_data,
         demo_effects,
-        demo_non_centred,
+        demo_non_centered,
         conditional(model),
         ("alpha",),
     )
 
 
-# ---------------------------------------------------------------------------------- eight schools, centred
-def schools_centred(batch: ClientBatch) -> None:
+# ---------------------------------------------------------------------------------- eight schools, centered
+def schools_centered(batch: ClientBatch) -> None:
     """Model eight schools: y_j ~ Normal(theta_j, sigma_j), theta_j ~ Normal(mu, tau), tau ~ HalfCauchy(5)."""
     mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
     tau = pyro.sample("tau", dist.HalfCauchy(5.0))
@@ -92,13 +92,13 @@ def schools_centred(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(theta, batch.sigma), obs=batch.y)
 
 
-SCHOOLS_CENTRED = Problem(
-    "eight_schools_centred",
+SCHOOLS_CENTERED = Problem(
+    "eight_schools_centered",
     SCHOOLS.source,
     SCHOOLS.data,
     unchanged,
     SCHOOLS.sampled,
-    {"conditional": Way(schools_centred, EXACT, 500, 0.05, 8)},
+    {"conditional": Way(schools_centered, EXACT, 500, 0.05, 8)},
 )
 
 
@@ -187,8 +187,8 @@ BINARY = {
     problem.name: problem
     for problem in (
         of_demo("demo", demo),
-        of_demo("demo_non_centred", demo_non_centred),
-        SCHOOLS_CENTRED,
+        of_demo("demo_non_centered", demo_non_centered),
+        SCHOOLS_CENTERED,
         simulated("rare_labels", rare, partial(rare_data, -4.35), unchanged, ()),
         simulated("very_rare_labels", rare, partial(rare_data, -5.2), unchanged, ()),
         simulated("flipped", ordinary, flipped_data, unchanged, ()),

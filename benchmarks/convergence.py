@@ -97,7 +97,7 @@ def one(number: int, seed: int) -> dict[str, Any]:
                 of.data,
                 rounds=rounds,
                 seed=number,
-                engine="pooled" if way in GUIDES else "vectorised",  # the quicker
+                engine="pooled" if way in GUIDES else "vectorized",  # the quicker
                 compile=False,
                 progress=False,
             )
@@ -123,9 +123,9 @@ def _method(way: str, of: Problem, rate: float, particles: int) -> Method:
         return methods.fedlaplace(of.model)
     if way == "bfi":
         return methods.bfi(of.model)
-    adam = hierfl.optimisers.Adam(rate)
+    adam = hierfl.optimizers.Adam(rate)
     return methods.fedsvi(
-        of.model, GUIDES[way], optimiser=adam, local_optimiser=adam, num_particles=particles
+        of.model, GUIDES[way], optimizer=adam, local_optimizer=adam, num_particles=particles
     )
 
 

@@ -87,7 +87,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fedavg, 1 step": lambda: methods.fedavg(_shared(), steps=1, batch_size=None),
     "fedavg": lambda: methods.fedavg(_shared()),
     "ditto": lambda: methods.ditto(_shared()),
-    "individual": lambda: methods.individual(_shared()),
+    "local_only": lambda: methods.local_only(_shared()),
     "fedmap": lambda: methods.fedmap(_mapped()),
     "pfedme": lambda: methods.pfedme(_personal()),
     "pfedbred": lambda: methods.pfedbred(_personal()),

@@ -77,8 +77,8 @@ def population(clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return simulated rows, (clients, rows, features and label)."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(clients, ROWS, FEATURES))
-    centres = draw.normal(size=(clients, 1))
-    y = x.mean(2) * FEATURES**0.5 + centres + draw.logistic(size=(clients, ROWS)) > 0
+    centers = draw.normal(size=(clients, 1))
+    y = x.mean(2) * FEATURES**0.5 + centers + draw.logistic(size=(clients, ROWS)) > 0
     return np.concatenate([x, y[:, :, None]], axis=2)
 
 

@@ -73,7 +73,7 @@ def radon() -> pd.DataFrame:
 
 
 def ilea() -> pd.DataFrame:
-    """Return the pupils of every third school, with eight columns and the standardised score."""
+    """Return the pupils of every third school, with eight columns and the standardized score."""
     raw = hierfl.datasets.school_ilea()
     raw = raw.select(list(range(0, raw.num_clients, 3)))
     x = raw.fields["x"].double().numpy()[:, PUPILS]

@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--chains", type=int, default=2)
     parser.add_argument("--accept", type=float, default=0.95, help="acceptance that is aimed at")
-    parser.add_argument("--apart", nargs="*", default=[], help="sites that are sampled non-centred")
+    parser.add_argument(
+        "--apart", nargs="*", default=[], help="sites that are sampled non-centered"
+    )
     args = parser.parse_args()
     import jax
     import numpyro
@@ -38,12 +40,12 @@ def main() -> None:
     with np.load(args.rows) as kept:
         rows = dict(kept)
     with open(args.program) as file:
-        model = non_centred(program(file.read()), args.apart)
+        model = non_centered(program(file.read()), args.apart)
     np.savez(args.out, **sampled(model, rows, args))
 
 
 def sampled(model: Any, rows: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Run NUTS and summarise each site."""
+    """Run NUTS and summarize each site."""
     import jax
     from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
     from numpyro.infer import MCMC, NUTS, init_to_median
@@ -74,7 +76,7 @@ def sampled(model: Any, rows: dict[str, Any], args: argparse.Namespace) -> dict[
     return found | {"r_hat": worst, "effective": fewest}
 
 
-def non_centred(model: Any, sites: list[str]) -> Any:
+def non_centered(model: Any, sites: list[str]) -> Any:
     """Return the program with some Normal sites drawn as standard Normal ones, which leaves its density the same."""
     import numpyro.distributions as dist
     from numpyro.handlers import reparam
@@ -96,7 +98,7 @@ def non_centred(model: Any, sites: list[str]) -> Any:
 
 
 def correlated(loc: Any, scale_tril: Any) -> Any:
-    """Return a multivariate Normal distribution as a map of a standard one, so that it can be drawn non-centred."""
+    """Return a multivariate Normal distribution as a map of a standard one, so that it can be drawn non-centered."""
     import numpyro.distributions as dist
     from jax import numpy as jnp
 

@@ -1,7 +1,7 @@
 """Formulas on real data against pooled NUTS: `HIERFL_NUMPYRO=PYTHON python -m benchmarks.formulas [NAME ...]`.
 
 Each formula is fitted by `hierfl.fit(formula, frame)`, and compared with NUTS by NumPyro on all rows together, in a
-process of its own: two chains of 1,000 + 4,000 steps, or of 1,000 + 15,000 non-centred ones, kept in the user's cache
+process of its own: two chains of 1,000 + 4,000 steps, or of 1,000 + 15,000 non-centered ones, kept in the user's cache
 folder. Beside it stand the answers of one round of BFI, and of a two-stage fixed-effects meta-analysis: each client's
 maximum a posteriori estimate and curvature of the common coefficients, pooled by inverse variance.
 """
@@ -34,8 +34,9 @@ from benchmarks.reference import cache
 from hierfl.formulas.priors import response_of
 
 Numbers = dict[str, np.ndarray]
-# effective draws of a site, and share of divergent transitions, with which NUTS runs again, non-centred: a centred one
-# misses the small scales of few clients, at any number of draws (trauma: 5 % diverge, an sd off by 0.12 posterior sds)
+# Effective draws of a site, and share of divergent transitions, with which NUTS runs again, non-centered. A
+# centered one misses the small scales of few clients, at any number of draws (trauma: 5 % diverge, an sd off
+# by 0.12 posterior sds).
 FEWEST, DIVERGING = 2000.0, 0.001
 AGAIN = ("--draws", "15000", "--accept", "0.99")
 
@@ -206,16 +207,16 @@ def _own_estimate(
         given = {named: theta[-1].exp()} if named else {}
         return -family.of(eta, **given, **extra).log_prob(y).sum()
 
-    optimiser = torch.optim.LBFGS([theta], max_iter=500, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([theta], max_iter=500, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = loss(theta)
         value.backward()
         return value
 
     try:
-        optimiser.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
     except ValueError:
         return None  # it runs off: a few times can be fitted exactly
     hessian = torch.autograd.functional.hessian(loss, theta.detach()).numpy()

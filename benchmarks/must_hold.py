@@ -34,7 +34,7 @@ from benchmarks.rounds_table import Record
 from hierfl.core.importance_sampling import K_HAT
 
 PARTS = ("accuracy", "starts", "clients", "sbc")
-QUICK = ("poisson", "eight_schools_centred")
+QUICK = ("poisson", "eight_schools_centered")
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ _DEMO = Asked(0.12, 0.9, 1.1, rounds=4, seconds=60.0)
 _OR_NO = Asked(or_no=True)
 ASKED = {
     "demo": _DEMO,
-    "demo_non_centred": _DEMO,
+    "demo_non_centered": _DEMO,
     "radon": Asked(0.05, 0.95, 1.05, rounds=5),
     "hospitals": Asked(rounds=4),
     "eight_schools": Asked(0.05, rounds=3),
-    "eight_schools_centred": Asked(0.05, rounds=3),
+    "eight_schools_centered": Asked(0.05, rounds=3),
     "ilea": Asked(rounds=5),
     "election88": Asked(rounds=5),
     **{n: _OR_NO for n in ("poisson", "negative_binomial", "student_t", "lkj", "horseshoe")},

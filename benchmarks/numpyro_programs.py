@@ -1,8 +1,8 @@
-"""The programs of all problems in NumPyro, each the same density as its Pyro program, centred or not.
+"""The programs of all problems in NumPyro, each the same density as its Pyro program, centered or not.
 
 A program takes the rows of all clients: `rows[field]` (n, ...), `rows["client"]` (n,), client fields
 (N, ...), and the number of clients as `rows["clients"]`. `sampled` says which of its sites NUTS samples
-non-centred, which leaves the posterior as it is.
+non-centered, which leaves the posterior as it is.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Rows = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Pooled:
-    """A program, and how it is sampled and summarised.
+    """A program, and how it is sampled and summarized.
 
     Args:
         program: of the rows of all clients.
         kept: the sites of the reference.
-        apart: sites that are sampled non-centred.
+        apart: sites that are sampled non-centered.
         accept: target acceptance of NUTS.
     """
 
@@ -180,7 +180,7 @@ def lkj(rows: Rows) -> None:
 
 
 def horseshoe(rows: Rows) -> None:
-    """A regularised horseshoe on the global coefficients."""
+    """A regularized horseshoe on the global coefficients."""
     columns = rows["x"].shape[1]
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
@@ -208,11 +208,11 @@ PROGRAMS = {
     "radon_uniform": Pooled(radon(dist.Uniform(0.0, 100.0)), _RADON, apart=("a",)),
     "hospitals": Pooled(hospitals, ("mu", "log_tau", "w"), apart=("w",)),
     "eight_schools": _SCHOOLS,
-    "eight_schools_centred": _SCHOOLS,
+    "eight_schools_centered": _SCHOOLS,
     "ilea": Pooled(ilea, _RADON),
     "election88": Pooled(election, ("mu", "tau", "vote", "area", "slope", "a"), apart=("a",)),
     "demo": _DEMO,
-    "demo_non_centred": _DEMO,
+    "demo_non_centered": _DEMO,
     "rare_labels": _LOGISTIC,
     "very_rare_labels": _LOGISTIC,
     "flipped": _LOGISTIC,

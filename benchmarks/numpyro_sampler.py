@@ -56,7 +56,7 @@ def densities(name: str, rows: Mapping[str, Any], points: Mapping[str, Any]) -> 
 
 
 def sampled(args: argparse.Namespace, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Run NUTS and summarise the sites of the reference."""
+    """Run NUTS and summarize the sites of the reference."""
     import jax
     from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
     from numpyro.infer import MCMC, NUTS, init_to_median

@@ -1,4 +1,4 @@
-"""Rows read off a round, and rows recognised in it: `python -m benchmarks.privacy_attacks [--write]`.
+"""Rows read off a round, and rows recognized in it: `python -m benchmarks.privacy_attacks [--write]`.
 
 What the attacker sees of one round of FedAvg (one step of gradient descent on all rows, from weights that he knows) is
 a client's update; or the mean over all clients, as with secure aggregation; or that mean with the noise of
@@ -8,7 +8,7 @@ Reading: clients of one row each. The change of the weights over the change of t
 table gives the largest error of a feature, in its standard deviations, from the nearest client's row, as the median
 over 20 federations. 0 is the row itself; a random row is as far from the nearest as the last line says.
 
-Recognising: a third of each hospital's patients (heart disease) train. The attacker has the records of another third,
+Recognizing: a third of each hospital's patients (heart disease) train. The attacker has the records of another third,
 from which he knows how gradients of a record are distributed there, and a record of which he asks whether it trained:
 of those that did, or of the last third. He scores it by the inner product of its gradient with the hospital's (or all
 hospitals') mean gradient, both less their expectation, in the metric of their covariance. The table gives the AUC of
@@ -33,7 +33,7 @@ from hierfl.method import Method
 from hierfl.methods import differentially_private, fedavg
 from hierfl.methods.privacy_budget import noise_for_epsilon
 from hierfl.models import likelihood, network
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.studies.results import Found, put_into
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
@@ -66,7 +66,7 @@ def moved(data: hierfl.ClientData, protect: Protection, seed: int) -> tuple[Tens
     net = nn.Linear(data.fields["x"].shape[1], 1)
     method = fedavg(
         network(net, likelihood=likelihood.bernoulli()),
-        optimiser=SGD(1.0),
+        optimizer=SGD(1.0),
         steps=1,
         batch_size=None,
     )
@@ -132,14 +132,14 @@ def reading() -> Found:
     return tabled("Rows read off one round of clients with one row", "error, sd", found, "{:.2g}")
 
 
-# ------------------------------------------------------------------------------------------------ recognising
+# ------------------------------------------------------------------------------------------------ recognizing
 def gradients(weight: Tensor, bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of each row's log likelihood, (n, features + 1)."""
     residual = y - (x @ weight + bias).sigmoid()
     return residual[:, None] * torch.cat([x, torch.ones(len(x), 1)], 1)
 
 
-def recognised(alone: bool, protect: Protection, seed: int) -> float:
+def recognized(alone: bool, protect: Protection, seed: int) -> float:
     """Return the AUC with which the patients of a round are told from the others, mean over hospitals."""
     members, left = hierfl.datasets.heart_disease().split(1 / 3, seed=seed)
     others, known = left.split(0.5, seed=seed)
@@ -164,8 +164,8 @@ def recognised(alone: bool, protect: Protection, seed: int) -> float:
     return float(np.mean(found))
 
 
-def recognising() -> Found:
-    """Return the table of how well patients are recognised in a round."""
+def recognizing() -> Found:
+    """Return the table of how well patients are recognized in a round."""
     ways: dict[str, tuple[bool, Protection]] = {
         "a hospital's update": (True, plain),
         "the mean of 4 hospitals (secure aggregation)": (False, plain),
@@ -175,10 +175,10 @@ def recognising() -> Found:
         },
     }
     found = {
-        said: np.array([recognised(alone, protect, seed) for seed in range(REPEATS)])
+        said: np.array([recognized(alone, protect, seed) for seed in range(REPEATS)])
         for said, (alone, protect) in ways.items()
     }
-    title = "Patients recognised in one round of the four hospitals"
+    title = "Patients recognized in one round of the four hospitals"
     return tabled(
         title, "AUC", {k: f"{v.mean():.3f} ± {v.std(ddof=1):.3f}" for k, v in found.items()}, "{}"
     )
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.privacy_attacks")
     parser.add_argument("--write", action="store_true", help=f"write the tables to {PAGE.name}")
     write = parser.parse_args(argv).write
-    found = [reading(), recognising()]
+    found = [reading(), recognizing()]
     if write:
         put_into(PAGE, "privacy attacks", found)
 

@@ -22,7 +22,7 @@ import hierfl
 from hierfl.methods import differentially_private, fedavg
 from hierfl.methods.privacy_budget import default_delta, noise_for_epsilon
 from hierfl.models import network
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.studies import image_splits as images
 from hierfl.studies.results import Found, put_into
 
@@ -51,7 +51,7 @@ def accuracy(epsilon: float | None, seed: int, clip: float = CLIP) -> tuple[floa
     data, x, y = deal(seed)
     torch.manual_seed(seed)
     net = nn.Linear(x.shape[1], 10)
-    method = fedavg(network(net), optimiser=SGD(LR), steps=STEPS, unit="step", batch_size=ROWS)
+    method = fedavg(network(net), optimizer=SGD(LR), steps=STEPS, unit="step", batch_size=ROWS)
     noise = 0.0
     if epsilon is not None:
         noise = noise_for_epsilon(epsilon, clients=CLIENTS, cohort=COHORT, rounds=ROUNDS)

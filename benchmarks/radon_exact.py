@@ -1,7 +1,7 @@
 """The exact posterior of radon's scales, by quadrature: `python -m benchmarks.radon_exact`.
 
 Given tau and sigma the model is linear and Gaussian, so that all else integrates out in closed form. Prints
-the moments beside those of the published reference: Stan's centred chains hardly enter the neck of the funnel,
+the moments beside those of the published reference: Stan's centered chains hardly enter the neck of the funnel,
 where tau is near 0, and leave tau's sd 3 % too small.
 """
 

@@ -158,12 +158,12 @@ def measure(
     Returns:
         The errors, the time, and the bars that do not hold.
     """
-    optimiser = hierfl.optimisers.Adam(way.lr)
+    optimizer = hierfl.optimizers.Adam(way.lr)
     method = hierfl.methods.fedsvi(
         way.model,
         way.guide,
-        optimiser=optimiser,
-        local_optimiser=optimiser,
+        optimizer=optimizer,
+        local_optimizer=optimizer,
         num_particles=way.num_particles,
         average=way.average,
     )

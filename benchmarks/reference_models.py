@@ -1,7 +1,7 @@
 """Problems with a reference posterior: their data, programs, ways to fit them, and allowed errors.
 
 Each `Way` is a program, a guide and settings that were found to meet its bars. A program may be written
-centred (a local site is the effect itself) or non-centred (it is the effect in units of its prior). The
+centered (a local site is the effect itself) or non-centered (it is the effect in units of its prior). The
 posterior is the same either way; the error of a guide is not.
 """
 
@@ -113,12 +113,12 @@ def _radon_globals(scale: TorchDistributionMixin) -> tuple[Tensor, Tensor, Tenso
     return mu, tau, slope, pyro.sample("sigma", scale)
 
 
-def radon_centred(batch: ClientBatch) -> None:
+def radon_centered(batch: ClientBatch) -> None:
     """Model 919 homes in 85 counties: y ~ Normal(a_j + x . slope, sigma), a_j ~ Normal(mu, tau)."""
-    _radon_centred(batch, dist.HalfNormal(1.0))
+    _radon_centered(batch, dist.HalfNormal(1.0))
 
 
-def _radon_centred(batch: ClientBatch, scale: TorchDistributionMixin) -> None:
+def _radon_centered(batch: ClientBatch, scale: TorchDistributionMixin) -> None:
     mu, tau, slope, sigma = _radon_globals(scale)
     with batch.clients():
         a = pyro.sample("a", dist.Normal(mu, tau))
@@ -126,8 +126,8 @@ def _radon_centred(batch: ClientBatch, scale: TorchDistributionMixin) -> None:
             pyro.sample("y", dist.Normal(a + batch.x @ slope, sigma), obs=batch.y)
 
 
-def radon_non_centred(batch: ClientBatch) -> None:
-    """Model the same, non-centred: a_j = mu + tau e_j, e_j ~ Normal(0, 1)."""
+def radon_non_centered(batch: ClientBatch) -> None:
+    """Model the same, non-centered: a_j = mu + tau e_j, e_j ~ Normal(0, 1)."""
     mu, tau, slope, sigma = _radon_globals(dist.HalfNormal(1.0))
     with batch.clients():
         e = pyro.sample("e", dist.Normal(0.0, 1.0))
@@ -136,7 +136,7 @@ def radon_non_centred(batch: ClientBatch) -> None:
 
 
 def radon_effects(draws: Draws) -> Draws:
-    """Return draws with the counties' effects a, for a centred or a non-centred program."""
+    """Return draws with the counties' effects a, for a centered or a non-centered program."""
     return (
         draws
         if "a" in draws
@@ -151,13 +151,13 @@ RADON = Problem(
     source="radon",
     data=hierfl.datasets.radon,
     effects=radon_effects,
-    sampled=radon_non_centred,
+    sampled=radon_non_centered,
     ways={
         "conditional": Way(
-            radon_centred, EXACT, 1000, 0.1, 8, bars=(Bar("mean", 0.0, 0.08), Bar("sd", 0.9, 1.1))
+            radon_centered, EXACT, 1000, 0.1, 8, bars=(Bar("mean", 0.0, 0.08), Bar("sd", 0.9, 1.1))
         ),
         "conditional_third": Way(
-            radon_centred,
+            radon_centered,
             EXACT,
             6000,
             0.02,
@@ -166,19 +166,19 @@ RADON = Problem(
             cohort=1 / 3,
             bars=(Bar("mean", 0.0, 0.12),),
         ),
-        "structured_non_centred": Way(
-            radon_non_centred, guides.structured, 1000, 0.05, 8, bars=(Bar("mean", 0.0, 0.2),)
+        "structured_non_centered": Way(
+            radon_non_centered, guides.structured, 1000, 0.05, 8, bars=(Bar("mean", 0.0, 0.2),)
         ),
-        "structured_centred": Way(radon_centred, guides.structured, 1000, 0.05, 8),
-        "mean_field_non_centred": Way(radon_non_centred, guides.mean_field, 1000, 0.05, 8),
-        "mean_field_centred": Way(radon_centred, guides.mean_field, 1000, 0.05, 8),
+        "structured_centered": Way(radon_centered, guides.structured, 1000, 0.05, 8),
+        "mean_field_non_centered": Way(radon_non_centered, guides.mean_field, 1000, 0.05, 8),
+        "mean_field_centered": Way(radon_centered, guides.mean_field, 1000, 0.05, 8),
     },
 )
 
 
 def radon_uniform(batch: ClientBatch) -> None:
-    """Model the same as `radon_centred`, with Uniform(0, 100) priors on both scales."""
-    _radon_centred(batch, dist.Uniform(0.0, 100.0))
+    """Model the same as `radon_centered`, with Uniform(0, 100) priors on both scales."""
+    _radon_centered(batch, dist.Uniform(0.0, 100.0))
 
 
 RADON_UNIFORM = Problem(
@@ -201,10 +201,10 @@ COLUMNS = [0, 1, 2, 3, 4, 7, 8, 9]  # the columns that at least three of the hos
 def hospital_data() -> ClientData:
     """Return heart_disease with an intercept and 8 columns.
 
-    Columns are standardised over all patients; missing values are 0.
+    Columns are standardized over all patients; missing values are 0.
     """
     raw = hierfl.datasets.heart_disease("raw")
-    (scaled,) = hierfl.standardise(raw)
+    (scaled,) = hierfl.standardize(raw)
     x = scaled.fields["x"][:, COLUMNS].nan_to_num(0.0)
     names = ["intercept", *(raw.features["x"][j] for j in COLUMNS)]
     rows = torch.cat([torch.ones(len(x), 1), x], 1)

@@ -65,12 +65,12 @@ def way_of(problem: Problem, name: str) -> Way:
         return Way(pvi, 30, every=2)
     if name == "bfi":
         return Way(hierfl.methods.bfi(best.model), 1)
-    adam = hierfl.optimisers.Adam(best.lr)
+    adam = hierfl.optimizers.Adam(best.lr)
     svi = hierfl.methods.fedsvi(
         best.model,
         best.guide,
-        optimiser=adam,
-        local_optimiser=adam,
+        optimizer=adam,
+        local_optimizer=adam,
         num_particles=best.num_particles,
         average=best.average,
     )

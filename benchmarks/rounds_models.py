@@ -27,7 +27,7 @@ PUPILS = [1, 2, 3, 4, 6, 7, 8, 14]
 def ilea_data() -> ClientData:
     """Return every third school of school_ilea, with eight columns.
 
-    All columns are centred over the pupils. The two percentages and the score are standardised.
+    All columns are centered over the pupils. The two percentages and the score are standardized.
     """
     raw = hierfl.datasets.school_ilea()
     raw = raw.select(list(range(0, raw.num_clients, 3)))
@@ -56,7 +56,7 @@ REGIONS = 4  # Midwest, South, West and DC; the Northeast is the baseline
 def election_data() -> ClientData:
     """Return election88 as counts: one row for the voters of a state of one sex, race, age and schooling.
 
-    `n` is the number of those voters and `y` how many of them chose Bush. All columns are centred over the
+    `n` is the number of those voters and `y` how many of them chose Bush. All columns are centered over the
     voters, so that the intercept is that of the average voter.
     """
     raw = hierfl.datasets.election88()

@@ -42,7 +42,7 @@ def moments(data: hierfl.ClientData, how: RowNoise | None) -> tuple[NDArray[np.f
     """Return posterior means and sds of all means, intercepts and slopes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of k-hat: draws with noise are not weighed
-        method = two_stage(hierarchy(centred=True), draws=2000, row_noise=how)
+        method = two_stage(hierarchy(centered=True), draws=2000, row_noise=how)
         fitted = hierfl.fit(method, data, progress=False)
         found = fitted.posterior(2000, seed=0, correct=None).posterior
     names = ("intercept_loc", "slope_loc", "intercept", "slope")

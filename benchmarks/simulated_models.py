@@ -1,6 +1,6 @@
 """Simulated hierarchies beyond the linear and the logistic one, each drawn from its own program with a seed.
 
-Their references are pooled NUTS of the same program (`benchmarks.pooled_nuts`). All programs are centred: a
+Their references are pooled NUTS of the same program (`benchmarks.pooled_nuts`). All programs are centered: a
 local site is the client's own effect.
 """
 
@@ -196,7 +196,7 @@ def horseshoe_data() -> ClientData:
 
 
 def horseshoe(batch: ClientBatch) -> None:
-    """Model y ~ Normal(a_k + x . beta, sigma) with a regularised horseshoe on beta.
+    """Model y ~ Normal(a_k + x . beta, sigma) with a regularized horseshoe on beta.
 
     beta_j ~ Normal(0, spread l_j), l_j^2 = slab own_j^2 / (slab + spread^2 own_j^2), own_j ~ HalfCauchy(1):
     Piironen and Vehtari (2017, arXiv:1707.01694), equation 2.8, with slab = c^2.

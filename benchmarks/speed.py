@@ -38,7 +38,7 @@ from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, rounds
 from hierfl.method import Method
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.scale_links import ScaleLink
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -53,7 +53,7 @@ def fedavg(work: Workload) -> Method:
     """Return FedAvg, which has no prior."""
     return methods.fedavg(
         models.network(work.module()),
-        optimiser=SGD(work.lr),
+        optimizer=SGD(work.lr),
         steps=work.steps,
         batch_size=work.batch,
     )
@@ -63,7 +63,7 @@ def fedmap(work: Workload) -> Method:
     """Return MAP with a Gaussian prior on every weight, whose mean is the server's."""
     model = models.map_network(work.module(), prior=models.map_priors.Isotropic(1.0))
     return methods.fedmap(
-        model, optimiser=SGD(work.lr), steps=work.steps, unit="step", batch_size=work.batch
+        model, optimizer=SGD(work.lr), steps=work.steps, unit="step", batch_size=work.batch
     )
 
 
@@ -74,7 +74,7 @@ def fedabml(work: Workload, *, link: ScaleLink = "exp", local: bool = False) -> 
     paper.
     """
     model = models.bayesian_network(
-        work.module(), prior_scale="learned", scale_link=link, local_reparameterisation=local
+        work.module(), prior_scale="learned", scale_link=link, local_reparameterization=local
     )
     guide = guides.mean_field(scale_link=link)
     return methods.fedabml(
@@ -108,7 +108,7 @@ def run_method(
 def radon() -> Iterator[None]:
     """Run W5: all 85 counties with all rows, a structured posterior, one joint step per round."""
     torch.set_default_dtype(torch.float32)
-    method = methods.fedsvi(RADON.ways["structured_non_centred"].model, hierfl.guides.structured)
+    method = methods.fedsvi(RADON.ways["structured_non_centered"].model, hierfl.guides.structured)
     yield from run_method(method, hierfl.datasets.radon())
 
 

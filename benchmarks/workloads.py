@@ -113,12 +113,12 @@ WORKLOADS = {
 def plain_loop(work: Workload) -> Iterator[None]:
     """Run FedAvg (pFedMe if `inner` > 1) as most frameworks do; yield after each round.
 
-    Clients run one after another, with one module and one optimiser.
+    Clients run one after another, with one module and one optimizer.
     """
     x, y = work.arrays()
     net = work.module()
     params = list(net.parameters())
-    optimiser = torch.optim.SGD(params, lr=work.lr)
+    optimizer = torch.optim.SGD(params, lr=work.lr)
     server = [p.detach().clone() for p in params]
 
     def put(values: list[Tensor]) -> None:
@@ -130,9 +130,9 @@ def plain_loop(work: Workload) -> Iterator[None]:
         for rows in torch.randperm(work.rows)[: work.steps * work.batch].view(
             work.steps, work.batch
         ):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(net(x[client][rows]), y[client][rows]).backward()
-            optimiser.step()
+            optimizer.step()
         return [p.detach() for p in params]
 
     def proximal(client: int) -> list[Tensor]:
@@ -141,11 +141,11 @@ def plain_loop(work: Workload) -> Iterator[None]:
             work.steps, work.batch
         ):
             for _ in range(work.inner):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 F.cross_entropy(net(x[client][rows]), y[client][rows]).backward()
                 for p, near in zip(params, local, strict=True):
                     p.grad.add_(p.detach() - near, alpha=work.lam)  # type: ignore[union-attr]
-                optimiser.step()
+                optimizer.step()
             with torch.no_grad():
                 for p, near in zip(params, local, strict=True):
                     near.lerp_(p, work.lam * work.lr)
@@ -231,9 +231,9 @@ def radon_loop() -> Iterator[None]:
     loc, tril = torch.zeros(size).requires_grad_(), (0.1 * torch.eye(size)).requires_grad_()
     middle, slope = torch.zeros(n).requires_grad_(), torch.zeros(n, size).requires_grad_()
     log_scale = torch.full((n,), -2.0).requires_grad_()
-    optimiser = torch.optim.Adam([loc, tril, middle, slope, log_scale], lr=0.05)
+    optimizer = torch.optim.Adam([loc, tril, middle, slope, log_scale], lr=0.05)
     while True:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         for j, (x, y) in enumerate(counties):
             z = loc + tril.tril() @ torch.randn(size)
             e = middle[j] + slope[j] @ z + log_scale[j].exp() * torch.randn(())
@@ -251,5 +251,5 @@ def radon_loop() -> Iterator[None]:
                 - z[5]
             )
             (own + (above - tril.diagonal().abs().log().sum()) / n).backward()
-        optimiser.step()
+        optimizer.step()
         yield

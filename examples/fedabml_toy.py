@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import hierfl
 from hierfl import methods, models
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.studies.lines import fedabml_lines, least_squares
 
 
@@ -27,7 +27,7 @@ def main(rounds: int = 20, figure: str | None = None) -> None:
     noise = models.likelihood.normal(1.0)
     local = {"batch_size": None}
     fedavg = methods.fedavg(
-        models.network(net, likelihood=noise), optimiser=SGD(0.05), steps=10, **local
+        models.network(net, likelihood=noise), optimizer=SGD(0.05), steps=10, **local
     )
     hierarchy = models.bayesian_network(
         net, likelihood=noise, prior_scale="learned", scale_start=0.05
@@ -43,13 +43,13 @@ def main(rounds: int = 20, figure: str | None = None) -> None:
             data,
             rounds=rounds,
             seed=0,
-            on_round=lambda fit, path=path: path.append(weights(fit)),
+            callback=lambda fit, path=path: path.append(weights(fit)),
         )
         paths[name] = torch.stack(path)
         away = float((weights(fit) - target).norm())
         at = weights(fit).numpy().round(3)
         print(f"{name}: {at}, {away:.4f} from least squares on all rows")
-    own = fit.personalise(data, rounds=1).posterior(200)["posterior"]["w.weight"]
+    own = fit.personalize(data, rounds=1).posterior(200)["posterior"]["w.weight"]
     print(own.std(("chain", "draw")).values.round(3))
     if figure is not None:
         draw(data, target, paths).savefig(figure)

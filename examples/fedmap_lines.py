@@ -17,7 +17,7 @@ from torch import nn
 import hierfl
 from hierfl.methods import ditto, fedmap
 from hierfl.models.map_priors import LearnedVariance
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.studies.lines import fedmap_lines, least_squares
 
 Line = tuple[float, float]  # slope and intercept
@@ -50,7 +50,7 @@ def main(rounds: int = 30, figure: str | None = None) -> None:
     if figure is not None:
         common = hierfl.models.network(nn.Linear(1, 1), likelihood=squared)
         # one step a round is gradient descent on all rows, whose end is least squares
-        step = {"optimiser": SGD(0.02), "steps": 1, "unit": "step", "batch_size": None}
+        step = {"optimizer": SGD(0.02), "steps": 1, "unit": "step", "batch_size": None}
         pulled = hierfl.fit(ditto(common, lam=0.1, **step), train, rounds=40 * rounds)
         mean = (float(gamma["theta.weight"]), float(gamma["theta.bias"]))
         draw(train, test, mean, {"Ditto": lines_of(pulled), "FedMAP": lines}).savefig(figure)

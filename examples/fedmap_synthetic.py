@@ -15,7 +15,7 @@ from torch import nn
 import hierfl
 from hierfl.comparisons.scores import balanced
 from hierfl.models.map_priors import Isotropic
-from hierfl.optimisers import Adam
+from hierfl.optimizers import Adam
 from hierfl.studies.synthetic_clients import synthetic_clients
 
 
@@ -32,13 +32,13 @@ def main(rounds: int = 20, rows: int = 2000) -> None:
     loose_then_tight = {"0.": Isotropic(120.0), "": Isotropic(5.0)}
     personal = hierfl.models.map_network(net, prior=loose_then_tight, likelihood=likelihood)
     methods = {
-        "Individual": hierfl.methods.individual(
-            common, optimiser=adam, steps=5, unit="epoch", batch_size=64
+        "Individual": hierfl.methods.local_only(
+            common, optimizer=adam, steps=5, unit="epoch", batch_size=64
         ),
         "FedAvg": hierfl.methods.fedavg(
-            common, optimiser=adam, steps=5, unit="epoch", batch_size=64
+            common, optimizer=adam, steps=5, unit="epoch", batch_size=64
         ),
-        "FedMAP": hierfl.methods.fedmap(personal, optimiser=adam, steps=5, batch_size=64),
+        "FedMAP": hierfl.methods.fedmap(personal, optimizer=adam, steps=5, batch_size=64),
     }
     for name, method in methods.items():
         scores = 100.0 * balanced(hierfl.fit(method, train, rounds=rounds).predict(test))

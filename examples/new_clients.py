@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import hierfl
 from hierfl import methods, models
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 
 
 def digits() -> hierfl.ClientData:
@@ -37,8 +37,8 @@ def main(rounds: int = 12, adapted: tuple[int, ...] = (0, 1, 2, 5, 10)) -> None:
     hierarchy = models.bayesian_network(net, prior_scale="learned", scale_start=0.05)
     compared = {
         "FedAvg": methods.fine_tuned(
-            methods.fedavg(models.network(net), optimiser=SGD(0.05), steps=20, batch_size=20),
-            optimiser=SGD(0.05),
+            methods.fedavg(models.network(net), optimizer=SGD(0.05), steps=20, batch_size=20),
+            optimizer=SGD(0.05),
             steps=20,
             unit="step",
         ),
@@ -61,7 +61,7 @@ def main(rounds: int = 12, adapted: tuple[int, ...] = (0, 1, 2, 5, 10)) -> None:
         fit = hierfl.fit(method, train.select(ours), rounds=rounds, cohort=3, seed=0)
         scores = []
         for e in adapted:
-            new = fit.personalise(train.select(theirs), rounds=e)
+            new = fit.personalize(train.select(theirs), rounds=e)
             scores.append(
                 100.0 * new.predict(test.select(theirs), draws=20).scores().accuracy.mean()
             )

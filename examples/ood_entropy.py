@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 import hierfl
 from hierfl import methods, models
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 
 
 def two_digits_each() -> tuple[hierfl.ClientData, torch.Tensor]:
@@ -43,8 +43,8 @@ def main(rounds: int = 12) -> None:
     hierarchy = models.bayesian_network(net, prior_scale="learned", scale_start=0.05)
     fits = {
         "point estimate (FedAvg, fine-tuned)": methods.fine_tuned(
-            methods.fedavg(models.network(net), optimiser=SGD(0.1), steps=20, batch_size=20),
-            optimiser=SGD(0.1),
+            methods.fedavg(models.network(net), optimizer=SGD(0.1), steps=20, batch_size=20),
+            optimizer=SGD(0.1),
             steps=20,
             unit="step",
         ),
@@ -56,7 +56,7 @@ def main(rounds: int = 12) -> None:
         ),
     }
     for name, method in fits.items():
-        fit = hierfl.fit(method, train, rounds=rounds, cohort=8, seed=0).personalise(
+        fit = hierfl.fit(method, train, rounds=rounds, cohort=8, seed=0).personalize(
             train, rounds=5
         )
         known, unknown = (entropy(fit.predict(rows, draws=20).mean) for rows in (test, unseen))

@@ -17,7 +17,7 @@ from hierfl.models import bregman, bregman_network, likelihood
 
 
 def main(rounds: int = 30) -> None:
-    """Fit four hospitals under four priors, each defined by its log-normaliser g.
+    """Fit four hospitals under four priors, each defined by its log-normalizer g.
 
     The last prior is our own: g = cosh, with its gradient, the inverse of the gradient, and the convex
     conjugate.

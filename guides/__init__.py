@@ -8,7 +8,7 @@ a key. A hand-written guide function can be used wherever a family can.
 if __name__ != "hierfl.guides":
     raise ImportError("import hierfl.guides, not the folder guides/")
 
-from hierfl.guides.amortised import amortised
+from hierfl.guides.amortized import amortized
 from hierfl.guides.conditional import conditional
 from hierfl.guides.constructed import constructed
 from hierfl.guides.delta import delta
@@ -19,7 +19,7 @@ from hierfl.guides.structured import structured
 from hierfl.guides.unrolled import unrolled
 
 __all__ = [
-    "amortised",
+    "amortized",
     "conditional",
     "constructed",
     "delta",

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import Shared, emit, full_normal
-from hierfl.laplace.mode import client_density, climb, mode_and_precision, prior_centre
+from hierfl.laplace.mode import client_density, climb, mode_and_precision, prior_center
 from hierfl.program.sites import Guide, Latents, Model, family
 
 
@@ -19,7 +19,7 @@ def conditional(
 
         q(z) q(w_k | z),    q(w_k | z) = Normal(mode, (minus the Hessian)^-1)  of log p(y_k, w_k | z) in w_k
 
-    There are no local params. The approximation is exact for linear-Gaussian clients; for generalised linear
+    There are no local params. The approximation is exact for linear-Gaussian clients; for generalized linear
     ones it is what INLA does (Rue, Martino and Chopin 2009), here in each client.
 
     The default posterior of the global sites is Gaussian in unconstrained coordinates. A scale with a long
@@ -32,7 +32,7 @@ def conditional(
     Params: those of `shared`.
 
     Args:
-        model: the model, whose log joint is maximised over the local sites.
+        model: the model, whose log joint is maximized over the local sites.
         latents: the latent sites of the model.
         shared: posterior of the global sites, from `hierfl.guides.global_sites`.
         newton_steps: safeguarded Newton steps to the mode, before the one that gradients flow through. 0 is
@@ -53,7 +53,7 @@ def conditional(
         held = client_density(
             model, block, {name: value.detach() for name, value in values.items()}, batch
         )
-        near = climb(held, prior_centre(model, latents, values, batch), steps=newton_steps)
+        near = climb(held, prior_center(model, latents, values, batch), steps=newton_steps)
         mode, precision = mode_and_precision(density, near)
         with batch.clients():
             try:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hierfl.data.batch import ClientBatch
-from hierfl.guides.amortised import layer
+from hierfl.guides.amortized import layer
 from hierfl.program.sites import Guide, Latents, Model, family
 
 

@@ -179,7 +179,7 @@ def empirical(block: Block, *, size: int = 1000) -> Callable[[ClientBatch], Draw
 def spline_flow(
     block: Block, *, hidden: int = 16, bins: int = 8, init_scale: float = 0.1
 ) -> Callable[[ClientBatch], Drawn]:
-    """Return a posterior that is a normalising flow of a standard Normal.
+    """Return a posterior that is a normalizing flow of a standard Normal.
 
         z = loc + scale f(e),    e ~ Normal(0, I)
 

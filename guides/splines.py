@@ -1,4 +1,4 @@
-"""A normalising flow of a few numbers, by pointwise operations alone.
+"""A normalizing flow of a few numbers, by pointwise operations alone.
 
 It therefore runs under `torch.vmap` and compiles. Pyro's spline selects the numbers inside its box by a
 boolean mask, which `torch.vmap` does not allow. Pyro's autoregressive networks are used here.

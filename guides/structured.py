@@ -28,9 +28,9 @@ def structured(
     lower triangular and eps_k standard normal.
 
     The guide is exact for a linear-Gaussian hierarchy with known variances. Where a *scale* is unknown, the
-    client's mean is curved in it and a line is not: prefer `conditional`, or write the model non-centred.
+    client's mean is curved in it and a line is not: prefer `conditional`, or write the model non-centered.
     Largest error of a mean on radon, in posterior standard deviations (`python -m benchmarks.reference
-    radon`): conditional 0.04, structured non-centred 0.10, structured centred 1.7.
+    radon`): conditional 0.04, structured non-centered 0.10, structured centered 1.7.
 
     Params:
 

@@ -11,7 +11,7 @@ from torch.func import grad
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import Shared, emit, full_normal
-from hierfl.laplace.mode import LogDensity, client_density, prior_centre
+from hierfl.laplace.mode import LogDensity, client_density, prior_center
 from hierfl.program.sites import Guide, Latents, Model, family
 
 
@@ -31,7 +31,7 @@ def unrolled(
         q(w_k | z) = Normal(m, s^2),    phi = (m, log s)
         phi <- phi - lr grad_phi [ -E_q log p(y_k, w_k | z) - entropy(q) ] / n_k,    `steps` times
 
-    m starts at the centre of the client's prior given z. Clients keep no state; a new client takes the same
+    m starts at the center of the client's prior given z. Clients keep no state; a new client takes the same
     steps. This is the inner loop of FedABML (Liu et al. 2023, Eq. 3.8), with MAML's derivative through the
     steps or without.
 
@@ -56,7 +56,7 @@ def unrolled(
             return
         held = values if through else {name: value.detach() for name, value in values.items()}
         density = client_density(model, block, held, batch)
-        start = prior_centre(model, latents, held, batch)
+        start = prior_center(model, latents, held, batch)
         log_scale = pyro.param(
             "_local.log_scale", torch.full((block.size,), init_scale).log()
         ).expand_as(start)

@@ -17,12 +17,12 @@ from hierfl.core.allocator import keep_memory
 keep_memory()
 
 if TYPE_CHECKING:
-    from hierfl import datasets, diagnostics, guides, methods, models, optimisers, plots
+    from hierfl import datasets, diagnostics, guides, methods, models, optimizers, plots
     from hierfl.data import partition
     from hierfl.data.absent import RowsNotSaved
     from hierfl.data.batch import ClientBatch, full_batch
     from hierfl.data.clients import ClientData
-    from hierfl.data.preprocess import Scaling, fill_missing, standardise
+    from hierfl.data.preprocess import Scaling, fill_missing, standardize
     from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
     from hierfl.effects.prior_predictive import prior_predictive
     from hierfl.engine.chunks import ClientError
@@ -80,7 +80,7 @@ __all__ = [
     "model",
     "models",
     "nuts",
-    "optimisers",
+    "optimizers",
     "pac_bayes",
     "partition",
     "plots",
@@ -88,7 +88,7 @@ __all__ = [
     "prior_predictive",
     "read",
     "schema",
-    "standardise",
+    "standardize",
 ]
 
 # Public name -> the module that defines it. A module is imported when its name is first used, so that
@@ -129,7 +129,7 @@ _MODULE_OF = {
     "model": "hierfl.program.marked",
     "models": "hierfl.models",
     "nuts": "hierfl.posterior.nuts",
-    "optimisers": "hierfl.optimisers",
+    "optimizers": "hierfl.optimizers",
     "pac_bayes": "hierfl.diagnostics.pac_bayes",
     "partition": "hierfl.data.partition",
     "plots": "hierfl.plots",
@@ -137,10 +137,10 @@ _MODULE_OF = {
     "prior_predictive": "hierfl.effects.prior_predictive",
     "read": "hierfl.program.read",
     "schema": "hierfl.formulas.formula",
-    "standardise": "hierfl.data.preprocess",
+    "standardize": "hierfl.data.preprocess",
 }
 
-if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelt name
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelled name
 
     def __getattr__(name: str) -> object:
         """Import a public name when it is first used (PEP 562)."""

@@ -1,4 +1,4 @@
-"""A network whose batch normalisation, weights and statistics alike, stays on each client (FedBN)."""
+"""A network whose batch normalization, weights and statistics alike, stays on each client (FedBN)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def batch_norm_network(
     x: str = "x",
     y: str = "y",
 ) -> Model:
-    """Build a network whose batch normalisation is local to each client.
+    """Build a network whose batch normalization is local to each client.
 
         y_kn ~ likelihood(f(x_kn; theta, b_k))
 
-    b_k is the batch normalisation of client k, under a flat prior; theta, all other weights, is common to all
+    b_k is the batch normalization of client k, under a flat prior; theta, all other weights, is common to all
     clients. Both are point estimates.
 
-    Params, where `1` is a batch-normalisation layer with F features:
+    Params, where `1` is a batch-normalization layer with F features:
 
     * `theta.<tensor>` (*shape), global: the weights of the other layers.
     * `norm.1.weight`, `norm.1.bias` (C, 1, F), local: the affine weights, where the layer has them.
     * `norm.1.mean`, `norm.1.var` (C, 1, F), local: the stored statistics, which `hierfl.methods.fedbn` sets
       to those of all rows of the client.
-    * `norm.learning` (C, 1), local: which statistics normalise. 1 is the batch's, as in gradient steps; 0 is
+    * `norm.learning` (C, 1), local: which statistics normalize. 1 is the batch's, as in gradient steps; 0 is
       the stored ones.
 
     Sites:
@@ -58,8 +58,8 @@ def batch_norm_network(
         y: name of the field of labels.
 
     Raises:
-        ValueError: the module has dropout in training mode, another layer that normalises by statistics of
-            other rows, lazy parameters, or no parameter outside batch normalisation that requires a gradient.
+        ValueError: the module has dropout in training mode, another layer that normalizes by statistics of
+            other rows, lazy parameters, or no parameter outside batch normalization that requires a gradient.
 
     Reference: Li et al. 2021, arXiv:2102.07623.
 
@@ -126,5 +126,5 @@ def batch_norm_network(
                 observe(y, label(output if output.dim() > 2 else output[..., None]), batch)
 
     if layers:  # in training, by the rows of the mini-batch: `hierfl.program.check_padding`
-        batch_norm_network.normalises_by_batch = True  # type: ignore[attr-defined]
+        batch_norm_network.normalizes_by_batch = True  # type: ignore[attr-defined]
     return batch_norm_network

@@ -32,8 +32,8 @@ def bayesian_network(
     scale_start: float = 0.1,
     scale_link: ScaleLink = "softplus",
     global_prior: Prior | None = None,
-    centred: bool = True,
-    local_reparameterisation: bool = False,
+    centered: bool = True,
+    local_reparameterization: bool = False,
 ) -> Model:
     """Build a Bayesian neural network from any `nn.Module`, with local and global weight tensors.
 
@@ -45,7 +45,7 @@ def bayesian_network(
     Sites and params, for a tensor `0.weight` of the module:
 
     * `w.0.weight` (C, 1, *shape), if the tensor is local: a local site, inside the clients plate. With
-      `centred=False` the site is `w.0.weight_offset`, and `w.0.weight` is deterministic.
+      `centered=False` the site is `w.0.weight_offset`, and `w.0.weight` is deterministic.
     * `theta.0.weight` (*shape): a global param (a point estimate), or a global site where it has a prior.
       If the theta of a local tensor is a known value, there is neither.
     * `scale.0.weight`, if the tensor is local: a global param (*shape) where s is "learned", a global site ()
@@ -74,9 +74,9 @@ def bayesian_network(
             the FedABML paper. See `hierfl.program.scale_links`.
         global_prior: prior of each element of a global tensor, for example Normal(0, 1). Default None: point
             estimates.
-        centred: whether the local sites are the weights themselves or standardised offsets; see
+        centered: whether the local sites are the weights themselves or standardized offsets; see
             `priors.varying`.
-        local_reparameterisation: whether dense layers sample their outputs, row by row, instead of their
+        local_reparameterization: whether dense layers sample their outputs, row by row, instead of their
             weights (Kingma et al. 2015, arXiv:1506.02557). The expectation is the same, with less noise in
             the gradient and far fewer random numbers. This needs a guide that gives each weight an
             independent Normal (`mean_field`); other layers, other guides and predictions sample weights as
@@ -86,16 +86,16 @@ def bayesian_network(
         ValueError: the module mixes rows in another way than by nn.BatchNorm, draws noise of its own (dropout in
             training mode), has lazy parameters, or has none that requires a gradient; `local` matches no tensor; a
             scale is not > 0; `prior_loc`, `prior_scale` or `scale_link` is not one of its allowed values; or
-            `local_reparameterisation` is set and `centred` is not.
+            `local_reparameterization` is set and `centered` is not.
         ProgramError: (at fit) the module has batch norm, and no `hierfl.methods.batch_normed` is around the method.
 
     >>> bayesian_network(nn.Linear(2, 3), local=["weight"], prior_scale="learned").__name__
     'bayesian_network'
     """
-    if local_reparameterisation and not centred:
+    if local_reparameterization and not centered:
         raise ValueError(
-            "local_reparameterisation is set and centred is False: it needs the weights themselves as sites; "
-            "set centred=True"
+            "local_reparameterization is set and centered is False: it needs the weights themselves as sites; "
+            "set centered=True"
         )
     net = frozen_copy(module)
     tensors = weights(net)
@@ -107,7 +107,7 @@ def bayesian_network(
         scale_start=scale_start,
         scale_link=scale_link,
         shared=global_prior,
-        centred=centred,
+        centered=centered,
     )
     given_output = as_likelihood(likelihood)
 
@@ -116,7 +116,7 @@ def bayesian_network(
         with batch.clients():
             own = priors.below(theta, scale)
             shared = {name: value for name, value in theta.items() if name not in own}
-            spread = spread_of(own, "w.", batch.key) if local_reparameterisation else None
+            spread = spread_of(own, "w.", batch.key) if local_reparameterization else None
             output = apply(net, own, shared, field(batch, x), spread, mask=batch.rows)
             with batch.data():
                 observe(y, label(output), batch)

@@ -1,8 +1,8 @@
-"""Bregman-divergence priors, with the kernel exp(-lam D_{g*}(x, mu)) of any convex log-normaliser g.
+"""Bregman-divergence priors, with the kernel exp(-lam D_{g*}(x, mu)) of any convex log-normalizer g.
 
 The Gaussian, Bernoulli, Poisson and exponential families are built in.
 
-An exponential family with log-normaliser g and natural parameter s has the mean mu = grad g(s); conversely,
+An exponential family with log-normalizer g and natural parameter s has the mean mu = grad g(s); conversely,
 s = grad g*(mu), where g* is the convex conjugate of g. Its scaled density is exp(-lam D_{g*}(x, mu)) times
 factors that depend on x alone (Shi et al. 2023, arXiv:2310.09183, Eq. 4 to 6). The priors here keep only the
 kernel exp(-lam D_{g*}(x, mu)), as the authors do, and drop those factors. For the Gaussian family the kernel
@@ -32,7 +32,7 @@ NEWTON_STEPS = 40
 
 @dataclass(frozen=True, eq=False)
 class BregmanPrior:
-    """A family of priors, given by a strictly convex, twice differentiable log-normaliser g.
+    """A family of priors, given by a strictly convex, twice differentiable log-normalizer g.
 
     g is separable if it is a sum of one term per number. It then returns those terms, in the shape of its
     argument.

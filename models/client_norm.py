@@ -1,6 +1,6 @@
-"""Batch normalisation as a pure function of weights, statistics and rows, and which statistics it takes.
+"""Batch normalization as a pure function of weights, statistics and rows, and which statistics it takes.
 
-While a method learns, a layer normalises by the rows of the mini-batch. When it predicts, by the client's
+While a method learns, a layer normalizes by the rows of the mini-batch. When it predicts, by the client's
 statistics: the mean and the variance of the layer's inputs over all rows of the client, which
 `hierfl.methods.batch_normed` finds and keeps. Outside such a method a network with batch norm is refused.
 """
@@ -26,21 +26,21 @@ Found = TypeVar("Found")
 By = Literal["client", "mini-batch", "looking"]
 STATISTICS = "statistics."  # in the name of each param that holds a statistic
 
-_BY: ContextVar[By | None] = ContextVar("normalised_by", default=None)
+_BY: ContextVar[By | None] = ContextVar("normalized_by", default=None)
 
 
 class ClientNorm(nn.Module):
-    """Batch normalisation as a pure function, with its statistics as explicit inputs and outputs.
+    """Batch normalization as a pure function, with its statistics as explicit inputs and outputs.
 
         y = weight (x - mean) / sqrt(var + eps) + bias
 
     The affine weights, the statistics, the mode and the row mask are all parameters, so that
-    `torch.func.functional_call` can replace them. Where `learning` > 0 the statistics of the batch normalise;
+    `torch.func.functional_call` can replace them. Where `learning` > 0 the statistics of the batch normalize;
     otherwise the stored `mean` and `var` do. A call stores the (mean, variance) of its batch in `seen`, to be
     set to None before the next one.
 
     Args:
-        of: the batch-normalisation layer to replace.
+        of: the batch-normalization layer to replace.
     """
 
     weight: Tensor
@@ -67,20 +67,20 @@ class ClientNorm(nn.Module):
             self.register_parameter(
                 name, nn.Parameter(value.to(torch.get_default_dtype()), requires_grad=learned)
             )
-        # 1: normalise by the batch, 0: by the stored statistics
+        # 1: normalize by the batch, 0: by the stored statistics
         self.learning = nn.Parameter(torch.zeros(()), requires_grad=False)
         self.there = nn.Parameter(torch.ones(1), requires_grad=False)  # (B,), 0 at padded rows
         self.seen: tuple[Tensor, Tensor] | None = None
         self.count: Tensor | None = None  # of values a feature that `seen` is of, ()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each feature of a batch.
+        """Normalize each feature of a batch.
 
         Args:
             x: rows, (B, F, ...). Padded rows are left out of the batch's statistics.
 
         Returns:
-            The normalised rows, with the shape of `x`.
+            The normalized rows, with the shape of `x`.
         """
         if self.seen is not None:
             raise ProgramError(
@@ -101,7 +101,7 @@ class ClientNorm(nn.Module):
 
 
 def with_client_norms(module: nn.Module) -> nn.Module:
-    """Return a copy of a module with a `ClientNorm` in place of every batch-normalisation layer."""
+    """Return a copy of a module with a `ClientNorm` in place of every batch-normalization layer."""
     if isinstance(module, _BatchNorm):
         return ClientNorm(module)
     module = copy.deepcopy(module)
@@ -113,14 +113,14 @@ def with_client_norms(module: nn.Module) -> nn.Module:
 
 
 def norms_of(module: nn.Module) -> dict[str, ClientNorm]:
-    """Return the layers of a module that normalise by statistics of rows, by name."""
+    """Return the layers of a module that normalize by statistics of rows, by name."""
     return {name: part for name, part in module.named_modules() if isinstance(part, ClientNorm)}
 
 
 # ------------------------------------------------------------------------------------ which statistics
 @contextmanager
-def normalised(by: By) -> Iterator[None]:
-    """Choose the statistics that layers normalise by; inside another choice, that one stands.
+def normalized(by: By) -> Iterator[None]:
+    """Choose the statistics that layers normalize by; inside another choice, that one stands.
 
     Args:
         by: "client": the client's, which are params of the program. "mini-batch": those of the rows at hand.
@@ -133,12 +133,12 @@ def normalised(by: By) -> Iterator[None]:
         _BY.reset(token)
 
 
-def normalising(function: Callable[..., Found], by: By) -> Callable[..., Found]:
-    """Return a function, such as a model, whose layers normalise by some statistics: see `normalised`."""
+def normalizing(function: Callable[..., Found], by: By) -> Callable[..., Found]:
+    """Return a function, such as a model, whose layers normalize by some statistics: see `normalized`."""
 
     @wraps(function, updated=())
     def run(*args: Any, **options: Any) -> Found:
-        with normalised(by):
+        with normalized(by):
             return function(*args, **options)
 
     return run
@@ -174,7 +174,7 @@ def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[
         return {}
     if by is None:
         raise ProgramError(
-            f"layer '{next(iter(layers))}' is batch norm, which normalises by statistics of other rows: wrap the "
+            f"layer '{next(iter(layers))}' is batch norm, which normalizes by statistics of other rows: wrap the "
             f"method, hierfl.methods.batch_normed(method), or use nn.GroupNorm or nn.LayerNorm"
         )
     for norm in layers.values():

@@ -26,7 +26,7 @@ class Coefficients(TypedDict, total=False):
 
     * `slope_loc` (beta) and `slope_scale` (t), global: (F, *E).
     * `intercept_loc` (alpha) and `intercept_scale` (s), global: E.
-    * `slope` (b_k) and `intercept` (a_k), local: event shapes (F, *E) and E. With `centred=False` the sites
+    * `slope` (b_k) and `intercept` (a_k), local: event shapes (F, *E) and E. With `centered=False` the sites
       are `slope_offset` and `intercept_offset`, and `slope` and `intercept` are deterministic.
 
     With "global", the coefficients are one global site, `slope` or `intercept`, with the prior of their loc.
@@ -43,7 +43,7 @@ class Coefficients(TypedDict, total=False):
             clients rarely differ by more than 2 or 3. HalfCauchy has a longer tail; LogNormal avoids 0.
         intercept_loc: prior of intercept_loc alone. Default: `prior_loc`.
         intercept_scale: prior of intercept_scale alone. Default: `prior_scale`.
-        centred: whether the local sites are the coefficients themselves. Default False: they are standardised
+        centered: whether the local sites are the coefficients themselves. Default False: they are standardized
             offsets, which suits clients with few rows; see `priors.varying`.
     """
 
@@ -53,7 +53,7 @@ class Coefficients(TypedDict, total=False):
     prior_scale: Prior | None
     intercept_loc: Prior | None
     intercept_scale: Prior | None
-    centred: bool
+    centered: bool
 
 
 class Predictor:
@@ -83,7 +83,7 @@ class Predictor:
         prior_scale: Prior | None = None,
         intercept_loc: Prior | None = None,
         intercept_scale: Prior | None = None,
-        centred: bool = False,
+        centered: bool = False,
     ) -> None:
         _check_choice("intercept", intercept, (*get_args(Whose), None))
         _check_choice("slopes", slopes, get_args(Whose))
@@ -91,10 +91,10 @@ class Predictor:
             raise ValueError(
                 "x and intercept are both None: name a field of features, or keep the intercept"
             )
-        self.x, self.outputs, self.centred, self.whose = (
+        self.x, self.outputs, self.centered, self.whose = (
             x,
             outputs,
-            centred,
+            centered,
             {"intercept": intercept, "slope": slopes},
         )
         self.loc = {
@@ -146,7 +146,7 @@ class Predictor:
         scale = given(
             f"{name}_scale", either(self.scale[name], lambda: dist.HalfNormal(1.0)), shape
         )
-        return lambda: varying(name, loc, scale, centred=self.centred)
+        return lambda: varying(name, loc, scale, centered=self.centered)
 
 
 def _check_choice(name: str, value: str | None, allowed: tuple[str | None, ...]) -> None:

@@ -33,7 +33,7 @@ def frozen_copy(module: nn.Module) -> nn.Module:
 
     Raises:
         ValueError: the module has lazy parameters or buffers, no parameter that requires a gradient, a layer
-            that normalises by statistics of other rows in another way, one layer of batch norm in two places, or
+            that normalizes by statistics of other rows in another way, one layer of batch norm in two places, or
             dropout in training mode.
     """
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
@@ -55,7 +55,7 @@ def frozen_copy(module: nn.Module) -> nn.Module:
             )
         if any(getattr(part, key, None) is not None for key in RUNNING):
             raise ValueError(
-                f"{label} normalises by statistics of other rows, which are not weights with a prior, "
+                f"{label} normalizes by statistics of other rows, which are not weights with a prior, "
                 f"and averaging over clients often spoils them: use nn.GroupNorm or nn.LayerNorm"
             )
         rate = (
@@ -139,7 +139,7 @@ def apply(
         own: local tensors by name, (C, 1, *shape) each.
         shared: global tensors by name, (*shape) each.
         x: inputs, (C, B, ...).
-        spread: the Normals of local tensors, for local reparameterisation. Default None: the local tensors
+        spread: the Normals of local tensors, for local reparameterization. Default None: the local tensors
             are used as they are.
         mask: (C, B) bool, false at padded rows; None if there are none: `batch.rows`.
 

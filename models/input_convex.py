@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hierfl.core import noise
-from hierfl.models.penalised import Above, Penalised, centre_param
+from hierfl.models.penalized import Above, Penalized, center_param
 
 START = -4.0  # of the raw weights out of the last layer and between layers: the penalty starts near |w - theta|^2
 
@@ -55,7 +55,7 @@ class InputConvex:
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta and the weights of the penalty's network, one network per tensor."""
         size, key = start.numel(), noise.fold(noise.root_key(0), noise.word(name))
-        dtype, widths, found = start.dtype, self.widths, {"theta": centre_param(name, start)}
+        dtype, widths, found = start.dtype, self.widths, {"theta": center_param(name, start)}
 
         def declared(part: str, value: Tensor) -> None:
             found[part] = pyro.param(f"convex_{part}.{name}", value)
@@ -73,7 +73,7 @@ class InputConvex:
         declared("out", torch.full((widths[-1],), START, dtype=dtype))
         return found
 
-    def given(self, above: Above) -> Penalised:
+    def given(self, above: Above) -> Penalized:
         """Return the whole of R."""
         theta = above["theta"]
 
@@ -90,7 +90,7 @@ class InputConvex:
             strongly = self.eps * (w.square().sum() + theta.square().sum())
             return softplus(above["out"]) @ found + pull + strongly
 
-        return Penalised(theta, penalty)
+        return Penalized(theta, penalty)
 
     def hyper(self, above: Above) -> Tensor:
         """Return 0: R is all in the clients' prior."""

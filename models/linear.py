@@ -41,7 +41,7 @@ def linear(
     * those of `Coefficients`.
     * `noise_scale` (), global: sigma, unless it is known.
     * with varying noise, `noise_spread` (), global, and `log_noise` (C, 1), local: log sigma_k. With
-      `centred=False` the local site is `log_noise_offset`, and `log_noise` is deterministic.
+      `centered=False` the local site is `log_noise_offset`, and `log_noise` is deterministic.
     * the observed site, named after the field `y`.
 
     Args:
@@ -60,7 +60,7 @@ def linear(
             field; a prior of scales allows negative values or is a number that is not > 0; or as for
             `Predictor`.
 
-    >>> linear(slopes="global", centred=True).__name__
+    >>> linear(slopes="global", centered=True).__name__
     'linear'
     """
     if noise not in ("global", "varying"):
@@ -83,7 +83,7 @@ def linear(
         if noise == "global":
             return lambda: scale
         spread = given("noise_spread", either(noise_spread, lambda: dist.HalfNormal(0.5)))
-        return lambda: varying("log_noise", scale.log(), spread, centred=predictor.centred).exp()
+        return lambda: varying("log_noise", scale.log(), spread, centered=predictor.centered).exp()
 
     def linear(batch: ClientBatch) -> None:
         own, own_sigma = predictor(batch), sigma(batch)

@@ -28,7 +28,7 @@ def logistic(x: str | None = "x", y: str = "y", **coefficients: Unpack[Coefficie
     Raises:
         ValueError: as for `Predictor`.
 
-    >>> logistic(slopes="global", centred=True).__name__
+    >>> logistic(slopes="global", centered=True).__name__
     'logistic'
     """
     predictor = Predictor(x, **coefficients)

@@ -3,7 +3,7 @@
 Each is a frozen dataclass with three functions of one tensor: `above(name, start)` declares the global
 params, `given(above)` returns the prior of a client's local tensor, and `hyper(above)` is a penalty on the
 global params themselves. Where there is a closed form, `best(gamma, mean, spread)` returns the global params
-that minimise the weighted mean of -log prior over clients, given the mean of the clients' tensors and their
+that minimize the weighted mean of -log prior over clients, given the mean of the clients' tensors and their
 variance about it.
 """
 
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from hierfl.models.input_convex import InputConvex
-from hierfl.models.penalised import Above, Penalised, centre_param
+from hierfl.models.penalized import Above, Penalized, center_param
 
-__all__ = ["InputConvex", "Isotropic", "LearnedNormal", "LearnedVariance", "MapPrior", "Penalised"]
+__all__ = ["InputConvex", "Isotropic", "LearnedNormal", "LearnedVariance", "MapPrior", "Penalized"]
 
 
 class MapPrior(Protocol):
@@ -68,12 +68,12 @@ class Isotropic:
 
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta."""
-        return {"theta": centre_param(name, start)}
+        return {"theta": center_param(name, start)}
 
-    def given(self, above: Above) -> Penalised:
+    def given(self, above: Above) -> Penalized:
         """Return the penalty about theta."""
         theta = above["theta"]
-        return Penalised(theta, lambda w: (w - theta).square().sum() / (2.0 * self.variance))
+        return Penalized(theta, lambda w: (w - theta).square().sum() / (2.0 * self.variance))
 
     def hyper(self, above: Above) -> Tensor:
         """Return 0: theta has no penalty."""
@@ -90,7 +90,7 @@ class LearnedVariance:
 
         R = sum_j alpha(s_j)/2 (w_j - theta_j)^2 + eps (s_j^2 + theta_j^2),    alpha(s) = 1 / (s + c),  s > -c
 
-    R lacks the normaliser of a Normal, so it is no density and s is not a variance. At the optimum
+    R lacks the normalizer of a Normal, so it is no density and s is not a variance. At the optimum
     s (s + c)^2 = V / (4 eps), with V the variance of the clients' weights about theta, so that eps determines
     s. For a prior that learns a variance use `LearnedNormal`.
 
@@ -114,7 +114,7 @@ class LearnedVariance:
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta, and s, which starts at 0."""
         return {
-            "theta": centre_param(name, start),
+            "theta": center_param(name, start),
             "s": pyro.param(f"s.{name}", torch.zeros_like(start)),
         }
 
@@ -122,10 +122,10 @@ class LearnedVariance:
         """Return the precision of each weight, with s clamped just above -c, where it is infinite."""
         return 1.0 / (s.clamp(min=-0.999 * self.c) + self.c)
 
-    def given(self, above: Above) -> Penalised:
+    def given(self, above: Above) -> Penalized:
         """Return the part of R that depends on a client's weights."""
         theta, precision = above["theta"], self.alpha(above["s"])
-        return Penalised(theta, lambda w: (precision * (w - theta).square()).sum() / 2.0)
+        return Penalized(theta, lambda w: (precision * (w - theta).square()).sum() / 2.0)
 
     def hyper(self, above: Above) -> Tensor:
         """Return the rest of R, which depends on the global params alone."""
@@ -147,7 +147,7 @@ class LearnedVariance:
 
 @dataclass(frozen=True)
 class LearnedNormal:
-    """A Normal prior with a learned variance for each weight, normaliser included: empirical Bayes.
+    """A Normal prior with a learned variance for each weight, normalizer included: empirical Bayes.
 
         w_k ~ Normal(theta, v)
 
@@ -175,7 +175,7 @@ class LearnedNormal:
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta and log v."""
         begin = torch.full_like(start, math.log(self.start))
-        return {"theta": centre_param(name, start), "log_v": pyro.param(f"log_v.{name}", begin)}
+        return {"theta": center_param(name, start), "log_v": pyro.param(f"log_v.{name}", begin)}
 
     def given(self, above: Above) -> Any:
         """Return Normal(theta, v)."""

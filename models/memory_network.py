@@ -1,4 +1,4 @@
-"""A common network beside each client's memory of its own rows: nearest neighbours among their features."""
+"""A common network beside each client's memory of its own rows: nearest neighbors among their features."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MemoryNetwork:
         module: maps rows (B, ...) to logits (B, classes).
         features: name in the module of the layer whose input are the features, such as the last dense one.
         memory: M, rows that a client keeps at most, > 0. One with more keeps M of them, evenly spread.
-        neighbours: k, > 0. Default: the authors'.
+        neighbors: k, > 0. Default: the authors'.
         scale: s, > 0. Default: that of the authors' code, which squares the distance; the paper does not.
         weight: of the memory, in [0, 1]. The authors tune it for each client on rows held out.
         x: name of the field of inputs.
@@ -66,20 +66,20 @@ class MemoryNetwork:
         *,
         features: str,
         memory: int = 500,
-        neighbours: int = 10,
+        neighbors: int = 10,
         scale: float = 1.0,
         weight: float = 0.5,
         x: str = "x",
         y: str = "y",
     ) -> None:
-        if min(memory, neighbours) < 1 or scale <= 0.0 or not 0.0 <= weight <= 1.0:
+        if min(memory, neighbors) < 1 or scale <= 0.0 or not 0.0 <= weight <= 1.0:
             raise ValueError(
-                f"memory is {memory}, neighbours {neighbours}, scale {scale}, weight {weight}: the first two must be "
+                f"memory is {memory}, neighbors {neighbors}, scale {scale}, weight {weight}: the first two must be "
                 f"1 or more, scale above 0, weight in [0, 1]"
             )
         self.net = frozen_copy(module)
         self.features = known_layer(self.net, features, option="features")
-        self.memory, self.neighbours = memory, neighbours
+        self.memory, self.neighbors = memory, neighbors
         self.scale, self.weight, self.x, self.y = scale, weight, x, y
         self.tensors = weights(self.net)
         self.__name__ = "memory_network"
@@ -132,7 +132,7 @@ class MemoryNetwork:
         )
         away = (asked[:, :, None] - kept[:, None]).square().mean(-1) / self.scale  # (C, B, M)
         away = torch.where(mine["there"][:, None] > 0.0, away, torch.inf)
-        far, at = away.topk(min(self.neighbours, self.memory), largest=False)
+        far, at = away.topk(min(self.neighbors, self.memory), largest=False)
         # relative to the nearest: far from all rows every weight would underflow
         near = torch.exp(far[..., :1].nan_to_num(posinf=0.0) - far)
         label = mine["y"][:, None].expand(*away.shape).gather(2, at)

@@ -14,7 +14,7 @@ from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.likelihood import Likelihood, as_likelihood
-from hierfl.models.map_priors import Penalised
+from hierfl.models.map_priors import Penalized
 from hierfl.models.observe import field, observe
 
 Merge = Callable[[Tensor, Tensor], Tensor]
@@ -45,7 +45,7 @@ class PersonalHeads:
         features: number of features of the embedding. Default: the paper's.
         local_features: how many of them, the last ones, the local heads read. Default: the paper's.
         prior_scale: standard deviation of beta, > 0. Default None: Glorot's
-            sqrt(2 / (local_features + outputs)), which the paper calls the initialiser's.
+            sqrt(2 / (local_features + outputs)), which the paper calls the initializer's.
         likelihood: from `hierfl.models.likelihood`, or a function `(output (C, B, outputs)) -> distribution`
             of batch shape (C, B). Default `categorical()`.
         merge: combines the outputs of G and of the local head. Default: their sum, as in the paper.
@@ -132,7 +132,7 @@ class PersonalHeads:
             scale = torch.full((self.local_features, self.outputs), self.prior_scale)
             # (C, 1, local_features, outputs)
             beta = pyro.sample("beta", dist.Normal(torch.zeros_like(scale), scale).to_event(2))
-            flat = Penalised(torch.zeros(self.outputs), lambda b: 0.0 * b.sum())
+            flat = Penalized(torch.zeros(self.outputs), lambda b: 0.0 * b.sum())
             bias = pyro.sample("bias", flat)
             common = rows[..., :above] @ weight + offset
             own = rows[..., above:] @ beta[:, 0] + bias

@@ -55,16 +55,16 @@ def _check_shape(name: str, found: torch.Size, wanted: tuple[int, ...]) -> None:
 
 
 def varying(
-    name: str, loc: Tensor, scale: Tensor, *, centred: bool, start: Tensor | None = None
+    name: str, loc: Tensor, scale: Tensor, *, centered: bool, start: Tensor | None = None
 ) -> Tensor:
     """Return a local tensor, (C, 1, *event), where *event is the shape of `loc`.
 
     Call it inside the clients plate.
 
-        centred:      w_k ~ Normal(loc, scale^2)
-        non-centred:  w_k = loc + scale * z_k,    z_k ~ Normal(0, 1)
+        centered:      w_k ~ Normal(loc, scale^2)
+        non-centered:  w_k = loc + scale * z_k,    z_k ~ Normal(0, 1)
 
-    Centred, `name` is a local site. Non-centred, `name_offset` (z_k) is the local site, and `name` is
+    Centered, `name` is a local site. Non-centered, `name_offset` (z_k) is the local site, and `name` is
     deterministic.
 
     Both are the same density of (loc, scale, w) in different coordinates. The posterior of z_k hardly depends
@@ -75,11 +75,11 @@ def varying(
         name: name of w_k.
         loc: mean, (*event).
         scale: standard deviation > 0, () or (*event).
-        centred: which of the two.
+        centered: which of the two.
         start: initial value of w_k for guides, in the shape of `loc`. Default None: the prior's mean.
     """
     event = loc.dim()
-    if centred:
+    if centered:
         value: Tensor = pyro.sample(
             name, dist.Normal(loc, scale).to_event(event), infer=_start_option(start)
         )

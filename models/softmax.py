@@ -36,7 +36,7 @@ def softmax(
     Raises:
         ValueError: `num_classes` is less than 2; or as for `Predictor`.
 
-    >>> softmax(3, centred=True).__name__
+    >>> softmax(3, centered=True).__name__
     'softmax'
     """
     if num_classes < 2:

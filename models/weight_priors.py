@@ -32,7 +32,7 @@ class WeightPriors:
         scale_start: initial value of a learned s, > 0.
         scale_link: "softplus" or "exp", the function from a real number to a learned s.
         shared: prior of theta of the global tensors. None: point estimates.
-        centred: see `priors.varying`.
+        centered: see `priors.varying`.
 
     Raises:
         ValueError: `loc` or `scale` is a string other than these, `scale_link` is neither "softplus" nor
@@ -46,7 +46,7 @@ class WeightPriors:
     scale_start: float
     scale_link: ScaleLink
     shared: Prior | None
-    centred: bool
+    centered: bool
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -103,7 +103,7 @@ class WeightPriors:
                 f"w.{name}",
                 theta[name],
                 s,
-                centred=self.centred,
+                centered=self.centered,
                 start=self.tensors[name] if known else None,
             )
             for name, s in scale.items()

@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
     "structured": guides.structured,
     "structured_flow": guides.structured(shared=guides.spline_flow, full=False),
     "conditional": guides.conditional,
-    "amortised": guides.amortised(hidden=4),
+    "amortized": guides.amortized(hidden=4),
     "unrolled": guides.unrolled(steps=2),
 }
 

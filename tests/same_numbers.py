@@ -107,7 +107,7 @@ FAMILIES = {
     "structured": guides.structured,
     "structured_flow": guides.structured(shared=guides.spline_flow, full=False),
     "conditional": guides.conditional,
-    "amortised": guides.amortised(hidden=4),
+    "amortized": guides.amortized(hidden=4),
     "unrolled": guides.unrolled(steps=2),
 }
 BREDS = ("none", "lg", "meg", "mh", "mh24", "mh-code")
@@ -142,7 +142,7 @@ CASES: dict[str, Callable[[], Method]] = {
         models.batch_norm_network(batch_normed(), likelihood=models.likelihood.normal(1.0))
     ),
     "ditto": lambda: methods.ditto(common(), lam=0.5, **SMALL),
-    "individual": lambda: methods.individual(common(), **SMALL),
+    "local_only": lambda: methods.local_only(common(), **SMALL),
     "pfedme": lambda: methods.pfedme(personal(), **SMALL),
     "pfedme +AM": lambda: methods.pfedme(personal(), beta=2.0, **SMALL),
     "pfedbayes": lambda: methods.pfedbayes(personal("learned"), draws=2, **SMALL),
@@ -223,7 +223,7 @@ def numbers(name: str, method: Method, options: dict[str, Any]) -> Iterator[tupl
         yield from leaves("draws", {"shared": draws.shared, "own": draws.own})
     found = fit.predict(train, draws=4)
     yield from leaves("predicted", {"mean": found.mean, "log_score": found.log_score})
-    joined = fit.personalise(new, rounds=2)
+    joined = fit.personalize(new, rounds=2)
     yield from leaves("joined", joined.progress.table)
     yield from leaves("joined.predicted", {"mean": joined.predict(new, draws=4).mean})
 

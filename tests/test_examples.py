@@ -31,7 +31,7 @@ EXAMPLES = {  # file -> text that its output must contain
     "recipes/ordinal.py": "switzerland",
     "recipes/three_levels.py": "strongest in",
     "recipes/two_kinds_of_clients.py": "what it adds there",
-    "unlabelled_clients.py": "without labels",
+    "unlabeled_clients.py": "without labels",
 }
 
 

@@ -34,10 +34,10 @@ TEXT = {page: (ROOT / page).read_text() for page in PAGES}
 BLOCKS = {page: re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL) for page in PAGES}
 MOST = {  # of these arguments, so that a page takes seconds
     "draws": 50,
-    "every": 2,
+    "checkpoint_every": 2,
     "replications": 10,
     "rounds": 4,
-    "score_every": 2,
+    "eval_every": 2,
     "steps": 20,
     "warmup": 20,
 }
@@ -75,7 +75,7 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert names["posterior"].posterior["w"].dims == ("chain", "draw", "client", "x")
         assert list(names["posterior"].posterior.client.values) == list(names["train"].names)
     if page == "docs/runs.md":
-        assert {"elbo", "bytes_up", "seconds", "held_out_log_score"} <= set(names["fit"].history)
+        assert {"elbo", "bytes_up", "seconds", "validation_log_score"} <= set(names["fit"].history)
         again, fit, test = names["again"], names["fit"], names["test"]
         assert torch.equal(again.predict(test).mean, fit.predict(test).mean)
     if page == "docs/diagnostics.md":
@@ -99,7 +99,7 @@ def test_the_method_written_there_is_fedavg() -> None:
     names: dict[str, Any] = {}
     exec(compile(code, "docs/methods.md", "exec"), names)
     mine = hierfl.fit(names["fedavg"](model), data, rounds=3)
-    theirs = hierfl.methods.fedavg(model, optimiser=hierfl.optimisers.SGD(0.1), steps=5)
+    theirs = hierfl.methods.fedavg(model, optimizer=hierfl.optimizers.SGD(0.1), steps=5)
     for a, b in zip(
         tree_leaves(mine.message),
         tree_leaves(hierfl.fit(theirs, data, rounds=3).message),
@@ -205,8 +205,8 @@ def rows_of(page: str) -> dict[str, list[str]]:
             {name.split()[0] for name in (*METHODS, *TEN_ROUNDS, *SUMMARIES, *OTHERS)},
         ),
         ("docs/studies.md", set(studies.names())),
-        ("docs/data.md", set(hierfl.datasets.__all__) - {"Labelled", "Summary"}),
-        ("docs/diagnostics.md", set(hierfl.plots.__all__) - {"COLOURS", "MARKERS", "equal_mass"}),
+        ("docs/data.md", set(hierfl.datasets.__all__) - {"Labeled", "Summary"}),
+        ("docs/diagnostics.md", set(hierfl.plots.__all__) - {"COLORS", "MARKERS", "equal_mass"}),
     ],
 )
 def test_nothing_is_missing(page: str, names: set[str]) -> None:

@@ -122,7 +122,7 @@ def arguments_to_refuse(ids: Ids, y: Numbers, x: Matrix, rng: np.random.Generato
         (lambda: run(normal, data), "method"),
         (lambda: run(method, {"x": x, "y": y}), "data"),
         (lambda: run(method, torch.tensor(x)), "data"),
-        (lambda: run(method, data, held_out=[1]), "held_out"),
+        (lambda: run(method, data, validation=[1]), "validation"),
         (lambda: run(method, data, seed=0.5), "seed"),
         (lambda: run(method, data.without("x")), "'x'"),
         (lambda: run(method, data).predict(data.with_fields(x=torch.tensor(x)[:, :2])), "'x'"),

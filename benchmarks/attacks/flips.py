@@ -41,7 +41,7 @@ def rows() -> hierfl.ClientData:
 
 def method() -> hierfl.Method:
     """Return a method that `load` can make again, with client states."""
-    return methods.fedsvi(models.linear(centred=True), guide=guides.mean_field)
+    return methods.fedsvi(models.linear(centered=True), guide=guides.mean_field)
 
 
 def run(folder: Path, *, resume: bool = False) -> hierfl.Fit:
@@ -54,7 +54,7 @@ def run(folder: Path, *, resume: bool = False) -> hierfl.Fit:
         compile=False,
         progress=False,
         checkpoint=folder,
-        every=1,
+        checkpoint_every=1,
         resume=resume,
     )
 

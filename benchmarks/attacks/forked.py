@@ -67,7 +67,14 @@ def federation() -> hierfl.ClientData:
 
 def run(folder: Path | None, **options: Any) -> hierfl.Fit:
     """Fit the model, with a checkpoint every round, resumed where there is one."""
-    asked = {"rounds": ROUNDS, "seed": 3, "cohort": 3, "every": 1, "compile": False, "resume": True}
+    asked = {
+        "rounds": ROUNDS,
+        "seed": 3,
+        "cohort": 3,
+        "checkpoint_every": 1,
+        "compile": False,
+        "resume": True,
+    }
     method = hierfl.methods.fedsvi(model, batch_size=2, local_steps=1)
     return hierfl.fit(method, federation(), checkpoint=folder, **{**asked, **options})
 

@@ -199,7 +199,7 @@ def _resumed(case: str, folder: Path, work: Callable[[Path], str], wanted: str) 
 
 
 def _told(outcome: Outcome, wanted: str) -> str:
-    """Return the judgement of an outcome, and behind it the error if it is one."""
+    """Return the judgment of an outcome, and behind it the error if it is one."""
     kind = judged(outcome, {wanted})
     return kind if kind == "right" else f"{kind}: {outcome.text}"
 

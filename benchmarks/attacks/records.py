@@ -84,7 +84,7 @@ OPTIONS: tuple[JSON, ...] = (
     {"file": "ran", "mode": "w"},
 )
 SIZES: tuple[JSON, ...] = (
-    {"family": "hierfl.guides.amortised", "with": {"hidden": 10**12}},
+    {"family": "hierfl.guides.amortized", "with": {"hidden": 10**12}},
     {"family": "hierfl.guides.low_rank", "with": {"rank": 10**12}},
     {"family": "hierfl.guides.unrolled", "with": {"steps": 10**12}},
     {"family": "hierfl.guides.conditional", "with": {"newton_steps": 10**12}},
@@ -102,9 +102,9 @@ def at_places(method: JSON, what: JSON) -> Iterator[JSON]:
     for place in method["with"]:
         yield {**method, "with": {**method["with"], place: what}}
         yield {**method, "with": {**method["with"], place: {"sequence": [what]}}}
-    for name in ("hierfl.optimisers.TorchOptimiser", "hierfl.models.likelihood.Likelihood"):
+    for name in ("hierfl.optimizers.TorchOptimizer", "hierfl.models.likelihood.Likelihood"):
         key = {"kind": what, "options": {"mapping": {"a": 1}}} if "Torch" in name else {"of": what}
-        for place in ("optimiser", "model"):
+        for place in ("optimizer", "model"):
             yield {**method, "with": {**method["with"], place: {"made_by": name, "with": key}}}
     yield what
     yield {"made_by": "hierfl.methods.fine_tuned", "with": {"method": what}}
@@ -217,7 +217,7 @@ def saved(folder: Path) -> None:
     data = hierfl.ClientData.from_clients(
         {"a": {"x": [[1.0], [2.0]], "y": [1.0, 2.0]}, "b": {"x": [[3.0]], "y": [0.5]}}
     )
-    method = methods.fedsvi(models.linear(centred=True), guide=guides.mean_field)
+    method = methods.fedsvi(models.linear(centered=True), guide=guides.mean_field)
     hierfl.fit(method, data, rounds=1, compile=False, progress=False).save(folder, with_data=True)
 
 

@@ -1,4 +1,4 @@
-"""A regularised horseshoe: which of 27 columns matter to heart disease (Piironen and Vehtari 2017)?
+"""A regularized horseshoe: which of 27 columns matter to heart disease (Piironen and Vehtari 2017)?
 
 Usage: `python examples/recipes/horseshoe.py [--smoke]`. The data ship with hierfl (UCI heart disease).
 """

@@ -36,7 +36,7 @@ def priors() -> tuple[Tensor, ...]:
 
 
 def model(batch: hierfl.ClientBatch) -> None:
-    """Marginalised: with x missing, y ~ Normal(level + slope m, sqrt(sigma^2 + slope^2 s^2))."""
+    """Marginalized: with x missing, y ~ Normal(level + slope m, sqrt(sigma^2 + slope^2 s^2))."""
     mu, slope, tau, sigma, m, s = priors()
     with batch.clients():
         level = pyro.sample("level", dist.Normal(mu, tau))
@@ -99,7 +99,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     """Print the slope by both programs, and by the complete rows alone."""
     clients = data()
     print(f"{clients.num_rows} patients, {clients.names[0]}, ..., {clients.names[-1]}")
-    for words, program in (("marginalised", model), ("imputed", imputed)):
+    for words, program in (("marginalized", model), ("imputed", imputed)):
         fit = hierfl.fit(program, clients, rounds=rounds, seed=0)
         slope = fit.posterior(draws=draws, seed=0).posterior["slope"]
         low, middle, high = (10.0 * slope).quantile([0.05, 0.5, 0.95]).values

@@ -27,7 +27,7 @@ from hierfl.engine.chunks import ClientError
 from hierfl.method import Method
 from hierfl.methods import averaging_some
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_builders import Budget, tuning
@@ -36,7 +36,7 @@ from hierfl.studies.baseline_methods import baseline
 # rooms that no number of a cell depends on
 APART = ("cli", "demo", "effects", "flower", "formulas", "nodes", "plots", "report")
 PACKAGES = ("torch", "pyro-ppl", "numpy")
-OPTIMISERS = {"sgd": SGD, "adam": Adam}
+OPTIMIZERS = {"sgd": SGD, "adam": Adam}
 Options = Mapping[str, float]
 
 
@@ -177,12 +177,12 @@ def method_of(
     net = net_of(study, train.fields["x"].shape[1], classes, seed)
     settings = {**entry.settings, **options}
     how = baseline(entry.name)
-    named = settings.pop("optimiser", None)
+    named = settings.pop("optimizer", None)
     default = study.run.adam if how.adaptive or named == "adam" else study.run.lr
     lr = settings.pop("lr", default)
     settings = {name: lr if value == "lr" else value for name, value in settings.items()}
     if named is not None:
-        settings["optimiser"] = OPTIMISERS[named](lr)
+        settings["optimizer"] = OPTIMIZERS[named](lr)
     budget = budget_of(study, train, rounds)
     made: Method = how.made(net, lr, budget, **settings)
     if entry.fine_tune:
@@ -210,7 +210,7 @@ def trained(
     classes: int,
     rounds: int,
     seed: int,
-    on_round: Any = None,
+    callback: Any = None,
 ) -> Fit:
     """Fit a method to clients' rows."""
     taken, cohort = plan_of(study, entry, train.num_clients, rounds)
@@ -222,7 +222,7 @@ def trained(
         seed=seed,
         compile=study.run.compiled,
         progress=False,
-        on_round=on_round,
+        callback=callback,
     )
 
 

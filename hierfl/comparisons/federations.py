@@ -17,7 +17,7 @@ from hierfl.comparisons.study_file import Study
 from hierfl.data.clients import ClientData
 from hierfl.data.partition import class_mixes, dirichlet
 from hierfl.data.preprocess import fill_missing, missing_features
-from hierfl.datasets import Labelled
+from hierfl.datasets import Labeled
 from hierfl.studies import image_splits as images
 from hierfl.studies import lines
 from hierfl.studies.baseline_builders import held_out
@@ -69,7 +69,7 @@ def federation(
     scaling, missing = images.scaling_of(flat, data.scaling), missing_features(flat)
     typed: Callable[[ClientData], ClientData] = _whole
     if not classes:
-        typed = _as_drawn if data.name in LINES else _standardised(train)
+        typed = _as_drawn if data.name in LINES else _standardized(train)
 
     def given(rows: ClientData) -> ClientData:
         return fill_missing(scaling.apply(_flat(typed(rows))), indicators=missing)
@@ -118,16 +118,16 @@ def _whole(rows: ClientData) -> ClientData:
     return rows.with_fields(y=rows.fields["y"].long())
 
 
-def _standardised(train: ClientData) -> Callable[[ClientData], ClientData]:
+def _standardized(train: ClientData) -> Callable[[ClientData], ClientData]:
     """Return what puts labels in sds of the training labels from their mean."""
     y = train.fields["y"].double()
     middle, sd = y.mean(), y.std()
 
-    def standardised(rows: ClientData) -> ClientData:
+    def standardized(rows: ClientData) -> ClientData:
         away = (rows.fields["y"].double() - middle) / sd
         return rows.with_fields(y=away.to(torch.get_default_dtype()))
 
-    return standardised
+    return standardized
 
 
 def _as_drawn(rows: ClientData) -> ClientData:
@@ -150,7 +150,7 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         train, test = rows.split(1.0 - data.test_share, seed=seed)
         classes = 0 if data.name in REGRESSION else int(rows.fields["y"].max()) + 1
     else:
-        source, how = images.labelled(data.name), data.partition
+        source, how = images.labeled(data.name), data.partition
         given = _rows_of(how, source, data.test_share, seed)
         if how.authors_labels:
             who: dict[str, int] = {"clients": how.clients, "classes": how.classes, "seed": seed}
@@ -192,7 +192,7 @@ def _natural(name: str) -> ClientData:
 
 
 def _rows_of(
-    how: Partition, source: Labelled, test_share: float, seed: int
+    how: Partition, source: Labeled, test_share: float, seed: int
 ) -> tuple[list[images.Ids], list[images.Ids]]:
     """Return the numbers of each client's training rows, and of its test rows."""
     who: dict[str, Any] = {"clients": how.clients, "classes": how.classes, "seed": seed}

@@ -15,9 +15,9 @@ from hierfl.comparisons.result_files import ALONG, CURVES, study_of
 from hierfl.comparisons.study_file import Study
 from hierfl.comparisons.tables import Column, by_seed, results
 
-COLOURS = {"P": "#1f6f8b", "P+FT": "#6aa84f", "G": "#e08e45"}
+COLORS = {"P": "#1f6f8b", "P+FT": "#6aa84f", "G": "#e08e45"}
 SHIFTS = {"P": 0.2, "P+FT": 0.0, "G": -0.2}  # of the scores of a method, in rows
-STYLES = ("-", "--", ":", "-.")  # one for each ten methods, which have ten colours
+STYLES = ("-", "--", ":", "-.")  # one for each ten methods, which have ten colors
 
 
 def figure(out: Path) -> Figure:
@@ -56,7 +56,7 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
             xerr=own.std(axis=1, ddof=1).fillna(0.0),
             fmt="o",
             capsize=2,
-            color=COLOURS[score],
+            color=COLORS[score],
             label=score,
         )
         known = [published(study, entry, score) for entry in study.methods]
@@ -66,7 +66,7 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
                 *zip(*at, strict=True),
                 marker="D",
                 facecolors="none",
-                edgecolors=COLOURS[score],
+                edgecolors=COLORS[score],
                 label=f"{score}, published",
             )
     axes.set_yticks(place, labels)

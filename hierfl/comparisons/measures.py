@@ -1,6 +1,6 @@
 """What is measured of a fit: P and G, of clients that take part and of new ones, on their own rows and on all.
 
-P scores what a client is served: by what its last round left, or after one round of `personalise` on its training
+P scores what a client is served: by what its last round left, or after one round of `personalize` on its training
 rows where the method tunes for a prediction. G scores what a client is served that has taken no step: the same rows
 under a name that the server has never seen. Test rows are used here, and nowhere else.
 """
@@ -38,7 +38,7 @@ def stranger(client: str) -> str:
 
 
 class Watch:
-    """Scores of a run while it runs: `look` is its `on_round`.
+    """Scores of a run while it runs: `look` is its `callback`.
 
     Args:
         how: the method.
@@ -107,7 +107,7 @@ class Watch:
         along, found = self.evaluation.along, {}
         if "new_clients" in along and self.federation.joining is not None:
             train, test = self.federation.joining
-            own = fit.personalise(train, rounds=self.evaluation.join_rounds[0])
+            own = fit.personalize(train, rounds=self.evaluation.join_rounds[0])
             scores = means(self._predicted(own, test), self.federation.variance)
             found["P, new"] = scores[self.evaluation.weighting, self.evaluation.metric]
         if "coherence" in along:
@@ -136,12 +136,12 @@ class Watch:
         ]  # fmt: skip
         whole, adapted = fit, None
         if self.how.tunes:
-            adapted = fit.personalise(rows.train, rounds=1)
+            adapted = fit.personalize(rows.train, rounds=1)
         elif self.evaluation.round_of_all:
             whole = with_everyone(fit)
             found += self._of("P", 0, "local", self._predicted(whole, rows.test))
         if self.fine_tune:
-            adapted = whole.personalise(rows.train, rounds=1, anew=False)
+            adapted = whole.personalize(rows.train, rounds=1, anew=False)
         if adapted is not None:
             found += self._of(self._kind, 1, "local", self._predicted(adapted, rows.test))
         if rows.joining is not None:
@@ -208,7 +208,7 @@ class Watch:
         """Return the scores of clients that join, after some rounds on their own rows and after none."""
         found = []
         for rounds in self.evaluation.join_rounds:
-            own = fit.personalise(train, rounds=rounds)
+            own = fit.personalize(train, rounds=rounds)
             served = self._predicted(own, test)
             found += self._of(self._kind, rounds, "local", served, clients="new")
         unserved = self._unserved(fit, train, test)
@@ -234,7 +234,7 @@ class Watch:
 
     def _unserved(self, fit: Fit, train: ClientData, rows: ClientData) -> Prediction:
         """Predict rows by what clients are served that have taken no step."""
-        own = fit.personalise(renamed(train, stranger), rounds=0)
+        own = fit.personalize(renamed(train, stranger), rounds=0)
         return self._predicted(own, renamed(rows, stranger))
 
 

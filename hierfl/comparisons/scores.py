@@ -18,7 +18,7 @@ class Score(NamedTuple):
     Args:
         score: "P", "P+FT", which is P after fine-tuning, or "G".
         clients: "participating" or "new".
-        adapted: rounds of `personalise` on its own rows that a client has had before.
+        adapted: rounds of `personalize` on its own rows that a client has had before.
         test: "local", a client's own test rows; "global", rows of all clients; or, of "auroc", the foreign images.
         weighting: "rows" or "clients" count the same.
         rounds: how many last rounds it is a mean over.
@@ -42,7 +42,7 @@ def by_client(prediction: Prediction, variance: float = 1.0) -> pd.DataFrame:
     """Return each client's scores: one row a client, one column a metric.
 
     Args:
-        prediction: of labelled rows.
+        prediction: of labeled rows.
         variance: of real labels, of which "explained" is a share.
     """
     scores = prediction.scores()

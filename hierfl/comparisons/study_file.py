@@ -122,7 +122,7 @@ class Entry(Table):
         name: a key of `hierfl.studies.baseline_methods.BASELINES`, with "+FT" or "+AM" behind it or not. Default: the
             label.
         label: in tables. In a file it is the name of the entry's table.
-        settings: options of the method in `hierfl.methods`, by name; `optimiser` is "sgd" or "adam", and "lr" stands
+        settings: options of the method in `hierfl.methods`, by name; `optimizer` is "sgd" or "adam", and "lr" stands
             for the step size that is chosen. FedMAP has `variance` besides, of its prior.
         grid: option -> its values, searched together; default: the step sizes of `[tuning]`.
         averages_all: all clients are averaged where `run.everyone_trains`; for servers that do more than average.
@@ -159,9 +159,9 @@ class Entry(Table):
         for option in (*self.settings, *self.grid):
             if option not in known:
                 raise ValueError(f"'{plain}' has no option '{option}'{nearest(option, known)}")
-        optimiser = self.settings.get("optimiser", "sgd")
-        if optimiser not in ("sgd", "adam"):
-            raise ValueError(f"'{plain}': optimiser is {optimiser!r}: it must be 'sgd' or 'adam'")
+        optimizer = self.settings.get("optimizer", "sgd")
+        if optimizer not in ("sgd", "adam"):
+            raise ValueError(f"'{plain}': optimizer is {optimizer!r}: it must be 'sgd' or 'adam'")
         return self
 
 
@@ -216,7 +216,7 @@ class Study(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _labelled(cls, given: Any) -> Any:
+    def _labeled(cls, given: Any) -> Any:
         """Make the methods of a file, tables by label, a tuple of those that are not left out."""
         methods = given.get("methods") if isinstance(given, Mapping) else None
         if not isinstance(methods, Mapping):

@@ -161,7 +161,7 @@ def split(
     def score(fit: Fit) -> float:
         own = fit
         if joins:
-            own = fit.personalise(tuned_on, rounds=1)
+            own = fit.personalize(tuned_on, rounds=1)
         elif study.evaluation.round_of_all:
             own = with_everyone(fit)
         scores = means(own.predict(rest, draws=count, seed=seed), variance)

@@ -1,7 +1,7 @@
 """Pareto-smoothed importance sampling (PSIS), with quasi-random points of Gaussian and Student t proposals.
 
 Importance weights turn points of a proposal into draws from a target density that is known up to a constant.
-PSIS replaces the largest weights by the quantiles of a generalised Pareto distribution fitted to them. The
+PSIS replaces the largest weights by the quantiles of a generalized Pareto distribution fitted to them. The
 shape k-hat of that distribution is the diagnostic: below 0.7 the result can be trusted; above, the proposal
 misses too much of the target.
 
@@ -145,7 +145,7 @@ def sides(fall: Tensor, far: float) -> Tensor:
 
 
 class Weights(NamedTuple):
-    """Normalised log weights (S,), the Pareto shape k-hat, and the effective sample size 1 / sum w^2."""
+    """Normalized log weights (S,), the Pareto shape k-hat, and the effective sample size 1 / sum w^2."""
 
     log: Tensor
     k_hat: float
@@ -188,13 +188,13 @@ def smoothed(log_ratios: Tensor) -> Weights:
 
 
 def pareto_fit(excess: Array) -> tuple[float, float]:
-    """Fit a generalised Pareto distribution to excesses over a threshold, as Zhang and Stephens 2009.
+    """Fit a generalized Pareto distribution to excesses over a threshold, as Zhang and Stephens 2009.
 
     Args:
         excess: (n,) the excesses in ascending order, the largest > 0.
 
     Returns:
-        The shape k-hat, shrunk towards 0.5 by a weak prior worth 10 observations, and the scale.
+        The shape k-hat, shrunk toward 0.5 by a weak prior worth 10 observations, and the scale.
     """
     count = len(excess)
     grid = 30 + int(math.sqrt(count))

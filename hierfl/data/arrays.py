@@ -53,7 +53,7 @@ def check_dense(values: Tensor, name: str) -> None:
     """Refuse tensors other than plain dense numbers.
 
     Raises:
-        ValueError: the tensor requires a gradient, is sparse, nested or quantised, or has no data.
+        ValueError: the tensor requires a gradient, is sparse, nested or quantized, or has no data.
     """
     mend = None
     if values.requires_grad:
@@ -63,7 +63,7 @@ def check_dense(values: Tensor, name: str) -> None:
     elif values.layout != torch.strided:
         mend = "is sparse: give .to_dense()"
     elif values.is_quantized:
-        mend = "is quantised: give .dequantize()"
+        mend = "is quantized: give .dequantize()"
     elif values.device.type == "meta" and type(values) is Tensor:  # not `hierfl.data.absent`
         mend = "is on the device 'meta' and has no data: give a tensor with values"
     if mend:

@@ -75,7 +75,7 @@ class ClientData:
         """Return what is pickled: no cached values, which another thread may be adding to meanwhile."""
         return {part.name: getattr(self, part.name) for part in dataclass_fields(self)}
 
-    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelt name
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelled name
 
         def __getattr__(self, name: str) -> Any:
             """Refuse a model that is run on the data: it is a function of a batch."""

@@ -1,4 +1,4 @@
-"""Partitions of labelled rows over clients: `labels, num_clients, seed -> client ids`, one id per row.
+"""Partitions of labeled rows over clients: `labels, num_clients, seed -> client ids`, one id per row.
 
 The id of a row that no client gets is -1. Each function depends on its arguments alone, gives every client at
 least one row, and raises where that is impossible. `to_clients` turns the ids into `ClientData`. Split the
@@ -253,7 +253,7 @@ def quantity_skew(
 ) -> Tensor:
     """Give clients random numbers of rows, regardless of labels.
 
-    The clients' shares are log-normal(0, sigma), normalised, or Dirichlet(alpha). A client has `min_rows`
+    The clients' shares are log-normal(0, sigma), normalized, or Dirichlet(alpha). A client has `min_rows`
     rows and its share of the remaining rows, rounded so that the sizes add up to n.
 
     Args:

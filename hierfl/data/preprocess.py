@@ -1,4 +1,4 @@
-"""Standardisation and filling of missing values, from statistics that each client computes on its own rows.
+"""Standardization and filling of missing values, from statistics that each client computes on its own rows.
 
 For each feature a client sends the number of its values, their mean and their sum of squares about that mean.
 These three numbers can be merged over the clients in any order (Chan, Golub and LeVeque 1983). No row leaves
@@ -150,7 +150,7 @@ def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
     return Scaling(field, total.mean.to(dtype), torch.where(constant, 1.0, sd).to(dtype))
 
 
-def standardise(
+def standardize(
     train: ClientData, *others: ClientData, fields: Sequence[str] = ("x",)
 ) -> tuple[ClientData, ...]:
     """Scale fields to mean 0 and sd 1 over the rows of `train`, and `others` by the same means and sds.
@@ -170,7 +170,7 @@ def standardise(
         ValueError: a value of `train` is infinite, or rows of `others` have another shape.
 
     >>> train = ClientData.from_arrays([0, 0, 1], x=[[1.0], [3.0], [5.0]])
-    >>> [round(v, 3) for v in standardise(train)[0].fields["x"].flatten().tolist()]
+    >>> [round(v, 3) for v in standardize(train)[0].fields["x"].flatten().tolist()]
     [-1.225, 0.0, 1.225]
     """
     if isinstance(fields, str):
@@ -205,7 +205,7 @@ def fill_missing(
 ) -> ClientData:
     """Replace NaN, and add a 0/1 column `<feature>_missing` for each column that has any.
 
-    Standardise first, so that the value 0 is the mean. To give training and test rows the same columns, name
+    Standardize first, so that the value 0 is the mean. To give training and test rows the same columns, name
     them: `columns = missing_features(train)`, then `fill_missing(test, indicators=columns)`.
 
     Args:

@@ -1,12 +1,12 @@
 """Data sets: three ship with the package, the others are read from the folder named by HIERFL_DATA.
 
-Data sets with clients are returned as `ClientData`. Images without clients are returned as `Labelled`, to be
+Data sets with clients are returned as `ClientData`. Images without clients are returned as `Labeled`, to be
 partitioned with `hierfl.data.partition`.
 """
 
 from hierfl.datasets.builtin import eight_schools, heart_disease, radon
 from hierfl.datasets.images import (
-    Labelled,
+    Labeled,
     cifar10,
     emnist_byclass_test,
     fashion_mnist,
@@ -20,7 +20,7 @@ from hierfl.datasets.references import Summary, reference
 from hierfl.datasets.tables import election88, office_caltech10, rats, school_ilea, wisdm
 
 __all__ = [
-    "Labelled",
+    "Labeled",
     "Summary",
     "cifar10",
     "eight_schools",

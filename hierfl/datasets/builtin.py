@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hierfl.data.clients import ClientData
 from hierfl.datasets.files import shipped
 
-# Fixed clinical units, (value - centre) / unit. They are not computed from data, so that no hospital has to
+# Fixed clinical units, (value - center) / unit. They are not computed from data, so that no hospital has to
 # share its statistics.
 _UNITS = {
     "age": (50.0, 10.0),
@@ -55,7 +55,7 @@ def heart_disease(missing: Literal["indicator", "nan", "raw"] = "indicator") -> 
     Raises:
         ValueError: `missing` is neither 'indicator', 'nan' nor 'raw'.
 
-    Reference: Detrano et al. 1989, American Journal of Cardiology 64; licence CC BY 4.0.
+    Reference: Detrano et al. 1989, American Journal of Cardiology 64; license CC BY 4.0.
 
     >>> heart_disease().counts.tolist()
     [303, 294, 123, 200]
@@ -88,8 +88,8 @@ def _clinical(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
                 label: (values == code).astype(np.float64) for code, label in _CODES[name].items()
             }
         else:
-            centre, unit = _UNITS.get(name, (0.0, 1.0))
-            coded[name] = np.nan_to_num((values - centre) / unit, nan=0.0)
+            center, unit = _UNITS.get(name, (0.0, 1.0))
+            coded[name] = np.nan_to_num((values - center) / unit, nan=0.0)
     absent = {
         f"{name}_missing": np.isnan(values).astype(np.float64) for name, values in columns.items()
     }

@@ -26,7 +26,7 @@ class Source:
 
     Args:
         file: path of the archive (.npz) or the table (.csv), relative to the folder named by HIERFL_DATA.
-        origin: public name, authors and licence of the data set, to find it by.
+        origin: public name, authors and license of the data set, to find it by.
         arrays: name -> description of the array or the column that the file must hold under that name.
     """
 

@@ -31,18 +31,18 @@ _CLOTHES = (
 )
 
 
-def _shown(rows: Labelled) -> Shown:
+def _shown(rows: Labeled) -> Shown:
     import pandas as pd  # slow to import
 
     each = torch.bincount(rows.y.long(), minlength=len(rows.classes)).tolist()
     frame = pd.DataFrame({"class": rows.classes, "rows": each})
-    return Shown(f"{len(rows)} labelled rows, x of shape {tuple(rows.x.shape[1:])}", frame)
+    return Shown(f"{len(rows)} labeled rows, x of shape {tuple(rows.x.shape[1:])}", frame)
 
 
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
-class Labelled:
-    """Labelled rows without clients, to be partitioned with `hierfl.data.partition`.
+class Labeled:
+    """Labeled rows without clients, to be partitioned with `hierfl.data.partition`.
 
     Args:
         x: (n, channels, height, width) float32 in [0, 1].
@@ -75,7 +75,7 @@ _MNIST = Source(
 )
 _FASHION = Source(
     "fashion_mnist.npz",
-    "Fashion-MNIST (Zalando Research, MIT licence)",
+    "Fashion-MNIST (Zalando Research, MIT license)",
     _layout("train", "test", shape="28, 28"),
 )
 _USPS = Source(
@@ -122,18 +122,18 @@ def _scaled(images: NDArray[Any]) -> Tensor:
     return torch.from_numpy(images)[:, None].to(torch.float32) / 255.0
 
 
-def _part(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labelled:
+def _part(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labeled:
     labels = torch.from_numpy(arrays[f"y_{part}"].astype(np.int64))
-    return Labelled(_scaled(arrays[f"x_{part}"]), labels, classes)
+    return Labeled(_scaled(arrays[f"x_{part}"]), labels, classes)
 
 
-def _train_test(source: Source, classes: tuple[str, ...]) -> tuple[Labelled, Labelled]:
+def _train_test(source: Source, classes: tuple[str, ...]) -> tuple[Labeled, Labeled]:
     arrays = load(source)
     return _part(arrays, "train", classes), _part(arrays, "test", classes)
 
 
 @read_from(_MNIST)
-def mnist() -> tuple[Labelled, Labelled]:
+def mnist() -> tuple[Labeled, Labeled]:
     """MNIST in its official split: (60,000 training images, 10,000 test images), x (n, 1, 28, 28).
 
     Raises:
@@ -145,19 +145,19 @@ def mnist() -> tuple[Labelled, Labelled]:
 
 
 @read_from(_FASHION)
-def fashion_mnist() -> tuple[Labelled, Labelled]:
+def fashion_mnist() -> tuple[Labeled, Labeled]:
     """Fashion-MNIST in its official split: (60,000 training images, 10,000 test images), x (n, 1, 28, 28)."""
     return _train_test(_FASHION, _CLOTHES)
 
 
 @read_from(_USPS)
-def usps() -> tuple[Labelled, Labelled]:
+def usps() -> tuple[Labeled, Labeled]:
     """USPS digits: (7,291 training images, 2,007 test images), x (n, 1, 16, 16)."""
     return _train_test(_USPS, _DIGITS)
 
 
 @read_from(_NOTMNIST)
-def notmnist() -> Labelled:
+def notmnist() -> Labeled:
     """The letters A to J in 10,000 images of different fonts, x (n, 1, 28, 28).
 
     They serve as out-of-distribution data for models of digits or clothes.
@@ -166,7 +166,7 @@ def notmnist() -> Labelled:
 
 
 @read_from(_EMNIST)
-def emnist_byclass_test() -> Labelled:
+def emnist_byclass_test() -> Labeled:
     """The test split of EMNIST ByClass: 116,323 digits and letters in 62 classes, x (n, 1, 28, 28)."""
     arrays = load(_EMNIST)
     return _part(arrays, "test", tuple(str(c) for c in arrays["mapping"]))
@@ -196,7 +196,7 @@ def _writers(arrays: Arrays, part: str, names: str) -> ClientData:
 
 
 @read_from(_CIFAR10)
-def cifar10() -> tuple[Labelled, Labelled]:
+def cifar10() -> tuple[Labeled, Labeled]:
     """CIFAR-10: (50,000 training images, 10,000 test images), x (n, 3, 32, 32), from JPEG (lossy).
 
     The file stores the images class by class. They are shuffled here, always in the same order, so that any
@@ -212,7 +212,7 @@ def cifar10() -> tuple[Labelled, Labelled]:
     return train, test
 
 
-def _decoded(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labelled:
+def _decoded(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labeled:
     try:
         from PIL import Image
     except ImportError as error:
@@ -228,4 +228,4 @@ def _decoded(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labelled:
             pixels[i] = np.asarray(image)
     order = np.random.Generator(np.random.Philox(0)).permutation(len(ends))
     x = torch.from_numpy(pixels[order]).permute(0, 3, 1, 2).to(torch.float32) / 255.0
-    return Labelled(x, torch.from_numpy(arrays[f"y_{part}"][order].astype(np.int64)), classes)
+    return Labeled(x, torch.from_numpy(arrays[f"y_{part}"][order].astype(np.int64)), classes)

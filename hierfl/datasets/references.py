@@ -1,4 +1,4 @@
-"""Reference posteriors: published or long NUTS runs, summarised by site."""
+"""Reference posteriors: published or long NUTS runs, summarized by site."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def reference(name: str) -> dict[str, Summary]:
       HalfCauchy(5)`.
     * "hospitals" (from HIERFL_DATA): mu (9,), log_tau (9,), w (4, 9) of a logistic regression with `w_k ~
       Normal(mu, exp(log_tau))`, `mu ~ Normal(0, 1)`, `log_tau ~ Normal(-1, 0.7)`, on an intercept and the
-      columns 0-4 and 7-9 of `heart_disease("raw")`, standardised over all patients, with missing values set
+      columns 0-4 and 7-9 of `heart_disease("raw")`, standardized over all patients, with missing values set
       to 0 after that.
     * "demo_hierarchy" (from HIERFL_DATA): alpha, beta (27,), s, t (27,), intercept (4,), slope (4, 27) of a
       logistic regression with `intercept_k ~ Normal(alpha, s)`, `slope_k ~ Normal(beta, t)`, `alpha, beta ~

@@ -34,7 +34,7 @@ def method_of(text: str) -> Method:
             f"MODULE:NAME"
         )
     try:
-        built: Method = getattr(methods, text)(hierarchy(centred=True))
+        built: Method = getattr(methods, text)(hierarchy(centered=True))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"'{text}' cannot be built for the demo's hierarchy ({error}): name a method of yours, MODULE:NAME"

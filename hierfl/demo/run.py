@@ -8,7 +8,7 @@ held-out rows.
 * pooled: the same model and prior for the rows of all hospitals, as if they were one hospital.
 * hierarchical MAP: a hospital's coefficients ~ Normal(mean, scale^2), with one mean and one scale for each
   coefficient. Priors are Normal(0, 2.5^2) and HalfNormal(0.5) (intercept: HalfNormal(1)). The estimate is a
-  point, in non-centred coordinates. No row leaves its hospital.
+  point, in non-centered coordinates. No row leaves its hospital.
 * hierarchical posterior: the same model by the method that `fit` chooses for it, two_stage, whose draws are
   weighed until they are those of the posterior; it stops by itself, after about four rounds. Each hospital sends
   a summary of its own, and no row. Predictions average over draws. The 0.5 was chosen among 1, 0.5 and 0.25 by
@@ -49,7 +49,7 @@ from hierfl.guides import conditional, delta
 from hierfl.method import Method
 from hierfl.methods.fedsvi import fedsvi
 from hierfl.models import logistic
-from hierfl.optimisers import Adam
+from hierfl.optimizers import Adam
 from hierfl.posterior.new_clients import predict_from_prior
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.fit import fit
@@ -98,7 +98,7 @@ class Result:
         patients: one row for each held-out patient, setting and method.
         scores: the scores in long form, as in `scores.csv`.
         table: the table to print.
-        reading: sentences that summarise the table.
+        reading: sentences that summarize the table.
         files: path of each file written -> its content in words.
     """
 
@@ -229,28 +229,28 @@ def alone() -> Method:
 
     It has no global site to learn, so one round completes the fit.
     """
-    model = logistic(prior_loc=0.0, prior_scale=2.5, intercept_scale=2.5, centred=True)
+    model = logistic(prior_loc=0.0, prior_scale=2.5, intercept_scale=2.5, centered=True)
     return fedsvi(model, conditional)
 
 
 def hierarchical_map() -> Method:
-    """Return the hierarchy by point estimates, non-centred.
+    """Return the hierarchy by point estimates, non-centered.
 
-    A centred joint density has no maximum: it is unbounded as scales go to 0.
+    A centered joint density has no maximum: it is unbounded as scales go to 0.
     """
     steps = Adam(0.1)
     return fedsvi(
-        hierarchy(centred=False), delta, optimiser=steps, local_optimiser=steps, average=0.0
+        hierarchy(centered=False), delta, optimizer=steps, local_optimizer=steps, average=0.0
     )
 
 
-def hierarchy(*, centred: bool) -> Any:
+def hierarchy(*, centered: bool) -> Any:
     """Return logistic regression with varying intercept and slopes, a mean and a scale for each.
 
-    Centred, the coefficients themselves are sites; the posterior does not depend on it.
+    Centered, the coefficients themselves are sites; the posterior does not depend on it.
     """
     return logistic(
-        prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centred=centred
+        prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centered=centered
     )
 
 
@@ -265,7 +265,7 @@ def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
     with warnings.catch_warnings():
         if effort.rounds is not None:  # quick: that too few rounds are taken is known
             warnings.filterwarnings("ignore", message="the rounds ended while")
-        posterior = go(hierarchy(centred=True), train, rounds=effort.rounds)
+        posterior = go(hierarchy(centered=True), train, rounds=effort.rounds)
     return {
         LOCAL: go(alone(), train, rounds=1),
         POOLED: go(alone(), as_one(train), rounds=1),
@@ -322,7 +322,7 @@ def left_out(
         unseen = predict_from_prior(fits[method], new, draws=effort.draws, seed=seed)
         joined = (
             fits[method]
-            .personalise(own, rounds=effort.joining)
+            .personalize(own, rounds=effort.joining)
             .predict(new, draws=1 if method == MAP else effort.draws, seed=seed)
         )
         found += [report.patients(unseen, UNSEEN, method), report.patients(joined, JOINED, method)]

@@ -234,7 +234,7 @@ def calibration(frame: pd.DataFrame) -> Figure:
         m: (within.loc[m, "p"].to_numpy(), within.loc[m, "y"].to_numpy())
         for m in (LOCAL, POSTERIOR)
     }
-    plots.reliability(ax, shown, colours=(plots.COLOURS[1], plots.COLOURS[0]))
+    plots.reliability(ax, shown, colors=(plots.COLORS[1], plots.COLORS[0]))
     rows = len(shown[LOCAL][0])
     ax.set_xlabel("predicted probability of heart disease", fontsize=8)
     ax.set_ylabel("observed share of patients with it", fontsize=8)

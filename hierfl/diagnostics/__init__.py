@@ -13,7 +13,7 @@ from hierfl.diagnostics.calibration import (
 )
 from hierfl.diagnostics.coherence import Coherence, client_slopes, coherence, loss_deviations
 from hierfl.diagnostics.convergence import Convergence, convergence
-from hierfl.diagnostics.generalisation import Gap, effective_clients, generalisation_gap
+from hierfl.diagnostics.generalization import Gap, effective_clients, generalization_gap
 from hierfl.diagnostics.loo import Loo, compare, loo
 from hierfl.diagnostics.ood import (
     OutOfDistribution,
@@ -61,7 +61,7 @@ __all__ = [
     "entropy_density",
     "equal_mass",
     "fpr95",
-    "generalisation_gap",
+    "generalization_gap",
     "interval_coverage",
     "loo",
     "loss_deviations",

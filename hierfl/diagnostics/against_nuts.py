@@ -34,7 +34,7 @@ def _shown(found: AgainstNuts) -> Shown:
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class AgainstNuts:
-    """Standardised differences between a fit and pooled NUTS.
+    """Standardized differences between a fit and pooled NUTS.
 
     Args:
         table: one row a site: how many `numbers` it has; `mean_off` and `mean_off_median`, the largest and
@@ -78,7 +78,7 @@ def against_nuts(
     """Compare every latent site with NUTS on all rows together; learned params keep their fitted values.
 
     Args:
-        fit: of labelled clients.
+        fit: of labeled clients.
         draws: of NUTS, for each chain.
         warmup: steps of NUTS before them, for each chain.
         chains: of NUTS.
@@ -119,7 +119,7 @@ def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> R
         warnings.warn(
             f"NUTS itself has not converged: R-hat of site '{worst}' is {found.r_hat[worst]:.2f}, "
             f"above {R_HAT}. Do not judge the fit by it; allow more warmup and draws, or write "
-            f"the model non-centred",
+            f"the model non-centered",
             stacklevel=3,
         )
     return found
@@ -152,7 +152,7 @@ def _compared(fit: Snapshot, site: LatentSite, found: Draws, reference: Referenc
 
 
 def _by_site(entries: pd.DataFrame, reference: Reference) -> pd.DataFrame:
-    """Summarise entries, a row a site."""
+    """Summarize entries, a row a site."""
     by_site = entries.assign(off=entries["difference"].abs()).groupby("site", sort=False)
     columns = {
         "numbers": by_site.size(),

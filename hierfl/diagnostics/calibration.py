@@ -152,7 +152,7 @@ def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.
     many independent rows, and right only if the posterior is.
 
     Args:
-        prediction: of labelled rows, binary or numeric.
+        prediction: of labeled rows, binary or numeric.
         replicates: (S, n) of the same rows, from `Fit.replicate`.
         prob: of the interval.
 

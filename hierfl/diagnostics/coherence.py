@@ -22,10 +22,10 @@ from hierfl.program.program import Params
 
 @dataclass(frozen=True)
 class Coherence:
-    """The generalised coherence estimate of N vectors (Gish and Cochran 1988), as in PRIOR's Fig. 2.
+    """The generalized coherence estimate of N vectors (Gish and Cochran 1988), as in PRIOR's Fig. 2.
 
     Args:
-        estimate: 1 - det G, with G the Gram matrix of the normalised vectors. It is 0 where all are
+        estimate: 1 - det G, with G the Gram matrix of the normalized vectors. It is 0 where all are
             orthogonal, and 1 where they are linearly dependent, as more vectors than dimensions must be.
         minus_log_det: -log det G >= 0, informative where `estimate` is close to 1; infinite at 1.
         vectors: N.
@@ -115,7 +115,7 @@ def loss_deviations(prediction: Prediction) -> pd.DataFrame:
     deviations.
 
     Args:
-        prediction: of labelled rows; binary or categorical.
+        prediction: of labeled rows; binary or categorical.
 
     Returns:
         One row a client, one column a class that occurs.

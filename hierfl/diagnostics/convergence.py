@@ -39,7 +39,7 @@ from hierfl.posterior.weights import spread_levels
 
 LOOKS = 4  # draws that show which sites the guide places at points
 CLOSER = (
-    "A closer guide (guides.conditional, or structured with a non-centred model) or "
+    "A closer guide (guides.conditional, or structured with a non-centered model) or "
     "methods.fedlaplace may do better"
 )
 

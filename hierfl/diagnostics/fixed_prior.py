@@ -19,7 +19,7 @@ from hierfl.posterior.weights import already_weighted
 from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.traces import is_likelihood, samples
 
-SPLIT = "pac_bayes(before.personalise(other_rows), prior=before)"
+SPLIT = "pac_bayes(before.personalize(other_rows), prior=before)"
 
 
 def check_prior(fit: Snapshot, prior: Snapshot | None) -> None:
@@ -51,7 +51,7 @@ def check_prior(fit: Snapshot, prior: Snapshot | None) -> None:
 
 
 def _check_split(fit: Snapshot, prior: Snapshot) -> None:
-    """Refuse a fit that is no personalisation of the prior's, or has the same rows."""
+    """Refuse a fit that is no personalization of the prior's, or has the same rows."""
     ours, theirs = (tree_leaves(one.message) for one in (fit, prior))
     same = len(ours) == len(theirs) and all(
         a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)
@@ -101,7 +101,7 @@ def _check_factors(fit: Snapshot) -> None:
     for name, site in samples(trace):
         if name not in latent and not is_likelihood(site):
             raise ValueError(
-                f"site '{name}' is a factor or an observation of the prior, which then has no normalised "
+                f"site '{name}' is a factor or an observation of the prior, which then has no normalized "
                 f"density to take a KL from: write it as a latent site (pyro.sample)"
             )
 

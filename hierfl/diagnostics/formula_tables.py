@@ -35,7 +35,7 @@ def formula_tables(formula: Formula, frame: pd.DataFrame, clients: Sequence[str]
     layout = formula.layout
     common = [INTERCEPT, *(term.name for term in layout.common.terms)]
     heading = "Population level"
-    if layout.has_intercept and layout.is_centred and layout.common.columns:
+    if layout.has_intercept and layout.is_centered and layout.common.columns:
         heading += f" ({INTERCEPT}: where all predictors are at their means)"
     tables = [(heading, _table(frame, common))]
     for term in layout.groups:

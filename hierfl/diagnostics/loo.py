@@ -36,7 +36,7 @@ from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.learned import learned_params
 from hierfl.posterior.rows import observed
 from hierfl.posterior.snapshot import Snapshot, expect_fit
-from hierfl.posterior.weights import INNER, check_labelled
+from hierfl.posterior.weights import INNER, check_labeled
 
 By = Literal["row", "client"]
 WORST = 5  # rows or clients that are printed
@@ -94,7 +94,7 @@ def loo(
     warning says by about how much they flatter the fit.
 
     Args:
-        fit: of labelled clients.
+        fit: of labeled clients.
         by: what is left out, "row" or "client".
         site: by row, the observed site; None: the model's only one. By client, all observed sites count.
         draws: S, of the guide in each round; up to three rounds are run while fewer than a quarter of S are
@@ -145,7 +145,7 @@ def _check_arguments(fit: Snapshot, by: By, draws: int, correct: str | None) -> 
         raise ValueError(f"by is {by!r}: it must be 'row' or 'client'")
     if correct not in ("psis", None):
         raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
-    check_labelled(fit)
+    check_labeled(fit)
     _check_learned(fit, by)
 
 

@@ -17,7 +17,7 @@ bound on the others:
 
     first, second = data.split(0.5, seed=0)
     before = hierfl.fit(method, first)
-    hierfl.pac_bayes(before.personalise(second), prior=before).bound()
+    hierfl.pac_bayes(before.personalize(second), prior=before).bound()
 
 Sources: Catoni 2007, arXiv:0712.0248; Germain, Bach, Lacoste and Lacoste-Julien 2016; Alquier, Ridgway and Chopin
 2016, arXiv:1506.04091, section 4; priors from a part of the data, Dziugaite et al. 2021, arXiv:2006.10929.
@@ -40,7 +40,7 @@ from hierfl.diagnostics.fixed_prior import check_prior
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.prediction import kind_of
 from hierfl.posterior.snapshot import Snapshot, expect_fit
-from hierfl.posterior.weights import check_labelled
+from hierfl.posterior.weights import check_labeled
 from hierfl.program.program import Params
 
 MARGIN = 3.0  # Monte Carlo standard errors that are added to the bound
@@ -129,8 +129,8 @@ def pac_bayes(
     """Estimate the terms of the bound of a posterior on the rows of a fit. Each client returns two numbers a draw.
 
     Args:
-        fit: of labelled clients.
-        prior: the fit of other rows that `fit` was personalised from: what it learned is then fixed. None: the
+        fit: of labeled clients.
+        prior: the fit of other rows that `fit` was personalized from: what it learned is then fixed. None: the
             prior is that of the model, which may learn no params.
         site: the observed site; None: the model's only one.
         clip: the log loss of a row in nats, held between these two numbers; None: the 0-1 loss of the likelier
@@ -151,7 +151,7 @@ def pac_bayes(
         raise ValueError(f"clip is {clip}: it must be two finite numbers, the lower one first")
     program, data = fit.program, fit.federation.data
     name = program.observed_site(site)
-    check_labelled(fit)
+    check_labeled(fit)
     check_prior(fit, prior)
     _check_loss(fit, name, clip)
 

@@ -3,7 +3,7 @@
 Each replication draws parameters from the prior and data given them, fits the guide to the data, and ranks
 the parameters. If the guide is the posterior, ranks are uniform and intervals cover at their nominal rate,
 whatever the prior. A guide that is too narrow, too wide or biased shows in the ranks, by site and by client.
-All replications are fitted together: each step is one optimiser step on the negative ELBO of the full batch,
+All replications are fitted together: each step is one optimizer step on the negative ELBO of the full batch,
 under `torch.vmap`, with noise keyed by replication.
 
 Source: Talts et al. 2018, arXiv:1804.06788; the band: Säilynoja, Bürkner and Vehtari 2022, arXiv:2103.10522,
@@ -29,7 +29,7 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.simulated_data import Labels, drawn, with_labels
 from hierfl.method import over_draws, slope
-from hierfl.optimisers import Adam, Optimiser, Stepped, step
+from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.posterior.draws import local_plates
 from hierfl.program.check_apart import check_apart
 from hierfl.program.handlers import unchecked
@@ -168,7 +168,7 @@ def sbc(
     replications: int = 500,
     draws: int = 99,
     steps: int = 1000,
-    optimiser: Optimiser = Adam(0.05),  # noqa: B008 (frozen)
+    optimizer: Optimizer = Adam(0.05),  # noqa: B008 (frozen)
     particles: int = 4,
     seed: int = 0,
 ) -> Sbc:
@@ -181,9 +181,9 @@ def sbc(
             they are.
         replications: R.
         draws: L, of each fitted guide; best where L + 1 is divisible by 20.
-        steps: of each fit; the step size is the optimiser's in the first half, and falls linearly to 0 in the
+        steps: of each fit; the step size is the optimizer's in the first half, and falls linearly to 0 in the
             second.
-        optimiser: SGD, Adam or a torchopt transformation.
+        optimizer: SGD, Adam or a torchopt transformation.
         particles: draws of the guide a step.
         seed: of the data sets, the steps and the draws.
 
@@ -205,7 +205,7 @@ def sbc(
     parts, elbo = [], []
     for ids in torch.arange(replications, dtype=torch.int32).split(AT_ONCE):
         mine, true = ({name: v[ids.long()] for name, v in of.items()} for of in (labels, truth))
-        params, loss = _fitted(program, batch, mine, ids, steps, optimiser, particles)
+        params, loss = _fitted(program, batch, mine, ids, steps, optimizer, particles)
         parts.append(_ranks(program, batch, params, mine, true, ids, draws))
         elbo.append(-loss)
     ranks = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -230,7 +230,7 @@ def _fitted(
     labels: Labels,
     ids: Tensor,
     steps: int,
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     particles: int,
 ) -> tuple[Params, Tensor]:
     """Fit the guides of some replications: params (R, ...), and the negative ELBO of the last step, (R,)."""
@@ -238,7 +238,7 @@ def _fitted(
     clients = batch.num_clients
     start = {**shared, **stacked(program, {k: v.expand(clients, *v.shape) for k, v in own.items()})}
     at = {k: v.expand(len(ids), *v.shape).clone() for k, v in start.items()}
-    stepped = Stepped(at, optimiser.init(at))
+    stepped = Stepped(at, optimizer.init(at))
     loss = torch.zeros(len(ids))
 
     def gradient(params: Params, label: Labels, one: Tensor, t: Tensor) -> tuple[Tree, Tensor]:
@@ -257,7 +257,7 @@ def _fitted(
         gradients, loss = torch.vmap(gradient, in_dims=(0, 0, 0, None))(
             at["params"], label, rest["ids"], rest["t"]
         )
-        new = step(optimiser, gradients, Stepped(at["params"], at["state"]), rest["rate"])
+        new = step(optimizer, gradients, Stepped(at["params"], at["state"]), rest["rate"])
         return {"params": new.params, "state": new.state, "loss": loss}
 
     now: Tree = {"params": stepped.params, "state": stepped.state}

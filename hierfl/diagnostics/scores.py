@@ -40,7 +40,7 @@ def client_scores(
     standard deviation, and with replicates `crps` and `coverage`.
 
     Args:
-        prediction: of labelled rows.
+        prediction: of labeled rows.
         replicates: (S, n) of the same rows, from `Fit.replicate`; used for numeric sites.
         bins: of the calibration error.
         prob: of the intervals that `coverage` is the share of labels in.
@@ -100,7 +100,7 @@ def crps(replicates: Tensor, label: Tensor) -> Tensor:
 
 
 def across_clients(table: pd.DataFrame) -> pd.DataFrame:
-    """Summarise the scores of clients, one row a score.
+    """Summarize the scores of clients, one row a score.
 
     Args:
         table: from `client_scores` or `Prediction.scores`.

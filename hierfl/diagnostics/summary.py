@@ -60,7 +60,7 @@ class Summary:
 
 @one_at_a_time
 def summary(fit: Snapshot, *, draws: int | None = None, seed: int = 0) -> Summary:
-    """Summarise the posterior of every site, and judge it.
+    """Summarize the posterior of every site, and judge it.
 
     Args:
         fit: a run at some round.
@@ -130,7 +130,7 @@ def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
     if table.by_layer:
         names = ", ".join(f"'{name}'" for name in table.by_layer)
         remarks.append(
-            f"Summarised by layer, as mean, sd, root mean square and largest of its numbers: {names}."
+            f"Summarized by layer, as mean, sd, root mean square and largest of its numbers: {names}."
         )
     if table.points:
         names = ", ".join(f"'{name}'" for name in table.points[:5])

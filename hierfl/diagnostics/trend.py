@@ -137,7 +137,7 @@ def _mend(state: State, *, rates: bool) -> str:
 def trend(series: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the rise from the third quarter to the last, its standard error, and the noise about a straight line.
 
-    Neighbouring rounds may be correlated, so the standard error comes from means of batches whose size is
+    Neighboring rounds may be correlated, so the standard error comes from means of batches whose size is
     about the square root of a quarter's length (Flegal and Jones 2010, Annals of Statistics 38).
     """
     half = series[len(series) // 2 :]

@@ -17,7 +17,7 @@ from hierfl.core.importance_sampling import K_HAT, Weights
 from hierfl.posterior.corrected import LEAST_PROPOSALS, in_rounds, posterior_weights
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.posterior.weights import check_density, check_labelled, weigh
+from hierfl.posterior.weights import check_density, check_labeled, weigh
 
 Answer = Literal["good", "not good", "cannot be judged"]
 INNER, MORE = (
@@ -114,7 +114,7 @@ def without_weights(fit: Snapshot, resampled: list[str]) -> str | None:
             "in the fit. Judge that fit."
         )
     try:
-        check_labelled(fit)
+        check_labeled(fit)
         check_density(fit, shared=True)
     except ValueError as error:
         return f"{error}."
@@ -245,7 +245,7 @@ def _sd_error(draws: Tensor) -> Tensor:
 
 
 def by_site(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Summarise numbers, a row a site: how many `numbers`, the largest `shift` in size, and the range of ratios."""
+    """Summarize numbers, a row a site: how many `numbers`, the largest `shift` in size, and the range of ratios."""
     grouped = numbers.assign(shift=numbers["shift"].abs()).groupby("site", sort=False)
     return pd.DataFrame(
         {

@@ -89,7 +89,7 @@ class Drawn:
         found = torch.zeros(self.count, self.outputs, dtype=torch.float64)
         if self.layout.has_intercept:
             found = found + self.shared[INTERCEPT].reshape(self.count, self.outputs)
-        if self.layout.is_centred:
+        if self.layout.is_centered:
             design = self.formula.agreed.design
             means = torch.tensor(
                 [design[n].mean for n in self.layout.common.columns], dtype=torch.float64

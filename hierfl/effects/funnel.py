@@ -1,4 +1,4 @@
-"""Sampling limits of standardised ratios: of one client, and of a funnel plot.
+"""Sampling limits of standardized ratios: of one client, and of a funnel plot.
 
 Source: Spiegelhalter 2005, Statistics in Medicine 24:1185, appendix A.1.1, for the interpolated limits; exact limits
 of a count are those of Clopper and Pearson 1934 and of Garwood 1936.

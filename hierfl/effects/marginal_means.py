@@ -211,14 +211,14 @@ def _of(found: Drawn, frames: Frames, variable: str) -> Iterator[tuple[int, Rema
     columns = predictors(formula)
     response = declared.parts.response
     parts = by_client(frames, declared.clients)
-    labelled = all(response in frame.columns for frame in parts.values())
-    unseen = () if labelled else (response, *declared.parts.additions.values())
+    labeled = all(response in frame.columns for frame in parts.values())
+    unseen = () if labeled else (response, *declared.parts.additions.values())
     kinds = {name: kind for name, kind in declared.rows_of.items() if name not in unseen}
-    data: ClientData = formula.data(frames, labelled=labelled)
+    data: ClientData = formula.data(frames, labeled=labeled)
     for name, frame in parts.items():
         if name not in found.clients:
             raise KeyError(
-                f"client '{name}' was not fitted: leave its rows out, or fit.personalise(its rows) first"
+                f"client '{name}' was not fitted: leave its rows out, or fit.personalize(its rows) first"
             )
         own = rows_of_client(formula, data, data.names.index(name))
         _check_within(found, own, name)

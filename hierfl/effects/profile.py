@@ -1,6 +1,6 @@
-"""Profiles of clients: each one's own effect, its rank, and its standardised ratio, all with their uncertainty.
+"""Profiles of clients: each one's own effect, its rank, and its standardized ratio, all with their uncertainty.
 
-Source: indirectly standardised ratios and funnel plots, Spiegelhalter 2005, Statistics in Medicine 24:1185; ranks
+Source: indirectly standardized ratios and funnel plots, Spiegelhalter 2005, Statistics in Medicine 24:1185; ranks
 and their uncertainty, Goldstein and Spiegelhalter 1996, JRSS A 159:385.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 RATIOS = tuple("observed expected smr smr_low smr_high ratio ratio_low ratio_high funnel".split())
-COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardised ratio
+COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardized ratio
 
 
 def _shown(found: Profile) -> Shown:
@@ -43,7 +43,7 @@ def _shown(found: Profile) -> Shown:
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Each client's own effect, its rank, and its standardised ratio.
+    """Each client's own effect, its rank, and its standardized ratio.
 
     Args:
         title: what the effect is.
@@ -78,20 +78,20 @@ class Profile:
         return client_ranks(new_axes(ax, lines=min(len(self.frame), NAMED)), self.frame)
 
     def plot_funnel(self, ax: Axes | None = None) -> Axes:
-        """Draw standardised ratios over expected events, with 95 % and 99.8 % limits.
+        """Draw standardized ratios over expected events, with 95 % and 99.8 % limits.
 
         Args:
             ax: axes to draw on. Default None: new ones.
 
         Raises:
-            ValueError: the response has no standardised ratio.
+            ValueError: the response has no standardized ratio.
         """
         from hierfl.plots.effects import new_axes
         from hierfl.plots.profiles import funnel
 
         if "smr" not in self.frame:
             raise ValueError(
-                f"there is no standardised ratio to draw: it is for responses that are {' or '.join(COUNTED)}; "
+                f"there is no standardized ratio to draw: it is for responses that are {' or '.join(COUNTED)}; "
                 f"use plot_ranks()"
             )
         return funnel(new_axes(ax), self.frame, funnel_curves(self.frame["expected"], self.rate))
@@ -106,13 +106,13 @@ def profile(
     draws: int = 1000,
     seed: int = 0,
 ) -> Profile:
-    """Return each client's own effect, its rank, and its standardised ratio.
+    """Return each client's own effect, its rank, and its standardized ratio.
 
     The effect is how far the client's own coefficients move the linear predictor of a typical row (numbers at
     their means, categories at their reference levels) from that of the average client with the same columns and the
     same groups above it. Ranks need draws alone.
 
-    The standardised ratio needs rows. Each client returns its number of events and trials, and at each draw the
+    The standardized ratio needs rows. Each client returns its number of events and trials, and at each draw the
     sum of what its rows expect under the average client (all its own deviations zero) and under its own. These are
     sums over its rows; where they are few, its number of events tells much about each (docs/privacy.md). Sampling
     limits take the expected events as known, at their posterior mean; the ratio of the model has their uncertainty.
@@ -238,7 +238,7 @@ def _with_ratios(found: Drawn, frame: pd.DataFrame) -> tuple[pd.DataFrame, float
 
 
 def sums_of_client(found: Drawn, client: int) -> tuple[float, float, Tensor, Tensor]:
-    """Return what a client returns for its standardised ratio.
+    """Return what a client returns for its standardized ratio.
 
     Args:
         found: the coefficients.

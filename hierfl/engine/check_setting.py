@@ -16,7 +16,7 @@ def check_setting(
 
     Args:
         method: to run.
-        engine: "vectorised", "sequential" or "pooled".
+        engine: "vectorized", "sequential" or "pooled".
         chunk: clients carried at once, or None.
         on_client_error: "raise" or "skip".
         all_clients: every client takes part in every round.
@@ -25,8 +25,8 @@ def check_setting(
         ValueError: `engine` or `on_client_error` is another word, or "skip" where no client can be left out;
             `chunk` is below 1; or the method needs all clients in every round.
     """
-    if engine not in ("vectorised", "sequential", "pooled"):
-        raise ValueError(f"engine is '{engine}': it must be 'vectorised', 'sequential' or 'pooled'")
+    if engine not in ("vectorized", "sequential", "pooled"):
+        raise ValueError(f"engine is '{engine}': it must be 'vectorized', 'sequential' or 'pooled'")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}: it must be 1 or more")
     _check_skipping(method, engine, on_client_error)
@@ -106,7 +106,7 @@ def _check_skipping(method: Method, engine: str, on_client_error: str) -> None:
     if engine == "pooled":
         raise ValueError(
             "engine='pooled' runs all clients in one step, so none can be left out: use "
-            "engine='vectorised' or 'sequential' with on_client_error='skip'"
+            "engine='vectorized' or 'sequential' with on_client_error='skip'"
         )
     if method.everyone:
         raise ValueError(

@@ -346,7 +346,7 @@ def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> No
         bad = ~leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else ~leaf.isfinite()
         if bool(bad.any()):
             name = federation.data.names[int(task.ids[bad.nonzero()[0, 0]])]
-            mend = "scale its rows (hierfl.standardise), or tighten the prior"
+            mend = "scale its rows (hierfl.standardize), or tighten the prior"
             if federation.rates:
                 mend = (
                     f"lower the learning rate ({', '.join(federation.rates)}), or tighten the prior"

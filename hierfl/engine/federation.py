@@ -20,7 +20,7 @@ from hierfl.method import Client, Method, Server, step_sizes
 from hierfl.program.program import Program
 from hierfl.program.read import read
 
-Engine = Literal["vectorised", "sequential", "pooled"]
+Engine = Literal["vectorized", "sequential", "pooled"]
 OnClientError = Literal["raise", "skip"]
 # at least: with fewer clients of a small network, starting an operation takes as long as the operation itself
 CLIENTS_PER_CORE = 4
@@ -43,7 +43,7 @@ class Federation:
         data: the clients' rows.
         seed: of everything random.
         cohort: clients a round, 1..N.
-        engine: "vectorised", "sequential" or "pooled"; what is asked of a pooled fit is answered vectorised.
+        engine: "vectorized", "sequential" or "pooled"; what is asked of a pooled fit is answered vectorized.
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
         graphs: compiled steps; None: steps run eagerly.
         device: where clients work.
@@ -59,7 +59,7 @@ class Federation:
     data: ClientData
     seed: int = 0
     cohort: int = 1
-    engine: Engine = "vectorised"
+    engine: Engine = "vectorized"
     chunk: int | None = None
     graphs: Graphs | None = None
     device: torch.device = CPU
@@ -178,7 +178,7 @@ def federate(
     *,
     seed: int = 0,
     cohort: int | float | None = None,
-    engine: Engine = "vectorised",
+    engine: Engine = "vectorized",
     chunk: int | None = None,
     device: str | torch.device = "cpu",
     on_client_error: str = "raise",
@@ -191,7 +191,7 @@ def federate(
         data: the clients' rows.
         seed: of everything random.
         cohort: clients a round, as in `cohort_size`.
-        engine: "vectorised", "sequential" or "pooled".
+        engine: "vectorized", "sequential" or "pooled".
         chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
         device: where clients work.
         on_client_error: "raise" or "skip".

@@ -33,7 +33,7 @@ def pooled_rounds(
     """
     if method.pooled is None:
         raise ValueError(
-            f"method '{method.name}' has no pooled form: use engine='vectorised' or 'sequential'"
+            f"method '{method.name}' has no pooled form: use engine='vectorized' or 'sequential'"
         )
     if not federation.program.keyed:
         raise ValueError(

@@ -17,7 +17,7 @@ _MODULE_OF = {
     "superlink": "hierfl.flower.link",
 }
 
-if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelt name
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelled name
 
     def __getattr__(name: str) -> object:
         """Import a public name when it is first used (PEP 562)."""

@@ -34,7 +34,7 @@ def agreed(
     *,
     units: Mapping[str, str],
     levels: Mapping[str, Sequence[Any]],
-    least_count: int,
+    min_count: int,
     rare: Rare,
     start: Schema | None,
 ) -> Schema:
@@ -47,7 +47,7 @@ def agreed(
         declared: the formula; None: the schema is of columns alone.
         units: column -> unit.
         levels: column -> levels of a category, or groups, that are agreed beforehand.
-        least_count: smallest count of a level at one client that leaves it.
+        min_count: smallest count of a level at one client that leaves it.
         rare: what becomes of other levels.
         start: a schema of columns to begin with.
 
@@ -56,7 +56,7 @@ def agreed(
     """
     if start is None or not set(kinds) <= set(start.columns):
         start = agree_on_columns(
-            ask, kinds, clients, units=units, levels=levels, least_count=least_count, rare=rare
+            ask, kinds, clients, units=units, levels=levels, min_count=min_count, rare=rare
         )
     return start if declared is None else agree_on_formula(start, declared, ask, levels)
 
@@ -68,7 +68,7 @@ def agree_on_columns(
     *,
     units: Mapping[str, str],
     levels: Mapping[str, Sequence[Any]],
-    least_count: int,
+    min_count: int,
     rare: Rare,
 ) -> Schema:
     """Return a schema of columns, from one answer of each client and a second one on rare levels.
@@ -79,21 +79,21 @@ def agree_on_columns(
         clients: the column that names the clients.
         units: column -> unit.
         levels: column -> levels that are agreed beforehand.
-        least_count: smallest count of a level at one client that leaves it.
+        min_count: smallest count of a level at one client that leaves it.
         rare: what becomes of other levels.
 
     Raises:
         TypeError, ValueError: clients disagree on a column; or a level is rare and `rare` is "refuse".
     """
-    answers = ask(Question("columns", least_count, known=tuple(levels)))
+    answers = ask(Question("columns", min_count, known=tuple(levels)))
     columns = {}
     for name in kinds:
         of_one = {client: found[name] for client, found in answers.items()}
         given = tuple(map(str, levels[name])) if name in levels else None
         columns[name] = agreed_column(name, of_one, given, units.get(name, ""))
         if columns[name].kind == "category":
-            columns[name] = _with_rare(name, columns[name], ask, rare, least_count)
-    return Schema(clients, sum(ask(Question("rows")).values()), least_count, columns)
+            columns[name] = _with_rare(name, columns[name], ask, rare, min_count)
+    return Schema(clients, sum(ask(Question("rows")).values()), min_count, columns)
 
 
 def _with_rare(name: str, column: Column, ask: Ask, rare: Rare, least: int) -> Column:
@@ -223,7 +223,7 @@ def _grouping(
     Raises:
         ValueError: it cannot be told, since some groups have too few rows to be named.
     """
-    least, name = schema.least_count, ":".join(by)
+    least, name = schema.min_count, ":".join(by)
     answers = ask(Question("groups", least, by=by))
     most = max(answer.distinct for answer in answers.values())
     if schema.clients in by:
@@ -255,7 +255,7 @@ def _grouping(
 def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Constants:
     """Return the constants of one transform: mean and sd first, then what is counted in units of them."""
     call = call_of(declared, schema, text)
-    about = Question("call", schema.least_count, text=text, schema=schema)
+    about = Question("call", schema.min_count, text=text, schema=schema)
     mean, sd = moments([answer.sums for answer in ask(about).values()])
     if sd == 0.0:
         raise ValueError(

@@ -27,7 +27,7 @@ class OfColumn:
         kind: "number" or "category".
         unit: that its frame declares in `attrs["units"]`.
         sums: of a number.
-        counts: of a category, level -> rows, for levels of at least `least_count` rows.
+        counts: of a category, level -> rows, for levels of at least `min_count` rows.
         declared: the levels in order where the column is an ordered pandas category.
     """
 
@@ -44,7 +44,7 @@ class OfGroups:
 
     Args:
         distinct: the number of its groups.
-        counts: group -> rows, for groups of at least `least_count` rows; none where groups are named within clients.
+        counts: group -> rows, for groups of at least `min_count` rows; none where groups are named within clients.
     """
 
     distinct: int
@@ -172,7 +172,7 @@ def of_call(
         return OfCall(sums(values))
     needs = STATEFUL[str(call.callee)]
     if needs == "counts":
-        return OfCall(sums(values), counted(values, *at, schema.least_count))
+        return OfCall(sums(values), counted(values, *at, schema.min_count))
     return OfCall(sums(values), powers(values, *at, int(options_of(call).get("degree", 1))))
 
 

@@ -85,7 +85,7 @@ class Formula:
 
         Args:
             frames: one frame with the column of clients, or {client: frame}.
-            **options: of `hierfl.schema`: units, levels, least_count, rare.
+            **options: of `hierfl.schema`: units, levels, min_count, rare.
 
         Raises:
             KeyError, TypeError, ValueError: as `schema`.
@@ -121,7 +121,7 @@ class Formula:
         """Run the program."""
         self.model(batch)
 
-    def data(self, frames: Any, *, labelled: bool = True) -> ClientData:
+    def data(self, frames: Any, *, labeled: bool = True) -> ClientData:
         """Return clients' rows as the program reads them.
 
         Groups within a client, such as wards, are numbered by its first rows that the formula sees, and keep their
@@ -129,13 +129,13 @@ class Formula:
 
         Args:
             frames: one frame with the column of clients, or {client: frame}.
-            labelled: the frames have the response.
+            labeled: the frames have the response.
 
         Raises:
             KeyError, TypeError, ValueError: a column is missing, or a value is not as agreed.
         """
         return client_data(
-            self.declared, self.agreed, self.layout, frames, self._inside, labelled=labelled
+            self.declared, self.agreed, self.layout, frames, self._inside, labeled=labeled
         )
 
     def check_inside(self, clients: Collection[str]) -> None:
@@ -213,7 +213,7 @@ def schema(
     clients: str | None = None,
     units: Mapping[str, str] | None = None,
     levels: Mapping[str, Sequence[Any]] | None = None,
-    least_count: int = 5,
+    min_count: int = 5,
     rare: Rare = "refuse",
     start: Schema | None = None,
 ) -> Schema:
@@ -226,7 +226,7 @@ def schema(
         clients: the column that names the clients, where there is no formula.
         units: column -> unit, such as {"age": "years"}.
         levels: column -> levels of a category, or groups, that are agreed beforehand; clients tell nothing of them.
-        least_count: levels with fewer rows at a client are not named by it.
+        min_count: levels with fewer rows at a client are not named by it.
         rare: what becomes of a level that no client names: "refuse", or "merge" into the level "other".
         start: a schema of columns to begin with.
 
@@ -239,7 +239,7 @@ def schema(
         raise TypeError(
             "schema needs clients='hospital', the column that names the clients, or a formula"
         )
-    _check_options(rare, least_count)
+    _check_options(rare, min_count)
     by = formula.clients if formula is not None else str(clients)
     parts, declared = by_client(frames, by), None if formula is None else formula.declared
     first = next(iter(parts.values()))
@@ -254,14 +254,14 @@ def schema(
         declared,
         units=units or {},
         levels=levels or {},
-        least_count=least_count,
+        min_count=min_count,
         rare=rare,
         start=start,
     )
 
 
-def _check_options(rare: object, least_count: object) -> None:
+def _check_options(rare: object, min_count: object) -> None:
     if rare not in ("refuse", "merge"):
         raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
-    if not isinstance(least_count, int) or least_count < 1:
-        raise ValueError(f"least_count is {least_count!r}: it must be an integer, 1 or more")
+    if not isinstance(min_count, int) or min_count < 1:
+        raise ValueError(f"min_count is {min_count!r}: it must be an integer, 1 or more")

@@ -15,7 +15,7 @@ Frames = pd.DataFrame | Mapping[str, pd.DataFrame]
 M = TypeVar("M")
 
 
-def of_frames(model: M, data: Any, held_out: Any) -> tuple[M, Any, Any]:
+def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
     """Return a model, its rows and held-out rows as `hierfl.fit` runs them: a formula has a schema then.
 
     What is no formula is returned as it is.
@@ -23,15 +23,15 @@ def of_frames(model: M, data: Any, held_out: Any) -> tuple[M, Any, Any]:
     Args:
         model: a method, a model or a formula.
         data: training rows.
-        held_out: rows to score, or None.
+        validation: rows to score, or None.
 
     Raises:
         KeyError, TypeError, ValueError: as `hierfl.schema` and `Formula.data`.
     """
     if not isinstance(model, Formula):
-        return model, data, held_out
+        return model, data, validation
     ready: Any = model if isinstance(data, ClientData) else model.on(data)
-    return ready, rows_of(ready, data), None if held_out is None else rows_of(ready, held_out)
+    return ready, rows_of(ready, data), None if validation is None else rows_of(ready, validation)
 
 
 def rows_of(model: object, rows: Any, fitted: Collection[str] = ()) -> Any:
@@ -51,5 +51,5 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = ()) -> Any:
         model.check_inside([name for name in by_client(rows, model.clients) if name in fitted])
     frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
     response = model.declared.parts.response
-    labelled = all(response in getattr(frame, "columns", ()) for frame in frames)
-    return model.data(rows, labelled=labelled)
+    labeled = all(response in getattr(frame, "columns", ()) for frame in frames)
+    return model.data(rows, labeled=labeled)

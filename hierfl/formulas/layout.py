@@ -84,7 +84,7 @@ class Layout:
     Args:
         common: the design of the common terms.
         has_intercept: the site Intercept exists.
-        is_centred: `Intercept`, or the thresholds in its place, are at the means of the common columns.
+        is_centered: `Intercept`, or the thresholds in its place, are at the means of the common columns.
         groups: the terms with a bar.
         own: column -> the term of `groups` at the clients whose coefficient takes the common one as its mean.
         above: common columns that are constant at each client and move its own intercept.
@@ -93,7 +93,7 @@ class Layout:
 
     common: Design
     has_intercept: bool
-    is_centred: bool
+    is_centered: bool
     groups: tuple[GroupTerm, ...]
     own: Mapping[str, GroupTerm]
     above: tuple[str, ...]

@@ -34,7 +34,7 @@ def all_priors(
 
     Defaults, as brms has them where it has proper ones:
 
-    * `Intercept`: StudentT(3, centre, max(2.5, spread)), at the means of the predictors; centre and spread are
+    * `Intercept`: StudentT(3, center, max(2.5, spread)), at the means of the predictors; center and spread are
       those of the response on the scale of the linear predictor.
     * a common coefficient: Normal(0, 2.5 / sd of its column), times the spread where the link is the identity:
       rstanarm's; brms has a flat one.
@@ -57,10 +57,10 @@ def all_priors(
         TypeError: a prior is no distribution of Pyro.
     """
     response = response_of(declared, schema)
-    centre, spread = declared.family.scale(response)
+    center, spread = declared.family.scale(response)
     known: dict[str, Prior] = dict(declared.family.parameters(response))
     if found.has_intercept:
-        known[INTERCEPT] = intercept_prior(centre, spread)
+        known[INTERCEPT] = intercept_prior(center, spread)
     unit = spread if declared.family.link == "identity" else 1.0
     for name in found.common.columns:
         scale = SLOPE * unit / schema.design[name].sd

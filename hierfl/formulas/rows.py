@@ -32,7 +32,7 @@ def client_data(
     frames: Any,
     inside: Inside,
     *,
-    labelled: bool,
+    labeled: bool,
 ) -> ClientData:
     """Return the rows of clients as the formula's program reads them.
 
@@ -42,14 +42,14 @@ def client_data(
         found: the formula's layout.
         frames: one frame with the column of clients, or {client: frame}.
         inside: the groups within clients that are known; groups of other clients are added to it.
-        labelled: the frames have the response.
+        labeled: the frames have the response.
 
     Raises:
         KeyError, TypeError, ValueError: a column is missing, or has a value that is not as agreed; the message
             names the client, the column and the value.
     """
     kinds = dict(declared.rows_of)
-    if not labelled:
+    if not labeled:
         for name in (declared.parts.response, *_of_response(declared)):
             kinds.pop(name, None)
     rows: dict[str, Fields] = {}
@@ -57,7 +57,7 @@ def client_data(
     for client, frame in by_client(frames, declared.clients).items():
         own = complete(frame, kinds, client, declared.missing)
         rows[client], above[client] = _of_client(
-            declared, schema, found, own, client, inside, labelled
+            declared, schema, found, own, client, inside, labeled
         )
     names = next(iter(above.values()))
     tensors = {
@@ -94,12 +94,12 @@ def _of_client(
     frame: pd.DataFrame,
     client: str,
     inside: Inside,
-    labelled: bool,
+    labeled: bool,
 ) -> tuple[Fields, Fields]:
     """Return the fields of a client's rows, and those of the client itself."""
     known = {name: column for name, column in schema.columns.items() if name in frame.columns}
     ready = prepared(
-        frame, {n: c for n, c in known.items() if n in _needed(declared, labelled)}, client
+        frame, {n: c for n, c in known.items() if n in _needed(declared, labeled)}, client
     )
     fields: Fields = {}
     matrix, offset = found.common.evaluate(ready, client)
@@ -113,10 +113,10 @@ def _of_client(
         if term.place == "within":
             by = tuple(name for name in term.group.by if name != schema.clients)
             fields[index_of(term)] = _inside(term, group_names(frame, by, client), client, inside)
-    if labelled:
+    if labeled:
         fields.update(_labels(declared, ready, frame, client))
     else:
-        fields.update(_unlabelled(declared, ready))
+        fields.update(_unlabeled(declared, ready))
     if not fields:
         fields["ones"] = np.ones(len(ready))
     of_client: Fields = {}
@@ -128,9 +128,9 @@ def _of_client(
     return fields, of_client
 
 
-def _needed(declared: Declaration, labelled: bool) -> set[str]:
+def _needed(declared: Declaration, labeled: bool) -> set[str]:
     names = set(declared.columns)
-    return names if labelled else names - {declared.parts.response, *_of_response(declared)}
+    return names if labeled else names - {declared.parts.response, *_of_response(declared)}
 
 
 def _check_constant(found: Layout, matrix: Any, place: Mapping[str, int], client: str) -> None:
@@ -254,7 +254,7 @@ def _ends(frame: pd.DataFrame, name: str, client: str) -> NDArray[np.float64]:
     return numbers(frame[name])
 
 
-def _unlabelled(declared: Declaration, ready: pd.DataFrame) -> Fields:
+def _unlabeled(declared: Declaration, ready: pd.DataFrame) -> Fields:
     """Return the additions of rows without a response: trials as they are, times not censored, equal weights."""
     plain = {"cens": 0.0, "event": 0.0, "upper": 1.0, "entry": 0.0, "weights": 1.0}
     fields: Fields = {}

@@ -52,7 +52,7 @@ class Schema:
     Args:
         clients: the column that names the clients.
         rows: of all clients together.
-        least_count: smallest count of a category at one client that left it.
+        min_count: smallest count of a category at one client that left it.
         columns: column -> its kind, unit, mean and sd, or levels.
         formula: that the rest is about; "" where the schema is of columns alone.
         transforms: call in the formula -> its constants.
@@ -63,7 +63,7 @@ class Schema:
 
     clients: str
     rows: int
-    least_count: int
+    min_count: int
     columns: Mapping[str, Column]
     formula: str = ""
     transforms: Mapping[str, Constants] = field(default_factory=dict)
@@ -156,7 +156,7 @@ def _part(name: str, value: Any, place: str) -> Any:
 
 
 _TEXT = {"clients", "formula", "unit", "rare", "levels", "kind", "level"}
-_WHOLE = {"rows", "least_count", "most", "degree"}
+_WHOLE = {"rows", "min_count", "most", "degree"}
 
 
 def _leaf(name: str, value: Any, place: str) -> Any:

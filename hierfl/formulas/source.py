@@ -104,12 +104,12 @@ def _vector(out: Writer, found: Layout, names: Sequence[str]) -> str:
 def _base(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
     """Write the predictor of a row whose columns are all zero."""
     start = out.named(INTERCEPT) if found.has_intercept else ""
-    # A mean of 1e-17 is the rounding of a column that is centred already.
+    # A mean of 1e-17 is the rounding of a column that is centered already.
     margins = {n: schema.design[n] for n in found.common.columns}
     names = [n for n, of in margins.items() if abs(of.mean) > 1e-9 * of.sd]
     if found.read:
         out.add(f"read = {_vector(out, found, found.read)}")
-    if not found.is_centred or not names:
+    if not found.is_centered or not names:
         out.add(f"base = {start or 'torch.zeros(())'}")
         return
     out.add(f"means = torch.tensor([{', '.join(f'{margins[n].mean:.9g}' for n in names)}])")

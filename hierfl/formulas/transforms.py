@@ -139,7 +139,7 @@ def counted(values: Values, mean: float, sd: float, least: int) -> tuple[int, ..
 
 
 def powers(values: Values, mean: float, sd: float, degree: int) -> tuple[float, ...]:
-    """Return the sums of the powers 0 to 2 `degree` of the standardised values."""
+    """Return the sums of the powers 0 to 2 `degree` of the standardized values."""
     scaled = (values - mean) / sd
     return tuple(float((scaled**j).sum()) for j in range(2 * degree + 1))
 

@@ -1,6 +1,6 @@
 """The parts of a client's log joint: rows with a linear predictor in the local sites, and the rest.
 
-Row i of a generalised linear model has the log likelihood l_i(eta_i), with the scalar linear predictor
+Row i of a generalized linear model has the log likelihood l_i(eta_i), with the scalar linear predictor
 eta_i = a_i(z) + x_i(z) . w. Its part of the curvature in the local sites w is -x_i l_i'' x_i'. One pass over
 the rows therefore gives the curvature, while reverse mode over reverse mode takes one pass for every entry of
 w. Which observed sites have this structure is found by evaluating the program on made-up features.
@@ -102,7 +102,7 @@ class Linear:
 
     Args:
         sites: the observed sites that depend on the local sites only through a linear predictor.
-        fixed: those of them whose design is the same at every z. In a centred program, where the local sites
+        fixed: those of them whose design is the same at every z. In a centered program, where the local sites
             are the effects themselves, all are.
         prior_alone: whether everything else is the prior of the local sites, and reads no rows.
     """
@@ -173,7 +173,7 @@ def seen_linear(program: Program) -> Linear:
 
     The answer is tested at random points, not proven. The features of a few rows are perturbed, so that no
     column is 0 by chance. Points lie both near 0 and far from it, so that a predictor that bends or is
-    clamped is recognised.
+    clamped is recognized.
     """
     own, names = program.latents.local_block, frozenset(program.labels)
     if not own.size:

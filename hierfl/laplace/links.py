@@ -1,4 +1,4 @@
-"""How the distributions of generalised linear models depend on a row's linear predictor."""
+"""How the distributions of generalized linear models depend on a row's linear predictor."""
 
 from __future__ import annotations
 

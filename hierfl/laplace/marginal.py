@@ -29,7 +29,7 @@ from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import UNKNOWN, Linear, Parts, parts
-from hierfl.laplace.mode import CAP, LogDensity, client_density, newton_step, prior_centre
+from hierfl.laplace.mode import CAP, LogDensity, client_density, newton_step, prior_center
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Block
@@ -120,16 +120,16 @@ class Marginal:
         return parts(self.program, self.linear, self.shared.unflatten(z)[0], batch)
 
     def start(self, z: Tensor, batch: ClientBatch) -> Tensor:
-        """Return the centre of the prior of w given z, (D,), from which the search for the mode can start."""
+        """Return the center of the prior of w given z, (D,), from which the search for the mode can start."""
         values, _ = self.shared.unflatten(z)
-        return prior_centre(self.program.model, self.program.latents, values, batch)[0, 0]
+        return prior_center(self.program.model, self.program.latents, values, batch)[0, 0]
 
     def mode(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Find the mode of h(z, .) by safeguarded Newton steps.
 
-        The search starts from the guess, or from the centre of the prior if h is higher there.
+        The search starts from the guess, or from the center of the prior if h is higher there.
 
         Args:
             z: (K,).
@@ -318,10 +318,10 @@ def _check_curved(program: Program) -> None:
             )
 
 
-def _better(h: Parts, guess: Tensor, centre: Tensor) -> Tensor:
-    """Return the guess if its density is higher than that of the prior's centre, else the centre."""
-    good = h.density(guess).nan_to_num(nan=-torch.inf) > h.density(centre)
-    return torch.where(good, guess, centre)
+def _better(h: Parts, guess: Tensor, center: Tensor) -> Tensor:
+    """Return the guess if its density is higher than that of the prior's center, else the center."""
+    good = h.density(guess).nan_to_num(nan=-torch.inf) > h.density(center)
+    return torch.where(good, guess, center)
 
 
 def _climb(h: Parts, w: Tensor, steps: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
-from hierfl.program.prior_centre import Centre
+from hierfl.program.prior_center import Center
 from hierfl.program.sites import Block, Latents, Model, Values
 from hierfl.program.terms import log_joint
 from hierfl.program.traces import Site
@@ -47,8 +47,8 @@ def client_density(model: Model, block: Block, shared: Values, batch: ClientBatc
     return density
 
 
-def prior_centre(model: Model, latents: Latents, shared: Values, batch: ClientBatch) -> Tensor:
-    """Return the centre of the prior of each client's local sites given the global ones, where Newton starts.
+def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBatch) -> Tensor:
+    """Return the center of the prior of each client's local sites given the global ones, where Newton starts.
 
     Args:
         model: the model.
@@ -59,8 +59,8 @@ def prior_centre(model: Model, latents: Latents, shared: Values, batch: ClientBa
     Returns:
         (C, 1, D), unconstrained.
     """
-    centre = Centre({site.name: site.has_mean for site in latents.sites})
-    with poutine.block(hide_types=["sample", "observe"]), Answer({}, batch), centre:
+    center = Center({site.name: site.has_mean for site in latents.sites})
+    with poutine.block(hide_types=["sample", "observe"]), Answer({}, batch), center:
         nodes: dict[str, Site] = (
             poutine.trace(poutine.condition(model, data=shared)).get_trace(batch).nodes
         )

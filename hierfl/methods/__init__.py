@@ -7,7 +7,7 @@ from hierfl.methods.bfi import bfi
 from hierfl.methods.by_rows import by_rows
 from hierfl.methods.clustered_fl import clustered_fl
 from hierfl.methods.differentially_private import differentially_private
-from hierfl.methods.ditto import ditto, individual
+from hierfl.methods.ditto import ditto, local_only
 from hierfl.methods.fedabml import fedabml
 from hierfl.methods.fedamp import fedamp, heur_fedamp
 from hierfl.methods.fedavg import fedavg
@@ -35,10 +35,10 @@ from hierfl.methods.pfedbred import pfedbred
 from hierfl.methods.pfedhn import pfedhn
 from hierfl.methods.pfedme import pfedme
 from hierfl.methods.pvi import pvi
-from hierfl.methods.quantised import quantised
+from hierfl.methods.quantized import quantized
 from hierfl.methods.robust import robust
 from hierfl.methods.scaffold import scaffold
-from hierfl.methods.server_optimised import server_optimised
+from hierfl.methods.server_optimized import server_optimized
 from hierfl.methods.two_stage import two_stage
 
 __all__ = [
@@ -70,8 +70,8 @@ __all__ = [
     "fine_tuned",
     "heur_fedamp",
     "ifca",
-    "individual",
     "knn_per",
+    "local_only",
     "over_relaxed",
     "per_fedavg",
     "pfedbayes",
@@ -79,9 +79,9 @@ __all__ = [
     "pfedhn",
     "pfedme",
     "pvi",
-    "quantised",
+    "quantized",
     "robust",
     "scaffold",
-    "server_optimised",
+    "server_optimized",
     "two_stage",
 ]

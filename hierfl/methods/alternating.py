@@ -1,4 +1,4 @@
-"""Alternating steps of personalised methods: per mini-batch, K on local params and one on a copy of the global.
+"""Alternating steps of personalized methods: per mini-batch, K on local params and one on a copy of the global.
 
 A client that joins later takes the K steps alone, at the server's global params. pFedMe is this with a delta
 guide, and pFedBayes with a mean-field one.
@@ -18,7 +18,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.prior_params import at_prior
-from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.terms import Terms
 
@@ -29,8 +29,8 @@ class Alternating:
 
     Args:
         loss: (terms, rows of the client) -> loss (C,), of both kinds of step.
-        local: optimiser of the local params, started anew in each round.
-        shared: optimiser of the client's copy of the global params, likewise.
+        local: optimizer of the local params, started anew in each round.
+        shared: optimizer of the client's copy of the global params, likewise.
         inner: K, steps on local params for each mini-batch.
         steps: R, mini-batches of a round.
         batch_size: rows of a mini-batch; None: all.
@@ -41,8 +41,8 @@ class Alternating:
     """
 
     loss: Callable[[Terms, Tensor], Tensor]
-    local: Optimiser
-    shared: Optimiser
+    local: Optimizer
+    shared: Optimizer
     inner: int
     steps: int
     batch_size: int | None

@@ -26,7 +26,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.averaging_server import averaging_server
-from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -38,7 +38,7 @@ def apfl(
     *,
     alpha: float = 0.5,
     adaptive: bool = False,
-    optimiser: Optimiser = SGD(0.1),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.1),  # noqa: B008 (frozen)
     alpha_lr: float = 0.1,
     steps: int = 10,
     unit: Literal["step", "epoch"] = "step",
@@ -52,7 +52,7 @@ def apfl(
         alpha: weight of a client's own model, in [0, 1]: 0 is the common model, 1 each client alone; where
             `adaptive`, its start. Defaults: those of the authors' code.
         adaptive: learn alpha, one step a round.
-        optimiser: of both models, started anew in each round.
+        optimizer: of both models, started anew in each round.
         alpha_lr: step size of alpha, 0 or more; that of the models in the paper.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
@@ -84,7 +84,7 @@ def apfl(
 
         def start(message: Tree, own: Tree) -> Tree:
             both = {"w": message, "v": own_model(message, own)}
-            models = {name: Stepped(at, optimiser.init(at)) for name, at in both.items()}
+            models = {name: Stepped(at, optimizer.init(at)) for name, at in both.items()}
             return {
                 **models,
                 "alpha": own["alpha"],
@@ -97,14 +97,14 @@ def apfl(
             gradient, value = slope(
                 lambda at: program.mean_loss(at, batch), _mixed(w, v.params, weight)
             )
-            mine = step(optimiser, scaled(gradient, weight), v)
+            mine = step(optimizer, scaled(gradient, weight), v)
             along = sum(((v.params[n] - w[n]) * gradient[n]).sum() for n in gradient)
             moved = (weight - work["moves"] * alpha_lr * along).clamp(0.0, 1.0)
             return {"v": mine, "alpha": moved, "moves": torch.zeros(()), "loss": value}
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             gradient, _ = slope(lambda at: program.mean_loss(at, batch), work["w"].params)
-            return {"w": step(optimiser, gradient, work["w"]), **personal(work, batch)}
+            return {"w": step(optimizer, gradient, work["w"]), **personal(work, batch)}
 
         def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return {**work, **personal(work, batch)}

@@ -30,7 +30,7 @@ def averaging_server(
 
     Args:
         start: the global params before the first round.
-        target: (theta, the cohort's means) -> the params that the server moves towards.
+        target: (theta, the cohort's means) -> the params that the server moves toward.
         beta: 1 moves all the way; above 1 over-relaxes.
         inside: (new params, params before) -> params inside their domain; None: every value is allowed.
         sent: names of the global params that clients are sent in a round, and send back; None: all. The others

@@ -30,9 +30,9 @@ from torch import Tensor
 from hierfl.core.trees import Tree, tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Server, Up
-from hierfl.models.client_norm import STATISTICS, Looked, normalised, normalising
+from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizing
 from hierfl.program.handlers import Answer
-from hierfl.program.prior_centre import Middle
+from hierfl.program.prior_center import Middle
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
@@ -44,13 +44,13 @@ BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evalua
 
 @recorded
 def batch_normed(method: Method) -> Method:
-    """Return the method for a network with batch normalisation (nn.BatchNorm1d, 2d, 3d).
+    """Return the method for a network with batch normalization (nn.BatchNorm1d, 2d, 3d).
 
     Without such layers it is the method itself. Statistics that the module holds are not read, nor is its training
-    mode. A client that joins later finds its statistics in `fit.personalise`, in 0 rounds too.
+    mode. A client that joins later finds its statistics in `fit.personalize`, in 0 rounds too.
 
-    Where layers are dense, a mini-batch of one row is normalised to the shift alone: choose larger ones. A client with
-    one row has no variance there, and its predictions are NaN: leave it out, `fit(..., least_rows=2)`. A bias before
+    Where layers are dense, a mini-batch of one row is normalized to the shift alone: choose larger ones. A client with
+    one row has no variance there, and its predictions are NaN: leave it out, `fit(..., min_rows=2)`. A bias before
     such a layer has no effect and no gradient, whose rounding Adam takes for a direction: leave it out, `bias=False`.
 
     Args:
@@ -77,7 +77,7 @@ def batch_normed(method: Method) -> Method:
         method,
         name=f"{method.name}+BN",
         traits=method.traits | {"own statistics"},
-        model=normalising(method.model, "client"),
+        model=normalizing(method.model, "client"),
         guide=_guide(method.guide),
         client=client,
         server=server,
@@ -106,30 +106,30 @@ def _check(method: Method, program: Program) -> None:
 
 
 def _learning(program: Program) -> Program:
-    """Return the program as the method sees it: without statistics, its layers normalising by the rows at hand."""
+    """Return the program as the method sees it: without statistics, its layers normalizing by the rows at hand."""
     return replace(
         program,
-        model=normalising(program.model, "mini-batch"),
-        guide=normalising(program.guide, "mini-batch"),
+        model=normalizing(program.model, "mini-batch"),
+        guide=normalizing(program.guide, "mini-batch"),
         params=tuple(p for p in program.params if not (p.is_local and STATISTICS in p.name)),
     )
 
 
 def _built(build: Callable[[Program], Found], program: Program) -> Found:
     """Return the method's client or server, which may run the model when it is built."""
-    with normalised("mini-batch"):
+    with normalized("mini-batch"):
         return build(program)
 
 
 def _guide(guide: Guide | Family) -> Guide | Family:
     """Return a guide whose layers, where it reads features of the model, predict by the client's statistics."""
     if not isinstance(guide, Family):
-        return normalising(guide, "client")
+        return normalizing(guide, "client")
     build = guide.build
 
     @wraps(build)
     def built(model: Model, latents: Latents, **options: Any) -> Guide:
-        return normalising(build(model, latents, **options), "client")
+        return normalizing(build(model, latents, **options), "client")
 
     return family(built, **guide.options)
 
@@ -182,14 +182,14 @@ def _keeping(plain: Client, program: Program, start: Params) -> Client:
 
 
 def _by_mini_batch(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Return phases whose steps normalise by their rows, also where they run the model apart from the program."""
-    return tuple(replace(phase, step=normalising(phase.step, "mini-batch")) for phase in phases)
+    """Return phases whose steps normalize by their rows, also where they run the model apart from the program."""
+    return tuple(replace(phase, step=normalizing(phase.step, "mini-batch")) for phase in phases)
 
 
 def _looked(program: Program, params: Params, batch: ClientBatch) -> Params:
     """Return the statistics of all rows of one client, at its params and the mean of its posterior."""
     looked = Looked()
-    with normalised("looking"), looked:
+    with normalized("looking"), looked:
         values = _middle(program, params, batch)
         with Answer(params, batch):
             poutine.condition(program.model, data=values)(batch)

@@ -1,18 +1,18 @@
-"""BFI, Bayesian federated inference: one round, in which each centre sends a Gaussian.
+"""BFI, Bayesian federated inference: one round, in which each center sends a Gaussian.
 
-Centre k sends its posterior mode z_k and curvature A_k under the common prior; the server divides the prior
+Center k sends its posterior mode z_k and curvature A_k under the common prior; the server divides the prior
 out of all but one:
 
     A = sum_k A_k - (N - 1) Lam,    z = A^-1 (sum_k A_k z_k - (N - 1) Lam z_0)
 
-Here a centre divides the prior out of its Gaussian before sending it, as the precision A_k - Lam and the
+Here a center divides the prior out of its Gaussian before sending it, as the precision A_k - Lam and the
 matching shift, and the server finds the mode of the prior times these factors. This is the same where the
 prior is Gaussian, and correct where it is not.
 
 Source: Jonker, Pazira and Coolen 2024, Statistics in Medicine, doi:10.1002/sim.10072, and the R package BFI.
-Parameters of a single centre (BFI's "stratified" parameters, or a hierarchy's local sites, which BFI does not
-have) are integrated out by Laplace's method. The price of one round: each Gaussian is taken at its centre's
-own mode, far from the common one where a centre has few rows.
+Parameters of a single center (BFI's "stratified" parameters, or a hierarchy's local sites, which BFI does not
+have) are integrated out by Laplace's method. The price of one round: each Gaussian is taken at its center's
+own mode, far from the common one where a center has few rows.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ FRACTIONS = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step, tried in a line se
 def bfi(model: Model, *, steps: int = 30, limit: int = 300) -> Method:
     """Return BFI of a program. It takes one round, however many are allowed: `fit(method, data)`.
 
-    The published algorithm shows the server each centre's estimate and curvature. Here the server needs only
-    sums over centres (`Method.discloses`).
+    The published algorithm shows the server each center's estimate and curvature. Here the server needs only
+    sums over centers (`Method.discloses`).
 
     Args:
         model: a program with global sites; its local sites are integrated out.
-        steps: safeguarded Newton steps of each centre to its own mode.
+        steps: safeguarded Newton steps of each center to its own mode.
         limit: largest K, the number of global unknowns.
 
     Raises:
         ProgramError: (at fit) as for `fedlaplace`.
-        ValueError: (after the round) the product of the centres' Gaussians is not a distribution.
+        ValueError: (after the round) the product of the centers' Gaussians is not a distribution.
     """
 
     def client(program: Program) -> Client:
@@ -140,7 +140,7 @@ def _server(marginal: Marginal, steps: int) -> Server:
         smallest = float(torch.linalg.eigvalsh(precision)[0])
         if not smallest > 0.0:
             raise ValueError(
-                f"the product of the centres' Gaussians is not a distribution: its precision has "
+                f"the product of the centers' Gaussians is not a distribution: its precision has "
                 f"an eigenvalue {smallest:.3g}; "
                 f"take fedlaplace, or a prior that curves more"
             )

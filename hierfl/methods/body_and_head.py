@@ -19,11 +19,11 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Server, Share, Step, slope
 from hierfl.methods.averaging_server import averaging_server
-from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
 Part = Literal["body", "head"]
-Optimisers = Mapping[Part, Optimiser]
+Optimizers = Mapping[Part, Optimizer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +45,17 @@ class BodyAndHead:
         here = torch.zeros(()).device  # where the clients work
         return {n: message[n] if n in message else v.to(here) for n, v in self.head.items()}
 
-    def work(self, message: Params, head: Params, optimisers: Optimisers) -> Tree:
-        """Return the working state of a round: both parts with the states of their optimisers.
+    def work(self, message: Params, head: Params, optimizers: Optimizers) -> Tree:
+        """Return the working state of a round: both parts with the states of their optimizers.
 
         Args:
             message: of the server.
             head: the client's, at the start of the round.
-            optimisers: of each part that moves in the round.
+            optimizers: of each part that moves in the round.
         """
         parts: Mapping[Part, Params] = {"body": {n: message[n] for n in self.body}, "head": head}
         work: Tree = {
-            part: Stepped(at, optimisers[part].init(at) if part in optimisers else {})
+            part: Stepped(at, optimizers[part].init(at) if part in optimizers else {})
             for part, at in parts.items()
         }
         return {**work, "loss": torch.zeros(())}
@@ -95,9 +95,9 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
         raise ProgramError(
             f"{method} fits params only, and this model has latent sites: take models.network, or fedsvi"
         )
-    if getattr(program.model, "normalises_by_batch", False):
+    if getattr(program.model, "normalizes_by_batch", False):
         raise ProgramError(
-            f"{method} does not set the statistics of batch normalisation: take fedbn, or "
+            f"{method} does not set the statistics of batch normalization: take fedbn, or "
             f"batch_normed({method}(models.network(module), ...))"
         )
     if mine and head is not None:
@@ -135,16 +135,16 @@ def check_has_body(parts: BodyAndHead, method: str) -> None:
     if not parts.body:
         raise ProgramError(
             f"{method} has nothing to learn together, as every param is in the head: choose a smaller head, or "
-            f"take individual"
+            f"take local_only"
         )
 
 
-def moving(program: Program, optimisers: Optimisers) -> Step:
+def moving(program: Program, optimizers: Optimizers) -> Step:
     """Return a step on one part with the other fixed, or on both at once.
 
     Args:
         program: whose mean negative log likelihood of a row the step descends.
-        optimisers: of each part that moves; a part without one is fixed.
+        optimizers: of each part that moves; a part without one is fixed.
     """
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -152,8 +152,8 @@ def moving(program: Program, optimisers: Optimisers) -> Step:
             body = parts.get("body", work["body"].params)
             return program.mean_loss({**body, **parts.get("head", work["head"].params)}, batch)
 
-        gradient, value = slope(loss, {part: work[part].params for part in optimisers})
-        moved = {p: step(opt, gradient[p], work[p]) for p, opt in optimisers.items()}
+        gradient, value = slope(loss, {part: work[part].params for part in optimizers})
+        moved = {p: step(opt, gradient[p], work[p]) for p, opt in optimizers.items()}
         return {**work, **moved, "loss": value}
 
     return move

@@ -28,7 +28,7 @@ from hierfl.methods.common_params import common_params
 from hierfl.methods.components import of_least_loss, of_mask, part
 from hierfl.methods.descent import Descent
 from hierfl.methods.single_models import at_each, flat
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -44,7 +44,7 @@ def clustered_fl(
     eps2: float = 1.6,
     wait: int = 20,
     linkage: Literal["single", "complete"] = "single",
-    optimiser: Optimiser = SGD(0.1, momentum=0.9),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.1, momentum=0.9),  # noqa: B008 (frozen)
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 128,
@@ -60,7 +60,7 @@ def clustered_fl(
         eps2: norm of a client's update above which it has not settled.
         wait: rounds before the first halving.
         linkage: how a cluster is halved; "complete" is that of the authors' code.
-        optimiser: of the client, started anew in each round.
+        optimizer: of the client, started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -73,7 +73,7 @@ def clustered_fl(
         raise ValueError(f"eps1 is {eps1}, eps2 {eps2}: both are norms, 0 or more")
     if linkage not in ("single", "complete"):
         raise ValueError(f"linkage is {linkage!r}: it must be 'single' or 'complete'")
-    descent = Descent(optimiser, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
         first = common_params(program, "clustered_fl")

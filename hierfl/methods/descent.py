@@ -1,4 +1,4 @@
-"""Steps of an optimiser on a copy of the global params: the local work of methods without latent sites."""
+"""Steps of an optimizer on a copy of the global params: the local work of methods without latent sites."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Phase, slope
-from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 
 Loss = Callable[[Params, Tree, Tree, ClientBatch], Tensor]
@@ -23,27 +23,27 @@ class Descent:
     """How a client descends in one round.
 
     Args:
-        optimiser: started anew in each round.
+        optimizer: started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
     """
 
-    optimiser: Optimiser
+    optimizer: Optimizer
     steps: int
     unit: Literal["step", "epoch"]
     batch_size: int | None
 
     def begin(self, w: Params) -> Tree:
-        """Return a working state at params w: `w`, the optimiser's `state`, and the last `loss`."""
-        return {"w": w, "state": self.optimiser.init(w), "loss": torch.zeros(())}
+        """Return a working state at params w: `w`, the optimizer's `state`, and the last `loss`."""
+        return {"w": w, "state": self.optimizer.init(w), "loss": torch.zeros(())}
 
     def phase(self, loss: Loss) -> Phase:
         """Return steps down a loss: (w, working state, message, mini-batch) -> ()."""
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             gradient, value = slope(lambda w: loss(w, work, message, batch), work["w"])
-            w, state = step(self.optimiser, gradient, Stepped(work["w"], work["state"]))
+            w, state = step(self.optimizer, gradient, Stepped(work["w"], work["state"]))
             return {**work, "w": w, "state": state, "loss": value}
 
         return Phase(move, self.steps, self.unit, self.batch_size)

@@ -93,8 +93,8 @@ def _check_takes_means(method: Method, program: Program) -> None:
         )
     if "rounded" in method.traits:
         raise ProgramError(
-            "differentially_private clips plain numbers, and clients of a quantised method send rounded ones: leave "
-            "quantised out"
+            "differentially_private clips plain numbers, and clients of a quantized method send rounded ones: leave "
+            "quantized out"
         )
     what, mend = "adds noise to a mean over clients", "wrap such a method, or fedsvi"
     server = method.server(program)

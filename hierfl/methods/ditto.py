@@ -1,4 +1,4 @@
-"""Ditto: a personal model pulled towards FedAvg's; and, without the pull, each client alone.
+"""Ditto: a personal model pulled toward FedAvg's; and, without the pull, each client alone.
 
     client:  v <- theta in its first round, later its last v;
              for every mini-batch:  v <- v - lr grad[ nll(v) + lam/2 |v - theta|^2 ]
@@ -22,7 +22,7 @@ from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, half_square, slope
-from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -33,7 +33,7 @@ def ditto(
     model: Model,
     *,
     lam: float = 1.0,
-    optimiser: Optimiser = SGD(0.05),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.05),  # noqa: B008 (frozen)
     steps: int = 2,
     personal_steps: int | None = None,
     unit: Literal["step", "epoch"] = "step",
@@ -46,7 +46,7 @@ def ditto(
             of a row.
         lam: pull of the personal model; 0: each client alone. Defaults: the authors' for Fashion-MNIST (that
             of their code is 0).
-        optimiser: of both models, started anew in each round.
+        optimizer: of both models, started anew in each round.
         steps: mini-batches of a round for the common model, or passes over the rows (`unit`).
         personal_steps: the same for the personal model; None: `steps`.
         unit: "step" or "epoch".
@@ -59,7 +59,7 @@ def ditto(
         "ditto",
         model,
         lam,
-        optimiser,
+        optimizer,
         (steps if personal_steps is None else personal_steps, steps),
         unit,
         batch_size,
@@ -67,10 +67,10 @@ def ditto(
 
 
 @recorded
-def individual(
+def local_only(
     model: Model,
     *,
-    optimiser: Optimiser = SGD(0.05),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.05),  # noqa: B008 (frozen)
     steps: int = 20,
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = 20,
@@ -79,7 +79,7 @@ def individual(
 
     Args:
         model: as in `ditto`.
-        optimiser: started anew in each round.
+        optimizer: started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -87,14 +87,14 @@ def individual(
     Raises:
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    return _alongside("individual", model, 0.0, optimiser, (steps, 0), unit, batch_size)
+    return _alongside("local_only", model, 0.0, optimizer, (steps, 0), unit, batch_size)
 
 
 def _alongside(
     name: str,
     model: Model,
     lam: float,
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     counts: tuple[int, int],
     unit: Literal["step", "epoch"],
     batch_size: int | None,
@@ -113,16 +113,16 @@ def _alongside(
             return mine
 
         def start(message: Tree, own: Tree) -> Tree:
-            fresh = {"theta": message, "state": optimiser.init(message), "loss": torch.zeros(())}
+            fresh = {"theta": message, "state": optimizer.init(message), "loss": torch.zeros(())}
             return {"mine": {**fresh, "theta": params(message, own)}, "ours": fresh}
 
-        def move(at: Tree, centre: Tree | None, batch: ClientBatch) -> Tree:
+        def move(at: Tree, center: Tree | None, batch: ClientBatch) -> Tree:
             def loss(theta: Tree) -> Tensor:
                 nll = program.mean_loss(theta, batch)
-                return nll if centre is None else nll + lam * half_square(theta, centre)
+                return nll if center is None else nll + lam * half_square(theta, center)
 
             gradient, value = slope(loss, at["theta"])
-            theta, state = step(optimiser, gradient, Stepped(at["theta"], at["state"]))
+            theta, state = step(optimizer, gradient, Stepped(at["theta"], at["state"]))
             return {"theta": theta, "state": state, "loss": value}
 
         def personal(work: Tree, message: Tree, batch: ClientBatch) -> Tree:

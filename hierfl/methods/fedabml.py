@@ -51,7 +51,7 @@ def fedabml(
 ) -> Method:
     """Return FedABML of a hierarchical program.
 
-    New clients, and those that were in no cohort, are inferred by `fit.personalise(rows, rounds=e)`: e passes
+    New clients, and those that were in no cohort, are inferred by `fit.personalize(rows, rounds=e)`: e passes
     over their rows (or e times `steps` mini-batches) from theta, which stays as it is. Before that,
     predictions for them come from the prior.
 
@@ -75,7 +75,7 @@ def fedabml(
         meta: the gradient in theta_i. "envelope": the one above, right where phi is optimal. "first" and
             "full": phi starts at theta_i for each mini-batch and the gradient goes through its K steps,
             without or with second derivatives, as Per-FedAvg's does.
-        server: "average": of the clients' copies of theta, Algorithm 1. "exact": the closed-form minimiser of
+        server: "average": of the clients' copies of theta, Algorithm 1. "exact": the closed-form minimizer of
             the mean KL to their posteriors, m = mean m_i and s^2 = mean [s_i^2 + (m_i - m)^2] (empirical
             Bayes by EM); `eta` is not used, and priors must be Normal.
 

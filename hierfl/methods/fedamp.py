@@ -30,7 +30,7 @@ from hierfl.method import Client, Clock, Each, Method, Server, Share, Up, half_s
 from hierfl.methods.common_params import common_params
 from hierfl.methods.descent import Descent
 from hierfl.methods.single_models import at_each, distances, flat, mean_of, stored
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -45,7 +45,7 @@ def fedamp(
     lam: float = 1.0,
     alpha: float = 1.0,
     sigma: float = 1.0,
-    optimiser: Optimiser = SGD(0.005),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.005),  # noqa: B008 (frozen)
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 10,
@@ -60,7 +60,7 @@ def fedamp(
         lam: strength of the pull, 0 or more; 0: each client alone. Defaults: those of PFLlib.
         alpha: step size of the mix, > 0. Fixed points do not depend on it.
         sigma: scale of squared distances, > 0.
-        optimiser: of the client, started anew in each round.
+        optimizer: of the client, started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -86,7 +86,7 @@ def fedamp(
             )
         return weight + torch.diag(own)
 
-    descent = Descent(optimiser, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size)
     return _attentive("fedamp", model, attention, lam / alpha, descent)
 
 
@@ -97,7 +97,7 @@ def heur_fedamp(
     lam: float = 1.0,
     sigma: float = 1.0,
     self_weight: float = 0.1,
-    optimiser: Optimiser = SGD(0.005),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.005),  # noqa: B008 (frozen)
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 10,
@@ -109,7 +109,7 @@ def heur_fedamp(
         lam: strength of the pull: lam / alpha of `fedamp`, 0 or more.
         sigma: factor of the cosines, 0 or more; 0: all others weigh alike.
         self_weight: xi_ii, in [0, 1]. Default: that of PFLlib's older scripts.
-        optimiser: of the client, started anew in each round.
+        optimizer: of the client, started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -131,14 +131,14 @@ def heur_fedamp(
         others = (sigma * ways @ ways.T).fill_diagonal_(-torch.inf).softmax(1)
         return (1.0 - self_weight) * others + self_weight * torch.eye(len(w), dtype=w.dtype)
 
-    descent = Descent(optimiser, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size)
     return _attentive("heur_fedamp", model, attention, lam, descent)
 
 
 def _attentive(
     name: str, model: Model, attention: Attention, pull: float, descent: Descent
 ) -> Method:
-    """Return the method of weights `attention`, (N, P) models -> (N, N), and of a pull towards their mixes."""
+    """Return the method of weights `attention`, (N, P) models -> (N, N), and of a pull toward their mixes."""
 
     def client(program: Program) -> Client:
         first = common_params(program, name)

@@ -1,4 +1,4 @@
-"""FedAvg, and FedProx, which adds a pull towards the global model.
+"""FedAvg, and FedProx, which adds a pull toward the global model.
 
     client:  w <- theta;  for every mini-batch:  w <- w - lr grad[ nll(w) + prox/2 |w - theta|^2 ]
     server:  theta <- sum_k (n_k / n) w_k
@@ -21,7 +21,7 @@ from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.common_params import common_params
 from hierfl.methods.descent import Descent
 from hierfl.methods.old_options import BETA, FINE_TUNE_OF_FEDAVG, old_options
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -32,7 +32,7 @@ from hierfl.program.sites import Model
 def fedavg(
     model: Model,
     *,
-    optimiser: Optimiser = SGD(0.01),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.01),  # noqa: B008 (frozen)
     steps: int = 20,
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = 20,
@@ -43,7 +43,7 @@ def fedavg(
     Args:
         model: a program with global params and no latent sites; the loss is the mean negative log likelihood
             of a row.
-        optimiser: of the client, started anew in each round.
+        optimizer: of the client, started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`). 20 mini-batches of 20 rows with step
             size 0.01: PRIOR's setting.
         unit: "step" or "epoch".
@@ -56,7 +56,7 @@ def fedavg(
     """
     if prox < 0.0:
         raise ValueError(f"prox is {prox}: it must be 0 or more")
-    descent = Descent(optimiser, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
         common_params(program, "fedavg")

@@ -2,7 +2,7 @@
 
     client:  b <- theta;  for every mini-batch:  b <- b - lr grad_b nll(b, h_0)     h_0 one start for all
     server:  theta <- mean_k b_k
-    served:  (theta, h_0), after personalise: tuned on the client's rows, both parts or the head alone
+    served:  (theta, h_0), after personalize: tuned on the client's rows, both parts or the head alone
 
 Source: Oh et al. 2022, arXiv:2106.06042, Algorithm 1. As in the authors' code the mean over clients is uniform
 (`by_rows` weights it by rows). Theirs multiplies the step size by 0.1 at half and at three quarters of the
@@ -22,7 +22,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up
 from hierfl.methods.body_and_head import body_and_head, check_has_body, moving
 from hierfl.methods.fine_tuned import tuned
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -33,31 +33,31 @@ def fedbabu(
     model: Model,
     *,
     head: NameRule | None = None,
-    optimiser: Optimiser = SGD(0.1, 0.9),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.1, 0.9),  # noqa: B008 (frozen)
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 50,
     tune: Literal["all", "head"] = "all",
     tune_steps: int = 5,
-    tune_optimiser: Optimiser | None = None,
+    tune_optimizer: Optimizer | None = None,
 ) -> Method:
     """Return FedBABU of a program without latent sites, such as `hierfl.models.network`.
 
-    `fit.personalise(rows, rounds=1)` tunes, for clients of the fit and new ones alike. Before it, predictions
+    `fit.personalize(rows, rounds=1)` tunes, for clients of the fit and new ones alike. Before it, predictions
     come from the random head.
 
     Args:
         model: its params are all global, or the local ones are the head; the loss is the mean negative log
             likelihood of a row.
         head: which global params are the head, as in `fedrep`; "none" is FedAvg with a uniform mean.
-        optimiser: of the body, started anew in each round. Defaults: the authors'.
+        optimizer: of the body, started anew in each round. Defaults: the authors'.
         steps: passes over the rows in a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
         tune: what a client tunes: "all" of the params, or the "head".
-        tune_steps: passes over its rows, or mini-batches (`unit`), in each round of `personalise`, of
+        tune_steps: passes over its rows, or mini-batches (`unit`), in each round of `personalize`, of
             which each goes on from the last one; 1 or more.
-        tune_optimiser: of the tuning; None: `optimiser`, as the authors'. Under a small frozen head the features
+        tune_optimizer: of the tuning; None: `optimizer`, as the authors'. Under a small frozen head the features
             of the body can grow large, and tuning then needs smaller steps: on scikit-learn's digits with a
             convolutional network SGD(0.001) raised the accuracy where SGD(0.1) lowered it.
 
@@ -77,7 +77,7 @@ def fedbabu(
         check_has_body(parts, "fedbabu")
 
         def start(message: Tree, own: Tree) -> Tree:
-            return parts.work(message, parts.first_head(message), {"body": optimiser})
+            return parts.work(message, parts.first_head(message), {"body": optimizer})
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             return parts.sent(work, 1.0), own
@@ -85,7 +85,7 @@ def fedbabu(
         plain = Client(
             own={},
             start=start,
-            phases=(Phase(moving(program, {"body": optimiser}), steps, unit, batch_size),),
+            phases=(Phase(moving(program, {"body": optimizer}), steps, unit, batch_size),),
             finish=finish,
             params=lambda message, own: {**message, **parts.first_head(message)},
         )
@@ -93,7 +93,7 @@ def fedbabu(
         if not first:
             raise ProgramError("tune is 'head', and the head is empty: take tune='all'")
         taken = Phase(plain.phases[0].step, tune_steps, unit, batch_size)
-        return tuned(program, plain, first, tune_optimiser or optimiser, taken)
+        return tuned(program, plain, first, tune_optimizer or optimizer, taken)
 
     def server(program: Program) -> Server:
         return body_and_head(program, head, "fedbabu").server()

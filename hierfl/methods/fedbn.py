@@ -1,6 +1,6 @@
-"""FedBN: FedAvg, with batch normalisation local to each client.
+"""FedBN: FedAvg, with batch normalization local to each client.
 
-    client:  w <- (theta, its own b_k);  for every mini-batch:  w <- w - lr grad nll(w), normalised by the mini-batch;
+    client:  w <- (theta, its own b_k);  for every mini-batch:  w <- w - lr grad nll(w), normalized by the mini-batch;
              statistics in b_k <- those of all its rows, at the weights of the round's end
     server:  theta <- sum_k (n_k / n) theta_k
 
@@ -20,7 +20,7 @@ from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
-from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -32,7 +32,7 @@ LEARNING = "norm.learning"
 def fedbn(
     model: Model,
     *,
-    optimiser: Optimiser = SGD(0.01),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.01),  # noqa: B008 (frozen)
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 32,
@@ -44,7 +44,7 @@ def fedbn(
 
     Args:
         model: a program with global params and local ones, and no latent sites.
-        optimiser: of the client, started anew in each round. Defaults: the authors' for digits.
+        optimizer: of the client, started anew in each round. Defaults: the authors' for digits.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -77,7 +77,7 @@ def fedbn(
             moving, _ = split(params(message, own))
             return {
                 "w": moving,
-                "state": optimiser.init(moving),
+                "state": optimizer.init(moving),
                 "kept": split(own)[1],
                 "loss": torch.zeros(()),
             }
@@ -86,7 +86,7 @@ def fedbn(
             gradient, value = slope(
                 lambda w: program.mean_loss({**w, **work["kept"], **learning}, batch), work["w"]
             )
-            w, state = step(optimiser, gradient, Stepped(work["w"], work["state"]))
+            w, state = step(optimizer, gradient, Stepped(work["w"], work["state"]))
             return {**work, "w": w, "state": state, "loss": value}
 
         def looked(params: Params, now: Params, batch: ClientBatch) -> Params:

@@ -1,4 +1,4 @@
-"""FedEM: a mixture of M models with shares of each client's own, by local steps of expectation maximisation.
+"""FedEM: a mixture of M models with shares of each client's own, by local steps of expectation maximization.
 
     client:  q_jm <- pi_km p(y_j | x_j; theta_m) / sum over m      of each of its rows j, at the models received
              pi_k <- mean over j of q_j
@@ -28,7 +28,7 @@ from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.components import starts_of
 from hierfl.methods.descent import Descent
 from hierfl.models.mixture import SHARES, mixture
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -41,7 +41,7 @@ def fedem(
     model: Model,
     *,
     components: int = 3,
-    optimiser: Optimiser = SGD(0.03),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.03),  # noqa: B008 (frozen)
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 128,
@@ -54,11 +54,11 @@ def fedem(
     Args:
         model: of global params alone, with one observed site; `hierfl.models.mixture` makes it a mixture.
         components: M. Defaults: the authors' for CIFAR-10 and FEMNIST, without their schedule of step sizes.
-        optimiser: of the client, started anew in each round.
+        optimizer: of the client, started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
-        fits: updates of the shares of a client that joins later, in each round of `personalise`.
+        fits: updates of the shares of a client that joins later, in each round of `personalize`.
         starts: M sets of the model's params to start from. Default None: those of the model, each tensor's
             numbers in M orders.
         seed: of the orders.
@@ -70,7 +70,7 @@ def fedem(
     """
     if fits < 1:
         raise ValueError(f"fits is {fits}: shares need 1 update or more")
-    descent = Descent(optimiser, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
         site = program.observed_site(None)

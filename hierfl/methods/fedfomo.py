@@ -1,4 +1,4 @@
-"""FedFomo: each client moves towards those models of others that are better on its own validation rows.
+"""FedFomo: each client moves toward those models of others that are better on its own validation rows.
 
     client i:  theta_i: its model before its last training; theta_n: models that the server sends, and its own last one
                s_n <- (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|        L_i: nll on its validation rows
@@ -31,7 +31,7 @@ from hierfl.methods.components import of_each
 from hierfl.methods.descent import Descent
 from hierfl.methods.single_models import at_each, mean_of, stored
 from hierfl.methods.some_rows import some_rows
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -47,7 +47,7 @@ def fedfomo(
     models: int = 5,
     explore: float = 0.3,
     decay: float = 0.05,
-    optimiser: Optimiser = SGD(0.1),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.1),  # noqa: B008 (frozen)
     steps: int = 5,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 50,
@@ -63,7 +63,7 @@ def fedfomo(
             worse. Defaults: the authors'.
         explore: eps of the first round, in [0, 1].
         decay: by how much eps falls in each round.
-        optimiser: of the client, started anew in each round.
+        optimizer: of the client, started anew in each round.
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
@@ -77,7 +77,7 @@ def fedfomo(
         raise ValueError(
             f"models is {models}, explore {explore}: models must be 0 or more, explore in [0, 1]"
         )
-    descent = Descent(optimiser, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
         first = common_params(program, "fedfomo")

@@ -101,7 +101,7 @@ def fedlaplace(
             The default, 400, is what Vehtari et al. 2021 (arXiv:1903.08008) ask of Markov chains: the error of
             a mean is then 0.05 sd, and less as the points are quasi-random. On radon 315 of 512 points left
             0.03 sd in a mean and 5 % in an sd, 1,266 of 1,536 points 0.014 sd and 2 %.
-        start: where the climb starts, site -> value; other sites start at the centre of their prior.
+        start: where the climb starts, site -> value; other sites start at the center of their prior.
         radius: largest length of the first step, in standard deviations of the prior.
         limit: largest K, the number of global unknowns. A client's time and its update grow with K^2.
         seed: of the quasi-random points.

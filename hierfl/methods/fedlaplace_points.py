@@ -62,7 +62,7 @@ class Points:
         return torch.tensor([sum(self.sizes[:a]) for a in range(len(self.sizes))])
 
     def along(self, message: Tree) -> Tensor:
-        """Return the centre of q and points on both sides of it along the columns of `tril`, (1 + 2 K, K).
+        """Return the center of q and points on both sides of it along the columns of `tril`, (1 + 2 K, K).
 
         Without a weighing stage there are none, (0, K).
         """

@@ -58,7 +58,7 @@ class Rounds:
 
     @cached_property
     def unit(self) -> Tensor:
-        """Reciprocal standard deviations of the prior about its centre, (K,), at least 1/2: the unit of length."""
+        """Reciprocal standard deviations of the prior about its center, (K,), at least 1/2: the unit of length."""
         with torch.no_grad(), unchecked():
             curvature = -self.marginal.prior(self.marginal.shared.start).hessian.diagonal()
         return curvature.nan_to_num(nan=0.0).clamp(min=0.25).sqrt()
@@ -159,7 +159,7 @@ class Rounds:
         return _at(WEIGH, min(max(0, largest + 1 - left), largest))
 
     def sides(self, state: Tree, means: dict[str, Tree]) -> Tree:
-        """Return the widths of q on both sides of its centre, from the log posterior far out on its axes."""
+        """Return the widths of q on both sides of its center, from the log posterior far out on its axes."""
         if not self.points.sizes:
             return {}
         at = self.points.along(self.down(state, Clock(0, 1)))

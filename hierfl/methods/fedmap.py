@@ -22,7 +22,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Server
 from hierfl.methods.fedmap_client import Setting, map_client
 from hierfl.methods.fedmap_server import Best, Omega, map_server
-from hierfl.optimisers import SGD, Adam, Optimiser
+from hierfl.optimizers import SGD, Adam, Optimizer
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -32,7 +32,7 @@ from hierfl.program.sites import Model
 def fedmap(
     model: Model,
     *,
-    optimiser: Optimiser = Adam(1e-3),  # noqa: B008 (frozen)
+    optimizer: Optimizer = Adam(1e-3),  # noqa: B008 (frozen)
     steps: int = 5,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 64,
@@ -41,7 +41,7 @@ def fedmap(
     restart: Literal["own", "global"] = "own",
     omega: Omega = "size",
     server: Literal["average", "gradient"] | Best = "average",
-    server_optimiser: Optimiser = SGD(1.0),  # noqa: B008 (frozen)
+    server_optimizer: Optimizer = SGD(1.0),  # noqa: B008 (frozen)
     init: Literal["module", "client"] = "module",
 ) -> Method:
     """Return FedMAP of a hierarchical program, by point estimates.
@@ -50,12 +50,12 @@ def fedmap(
         model: `hierfl.models.map_network(module, prior=...)`, or any program of local sites whose prior's
             mean is a global param. The `best` of a prior needs a param `theta.<name>` for each site
             `w.<name>`.
-        optimiser: of the client, started anew in each round. Step size and batch_size: as in the authors'
+        optimizer: of the client, started anew in each round. Step size and batch_size: as in the authors'
             code.
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
-        newton_steps: above 0: steps of Newton's method on all rows, in place of the optimiser's; one is exact
+        newton_steps: above 0: steps of Newton's method on all rows, in place of the optimizer's; one is exact
             where the loss is quadratic.
         loss: beside R, the mean negative log likelihood of a row (Eq. 7 and the code), or the sum (Eq. 2).
         restart: where a round starts: "own": at the client's own weights of its last round (in the first: at
@@ -65,8 +65,8 @@ def fedmap(
             geometric mean of a row (the authors' later code).
         server: "average": theta <- the weighted mean, and a gradient step for any other global param;
             "gradient": a gradient step for all of them; or `prior.best` of the model's prior, its exact
-            minimiser.
-        server_optimiser: of the server's gradient steps.
+            minimizer.
+        server_optimizer: of the server's gradient steps.
         init: where theta starts: "module": at the module's weights; "client" (Algorithm 1): at those that one
             client, drawn in the first round, has fitted alone.
 
@@ -81,7 +81,7 @@ def fedmap(
     if not callable(server):
         _check_words(server=(server, "average gradient"))
     how = Setting(
-        optimiser=optimiser,
+        optimizer=optimizer,
         steps=steps,
         unit=unit,
         batch_size=batch_size,
@@ -98,7 +98,7 @@ def fedmap(
 
     def server_of(program: Program) -> Server:
         return map_server(
-            program, rule=server, optimiser=server_optimiser, omega=omega, alone=how.alone
+            program, rule=server, optimizer=server_optimizer, omega=omega, alone=how.alone
         )
 
     return Method("fedmap", model, delta, client, server_of)

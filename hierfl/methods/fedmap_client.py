@@ -16,7 +16,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, LogShare, Phase, Share, Up, slope
 from hierfl.methods.fedmap_server import Best, Omega
 from hierfl.methods.prior_params import at_prior, mean_params
-from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
 LONE = 1e9  # so steep that the weights of the first round are 1 for one client and 0 for all others
@@ -27,14 +27,14 @@ class Setting:
     """The arguments of `fedmap`.
 
     Args:
-        optimiser: as in `fedmap`, like all that are not named here.
+        optimizer: as in `fedmap`, like all that are not named here.
         is_mean: whether the loss is the mean of the rows.
         keeps: whether a round starts at the client's own weights.
         rule: the argument `server`.
         alone: whether one client fits alone in the first round.
     """
 
-    optimiser: Optimiser
+    optimizer: Optimizer
     steps: int
     unit: Literal["step", "epoch"]
     batch_size: int | None
@@ -82,12 +82,12 @@ def map_client(program: Program, how: Setting) -> Client:
         keep = own["begun"] if how.keeps else zero
         w = chosen(keep, own["w"], theta)
         slopes = {name: 0.0 * above[name] for name in sloped}
-        state = how.optimiser.init(w)
+        state = how.optimizer.init(w)
         return {"w": w, "state": state, "loss": zero, "omega": zero, "slope": slopes}
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         gradient, value = slope(lambda w: loss(w, message, batch), work["w"])
-        w, state = step(how.optimiser, gradient, Stepped(work["w"], work["state"]))
+        w, state = step(how.optimizer, gradient, Stepped(work["w"], work["state"]))
         return {**work, "w": w, "state": state, "loss": value}
 
     def solve(work: Tree, message: Tree, batch: ClientBatch) -> Tree:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Server
-from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 
 Best = Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
@@ -20,7 +20,7 @@ Rule = Literal["average", "gradient"] | Best
 
 
 def map_server(
-    program: Program, *, rule: Rule, optimiser: Optimiser, omega: Omega, alone: bool
+    program: Program, *, rule: Rule, optimizer: Optimizer, omega: Omega, alone: bool
 ) -> Server:
     """Return the server of one program.
 
@@ -30,7 +30,7 @@ def map_server(
     Args:
         program: the program.
         rule: how gamma follows from those means, the argument `server` of `fedmap`.
-        optimiser: of gradient steps.
+        optimizer: of gradient steps.
         omega: the kind of weights. Likelihoods may put all weight on one client; then the server warns.
         alone: whether the mean of the first round is that of one client that has fitted alone.
     """
@@ -56,14 +56,14 @@ def map_server(
             gamma = {**gamma, **_best(rule, gamma, found)}
         else:
             slopes = {**tree_map(torch.zeros_like, gamma), **found["slope"]}
-            gamma, memory = step(optimiser, slopes, Stepped(gamma, memory))
+            gamma, memory = step(optimizer, slopes, Stepped(gamma, memory))
             gamma = {**gamma, **averaged} if rule == "average" else gamma
         return {"gamma": gamma, "memory": memory, "alone": torch.zeros(())}
 
     return Server(
         state={
             "gamma": above,
-            "memory": optimiser.init(above),
+            "memory": optimizer.init(above),
             "alone": torch.tensor(float(alone)),
         },
         update=update,

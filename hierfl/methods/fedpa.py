@@ -32,7 +32,7 @@ from hierfl.guides.delta import delta
 from hierfl.laplace.mode import climb, curvature
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.common_params import common_params
-from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -50,8 +50,8 @@ def fedpa(
     burn_in: int = 1,
     rho: float = 0.01,
     batch_size: int | None = 20,
-    optimiser: Optimiser = SGD(0.02, momentum=0.9),  # noqa: B008 (frozen)
-    server_optimiser: Optimiser = SGD(0.5, momentum=0.9),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.02, momentum=0.9),  # noqa: B008 (frozen)
+    server_optimizer: Optimizer = SGD(0.5, momentum=0.9),  # noqa: B008 (frozen)
     averaging_rounds: int | None = None,
     newton_steps: int = 10,
 ) -> Method:
@@ -62,12 +62,12 @@ def fedpa(
         posterior: of a client. "iterates": from draws, means of the iterates of a pass each. "laplace": the
             Hessian at the client's mode, for models of few params; the four options of passes are then unused.
         epochs: passes over the rows in a round. Defaults of epochs, burn_in, rho, batch_size and both
-            optimisers: the authors', for EMNIST-62.
+            optimizers: the authors', for EMNIST-62.
         burn_in: passes before the first draw; l = epochs - burn_in.
         rho: shrinkage of the covariance, 0 or more. 0: D_k = theta - mean x.
         batch_size: rows of a mini-batch; None: all.
-        optimiser: of the client, started anew in each round.
-        server_optimiser: of the server, on the mean of D_k. With "laplace" that is in the units of a gradient.
+        optimizer: of the client, started anew in each round.
+        server_optimizer: of the server, on the mean of D_k. With "laplace" that is in the units of a gradient.
         averaging_rounds: rounds before the first with draws, in which D_k is theta minus the last iterate. None:
             4/15 of all rounds, as the authors' 400 of 1500. Unused by "laplace".
         newton_steps: to the client's mode, for "laplace"; one is exact where the model is Gaussian.
@@ -85,7 +85,7 @@ def fedpa(
         raise ValueError(
             f"rho is {rho} and newton_steps is {newton_steps}: rho must be 0 or more, and newton_steps 1 or more"
         )
-    how = Iterates(epochs, burn_in, rho, batch_size, optimiser)
+    how = Iterates(epochs, burn_in, rho, batch_size, optimizer)
 
     def client(program: Program) -> Client:
         if posterior == "iterates":
@@ -93,7 +93,7 @@ def fedpa(
         return _laplace_client(program, newton_steps)
 
     def server(program: Program) -> Server:
-        return _server(program, server_optimiser, averaging_rounds)
+        return _server(program, server_optimizer, averaging_rounds)
 
     return Method("fedpa", model, delta, client, server)
 
@@ -106,7 +106,7 @@ class Iterates:
     burn_in: int
     rho: float
     batch_size: int | None
-    optimiser: Optimiser
+    optimizer: Optimizer
 
     def client(self, program: Program) -> Client:
         """Return the client of one program."""
@@ -115,7 +115,7 @@ class Iterates:
 
         def start(message: Tree, own: Tree) -> Tree:
             return {
-                "at": Stepped(message["theta"], self.optimiser.init(message["theta"])),
+                "at": Stepped(message["theta"], self.optimizer.init(message["theta"])),
                 "sums": torch.zeros(draws, size),
                 "taken": torch.zeros(()),
                 "loss": torch.zeros(()),
@@ -123,7 +123,7 @@ class Iterates:
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             gradient, value = slope(lambda w: program.mean_loss(w, batch), work["at"].params)
-            at = step(self.optimiser, gradient, work["at"])
+            at = step(self.optimizer, gradient, work["at"])
             draw = (work["taken"] / self._steps(batch.counts.sum())).floor() - self.burn_in
             away = as_vector(sub(at.params, message["theta"]))
             sums = add_to_row(work["sums"], away, draw)
@@ -166,9 +166,9 @@ def product_gradient(sums: Tensor, steps: Tensor, rho: float) -> Tensor:
     """
     count = len(sums)
     inner = sums @ sums.mT / steps**2  # Y Y'
-    centred, equal = torch.eye(count) - 1.0 / count, torch.full((count,), 1.0 / count)
-    system = torch.eye(count) + rho * centred @ inner @ centred
-    held = centred @ torch.linalg.solve(system, centred @ (inner @ equal))
+    centered, equal = torch.eye(count) - 1.0 / count, torch.full((count,), 1.0 / count)
+    system = torch.eye(count) + rho * centered @ inner @ centered
+    held = centered @ torch.linalg.solve(system, centered @ (inner @ equal))
     return (1.0 + (count - 1) * rho) / steps * ((rho * held - equal) @ sums)
 
 
@@ -207,15 +207,15 @@ def _laplace_client(program: Program, newton_steps: int) -> Client:
     )
 
 
-def _server(program: Program, optimiser: Optimiser, averaging_rounds: int | None) -> Server:
+def _server(program: Program, optimizer: Optimizer, averaging_rounds: int | None) -> Server:
     theta = common_params(program, "fedpa")
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        at = step(optimiser, means["moved"], Stepped(state["theta"], state["memory"]))
+        at = step(optimizer, means["moved"], Stepped(state["theta"], state["memory"]))
         return {"theta": at.params, "memory": at.state}
 
     def down(state: Tree, clock: Clock) -> Tree:
         last = math.ceil(4 * clock.rounds / 15) if averaging_rounds is None else averaging_rounds
         return {"theta": state["theta"], "averaging": torch.tensor(float(clock.round < last))}
 
-    return Server({"theta": theta, "memory": optimiser.init(theta)}, update, down=down)
+    return Server({"theta": theta, "memory": optimizer.init(theta)}, update, down=down)

@@ -29,7 +29,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
 from hierfl.methods.single_models import at_each, mean_of, stored
 from hierfl.models.headed_network import HeadedNetwork
-from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 
@@ -55,8 +55,8 @@ def fedpac(
     *,
     lam: float = 1.0,
     mix: bool = True,
-    head_optimiser: Optimiser = SGD(0.1, momentum=0.5),  # noqa: B008 (frozen)
-    optimiser: Optimiser = SGD(0.01, momentum=0.5),  # noqa: B008
+    head_optimizer: Optimizer = SGD(0.1, momentum=0.5),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.01, momentum=0.5),  # noqa: B008
     head_steps: int = 1,
     body_steps: int = 5,
     unit: Literal["step", "epoch"] = "epoch",
@@ -71,8 +71,8 @@ def fedpac(
         lam: pull of features to the means of their classes, 0 or more. Defaults: the authors', without weight
             decay.
         mix: whether heads are mixed; False: each client goes on from its own.
-        head_optimiser: of the head, started anew in each round.
-        optimiser: of the body, likewise.
+        head_optimizer: of the head, started anew in each round.
+        optimizer: of the body, likewise.
         head_steps: passes over the rows on the head, or mini-batches (`unit`).
         body_steps: the same on the body.
         unit: "epoch" or "step".
@@ -113,8 +113,8 @@ def fedpac(
         def start(message: Tree, own: Tree) -> Tree:
             mine = chosen(own["seen"], own["mail"] if mix else own["head"], message["head"])
             return {
-                "body": Stepped(message["body"], optimiser.init(message["body"])),
-                "head": Stepped(mine, head_optimiser.init(mine)),
+                "body": Stepped(message["body"], optimizer.init(message["body"])),
+                "head": Stepped(mine, head_optimizer.init(mine)),
                 "own": own,
                 "h": torch.zeros_like(message["mu"]),
                 "means": torch.zeros_like(message["mu"]),
@@ -136,11 +136,11 @@ def fedpac(
             gradient, value = slope(
                 lambda h: program.mean_loss({**body, **h}, batch), work["head"].params
             )
-            return {**work, "head": step(head_optimiser, gradient, work["head"]), "loss": value}
+            return {**work, "head": step(head_optimizer, gradient, work["head"]), "loss": value}
 
         def on_body(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             head, known = work["head"].params, message["known"][:, None] > 0.0
-            centre = torch.where(known, message["mu"], work["means"])[
+            center = torch.where(known, message["mu"], work["means"])[
                 batch.fields[model.y][0].long()
             ]
             pull = lam * message["known"].amax()  # none in the first round
@@ -151,12 +151,12 @@ def fedpac(
                     nll = program.mean_loss(theta, batch)
                 if not lam:
                     return nll
-                away = (seen[-1].flatten(1) - centre).square().mean(1)
+                away = (seen[-1].flatten(1) - center).square().mean(1)
                 rows = torch.ones_like(away) if batch.rows is None else batch.rows[0]
                 return nll + pull * (away * rows).sum() / rows.sum()
 
             gradient, value = slope(loss, work["body"].params)
-            return {**work, "body": step(optimiser, gradient, work["body"]), "loss": value}
+            return {**work, "body": step(optimizer, gradient, work["body"]), "loss": value}
 
         def look_again(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             found = by_class({**work["body"].params, **work["head"].params}, batch)

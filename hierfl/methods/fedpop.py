@@ -32,7 +32,7 @@ from hierfl.core.trees import Tree, chosen, scaled, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.kept_draws import POINTS, kept_draws
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
-from hierfl.optimisers import Adam, Optimiser, Stepped, step
+from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.program.handlers import unchecked
 from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
 from hierfl.program.program import Params, Program, ProgramError
@@ -53,7 +53,7 @@ def fedpop(
     batch_size: int | None = None,
     kept: int = 100,
     temperature: float = 1.0,
-    server_optimiser: Optimiser = Adam(0.001),  # noqa: B008 (frozen)
+    server_optimizer: Optimizer = Adam(0.001),  # noqa: B008 (frozen)
     schedule: Literal["constant", "cosine"] = "constant",
     corrected: bool = False,
 ) -> Method:
@@ -64,14 +64,14 @@ def fedpop(
         lr: gamma, step size of the chain, > 0. It must stay below 2 / P, P the largest curvature of any client's
             U, and well below 1 / P for draws of the right spread: where a prior's scale is learned and rows say
             little of it, an excess of a few per cent in the spread of z adds up to much more in that scale.
-            Non-centred programs (effects in units of their prior) suffer less. Default: hierfl's own choice.
-        steps: M, steps of the chain in a round. Defaults of steps, burn_in, batch_size and server_optimiser: the
+            Non-centered programs (effects in units of their prior) suffer less. Default: hierfl's own choice.
+        steps: M, steps of the chain in a round. Defaults of steps, burn_in, batch_size and server_optimizer: the
             authors' code.
         burn_in: steps of each round before draws are kept, below `steps`.
         batch_size: rows of a mini-batch, scaled to stand for all; None: all rows.
         kept: the last draws that a client keeps for predictions, of all its rounds.
         temperature: of the noise; 1: draws of the posterior. 0: none, the MAP estimate of z by gradient descent.
-        server_optimiser: of the server, on the gradient of minus the log marginal posterior.
+        server_optimizer: of the server, on the gradient of minus the log marginal posterior.
         schedule: of the server's steps. "cosine": they fall to 0 in the last round, so that theta and the draws
             come to rest. Default "constant" (the authors' code multiplies by 0.7 twice).
         corrected: accept or reject each step by Metropolis and Hastings, on all rows, so that the spread of the draws
@@ -103,7 +103,7 @@ def fedpop(
     chain = Chain(lr, steps, burn_in, batch_size, kept, temperature, corrected)
 
     def server(program: Program) -> Server:
-        return _server(program, server_optimiser, falls=schedule == "cosine")
+        return _server(program, server_optimizer, falls=schedule == "cosine")
 
     return Method(
         "fedpop", model, kept_draws(size=kept), chain.client, server, traits=frozenset({"by rows"})
@@ -296,17 +296,17 @@ def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
             ) from error
 
 
-def _server(program: Program, optimiser: Optimiser, *, falls: bool) -> Server:
+def _server(program: Program, optimizer: Optimizer, *, falls: bool) -> Server:
     theta, _ = program.start()
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         gradient = scaled(means["gradient"], program.num_clients)
         rate = 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds)) if falls else 1.0
-        at = step(optimiser, gradient, Stepped(state["theta"], state["memory"]), rate)
+        at = step(optimizer, gradient, Stepped(state["theta"], state["memory"]), rate)
         return {"theta": at.params, "memory": at.state}
 
     return Server(
-        {"theta": theta, "memory": optimiser.init(theta)},
+        {"theta": theta, "memory": optimizer.init(theta)},
         update,
         down=lambda state, clock: state["theta"],
     )

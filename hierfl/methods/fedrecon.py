@@ -3,13 +3,13 @@
     client:  its rows are split into support and query;  h <- h_0, b <- theta
              for every mini-batch of the support:  h <- h - lr_h grad_h nll(b, h)     b fixed: reconstruction
              for every mini-batch of the query:    b <- b - lr_b grad_b nll(b, h)     h fixed
-    server:  theta <- theta + optimiser(-sum_k (q_k / q) (b_k - theta))               q_k query rows gone through
+    server:  theta <- theta + optimizer(-sum_k (q_k / q) (b_k - theta))               q_k query rows gone through
     served:  (theta, h reconstructed on the client's rows)
 
 Source: Singhal et al. 2021, arXiv:2102.03448, Algorithm 1. Differences from the authors' code: rows are split
 at random in each round (theirs alternates mini-batches), and passes are not cut off at 50 mini-batches. No round
 reads what an earlier one left at a client: h is kept for predictions alone. The prior in it is implicit: h is a
-point under a flat prior, held near its fixed start by the few steps; theta is a point that maximises, to first
+point under a flat prior, held near its fixed start by the few steps; theta is a point that maximizes, to first
 order, the likelihood of the query after reconstruction. Neither has a posterior; the guide is `delta`.
 """
 
@@ -26,9 +26,9 @@ from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Rows, Server, Up
-from hierfl.methods.body_and_head import Optimisers, body_and_head, check_has_body, moving
-from hierfl.methods.server_optimised import with_optimiser
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.methods.body_and_head import Optimizers, body_and_head, check_has_body, moving
+from hierfl.methods.server_optimized import with_optimizer
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -39,9 +39,9 @@ def fedrecon(
     model: Model,
     *,
     head: NameRule | None = None,
-    head_optimiser: Optimiser = SGD(0.1),  # noqa: B008 (frozen)
-    body_optimiser: Optimiser = SGD(0.5),  # noqa: B008 (frozen)
-    server_optimiser: Optimiser = SGD(1.0),  # noqa: B008 (frozen)
+    head_optimizer: Optimizer = SGD(0.1),  # noqa: B008 (frozen)
+    body_optimizer: Optimizer = SGD(0.5),  # noqa: B008 (frozen)
+    server_optimizer: Optimizer = SGD(1.0),  # noqa: B008 (frozen)
     head_steps: int = 5,
     body_steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
@@ -50,17 +50,17 @@ def fedrecon(
 ) -> Method:
     """Return FedRecon of a program without latent sites, such as `hierfl.models.network`.
 
-    Clients of the fit predict with the head of their last round. `fit.personalise(rows, rounds=1)` reconstructs it
+    Clients of the fit predict with the head of their last round. `fit.personalize(rows, rounds=1)` reconstructs it
     on all rows given, at the last body, for them and for new clients alike.
 
     Args:
         model: its params are all global, or the local ones are the head; the loss is the mean negative log
             likelihood of a row.
-        head: which global params are the local part, as in `fedrep`; "none" is FedAvg with a server optimiser.
+        head: which global params are the local part, as in `fedrep`; "none" is FedAvg with a server optimizer.
             Its start is the program's.
-        head_optimiser: of the reconstruction, started anew in each round. Defaults: the authors' for MovieLens.
-        body_optimiser: of the body, likewise.
-        server_optimiser: of the server; their StackOverflow runs take Yogi with step size 0.1.
+        head_optimizer: of the reconstruction, started anew in each round. Defaults: the authors' for MovieLens.
+        body_optimizer: of the body, likewise.
+        server_optimizer: of the server; their StackOverflow runs take Yogi with step size 0.1.
         head_steps: passes over the support, or mini-batches of it (`unit`).
         body_steps: the same over the query.
         unit: "epoch" or "step".
@@ -76,10 +76,10 @@ def fedrecon(
     def client(program: Program) -> Client:
         parts = body_and_head(program, head, "fedrecon")
         check_has_body(parts, "fedrecon")
-        each: Optimisers = {"head": head_optimiser, "body": body_optimiser}
+        each: Optimizers = {"head": head_optimizer, "body": body_optimizer}
         support: Rows = "support" if split else "all"
         query: Rows = "query" if split else "all"
-        move = moving(program, {"body": body_optimiser})
+        move = moving(program, {"body": body_optimizer})
 
         def params(message: Tree, own: Tree) -> Params:
             return {**message, **chosen(own["seen"], own["head"], parts.first_head(message))}
@@ -96,7 +96,7 @@ def fedrecon(
             return parts.sent(work, work["rows"]), kept
 
         on_head = Phase(
-            moving(program, {"head": head_optimiser}), head_steps, unit, batch_size, support
+            moving(program, {"head": head_optimizer}), head_steps, unit, batch_size, support
         )
         made = (on_head,) if parts.head and head_steps else ()
         return Client(
@@ -110,6 +110,6 @@ def fedrecon(
         )
 
     def server(program: Program) -> Server:
-        return with_optimiser(body_and_head(program, head, "fedrecon").server(), server_optimiser)
+        return with_optimizer(body_and_head(program, head, "fedrecon").server(), server_optimizer)
 
     return Method("fedrecon", model, delta, client, server)

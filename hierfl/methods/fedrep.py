@@ -6,9 +6,9 @@
     server:  theta <- sum_k (n_k / n) b_k
 
 Sources: Collins et al. 2021, arXiv:2102.07078, Algorithm 1; FedPer: Arivazhagan et al. 2019, arXiv:1912.00818,
-Algorithms 1 and 2. Differences from the authors' code: each part has an optimiser of its own (theirs keeps one
+Algorithms 1 and 2. Differences from the authors' code: each part has an optimizer of its own (theirs keeps one
 with momentum, under which the frozen part moves on); there is no weight decay (theirs is 1e-4); and no
-last round in which all clients fit their heads anew (`fit.personalise` does so, from the common start). Nothing in it
+last round in which all clients fit their heads anew (`fit.personalize` does so, from the common start). Nothing in it
 is Bayesian: the body is one point for all clients and each head a point under a flat prior, so that heads do not
 borrow strength; the guide is `delta`.
 """
@@ -24,8 +24,8 @@ from hierfl.core.name_rules import NameRule
 from hierfl.core.trees import Tree, chosen
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up
-from hierfl.methods.body_and_head import Optimisers, body_and_head, moving
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.methods.body_and_head import Optimizers, body_and_head, moving
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -36,7 +36,7 @@ def fedrep(
     model: Model,
     *,
     head: NameRule | None = None,
-    optimiser: Optimiser = SGD(0.01, 0.5),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.01, 0.5),  # noqa: B008 (frozen)
     head_steps: int = 10,
     body_steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
@@ -51,7 +51,7 @@ def fedrep(
         head: which global params are the head, by the names in the program: a regular expression such as
             r"^theta\.4\.", a sequence of prefixes or a predicate; "none" is FedAvg, "all" each client alone. None
             where the model declares params inside `batch.clients()`: they are the head.
-        optimiser: of either part, started anew in each round. Defaults: the authors' for CIFAR-10.
+        optimizer: of either part, started anew in each round. Defaults: the authors' for CIFAR-10.
         head_steps: passes over the rows on the head, or mini-batches (`unit`); a new client takes these alone.
         body_steps: the same on the body.
         unit: "epoch" or "step".
@@ -67,7 +67,7 @@ def fedrep(
 
     def client(program: Program) -> Client:
         parts = body_and_head(program, head, name)
-        each: Optimisers = {"body": optimiser, "head": optimiser}
+        each: Optimizers = {"body": optimizer, "head": optimizer}
 
         def head_of(message: Tree, own: Tree) -> Params:
             mine: Params = chosen(own["seen"], own["head"], parts.first_head(message))
@@ -79,8 +79,8 @@ def fedrep(
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             return parts.sent(work, rows), {"head": work["head"].params, "seen": torch.ones(())}
 
-        on_head = Phase(moving(program, {"head": optimiser}), head_steps, unit, batch_size)
-        on_body = Phase(moving(program, {"body": optimiser}), body_steps, unit, batch_size)
+        on_head = Phase(moving(program, {"head": optimizer}), head_steps, unit, batch_size)
+        on_body = Phase(moving(program, {"body": optimizer}), body_steps, unit, batch_size)
         both = Phase(moving(program, each), body_steps, unit, batch_size)
         tuned = (on_head,) if parts.head and head_steps else ()
         trained = (on_body,) if parts.body and body_steps else ()

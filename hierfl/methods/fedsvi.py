@@ -5,13 +5,13 @@ The pooled negative ELBO splits as
     L = KL(q(z) || p(z)) + sum_k [ E_q -log p(y_k | w_k, z) + E_q KL(q(w_k | z) || p(w_k | z)) ];
 
 client k holds its own summand and 1/N of the first term. The variational params of z are global: every client
-of the cohort returns the gradient of N times its part, and the server takes one optimiser step along their
+of the cohort returns the gradient of N times its part, and the server takes one optimizer step along their
 mean. Those of w_k stay at the client.
 
 Source: SFVI and SFVI-Avg, Hassan, Salomone and Mengersen 2023, arXiv:2302.03314, section 3. Differences: any
-model, any reparameterised guide and any optimisers; and with `global_steps` > 1 the mean gradient along the
-clients' own paths is a pseudo-gradient for the server's optimiser (Reddi et al. 2021, arXiv:2003.00295)
-instead of a barycentre.
+model, any reparameterized guide and any optimizers; and with `global_steps` > 1 the mean gradient along the
+clients' own paths is a pseudo-gradient for the server's optimizer (Reddi et al. 2021, arXiv:2003.00295)
+instead of a barycenter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hierfl.guides.structured import structured
 from hierfl.method import Client, Method, Pooled, Server
 from hierfl.methods.fedsvi_client import Setting, svi_client
 from hierfl.methods.fedsvi_server import svi_pooled, svi_server
-from hierfl.optimisers import Adam, Optimiser
+from hierfl.optimizers import Adam, Optimizer
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Model
@@ -33,8 +33,8 @@ def fedsvi(
     model: Model,
     guide: Guide | Family = structured,
     *,
-    optimiser: Optimiser = Adam(0.02),  # noqa: B008 (frozen)
-    local_optimiser: Optimiser = Adam(0.02),  # noqa: B008 (frozen)
+    optimizer: Optimizer = Adam(0.02),  # noqa: B008 (frozen)
+    local_optimizer: Optimizer = Adam(0.02),  # noqa: B008 (frozen)
     local_steps: int = 0,
     global_steps: int = 1,
     client_lr: float = 1e-3,
@@ -48,9 +48,9 @@ def fedsvi(
     Args:
         model: any Pyro program over a ClientBatch.
         guide: a family of `hierfl.guides`, or a guide function.
-        optimiser: of the server, on the mean gradient of the cohort. Default: our choice, from the radon
+        optimizer: of the server, on the mean gradient of the cohort. Default: our choice, from the radon
             benchmark.
-        local_optimiser: of the local params; clients keep its state from round to round.
+        local_optimizer: of the local params; clients keep its state from round to round.
         local_steps: steps of a round on local params alone, before the joint ones.
         global_steps: steps of a round on local and global params together. One step of all clients is one
             pooled SVI step.
@@ -76,8 +76,8 @@ def fedsvi(
             f"global_steps ({global_steps}) and num_particles ({num_particles}) must be 1 or more"
         )
     how = Setting(
-        optimiser=optimiser,
-        local_optimiser=local_optimiser,
+        optimizer=optimizer,
+        local_optimizer=local_optimizer,
         local_steps=local_steps,
         global_steps=global_steps,
         client_lr=client_lr,

@@ -13,7 +13,7 @@ from hierfl.core.trees import Tree, add, lerp, scaled, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Clock, Phase, Share, Up, over_draws, slope
 from hierfl.methods.prior_middle import at_prior_middle
-from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
 NO_STATE: dict[str, Tree] = {
@@ -26,8 +26,8 @@ NO_STATE: dict[str, Tree] = {
 class Setting:
     """The arguments of `fedsvi`, under the same names."""
 
-    optimiser: Optimiser
-    local_optimiser: Optimiser
+    optimizer: Optimizer
+    local_optimizer: Optimizer
     local_steps: int
     global_steps: int
     client_lr: float
@@ -74,7 +74,7 @@ def svi_client(program: Program, how: Setting) -> Client:
             f"leave batch_size at None"
         )
     _, mine = program.start()
-    local_optimiser, count = how.local_optimiser, program.num_clients
+    local_optimizer, count = how.local_optimizer, program.num_clients
 
     def loss(at: Tree, batch: ClientBatch) -> Tensor:
         params = {**at["shared"], **at["mine"]}
@@ -99,14 +99,14 @@ def svi_client(program: Program, how: Setting) -> Client:
             lambda mine: loss({"shared": work["shared"], "mine": mine}, batch), work["mine"]
         )
         at = Stepped(work["mine"], work["state"])
-        params, state = step(local_optimiser, gradient, at, message["rate"])
+        params, state = step(local_optimizer, gradient, at, message["rate"])
         return {**work, "mine": params, "state": state}
 
     def joint(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         at = {"shared": work["shared"], "mine": work["mine"]}
         gradient, value = slope(lambda p: loss(p, batch), at)
         before = Stepped(work["mine"], work["state"])
-        params, state = step(local_optimiser, gradient["mine"], before, message["rate"])
+        params, state = step(local_optimizer, gradient["mine"], before, message["rate"])
         pooled = scaled(gradient["shared"], count)  # this client's estimate of the pooled gradient
         return {
             "shared": tree_map(
@@ -127,10 +127,10 @@ def svi_client(program: Program, how: Setting) -> Client:
 
     def new(message: Tree) -> Tree:
         begin = at_prior_middle(program, message["params"])
-        return _first_state(begin, local_optimiser)
+        return _first_state(begin, local_optimizer)
 
     return Client(
-        own=_first_state(mine, local_optimiser),
+        own=_first_state(mine, local_optimizer),
         start=start,
         phases=(before, Phase(joint, how.global_steps, batch_size=how.batch_size)),
         finish=finish,
@@ -140,9 +140,9 @@ def svi_client(program: Program, how: Setting) -> Client:
     )
 
 
-def _first_state(mine: Params, optimiser: Optimiser) -> Tree:
+def _first_state(mine: Params, optimizer: Optimizer) -> Tree:
     """Return what a client keeps before its first round."""
     if not mine:
         return NO_STATE
-    state = optimiser.init(mine)
+    state = optimizer.init(mine)
     return {"params": mine, "state": state, "mean": mine, "seen": torch.zeros(())}

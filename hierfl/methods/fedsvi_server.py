@@ -9,7 +9,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Clock, Pooled, Server, over_draws, slope
 from hierfl.methods.fedsvi_client import Setting
-from hierfl.optimisers import Stepped, step
+from hierfl.optimizers import Stepped, step
 from hierfl.program.program import Program
 from hierfl.program.stacking import stacked
 
@@ -21,14 +21,14 @@ def svi_server(program: Program, how: Setting) -> Server:
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         now = how.message(state["params"], clock)
         at = Stepped(state["params"], state["memory"])
-        params, memory = step(how.optimiser, means["gradient"], at, now["rate"])
+        params, memory = step(how.optimizer, means["gradient"], at, now["rate"])
         seen = state["seen"] + now["late"]
         mean = how.averaged(state["mean"], params, now["late"], seen)
         return {"params": params, "memory": memory, "mean": mean, "seen": seen}
 
     start = {
         "params": shared,
-        "memory": how.optimiser.init(shared),
+        "memory": how.optimizer.init(shared),
         "mean": shared,
         "seen": torch.zeros(()),
     }
@@ -70,7 +70,7 @@ def svi_pooled(program: Program, how: Setting) -> Pooled:
 
         def keep(own: Tree, of_own: Tree) -> Tree:
             at = Stepped(own["params"], own["state"])
-            params, memory = step(how.local_optimiser, of_own, at, message["rate"])
+            params, memory = step(how.local_optimizer, of_own, at, message["rate"])
             return how.kept(params, memory, message, own)
 
         rows = torch.vmap(keep)(table, gradient["mine"]) if table["params"] else table

@@ -1,4 +1,4 @@
-"""FedVI: a network makes each client's personal head from its unlabelled rows; clients are stateless.
+"""FedVI: a network makes each client's personal head from its unlabeled rows; clients are stateless.
 
     client:  theta_k <- theta;  every mini-batch is split in halves, a support and a query set:
                  q(beta) = P(features of the support),  beta ~ q,
@@ -26,7 +26,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.constructed import constructed
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.models.personal_heads import PersonalHeads
-from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.terms import Terms
@@ -39,8 +39,8 @@ def fedvi(
     tau: float = 1e-9,
     gamma: float = 0.0,
     loss: Literal["mean", "sum"] = "mean",
-    optimiser: Optimiser = SGD(0.02),  # noqa: B008 (frozen)
-    server_optimiser: Optimiser = SGD(3.0, momentum=0.9),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.02),  # noqa: B008 (frozen)
+    server_optimizer: Optimizer = SGD(3.0, momentum=0.9),  # noqa: B008 (frozen)
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 256,
@@ -57,8 +57,8 @@ def fedvi(
             no prior.
         loss: the nll as the mean over the query rows, or as their "sum": with tau = gamma = 1 that is the
             negative ELBO.
-        optimiser: of the client, started anew in each round.
-        server_optimiser: of the server, on minus the mean of the updates.
+        optimizer: of the client, started anew in each round.
+        server_optimizer: of the server, on minus the mean of the updates.
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch, both halves together; None: all.
@@ -87,7 +87,7 @@ def fedvi(
             gradient, (_, terms) = grad_and_value(objective, has_aux=True)(
                 work["theta"], support, query
             )
-            theta, state = step(optimiser, gradient, Stepped(work["theta"], work["state"]))
+            theta, state = step(optimizer, gradient, Stepped(work["theta"], work["state"]))
             return {
                 "theta": theta,
                 "state": state,
@@ -100,7 +100,7 @@ def fedvi(
             zero = torch.zeros(())
             return {
                 "theta": message,
-                "state": optimiser.init(message),
+                "state": optimizer.init(message),
                 "queried": zero,
                 "loss": zero,
                 "kl": zero,
@@ -121,13 +121,13 @@ def fedvi(
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
             theta, memory = step(
-                server_optimiser,
+                server_optimizer,
                 scaled(means["move"], -1.0),
                 Stepped(state["theta"], state["memory"]),
             )
             return {"theta": theta, "memory": memory}
 
-        start = {"theta": above, "memory": server_optimiser.init(above)}
+        start = {"theta": above, "memory": server_optimizer.init(above)}
         return Server(start, update, down=lambda state, clock: state["theta"])
 
     guide = constructed(

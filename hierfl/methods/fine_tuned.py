@@ -19,7 +19,7 @@ from hierfl.core.trees import Tree, chosen, tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Step, Up, inside, slope
 from hierfl.methods.mirror import domains_of_sites, kept_inside, mirror_gradient
-from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.recipes import recorded
 
@@ -31,7 +31,7 @@ def fine_tuned(
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 20,
-    optimiser: Optimiser = SGD(0.01),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.01),  # noqa: B008 (frozen)
     when: Literal["adapting", "every round"] = "adapting",
     own_steps: bool = True,
     mirror: bool = False,
@@ -43,10 +43,10 @@ def fine_tuned(
         steps: passes over the rows, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
-        optimiser: started anew in each round.
-        when: "adapting": only in `fit.personalise(rows, rounds=e)`, e times `steps`, each round going on from
+        optimizer: started anew in each round.
+        when: "adapting": only in `fit.personalize(rows, rounds=e)`, e times `steps`, each round going on from
             the last one; before that predictions come from the method's own params. "every round": at the
-            end of each round of training and of `personalise`, from the method's params at that time.
+            end of each round of training and of `personalize`, from the method's params at that time.
         own_steps: clients that adapt take the method's own steps first, where it has client state; False: they tune
             what the last round left.
         mirror: take gradients in the constrained values of the local sites, as `pfedbred` does.
@@ -71,7 +71,7 @@ def fine_tuned(
         taken = Phase(_same, steps, unit, batch_size)
         each = when == "every round"
         how = {"each_round": each, "own_steps": own_steps, "mirror": mirror}
-        return tuned(program, plain, first, optimiser, taken, **how)
+        return tuned(program, plain, first, optimizer, taken, **how)
 
     return replace(method, name=f"{method.name}+FT", client=client, pooled=None)
 
@@ -80,7 +80,7 @@ def tuned(
     program: Program,
     plain: Client,
     first: Params,
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     taken: Phase,
     *,
     each_round: bool = False,
@@ -93,14 +93,14 @@ def tuned(
         program: whose mean negative log likelihood of a row the tuning descends.
         plain: the client of the method.
         first: the params that are tuned, at their starting values.
-        optimiser: started anew in each round.
+        optimizer: started anew in each round.
         taken: how many steps, on which rows; its own step is replaced.
         each_round: tune in each round; False: when new clients adapt.
         own_steps: as in `fine_tuned`.
         mirror: as in `fine_tuned`.
     """
-    phase = replace(taken, step=_tuning(program, plain, optimiser, mirror=mirror))
-    return _serving(plain, first, optimiser, phase, each_round=each_round, own_steps=own_steps)
+    phase = replace(taken, step=_tuning(program, plain, optimizer, mirror=mirror))
+    return _serving(plain, first, optimizer, phase, each_round=each_round, own_steps=own_steps)
 
 
 def _same(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -123,7 +123,7 @@ def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
     return above
 
 
-def _tuning(program: Program, plain: Client, optimiser: Optimiser, *, mirror: bool) -> Step:
+def _tuning(program: Program, plain: Client, optimizer: Optimizer, *, mirror: bool) -> Step:
     """Return a step of the tuned params; all other params are those of the wrapped client."""
 
     def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -136,7 +136,7 @@ def _tuning(program: Program, plain: Client, optimiser: Optimiser, *, mirror: bo
             gradient, value = mirror_gradient(program, nll, at), work["loss"]
         else:
             gradient, value = slope(nll, at)
-        tuned, state = step(optimiser, gradient, Stepped(at, work["state"]))
+        tuned, state = step(optimizer, gradient, Stepped(at, work["state"]))
         if mirror:
             tuned = kept_inside(domains_of_sites(program), tuned, at)
         # the loss is an output, so that a compiled step rounds as a step of fedavg does
@@ -155,7 +155,7 @@ def _after(plain: Client, work: Tree, message: Tree, batch: ClientBatch) -> Para
 def _serving(
     plain: Client,
     first: Params,
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     phase: Phase,
     *,
     each_round: bool,
@@ -182,7 +182,7 @@ def _serving(
         served, mine = params(message, own), of_method(own)
         at = {name: served[name] for name in first}
         work = {"method": plain.start(message, mine), "own": mine, "tuned": at}
-        return {**work, "state": optimiser.init(at), "begun": begun(own), "loss": torch.zeros(())}
+        return {**work, "state": optimizer.init(at), "begun": begun(own), "loss": torch.zeros(())}
 
     def follow(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         params = _after(plain, work, message, batch)

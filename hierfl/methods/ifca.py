@@ -27,7 +27,7 @@ from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.common_params import common_params
 from hierfl.methods.components import along, of_least_loss, of_mask, starts_of
 from hierfl.methods.descent import Descent
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -38,7 +38,7 @@ def ifca(
     model: Model,
     *,
     clusters: int = 4,
-    optimiser: Optimiser = SGD(0.1),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.1),  # noqa: B008 (frozen)
     steps: int = 10,
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = None,
@@ -53,7 +53,7 @@ def ifca(
     Args:
         model: a program with global params and no latent sites.
         clusters: K. Defaults: the authors' for rotated MNIST, 10 steps on all rows with step size 0.1.
-        optimiser: of the client, started anew in each round.
+        optimizer: of the client, started anew in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
@@ -68,7 +68,7 @@ def ifca(
     """
     if clusters < 1:
         raise ValueError(f"clusters is {clusters}: it must be 1 or more")
-    descent = Descent(optimiser, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size)
 
     def most(message: Tree) -> Tensor:
         """Return the cluster that most clients chose."""

@@ -24,7 +24,7 @@ from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.descent import Descent
 from hierfl.models.memory_network import MemoryNetwork, without_memory
-from hierfl.optimisers import SGD, Optimiser
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 
@@ -33,7 +33,7 @@ from hierfl.program.recipes import recorded
 def knn_per(
     model: MemoryNetwork,
     *,
-    optimiser: Optimiser = SGD(0.03),  # noqa: B008 (frozen)
+    optimizer: Optimizer = SGD(0.03),  # noqa: B008 (frozen)
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 128,
@@ -41,8 +41,8 @@ def knn_per(
     """Return kNN-Per of `hierfl.models.MemoryNetwork(module, features=...)`.
 
     Args:
-        model: a network with memory, which holds the number of neighbours and the memory's weight.
-        optimiser: of the client, started anew in each round. Defaults: the authors' for FEMNIST, without their
+        model: a network with memory, which holds the number of neighbors and the memory's weight.
+        optimizer: of the client, started anew in each round. Defaults: the authors' for FEMNIST, without their
             schedule of step sizes.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
@@ -55,7 +55,7 @@ def knn_per(
         raise TypeError(
             "knn_per keeps rows in the memory of a model: hand over models.MemoryNetwork(module, features=...)"
         )
-    descent = Descent(optimiser, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
         _, blank = program.start()

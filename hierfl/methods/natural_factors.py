@@ -119,7 +119,7 @@ def factor_server(
     with torch.no_grad():
         ones = torch.ones(len(begin["shift"]))
         precision, raised = positive(begin["precision"], 1e-3 * ones, fold=True)
-    # a prior that does not curve down at its centre starts with the nearest precision that does
+    # a prior that does not curve down at its center starts with the nearest precision that does
     if bool(raised > 0.0) or not bool(torch.allclose(precision, begin["precision"])):
         begin = {
             "shift": precision @ middle[0],

@@ -17,7 +17,7 @@ from hierfl.methods.averaging_some import averaging_some
 from hierfl.methods.by_rows import by_rows
 from hierfl.methods.fine_tuned import fine_tuned
 from hierfl.methods.over_relaxed import over_relaxed
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 
 P = ParamSpec("P")
 Call = Mapping[str, Any]
@@ -73,7 +73,7 @@ def _of_fedavg(fine_tune: bool, call: Call) -> dict[str, Any]:
         "steps": 1 if call["unit"] == "epoch" else call["steps"],
         "unit": call["unit"],
         "batch_size": call["batch_size"],
-        "optimiser": call["optimiser"],
+        "optimizer": call["optimizer"],
     }
 
 
@@ -82,7 +82,7 @@ def _of_pfedbred(fine_tune: int, call: Call) -> dict[str, Any]:
         "steps": fine_tune,
         "unit": "step",
         "batch_size": call["batch_size"],
-        "optimiser": SGD(call["lr"]),
+        "optimizer": SGD(call["lr"]),
         "when": "every round",
         "mirror": True,
     }

@@ -37,7 +37,7 @@ def over_relaxed(method: Method, beta: float = 2.0) -> Method:
         plain = method.server(program)
         if plain.relaxed is not None:
             return plain.relaxed(beta)
-        mend = "give the optimiser of its server a larger step size, if it has one"
+        mend = "give the optimizer of its server a larger step size, if it has one"
         check_averages("over_relaxed", method, program, plain, mend)
         return _relaxed(plain, beta)
 

@@ -1,6 +1,6 @@
 """Per-FedAvg: a common starting point from which one gradient step on a client's rows fits that client.
 
-    minimise sum_k f_k(theta - a grad f_k(theta))
+    minimize sum_k f_k(theta - a grad f_k(theta))
 
     client:  w <- theta;  for every three mini-batches D, D', D'':
              g <- grad f(w - a grad f(w; D); D')
@@ -32,7 +32,7 @@ from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.common_params import common_params
 from hierfl.methods.fine_tuned import fine_tuned
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -54,7 +54,7 @@ def per_fedavg(
 ) -> Method:
     """Return Per-FedAvg of a program whose params are all global, such as `hierfl.models.network`.
 
-    A client is served one step from the params that its last round began with. `fit.personalise(rows,
+    A client is served one step from the params that its last round began with. `fit.personalize(rows,
     rounds=1)` takes the step from the last ones, for these clients or new ones.
 
     Args:
@@ -116,7 +116,7 @@ def per_fedavg(
         steps=1,
         unit="step",
         batch_size=None,
-        optimiser=SGD(inner_lr),
+        optimizer=SGD(inner_lr),
         when="every round",
     )
     return replace(served, name="per_fedavg")

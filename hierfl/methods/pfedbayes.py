@@ -17,7 +17,7 @@ from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
 from hierfl.methods.old_options import BETA, old_options
 from hierfl.methods.prior_params import at_prior
-from hierfl.optimisers import Adam
+from hierfl.optimizers import Adam
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model

@@ -1,4 +1,4 @@
-"""pFedBreD: personalised models under a Bregman prior whose mean each client moves towards itself.
+"""pFedBreD: personalized models under a Bregman prior whose mean each client moves toward itself.
 
     client:  w <- theta;  for every mini-batch:
                  mu <- where the strategy puts it                           (`pfedbred_strategies`)
@@ -60,7 +60,7 @@ def pfedbred(
             own.
         lam: weight of the divergence, beside the mean negative log likelihood of a row. The paper's: 15 to
             60.
-        lr: step size of the personalised model v, alpha in the paper. Defaults of the step sizes, prox_steps,
+        lr: step size of the personalized model v, alpha in the paper. Defaults of the step sizes, prox_steps,
             steps and batch_size: the paper's.
         eta: step size of the client's copy w of the global model, alpha_m in the paper.
         gradient_step: a, eta_alpha in the paper. Keep it below 1 / the curvature of a client's loss, which grows in

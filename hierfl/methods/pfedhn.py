@@ -2,7 +2,7 @@
 
     server:    client i gets w_i = h(e_i; phi)
     client i:  w <- w_i;  for every mini-batch:  w <- w - lr grad nll(w);  sends d_i = w_i - w
-    server:    (phi, e_i) <- an optimiser's step along  sum_i (dw_i / d(phi, e_i))' d_i, its norm clipped
+    server:    (phi, e_i) <- an optimizer's step along  sum_i (dw_i / d(phi, e_i))' d_i, its norm clipped
 
 Source: Shamsian et al. 2021, arXiv:2103.04628, Algorithm 1. There one client takes part in a round: cohort=1. With
 more, their gradients are summed. A client that joins later keeps phi as it is, and fits an embedding of its own.
@@ -26,7 +26,7 @@ from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.common_params import common_params
 from hierfl.methods.descent import Descent
 from hierfl.methods.hypernetworks import Hypernetwork, Mlp
-from hierfl.optimisers import SGD, Optimiser, Stepped, step
+from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
@@ -38,8 +38,8 @@ def pfedhn(
     *,
     hypernetwork: Hypernetwork = Mlp(),  # noqa: B008 (frozen)
     embedding: int | None = None,
-    optimiser: Optimiser = SGD(0.005, momentum=0.9),  # noqa: B008
-    server_optimiser: Optimiser = SGD(0.01, momentum=0.9),  # noqa: B008
+    optimizer: Optimizer = SGD(0.005, momentum=0.9),  # noqa: B008
+    server_optimizer: Optimizer = SGD(0.01, momentum=0.9),  # noqa: B008
     clip: float | None = 50.0,
     steps: int = 50,
     unit: Literal["step", "epoch"] = "step",
@@ -52,8 +52,8 @@ def pfedhn(
         model: a program with global params and no latent sites.
         hypernetwork: of the server. Defaults: the authors' for CIFAR-10, without their weight decay.
         embedding: D, size of a client's embedding. Default None: 1 + N / 4 for N clients.
-        optimiser: of the client, started anew in each round.
-        server_optimiser: of phi and the embeddings.
+        optimizer: of the client, started anew in each round.
+        server_optimizer: of phi and the embeddings.
         clip: largest norm of the server's gradient; None: any.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
@@ -68,7 +68,7 @@ def pfedhn(
         raise ValueError(f"embedding is {embedding}: a client's embedding has 1 number or more")
     if clip is not None and clip <= 0.0:
         raise ValueError(f"clip is {clip}: it must be above 0, or None")
-    descent = Descent(optimiser, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size)
 
     def size(program: Program) -> int:
         return 1 + program.num_clients // 4 if embedding is None else embedding
@@ -87,7 +87,7 @@ def pfedhn(
 
             pull = vjp(made, at)[1]
             gradient = _clipped(pull(sub(work["own"]["mail"], work["w"]))[0], clip)
-            at = step(server_optimiser, gradient, Stepped(at, server_optimiser.init(at))).params
+            at = step(server_optimizer, gradient, Stepped(at, server_optimizer.init(at))).params
             return {**work, "own": {**at, "mail": made(at)}}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
@@ -128,14 +128,14 @@ def pfedhn(
 
             pull = vjp(of_cohort, state["here"])[1]
             gradient = _clipped(pull(reports.value)[0], clip)
-            moved = step(server_optimiser, gradient, Stepped(state["here"], state["optimiser"]))
-            return {"here": moved.params, "optimiser": moved.state}
+            moved = step(server_optimizer, gradient, Stepped(state["here"], state["optimizer"]))
+            return {"here": moved.params, "optimizer": moved.state}
 
         def final(state: Tree, clock: Clock) -> Tree:
             return {"phi": state["here"]["phi"], "embedding": state["here"]["embedding"].mean(0)}
 
         return Server(
-            {"here": here, "optimiser": server_optimiser.init(here)},
+            {"here": here, "optimizer": server_optimizer.init(here)},
             update,
             down=lambda state, clock: {},
             final=final,

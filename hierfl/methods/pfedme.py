@@ -1,4 +1,4 @@
-"""pFedMe: personalised models that are pulled towards a local copy of the global one.
+"""pFedMe: personalized models that are pulled toward a local copy of the global one.
 
     client:  w <- theta, v <- theta;  for every mini-batch:
                  K times  v <- v - lr grad_v [ nll(v) + lam D(v, w) ]
@@ -17,7 +17,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
 from hierfl.methods.old_options import BETA, old_options
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
@@ -41,9 +41,9 @@ def pfedme(
             `hierfl.models.bayesian_network(module, prior_loc="learned", prior_scale=1.0)`.
         lam: weight of the prior, beside the mean negative log likelihood of a row. All defaults: the authors'
             README.
-        lr: step size of the personalised model, alpha in the paper.
+        lr: step size of the personalized model, alpha in the paper.
         eta: step size of the client's copy of the global model.
-        prox_steps: K, steps of the personalised model on each mini-batch.
+        prox_steps: K, steps of the personalized model on each mini-batch.
         steps: R, mini-batches of a round.
         batch_size: rows of a mini-batch; None: all.
 

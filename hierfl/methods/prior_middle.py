@@ -8,7 +8,7 @@ import torch
 from pyro import poutine
 
 from hierfl.program.handlers import Answer, unchecked
-from hierfl.program.prior_centre import Middle, has_mean
+from hierfl.program.prior_center import Middle, has_mean
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 

@@ -1,6 +1,6 @@
 """What a number of noisy rounds tells of one client: epsilon at a delta, by Google's dp-accounting.
 
-Two sets of clients are neighbours if one client's rows are replaced by any others. A client whose message has a norm
+Two sets of clients are neighbors if one client's rows are replaced by any others. A client whose message has a norm
 of C at most then moves the sum by 2 C. Cohorts have a fixed size and are drawn without replacement: Wang et al. 2019,
 arXiv:1808.00087, Theorem 27, as `dp_accounting` has it.
 """

@@ -114,7 +114,7 @@ def _client(
     size = marginal.shared.size
 
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Take a natural-gradient step towards q_k: precision <- cavity's - E[l''], and a Newton step of the mean."""
+        """Take a natural-gradient step toward q_k: precision <- cavity's - E[l''], and a Newton step of the mean."""
         q, cavity = work["q"], sub(message, work["factor"])
 
         with torch.no_grad():

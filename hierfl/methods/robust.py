@@ -3,7 +3,7 @@
     v_k      what client k sends; f <= tolerated * C clients may send anything
     median   coordinate by coordinate, the median of v_k over the C clients
     trimmed  coordinate by coordinate, the mean without the f largest and the f smallest
-    krum     the mean of the C - f updates whose C - f - 2 nearest neighbours are nearest
+    krum     the mean of the C - f updates whose C - f - 2 nearest neighbors are nearest
     clipped  m + mean_k min(1, r / |v_k - m|) (v_k - m),    m the medians, r the median of the distances |v_k - m|
 
 Sources: Yin et al. 2018, arXiv:1803.01498, Definitions 1 and 2 (median, trimmed); Blanchard et al. 2017,

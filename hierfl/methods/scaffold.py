@@ -48,7 +48,7 @@ def scaffold(
 
     Args:
         model: as in `fedavg`.
-        lr: step size of the client, > 0. Plain gradient descent: option II holds for no other optimiser.
+        lr: step size of the client, > 0. Plain gradient descent: option II holds for no other optimizer.
             Defaults of lr, steps and batch_size: those of `fedavg`, as the paper tunes lr.
         server_lr: eta_g, factor of the server's step, 0 or more. Default 1: the paper's experiments.
         option: "I": the correction is the gradient at the server's params, one more pass over all rows.

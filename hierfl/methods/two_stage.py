@@ -69,7 +69,7 @@ class Seen(NamedTuple):
 def two_stage(
     model: Model, *, draws: int = 4000, seed: int = 0, row_noise: RowNoise | None = None
 ) -> Method:
-    """Return two-stage inference of a program, centred or non-centred.
+    """Return two-stage inference of a program, centered or non-centered.
 
     `fit` stops by itself. Its history has the next stage (0 gather, 1 weigh, 2 done), how far means moved (in
     posterior sds, `moved`) and sds (as ratios, `changed`), split R-hat of the server's chains, the number of
@@ -82,7 +82,7 @@ def two_stage(
     Every client sends a summary of its own, as in a meta-analysis (`Method.discloses`).
 
     Args:
-        model: any program with a prior for every unknown, and any likelihood; centred, or non-centred with a linear
+        model: any program with a prior for every unknown, and any likelihood; centered, or non-centered with a linear
             predictor. Local sites that are Normal or LogNormal given the global ones are integrated out; of
             others (Student t, Cauchy, Laplace, the local scales of a horseshoe, Gamma rates) the server samples
             what it needs, one number for each of their entries and clients.
@@ -95,7 +95,7 @@ def two_stage(
     Raises:
         ValueError: `draws` is below 100.
         ProgramError: (at fit) a param would be learned, the prior of a local site reads rows, or the program is
-            non-centred in a form that is not recognised, or with local sites that are not Normal; the message
+            non-centered in a form that is not recognized, or with local sites that are not Normal; the message
             names the site and the mend. (After a round) a client's rows show that the program was misread.
     """
     if draws < 100:

@@ -51,7 +51,7 @@ _MODULE_OF = {
     "in_process": "hierfl.nodes.same_process",
 }
 
-if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelt name
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelled name
 
     def __getattr__(name: str) -> object:
         """Import a public name when it is first used (PEP 562)."""

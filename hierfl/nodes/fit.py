@@ -123,7 +123,7 @@ class FitOverNodes:
         return self._server.posterior(draws, seed=seed, sites=sites, correct=None)
 
     def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
-        """Let each node summarise its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.
+        """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.
 
         A node writes the answer into its folder, and sends it where its policy has "summaries" in `may_leave`.
 
@@ -154,7 +154,7 @@ class FitOverNodes:
     ) -> FromNodes[pd.DataFrame]:
         """Let each node predict rows by its client's posterior, as `hierfl.Fit.predict` does.
 
-        A node writes mean, sd and, of labelled rows, log scores into its folder. It sends means and sds where its
+        A node writes mean, sd and, of labeled rows, log scores into its folder. It sends means and sds where its
         policy has "predictions" in `may_leave`.
 
         Args:
@@ -177,7 +177,7 @@ class FitOverNodes:
         draws: int = 200,
         seed: int = 0,
     ) -> FromNodes[pd.DataFrame]:
-        """Let each node score its predictions of labelled rows, as `Prediction.scores` does: one line a client.
+        """Let each node score its predictions of labeled rows, as `Prediction.scores` does: one line a client.
 
         A node sends it where its policy has "scores" in `may_leave`.
 

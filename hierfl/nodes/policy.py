@@ -2,9 +2,9 @@
 
 methods = ["two_stage", "fedsvi"]   # names of methods that may run; default: all
 discloses = ["sums"]                # "sums", "summaries", or both, the default
-least_rows = 50                     # rows that the client must have to take part; default 1
+min_rows = 50                     # rows that the client must have to take part; default 1
 may_leave = ["summaries"]           # "summaries", "draws", "predictions", "scores"; default: none of them
-least_count = 5                     # rows of a level or group whose name may leave, of a formula; default 5
+min_count = 5                     # rows of a level or group whose name may leave, of a formula; default 5
 rounds_a_day = 200                  # rounds in any 24 hours; default: no limit
 approve = "ask"                     # "always", the default: a run needs no approval of its owner
 """
@@ -39,8 +39,8 @@ class Policy:
     Args:
         methods: names of methods (`Method.name`) that may run; None: all.
         discloses: what a method may have to show the server (`Method.discloses`).
-        least_rows: rows that the client must have to take part.
-        least_count: rows of a level or group whose name may leave the node, while a formula's schema is agreed on.
+        min_rows: rows that the client must have to take part.
+        min_count: rows of a level or group whose name may leave the node, while a formula's schema is agreed on.
         may_leave: answers of the node that may leave it.
         rounds_a_day: rounds in any 24 hours; None: no limit.
         approve: whether a run needs the owner's approval.
@@ -51,8 +51,8 @@ class Policy:
 
     methods: frozenset[str] | None = None
     discloses: frozenset[str] = frozenset(DISCLOSES)
-    least_rows: int = 1
-    least_count: int = 5
+    min_rows: int = 1
+    min_count: int = 5
     may_leave: frozenset[str] = frozenset()
     rounds_a_day: int | None = None
     approve: Approve = "always"
@@ -61,8 +61,8 @@ class Policy:
         """Refuse values that a key cannot have."""
         _check_names("discloses", self.discloses, DISCLOSES)
         _check_names("may_leave", self.may_leave, KINDS)
-        _check_count("least_rows", self.least_rows)
-        _check_count("least_count", self.least_count)
+        _check_count("min_rows", self.min_rows)
+        _check_count("min_count", self.min_count)
         if self.rounds_a_day is not None:
             _check_count("rounds_a_day", self.rounds_a_day)
         if self.approve not in get_args(Approve):
@@ -78,9 +78,9 @@ class Policy:
         Raises:
             Forbidden: it is not; the message names the key of the policy.
         """
-        if rows < self.least_rows:
+        if rows < self.min_rows:
             raise Forbidden(
-                f"the node's policy asks for {self.least_rows} rows or more, and the client has fewer: it takes no part"
+                f"the node's policy asks for {self.min_rows} rows or more, and the client has fewer: it takes no part"
             )
         if method is None:
             return

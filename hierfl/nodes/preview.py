@@ -155,11 +155,9 @@ def _dot(graph: Mapping[str, Any]) -> str:
     """Return the model's graph in Graphviz's language, as `pyro.render_model` draws it."""
     lines = ["digraph model {"]
     for name in graph["sample_sample"]:
-        colour = "gray" if name in graph["observed"] else "white"
+        color = "gray" if name in graph["observed"] else "white"
         label = f"{name} ~ {graph['sample_dist'][name]}"
-        lines.append(
-            f"  {_quoted(name)} [label={_quoted(label)}, style=filled, fillcolor={colour}]"
-        )
+        lines.append(f"  {_quoted(name)} [label={_quoted(label)}, style=filled, fillcolor={color}]")
     plates = sorted(graph["plate_sample"].items(), key=lambda one: -len(one[1]))
     for depth, (plate, names) in enumerate(plates):
         inside = [set(names) <= set(of) for _, of in plates[:depth]]

@@ -5,7 +5,7 @@
     server    query.introduce   the schema, which the node keeps and reads its frame by
 
 The node reads the formula that its own app names: a question about another column or transform is refused. It names no
-level or group of fewer rows than its policy's `least_count`.
+level or group of fewer rows than its policy's `min_count`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def tell(
             asked = Question.of_json(content)
         except ValueError as error:
             raise Refused(str(error)) from error
-        _check_counts(asked, allowed.least_count)
+        _check_counts(asked, allowed.min_count)
         try:
             found = {"client": client, "answer": told(asked, formula.declared, frame, client)}
         except (KeyError, TypeError) as error:
@@ -79,7 +79,7 @@ def tell(
 
 def _check_counts(asked: Question, least: int) -> None:
     """Refuse to name levels, groups or bins of fewer rows than the owner allows."""
-    wanted = asked.least if asked.schema is None else min(asked.least, asked.schema.least_count)
+    wanted = asked.least if asked.schema is None else min(asked.least, asked.schema.min_count)
     if asked.kind in ("columns", "groups", "call") and wanted < least:
         raise Forbidden(
             f"the node's policy names no level of fewer than {least} rows, and the server asks for those of {wanted}"
@@ -118,7 +118,7 @@ def agreed_over(formula: Formula, send: Callable[[bytes], Iterable[bytes]]) -> F
         formula.declared,
         units={},
         levels={},
-        least_count=LEAST_COUNT if formula.schema is None else formula.schema.least_count,
+        min_count=LEAST_COUNT if formula.schema is None else formula.schema.min_count,
         rare="refuse",
         start=formula.schema,
     )

@@ -59,7 +59,7 @@ def check_sums(method: str, up: Up) -> None:
         if has_rounded(share.value):
             raise ValueError(
                 f"{method} sends {name} as whole numbers with a scale of each client's own, and secure aggregation "
-                f"adds up plain numbers: run the method that is in `quantised`, or run it without secure aggregation"
+                f"adds up plain numbers: run the method that is in `quantized`, or run it without secure aggregation"
             )
 
 

@@ -10,10 +10,10 @@ from hierfl.plots.posteriors import forest
 from hierfl.plots.predictions import coverage, entropies, rates, reliability
 from hierfl.plots.ranks import rank_ecdf, rank_histogram
 from hierfl.plots.runs import convergence
-from hierfl.plots.style import COLOURS, MARKERS
+from hierfl.plots.style import COLORS, MARKERS
 
 __all__ = [
-    "COLOURS",
+    "COLORS",
     "MARKERS",
     "client_forest",
     "client_map",

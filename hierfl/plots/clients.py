@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde
 
-from hierfl.plots.style import BAND, COLOURS, GREY, mark_areas, plain
+from hierfl.plots.style import BAND, COLORS, GRAY, mark_areas, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,9 +42,9 @@ def client_forest(
         rows: (N,) number of rows of each client; the area of a mark grows with it. None: all marks have the
             same size.
         alone: (N,) local-only estimates, from each client's own rows; drawn as hollow diamonds.
-        expected: draws of the global prior, (S, N) for each client or (S,) for a new one; drawn as a grey
+        expected: draws of the global prior, (S, N) for each client or (S,) for a new one; drawn as a gray
             band with a line at the median.
-        prob: probability of the wider interval and of the grey band.
+        prob: probability of the wider interval and of the gray band.
 
     Returns:
         `ax`.
@@ -67,12 +67,12 @@ def client_forest(
 
 
 def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[float]) -> None:
-    """Draw the interval of the global prior (outer `tails`) as a grey band and its median as a line."""
+    """Draw the interval of the global prior (outer `tails`) as a gray band and its median as a line."""
     at = np.arange(len(order), dtype=float)
     ends = np.quantile(band, tails, axis=0)
-    left, centre, right = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
+    left, center, right = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
     if band.ndim == 2:
-        left, centre, right = left[order], centre[order], right[order]
+        left, center, right = left[order], center[order], right[order]
     ax.barh(
         at,
         right - left,
@@ -82,7 +82,7 @@ def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[flo
         label="global prior",
         zorder=1,
     )
-    ax.vlines(centre, at - 0.5, at + 0.5, color=GREY, linewidth=1.0, zorder=2)
+    ax.vlines(center, at - 0.5, at + 0.5, color=GRAY, linewidth=1.0, zorder=2)
 
 
 def _posterior_intervals(ax: Axes, values: Floats, tails: list[float], size: Floats) -> None:
@@ -90,13 +90,13 @@ def _posterior_intervals(ax: Axes, values: Floats, tails: list[float], size: Flo
     at = np.arange(values.shape[1], dtype=float)
     low, q1, middle, q3, high = np.quantile(values, tails, axis=0)
     thin = 1.0 if len(at) <= NAMED else 0.6
-    ax.hlines(at, low, high, color=COLOURS[0], linewidth=thin, zorder=3)
-    ax.hlines(at, q1, q3, color=COLOURS[0], linewidth=2.6 * thin, zorder=3)
+    ax.hlines(at, low, high, color=COLORS[0], linewidth=thin, zorder=3)
+    ax.hlines(at, q1, q3, color=COLORS[0], linewidth=2.6 * thin, zorder=3)
     ax.scatter(
         middle,
         at,
         s=size,
-        color=COLOURS[0],
+        color=COLORS[0],
         edgecolor="white",
         linewidth=0.4,
         label="posterior",
@@ -109,7 +109,7 @@ def _local_only_marks(ax: Axes, alone: Floats, size: Floats) -> None:
     at = np.arange(len(alone), dtype=float)
     style: dict[str, Any] = {
         "facecolor": "white",
-        "edgecolor": COLOURS[1],
+        "edgecolor": COLORS[1],
         "linewidth": 1.1,
         "marker": "D",
         "zorder": 3.5,
@@ -134,11 +134,11 @@ def shrinkage(
     together: ArrayLike,
     *,
     rows: ArrayLike | None = None,
-    centre: float | None = None,
+    center: float | None = None,
 ) -> Axes:
     """Draw how far the hierarchical model moves each client's estimate away from its local-only estimate.
 
-    A client on the diagonal borrows nothing from the others. A client on the horizontal line at `centre`
+    A client on the diagonal borrows nothing from the others. A client on the horizontal line at `center`
     borrows everything. A vertical line joins each point to the diagonal, where the local-only estimate would
     be.
 
@@ -148,7 +148,7 @@ def shrinkage(
         together: (N,) estimates of the hierarchical model.
         rows: (N,) number of rows of each client; the area of a mark grows with it. None: all marks have the
             same size.
-        centre: value towards which estimates are shrunk; None: no line is drawn.
+        center: value toward which estimates are shrunk; None: no line is drawn.
 
     Returns:
         `ax`.
@@ -164,14 +164,14 @@ def shrinkage(
     count = np.ones(len(x)) if rows is None else np.asarray(rows, dtype=float)
     span = np.array([min(x.min(), y.min()), max(x.max(), y.max())])
     span += 0.06 * max(float(np.ptp(span)), 1e-9) * np.array([-1.0, 1.0])
-    _reference_lines(ax, span, centre)
-    ax.vlines(x, x, y, color=COLOURS[5], linewidth=0.9, zorder=2)
+    _reference_lines(ax, span, center)
+    ax.vlines(x, x, y, color=COLORS[5], linewidth=0.9, zorder=2)
     size = mark_areas(count, largest=70.0)
     ax.scatter(
         x,
         y,
         s=size,
-        color=COLOURS[0],
+        color=COLORS[0],
         edgecolor="white",
         linewidth=0.5,
         label="client (area: number of rows)",
@@ -189,16 +189,16 @@ def shrinkage(
     return plain(ax)
 
 
-def _reference_lines(ax: Axes, span: Floats, centre: float | None) -> None:
-    """Draw the diagonal (no shrinkage) and, if `centre` is given, the line of full shrinkage."""
-    ax.plot(span, span, color=GREY, linewidth=1.0, linestyle="--", label="no shrinkage", zorder=1)
-    if centre is not None:
+def _reference_lines(ax: Axes, span: Floats, center: float | None) -> None:
+    """Draw the diagonal (no shrinkage) and, if `center` is given, the line of full shrinkage."""
+    ax.plot(span, span, color=GRAY, linewidth=1.0, linestyle="--", label="no shrinkage", zorder=1)
+    if center is not None:
         ax.axhline(
-            centre,
-            color=GREY,
+            center,
+            color=GRAY,
             linewidth=1.0,
             linestyle=":",
-            label="common centre",
+            label="common center",
             zorder=1,
         )
 
@@ -212,8 +212,8 @@ def prior_and_clients(
         ax: axes to draw on.
         expected: (S,) or (S, N) draws of the global prior, what the global level alone predicts for a client.
         draws: (S, N) posterior draws, one column per client.
-        names: N client names. Up to six clients have a colour and a legend entry each; more are thin lines of
-            one colour.
+        names: N client names. Up to six clients have a color and a legend entry each; more are thin lines of
+            one color.
 
     Returns:
         `ax`.
@@ -228,10 +228,10 @@ def prior_and_clients(
     height = _kde(prior, grid)
     ax.fill_between(grid, height, color=BAND, linewidth=0.0, zorder=1)
     ax.plot(grid, height, color="black", linewidth=2.2, label="global prior", zorder=3)
-    few = len(names) <= len(COLOURS)
+    few = len(names) <= len(COLORS)
     for k, name in enumerate(names):
         style: dict[str, Any] = {
-            "color": COLOURS[k if few else 0],
+            "color": COLORS[k if few else 0],
             "linewidth": 1.4 if few else 0.7,
         }
         style |= {

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from hierfl.plots.style import COLOURS, MARKERS, plain
+from hierfl.plots.style import COLORS, MARKERS, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BANDS = 6  # most lines that have a band and a colour each
+BANDS = 6  # most lines that have a band and a color each
 
 
 def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
@@ -54,7 +54,7 @@ def conditional_effect(
         levels = list(dict.fromkeys(frame[variable]))
     for k, (name, part) in enumerate(lines):
         style: dict[str, Any] = {
-            "color": COLOURS[k % len(COLOURS)] if len(lines) <= BANDS else COLOURS[0],
+            "color": COLORS[k % len(COLORS)] if len(lines) <= BANDS else COLORS[0],
             "label": name or None,
         }
         if "new client" in name:

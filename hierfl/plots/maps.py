@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hierfl.plots.style import BAND, COLOURS, mark_areas, plain
+from hierfl.plots.style import BAND, COLORS, mark_areas, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ def client_map(
         at[:, 0],
         at[:, 1],
         s=size,
-        color=COLOURS[0],
+        color=COLORS[0],
         alpha=0.85,
         edgecolor="white",
         linewidth=0.5,
@@ -73,10 +73,10 @@ def client_map(
     return plain(ax)
 
 
-def _components(centred: Floats) -> tuple[Floats, Floats]:
+def _components(centered: Floats) -> tuple[Floats, Floats]:
     """Return the first two principal components (N, 2) of columns (N, d) and their shares of variance."""
-    left, singular, _ = np.linalg.svd(centred, full_matrices=False)
-    at, share, kept = np.zeros((len(centred), 2)), np.zeros(2), min(2, len(singular))
+    left, singular, _ = np.linalg.svd(centered, full_matrices=False)
+    at, share, kept = np.zeros((len(centered), 2)), np.zeros(2), min(2, len(singular))
     at[:, :kept] = left[:, :kept] * singular[:kept]
     # the sign of a component is arbitrary: make its largest entry positive
     at *= np.where(np.abs(at).max(0) == at.max(0), 1.0, -1.0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.plots.style import COLOURS, MARKERS
+from hierfl.plots.style import COLORS, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ def forest(
     shifts = np.linspace(-0.28, 0.28, len(clients)) if len(clients) > 1 else np.zeros(1)
     for k, client in enumerate(clients):
         low, middle, high = _interval(local.sel(client=client), prob, dim)
-        style = {**_POINTS, "color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
+        style = {**_POINTS, "color": COLORS[k % len(COLORS)], "marker": MARKERS[k % len(MARKERS)]}
         ax.errorbar(
             middle,
             at + shifts[k],

@@ -13,7 +13,7 @@ from scipy.stats import beta
 
 from hierfl.diagnostics.calibration import equal_mass
 from hierfl.diagnostics.ood import entropy_density
-from hierfl.plots.style import BAND, COLOURS, GREY, MARKERS, plain
+from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ def reliability(
     *,
     bins: int = 8,
     prob: float = 0.9,
-    colours: Sequence[str] = COLOURS,
+    colors: Sequence[str] = COLORS,
 ) -> Axes:
     """Draw the share of labels that are 1 against the predicted probability.
 
@@ -43,7 +43,7 @@ def reliability(
         predicted: legend name -> (probabilities (n,), labels 0/1 (n,)).
         bins: number of bins, reduced if needed so that each has at least 2 rows.
         prob: probability of the error bars.
-        colours: one per name, in order.
+        colors: one per name, in order.
 
     Returns:
         `ax`.
@@ -56,7 +56,7 @@ def reliability(
     for k, (name, (p, y)) in enumerate(predicted.items()):
         mean, share, low, high = equal_mass(p, y, bins=bins, prob=prob)
         style: dict[str, Any] = {
-            "color": colours[k % len(colours)],
+            "color": colors[k % len(colors)],
             "marker": MARKERS[k % len(MARKERS)],
             "zorder": 3,
         }
@@ -106,11 +106,11 @@ def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float 
     tail = (1.0 - prob) / 2.0
     low, high = (beta.ppf(at, hits + 0.5, len(y) - hits + 0.5) for at in (tail, 1.0 - tail))
     ax.plot([0.0, 1.0], [0.0, 1.0], color="0.6", linewidth=1.0, zorder=1)
-    ax.fill_between(nominal, low, high, color=COLOURS[0], alpha=0.2, linewidth=0.0, zorder=2)
+    ax.fill_between(nominal, low, high, color=COLORS[0], alpha=0.2, linewidth=0.0, zorder=2)
     ax.plot(
         nominal,
         hits / len(y),
-        color=COLOURS[0],
+        color=COLORS[0],
         marker=MARKERS[0],
         markersize=3.0,
         linewidth=1.2,
@@ -146,12 +146,12 @@ def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
         x, y = _sorted_intervals(ax, table)
     inside = table["covered"].to_numpy(dtype=bool)
     style: dict[str, Any] = {"s": 26.0, "edgecolor": "white", "linewidth": 0.4, "zorder": 3}
-    for chosen, label, colour, marker in (
-        (inside, "observed", COLOURS[0], "o"),
-        (~inside, "observed, outside the interval", COLOURS[1], "X"),
+    for chosen, label, color, marker in (
+        (inside, "observed", COLORS[0], "o"),
+        (~inside, "observed, outside the interval", COLORS[1], "X"),
     ):
         if chosen.any():
-            ax.scatter(x[chosen], y[chosen], color=colour, marker=marker, label=label, **style)
+            ax.scatter(x[chosen], y[chosen], color=color, marker=marker, label=label, **style)
     return plain(ax)
 
 
@@ -160,7 +160,7 @@ def _named_intervals(ax: Axes, table: pd.DataFrame) -> tuple[Floats, Floats]:
     at = np.arange(len(table), dtype=float)
     style: dict[str, Any] = {"color": BAND, "linewidth": 7.0, "zorder": 1}
     ax.hlines(at, table["low"], table["high"], label="predictive interval", **style)
-    ax.plot(table["expected"], at, "|", color=GREY, markersize=9.0, zorder=2)
+    ax.plot(table["expected"], at, "|", color=GRAY, markersize=9.0, zorder=2)
     names = [f"{name} ({rows})" for name, rows in zip(table.index, table["rows"], strict=True)]
     ax.set_yticks(at, names)
     ax.set_ylim(len(table) - 0.4, -0.6)
@@ -200,12 +200,12 @@ def entropies(
     sets = [np.asarray(values, dtype=float) for values in (own, foreign)]
     grid = np.linspace(0.0, max(float(v.max()) for v in sets) * 1.04 + 0.02, 200)
     highest = 0.0
-    for values, colour, dash, label in zip(sets, COLOURS, ("-", "--"), labels, strict=False):
+    for values, color, dash, label in zip(sets, COLORS, ("-", "--"), labels, strict=False):
         for client in values if values.ndim == 2 else ():
-            ax.plot(grid, entropy_density(client, grid), color=colour, linewidth=0.5, alpha=0.35)
+            ax.plot(grid, entropy_density(client, grid), color=color, linewidth=0.5, alpha=0.35)
         density = entropy_density(values, grid)
         highest = max(highest, float(density.max()))
-        ax.plot(grid, density, color=colour, linewidth=2.0, linestyle=dash, label=label)
+        ax.plot(grid, density, color=color, linewidth=2.0, linestyle=dash, label=label)
     steep = highest > STEEP
     if steep:
         ax.set_yscale("symlog", linthresh=1.0)

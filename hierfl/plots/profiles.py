@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from hierfl.plots.clients import NAMED
-from hierfl.plots.style import COLOURS, GREY, plain
+from hierfl.plots.style import COLORS, GRAY, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,9 +26,9 @@ def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
     """
     some = frame.sort_values("rank", ignore_index=True)
     at = np.arange(len(some), dtype=float)
-    ax.hlines(at, some["effect_low"], some["effect_high"], color=COLOURS[0], linewidth=1.2)
-    ax.plot(some["effect"], at, "o", color=COLOURS[0], markersize=4.5)
-    ax.axvline(0.0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    ax.hlines(at, some["effect_low"], some["effect_high"], color=COLORS[0], linewidth=1.2)
+    ax.plot(some["effect"], at, "o", color=COLORS[0], markersize=4.5)
+    ax.axvline(0.0, color=GRAY, linewidth=0.8, linestyle=":", zorder=0)
     if len(some) <= NAMED:
         names = [f"{row.client}  ({row.rank_low} to {row.rank_high})" for row in some.itertuples()]
         ax.set_yticks(at, names)
@@ -39,7 +39,7 @@ def client_ranks(ax: Axes, frame: pd.DataFrame) -> Axes:
 
 
 def funnel(ax: Axes, frame: pd.DataFrame, curves: pd.DataFrame) -> Axes:
-    """Draw standardised ratios over expected events, within the limits of sampling alone.
+    """Draw standardized ratios over expected events, within the limits of sampling alone.
 
     Clients beyond the inner limits are named.
 
@@ -59,13 +59,13 @@ def funnel(ax: Axes, frame: pd.DataFrame, curves: pd.DataFrame) -> Axes:
                 part["expected"],
                 part[side],
                 style,
-                color=GREY,
+                color=GRAY,
                 linewidth=0.9,
                 label=label,
                 zorder=1,
             )
-    ax.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-    ax.plot(frame["expected"], frame["smr"], "o", color=COLOURS[0], markersize=5, zorder=3)
+    ax.axhline(1.0, color=GRAY, linewidth=0.8, linestyle=":", zorder=0)
+    ax.plot(frame["expected"], frame["smr"], "o", color=COLORS[0], markersize=5, zorder=3)
     for row in frame.itertuples():
         if row.funnel != "inside":
             ax.annotate(

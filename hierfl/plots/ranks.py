@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from hierfl.plots.style import COLOURS
+from hierfl.plots.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,10 +54,10 @@ def rank_ecdf(ax: Axes, found: Sbc, site: str, *, prob: float = 0.95) -> Axes:
 
 
 def _rank_lines(ax: Axes, frame: pd.DataFrame, site: str) -> None:
-    """Draw one line per scalar; if there are more scalars than colours, all in one colour."""
+    """Draw one line per scalar; if there are more scalars than colors, all in one color."""
     at = frame.index.to_numpy()
     names = [name for name in frame.columns if name not in ("low", "high")]
-    many = len(names) > len(COLOURS)
+    many = len(names) > len(COLORS)
     for k, name in enumerate(names):
         label = (
             (f"{len(names)} scalars" if k == 0 else None)
@@ -69,7 +69,7 @@ def _rank_lines(ax: Axes, frame: pd.DataFrame, site: str) -> None:
         ax.plot(
             at,
             frame[name] - at,
-            color=COLOURS[0 if many else k],
+            color=COLORS[0 if many else k],
             linewidth=0.8 if many else 1.4,
             alpha=0.6 if many else 1.0,
             label=label,
@@ -101,7 +101,7 @@ def rank_histogram(ax: Axes, found: Sbc, site: str, *, bins: int = 20, prob: flo
         )
     ranks = {**found.shared, **found.own}[site].flatten()
     edges = np.linspace(0, found.draws + 1, bins + 1)
-    ax.hist(ranks, bins=list(edges), color=COLOURS[0], alpha=0.75, edgecolor="white", linewidth=0.5)
+    ax.hist(ranks, bins=list(edges), color=COLORS[0], alpha=0.75, edgecolor="white", linewidth=0.5)
     low, high = stats.binom.interval(prob, len(ranks), 1.0 / bins)
     ax.axhspan(
         low, high, color="0.87", linewidth=0.0, zorder=0, label=f"{prob:.0%} range if uniform"

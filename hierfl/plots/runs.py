@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
-from hierfl.plots.style import COLOURS, MARKERS, plain
+from hierfl.plots.style import COLORS, MARKERS, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def convergence(
     Args:
         ax: axes to draw on.
         histories: `Fit.history` of one fit, or a sequence with one history per seed; or a mapping from the
-            name of a method to either, one colour each.
+            name of a method to either, one color each.
         column: name of the column; rounds without a value are left out.
         prob: probability of the band, with ten seeds or more.
         settled: the y axis shows all values from this share of the rounds on. Values of earlier rounds that
@@ -53,7 +53,7 @@ def convergence(
             table.quantile(0.5 + s * prob / 2, axis=1) if many else end
             for s, end in ((-1, table.min(axis=1)), (1, table.max(axis=1)))
         )
-        style: dict[str, Any] = {"color": COLOURS[k % len(COLOURS)], "linewidth": 1.4}
+        style: dict[str, Any] = {"color": COLORS[k % len(COLORS)], "linewidth": 1.4}
         if len(table) <= 30:
             style |= {"marker": MARKERS[k % len(MARKERS)], "markersize": 3.0}
         ax.plot(table.index, middle, label=name, **style)

@@ -1,7 +1,7 @@
-"""Colours and markers of all plots.
+"""Colors and markers of all plots.
 
-The colours are Okabe and Ito's palette. The first four can be told apart under every kind of colour vision.
-Markers differ as well, so that no plot relies on colour alone.
+The colors are Okabe and Ito's palette. The first four can be told apart under every kind of color vision.
+Markers differ as well, so that no plot relies on color alone.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#000000", "#CC79A7", "#56B4E9")
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#000000", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-BAND, GREY = "0.88", "0.45"
+BAND, GRAY = "0.88", "0.45"
 
 
 def plain(ax: Axes) -> Axes:

@@ -1,6 +1,6 @@
 """ArviZ groups of a fit: arrays with named dimensions, from which `hierfl.posterior.arviz_io` makes one object.
 
-A network with more than `EXPAND` numbers is summarised by layer instead of written out.
+A network with more than `EXPAND` numbers is summarized by layer instead of written out.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def attributes(fit: Snapshot, seed: int) -> dict[str, Any]:
 def drawn_groups(
     fit: Snapshot, draws: int, *, seed: int, sites: Collection[str] | None, expand: int
 ) -> Groups:
-    """Draw from the guide; write out what is small or named in `sites`, and summarise other networks by layer.
+    """Draw from the guide; write out what is small or named in `sites`, and summarize other networks by layer.
 
     Raises:
         KeyError: a site in `sites` does not exist.

@@ -79,7 +79,7 @@ def each_client(
         read.append(federation.data.counts)
     for ids in cut_ragged(parts, *read, most=most):
         batch = full_batch(data, ids, seed=seed, at=at)
-        asked = labelled(batch, federation.program)
+        asked = labeled(batch, federation.program)
         if new:
             own = asked
         else:
@@ -188,7 +188,7 @@ def at_each_draw(
     return tree_map(lambda *v: torch.stack(v), *[one(d) for d in index])
 
 
-def labelled(batch: ClientBatch, program: Program) -> ClientBatch:
+def labeled(batch: ClientBatch, program: Program) -> ClientBatch:
     """Fill in missing labels with zeros, so that a model can be asked for the distribution of what it observes."""
     like = {name: program.prototype.fields.get(name) for name in program.labels.values()}
     missing = {

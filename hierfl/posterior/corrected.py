@@ -44,7 +44,7 @@ from hierfl.posterior.weights import (
     INNER,
     Weighed,
     check_density,
-    check_labelled,
+    check_labeled,
     joined,
     over_own,
     weigh,
@@ -71,7 +71,7 @@ class Corrected:
             the guide is by itself.
         k_hat_clients: by client, Pareto shape of its local sites given the global ones, averaged over draws
             of the latter; NaN for a client without local sites.
-        effective: effective number of proposals, 1 / sum of squared normalised weights.
+        effective: effective number of proposals, 1 / sum of squared normalized weights.
         log_evidence: log p(y), nats.
         proposals: number of draws that were weighted.
         rounds: number of rounds taken.
@@ -130,7 +130,7 @@ def corrected(
             f"k-hat is {weights.k_hat:.2f}, above {K_HAT}: the guide misses a part of the posterior, "
             f"and weights cannot make up for it ({weights.effective:.0f} of {total} draws are "
             f"effective). Do not trust tails and spreads. Run more rounds, take a closer guide "
-            f"(guides.conditional, or structured with a non-centred model), or methods.fedlaplace",
+            f"(guides.conditional, or structured with a non-centered model), or methods.fedlaplace",
             stacklevel=2,
         )
     order = torch.from_numpy(np.random.default_rng(seed).permutation(draws))
@@ -225,7 +225,7 @@ def own_k_hat(
     """Estimate k-hat of each client's local sites given the global ones, averaged over draws of the latter.
 
     Args:
-        fit: of labelled clients; the guide's local sites have a density.
+        fit: of labeled clients; the guide's local sites have a density.
         points: draws of the global sites.
         draws: of the local sites at each.
         seed: of the draws.
@@ -233,7 +233,7 @@ def own_k_hat(
     Raises:
         ValueError: the guide has no density, or clients have no labels.
     """
-    check_labelled(fit)
+    check_labeled(fit)
     index = pd.Index(fit.clients, name="client")
     if not fit.program.latents.local_block.size:
         return pd.Series(np.nan, index=index, name="k_hat")

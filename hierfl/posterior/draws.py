@@ -108,7 +108,7 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
     names = (*(site.name for site in program.latents.sites), *program.derived)
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
-        with Answer(params, asked, reparameterised=False):
+        with Answer(params, asked, reparameterized=False):
             nodes: dict[str, Site] = poutine.trace(program.model).get_trace(asked).nodes
         return {name: nodes[name]["value"] for name in names}
 

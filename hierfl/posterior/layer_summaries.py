@@ -73,9 +73,9 @@ def network_of(sites: Sequence[str], *, is_local: bool) -> Network:
 def split(
     draws: Draws, sites: Collection[str] | None, expand: int
 ) -> tuple[set[str], dict[str, Network]]:
-    """Return the sites to write out, and the networks to summarise by layer.
+    """Return the sites to write out, and the networks to summarize by layer.
 
-    A network is summarised where it has more than `expand` numbers, of one client or of the global level.
+    A network is summarized where it has more than `expand` numbers, of one client or of the global level.
     With `sites` given, exactly those are written out. A global network with the name of a local one becomes
     `<name>_shared`.
     """
@@ -111,7 +111,7 @@ def _named(sites: Collection[str], known: Collection[str]) -> set[str]:
 def summaries(
     fit: Snapshot, large: Mapping[str, Network], draws: int, seed: int
 ) -> dict[str, Tensor]:
-    """Summarise networks draw by draw at each client, so that their numbers are never gathered."""
+    """Summarize networks draw by draw at each client, so that their numbers are never gathered."""
     program = fit.program
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:

@@ -35,7 +35,7 @@ def predict_from_prior(
         p(y | x) = E_{z ~ q(z)} E_{w ~ p(w | z)} p(y | x, w, z),    z the global sites, w those of the new client
 
     The average is over `draws` pairs (z, w). Under a point estimate of z (MAP) only w varies. Once a client
-    has labels, its own posterior says more: `fit.personalise`.
+    has labels, its own posterior says more: `fit.personalize`.
 
     Args:
         fit: of other clients.
@@ -54,7 +54,7 @@ def predict_from_prior(
     if fit.federation.client.settle is not None:
         raise ValueError(
             f"'{fit.method.name}' predicts a client's rows by statistics of rows that it has: give it some, "
-            f"fit.personalise(rows, rounds=0).predict(rows)"
+            f"fit.personalize(rows, rounds=0).predict(rows)"
         )
     check_rows(fit, rows, fit.program.reads.model)
     check_labels_given(fit.program, rows)
@@ -84,7 +84,7 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
     local = local_plates(program)
 
     def own_sites(params: Params, shared: Values, asked: ClientBatch) -> Tree:
-        with Answer(params, asked, reparameterised=False):
+        with Answer(params, asked, reparameterized=False):
             model = poutine.condition(program.model, data=shared)
             nodes = poutine.trace(model).get_trace(asked).nodes
         return {name: nodes[name]["value"] for name in local}

@@ -23,7 +23,7 @@ from hierfl.posterior import printed
 from hierfl.program.check_apart import check_apart
 from hierfl.program.check_distributions import kind_of
 from hierfl.program.handlers import unchecked, untouched_store
-from hierfl.program.prior_centre import Centre
+from hierfl.program.prior_center import Center
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import read
 from hierfl.program.sites import Model, Values
@@ -119,7 +119,7 @@ def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program
         ProgramError: the model cannot be run as it is written, has a param, or a prior without a sampler.
     """
     program = read(model, delta, data, seed=seed, learn=False)
-    with untouched_store(), Centre():
+    with untouched_store(), Center():
         trace = poutine.trace(program.model).get_trace(program.prototype)
         nodes: dict[str, Site] = trace.nodes
         params = [name for name, node in nodes.items() if node["type"] == "param"]

@@ -35,7 +35,7 @@ class Prediction:
     """The posterior predictive distribution of every row of some clients, flat, client after client as in `data`.
 
     Args:
-        data: the rows, labelled or not.
+        data: the rows, labeled or not.
         site: the observed site that is predicted.
         label: (n,) the true labels; None where they are unknown.
         mean: (n,) E[y | x], the probability of 1 for a Bernoulli site; (n, classes) probabilities for a

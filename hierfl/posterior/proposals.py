@@ -140,7 +140,7 @@ def gaussian(msg: Any, *, local: bool = False) -> tuple[Any, list[Any]] | None:
 
 
 def refitted(at: Tensor, weights: Weights, before: Split | None) -> Split:
-    """Fit a t to the mean and covariance of weighted draws, shrunk towards the previous proposal.
+    """Fit a t to the mean and covariance of weighted draws, shrunk toward the previous proposal.
 
     Args:
         at: (S, K) coordinates of the draws.

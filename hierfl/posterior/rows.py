@@ -14,7 +14,7 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
-from hierfl.posterior.client_loop import CLIENT_DRAWS_AT_ONCE, labelled
+from hierfl.posterior.client_loop import CLIENT_DRAWS_AT_ONCE, labeled
 from hierfl.posterior.draws import Draws, at_draws, in_program_shapes, posterior_draws
 from hierfl.posterior.snapshot import Snapshot, restricted
 from hierfl.program.check_distributions import LACKING
@@ -34,7 +34,7 @@ def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
     """Return the log density of each row (S, n), or each client (S, N), by observed site and factor.
 
     Args:
-        fit: of labelled clients.
+        fit: of labeled clients.
         draws: S, of every latent site.
 
     Raises:
@@ -109,7 +109,7 @@ def sampled(
     parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
     for k in range(fit.federation.data.num_clients):
         index = torch.tensor([k])
-        batch = labelled(full_batch(rows, index, seed=seed, at=salt), program)
+        batch = labeled(full_batch(rows, index, seed=seed, at=salt), program)
         state = tree_map(lambda v: v[0], taken(fit.progress.table, index))
         params = fit.federation.client.params(fit.message, state)
         values = {**shared, **{name: value[k] for name, value in own.items()}}

@@ -33,7 +33,7 @@ LOW, HIGH = 0.05, 0.95  # of the draws: the 90 % interval
 LEAST_EXPAND, MOST_ROWS = (
     50,
     1_000_000,
-)  # local networks are summarised sooner where clients are many
+)  # local networks are summarized sooner where clients are many
 Numbers = NDArray[np.float64]
 Networks = Mapping[str, Network]
 
@@ -47,7 +47,7 @@ class SiteTable:
         spread: sites with a standard deviation.
         points: latent sites and learned params without one.
         not_finite: sites with draws that are not finite.
-        by_layer: networks that are summarised by layer.
+        by_layer: networks that are summarized by layer.
         without_local: whether local sites are left out, since they depend on rows that are not there.
     """
 
@@ -63,7 +63,7 @@ class SiteTable:
 def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
     """Draw every site, and return mean, sd, 90 % interval and shrinkage of every number.
 
-    Draws are summarised chunk by chunk, so that those of many clients are never held together.
+    Draws are summarized chunk by chunk, so that those of many clients are never held together.
 
     Args:
         fit: a run at some round.
@@ -81,7 +81,7 @@ def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
     else:
         large, chunks = _drawn(by_state_alone(fit), draws, seed, expand, derived=not no_rows)
     of_learned = split(learned, None, expand)[1]
-    found = _summarised(chunks) | _summarised([_by_layer(learned, of_learned)])
+    found = _summarized(chunks) | _summarized([_by_layer(learned, of_learned)])
     networks = {**large, **of_learned}
     local = [name for name, site in found.items() if site.is_local and name not in networks]
     pulled = {} if no_rows else shrinkage(fit, local, seed=seed)
@@ -103,7 +103,7 @@ def site_table(fit: Snapshot, *, draws: int, seed: int = 0) -> SiteTable:
 def _drawn(
     fit: Snapshot, draws: int, seed: int, expand: int, *, derived: bool
 ) -> tuple[Networks, Iterator[Draws]]:
-    """Return the networks that are summarised by layer, and the draws of each chunk of clients.
+    """Return the networks that are summarized by layer, and the draws of each chunk of clients.
 
     Args:
         fit: whose guide can be run.
@@ -201,8 +201,8 @@ class _Site:
         return not bool(np.isnan(self.at[1]).all())
 
 
-def _summarised(chunks: Iterable[Draws]) -> dict[str, _Site]:
-    """Summarise the draws of chunks of clients, site by site."""
+def _summarized(chunks: Iterable[Draws]) -> dict[str, _Site]:
+    """Summarize the draws of chunks of clients, site by site."""
     shared: dict[str, _Site] = {}
     own: dict[str, list[Numbers]] = {}
     for chunk in chunks:

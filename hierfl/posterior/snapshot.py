@@ -122,7 +122,7 @@ def restricted(
     if unknown:
         raise KeyError(
             f"client '{unknown[0]}' was not fitted: infer it first, "
-            f"fit.personalise(its data).predict(...)"
+            f"fit.personalize(its data).predict(...)"
         )
     check_rows(fit, rows, fit.program.reads.model)
     check_labels_given(fit.program, rows)

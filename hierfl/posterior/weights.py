@@ -97,7 +97,7 @@ def weigh(
     """Draw from the guide and weight the draws.
 
     Args:
-        fit: of labelled clients.
+        fit: of labeled clients.
         count: S.
         inner: draws of a client's local sites for each draw of the global ones; the client keeps one of them.
         seed: of the draws.
@@ -112,7 +112,7 @@ def weigh(
             draw.
     """
     program = fit.program
-    check_labelled(fit)
+    check_labeled(fit)
     check_density(fit, shared=shared)
     times = inner if program.latents.local_block.size else 1
 
@@ -203,7 +203,7 @@ def over_own(
     return found
 
 
-def check_labelled(fit: Snapshot) -> None:
+def check_labeled(fit: Snapshot) -> None:
     """Refuse clients without labels."""
     data = fit.federation.data
     missing = [

@@ -17,7 +17,7 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
 from hierfl.program.check_distributions import support_of
-from hierfl.program.prior_centre import Centre
+from hierfl.program.prior_center import Center
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from hierfl.program.traces import in_clients, is_deterministic, is_factor
@@ -81,7 +81,7 @@ def _made_of(model: Model, site: str, value: Tensor, batch: ClientBatch) -> list
     for name, field in batch.fields.items():
         other = ~field if field.dtype == torch.bool else field + 1
         try:
-            with Centre():
+            with Center():
                 nodes = (
                     poutine.trace(model)
                     .get_trace(replace(batch, fields={**batch.fields, name: other}))
@@ -175,7 +175,7 @@ def check_labels_by_row(model: Model, data: ClientData, sites: Iterable[str]) ->
     parts = torch.arange(data.num_clients).split(256)
     for ids in cut_ragged(parts, data.counts, most=256) if sites else ():
         batch = full_batch(data, ids)
-        with Centre():
+        with Center():
             nodes: dict[str, Any] = poutine.trace(model).get_trace(batch).nodes
         for site in sites:
             good = nodes[site]["fn"].support.check(nodes[site]["value"]) | ~batch.mask()

@@ -105,7 +105,7 @@ def _batches(data: ClientData, missing: dict[str, Tensor]) -> list[ClientBatch]:
 def _is_finite(program: Program, batch: ClientBatch) -> bool:
     """Return whether the density of a batch and its gradient are finite where the guide starts."""
     shared, own = program.start()
-    batch = _labelled(program, batch)
+    batch = _labeled(program, batch)
 
     def loss(params: Params) -> Tensor:
         return program.terms(params, batch).loss(program.share).sum()
@@ -116,7 +116,7 @@ def _is_finite(program: Program, batch: ClientBatch) -> bool:
         return all(bool(leaf.isfinite().all()) for leaf in tree_leaves(found))
 
 
-def _labelled(program: Program, batch: ClientBatch) -> ClientBatch:
+def _labeled(program: Program, batch: ClientBatch) -> ClientBatch:
     """Fill in absent labels with one that is inside its support: that of a row the program was read on."""
     known = program.prototype.fields
     absent = {

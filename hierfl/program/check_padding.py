@@ -73,8 +73,8 @@ def check_mini_batches(
     several rows, such as the row before (an autoregression) or a mean, is another thing there.
 
     Args:
-        program: to check. A model with the attribute `normalises_by_batch` is let pass: its rows are
-            normalised by the mini-batch on purpose.
+        program: to check. A model with the attribute `normalizes_by_batch` is let pass: its rows are
+            normalized by the mini-batch on purpose.
         data: the clients it will run on.
         priors_alone: the steps on mini-batches evaluate no likelihood, so check the latent sites alone.
         halves: some steps work on a random half of a client's rows, by mini-batches or not.
@@ -83,7 +83,7 @@ def check_mini_batches(
         ProgramError: a site depends on several rows of its client; the message names it.
     """
     found = None if priors_alone else next(iter(program.joint), None)
-    by_batch = getattr(program.model, "normalises_by_batch", False)
+    by_batch = getattr(program.model, "normalizes_by_batch", False)
     if found is None and not by_batch and data.num_rows > 1:
         found = _of_several_rows(program, made_up(program, data), priors_alone)
     if found and halves:
@@ -121,7 +121,7 @@ def _of_several_rows(program: Program, alone: ClientBatch, priors_alone: bool) -
 
 
 def check_labels_given(program: Program, rows: ClientData) -> None:
-    """Refuse to predict unlabelled rows where a site is computed from labels, as an autoregression is.
+    """Refuse to predict unlabeled rows where a site is computed from labels, as an autoregression is.
 
     Args:
         program: the checked program.

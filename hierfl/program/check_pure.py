@@ -134,8 +134,8 @@ def _traces(program: Program, params: Mapping[str, Tensor], batch: ClientBatch) 
         with no_global_draws("guide"):
             guided = poutine.trace(program.guide).get_trace(batch)
         with no_global_draws("model"):
-            modelled = poutine.trace(poutine.replay(program.model, guided)).get_trace(batch)
-    return {"guide": guided, "model": modelled}
+            modeled = poutine.trace(poutine.replay(program.model, guided)).get_trace(batch)
+    return {"guide": guided, "model": modeled}
 
 
 def _tensors(site: Site) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from torch.distributions import constraints
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.program.handlers import untouched_store
-from hierfl.program.prior_centre import Centre
+from hierfl.program.prior_center import Center
 from hierfl.program.program import Program
 
 FAR = 1000.0  # of mean or standard deviation; units such as years and kilograms stay below
@@ -39,7 +39,7 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
             more = f", and {len(found) - 1} more columns" if len(found) > 1 else ""
             warnings.warn(
                 f"{found[0]}{more}: default priors and step sizes are for columns of about unit scale; scale "
-                f"it, hierfl.standardise(train, test, fields=('{name}',))",
+                f"it, hierfl.standardize(train, test, fields=('{name}',))",
                 stacklevel=3,
             )
 
@@ -73,7 +73,7 @@ def _is_number(program: Program, name: str) -> bool:
         return True
     floats = replace(batch, fields={**batch.fields, name: values.to(batch.counts.dtype)})
     try:
-        with untouched_store(), Centre():
+        with untouched_store(), Center():
             poutine.trace(program.model).get_trace(floats)
     except (RuntimeError, ValueError, IndexError, TypeError):
         return False

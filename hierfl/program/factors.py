@@ -10,7 +10,7 @@ import torch
 from pyro import poutine
 
 from hierfl.data.batch import DATA, ClientBatch
-from hierfl.program.prior_centre import Centre
+from hierfl.program.prior_center import Center
 from hierfl.program.sites import Model
 from hierfl.program.traces import Site, in_clients, is_factor, samples
 
@@ -46,7 +46,7 @@ def _reading_rows(model: Model, factors: Mapping[str, Site], batch: ClientBatch)
         other = ~field if field.dtype == torch.bool else field + 1
         changed = replace(batch, fields={**batch.fields, name: other})
         try:
-            with Centre():
+            with Center():
                 nodes: dict[str, Site] = poutine.trace(model).get_trace(changed).nodes
         except (RuntimeError, ValueError, IndexError):
             continue  # the model fails on a changed field, such as an index

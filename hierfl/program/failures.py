@@ -75,7 +75,7 @@ _KNOWN = (
     ),
     (
         r"linalg|cholesky|singular|positive.definite",
-        "a matrix is not positive definite: scale the columns (hierfl.standardise), or add to its diagonal",
+        "a matrix is not positive definite: scale the columns (hierfl.standardize), or add to its diagonal",
     ),
     (
         r"used as indices",

@@ -27,7 +27,7 @@ class Answer(Messenger):
     Args:
         params: unconstrained values by name; a param that is not in it is left to Pyro.
         batch: the clients and rows that the program runs on; None: draws are left to other handlers.
-        reparameterised: refuse a distribution whose draws have no gradient; False: such draws are fine, as
+        reparameterized: refuse a distribution whose draws have no gradient; False: such draws are fine, as
             those of a prior.
     """
 
@@ -36,10 +36,10 @@ class Answer(Messenger):
         params: Mapping[str, Tensor],
         batch: ClientBatch | None,
         *,
-        reparameterised: bool = True,
+        reparameterized: bool = True,
     ) -> None:
         super().__init__()
-        self.params, self.batch, self.reparameterised = params, batch, reparameterised
+        self.params, self.batch, self.reparameterized = params, batch, reparameterized
         self._weights = ModuleWeights()
 
     def __exit__(self, *error: Any) -> None:
@@ -78,7 +78,7 @@ class Answer(Messenger):
     def _seeded(self, msg: Site, key: Tensor) -> Tensor:
         """Return a draw by torch's own sampler; where there is none, the error names the site."""
         try:
-            return seeded(msg["fn"], key, reparameterised=self.reparameterised)
+            return seeded(msg["fn"], key, reparameterized=self.reparameterized)
         except NoSampler as error:
             raise NoSampler(f"site '{msg['name']}' ({error})") from error
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hierfl.data.batch import DATA, ClientBatch
 from hierfl.program.handlers import untouched_store
-from hierfl.program.prior_centre import Centre
+from hierfl.program.prior_center import Center
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from hierfl.program.traces import Site, in_clients, is_deterministic, is_latent, samples
@@ -81,7 +81,7 @@ def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
         return
     fields = {name: v[:, :-1] for name, v in batch.fields.items()}
     rows = None if batch.rows is None else batch.rows[:, :-1]
-    with untouched_store(), Centre():
+    with untouched_store(), Center():
         fewer: Any = poutine.trace(model).get_trace(replace(batch, fields=fields, rows=rows)).nodes
     for name, shape in latent.items():
         if fewer[name]["fn"].event_shape != shape:
@@ -128,7 +128,7 @@ def _depend_on_rows(model: Model, batch: ClientBatch) -> set[str]:
 def _densities(model: Model, batch: ClientBatch) -> dict[str, Tensor]:
     """Return the log densities of local sites outside the data plate; none where the model fails."""
     try:
-        with Centre():
+        with Center():
             trace = poutine.trace(model).get_trace(batch)
     except (
         Exception
@@ -159,6 +159,6 @@ class _Watched(ClientBatch):
 def _asks_for_mask(model: Model, batch: ClientBatch) -> bool:
     parts = {name: getattr(batch, name) for name in ClientBatch.__dataclass_fields__}
     watched = _Watched(**parts)
-    with untouched_store(), Centre():
+    with untouched_store(), Center():
         poutine.trace(model).get_trace(watched)
     return bool(watched.asked)

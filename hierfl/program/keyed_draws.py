@@ -53,7 +53,7 @@ class Noise:
 
 
 def draw(fn: Any, source: Noise) -> Tensor:
-    """Return one reparameterised draw, of shape `(*fn.batch_shape, *fn.event_shape)`.
+    """Return one reparameterized draw, of shape `(*fn.batch_shape, *fn.event_shape)`.
 
     Args:
         fn: the distribution.
@@ -95,23 +95,23 @@ def draw(fn: Any, source: Noise) -> Tensor:
     )
 
 
-def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterised: bool = True) -> Tensor:
+def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = True) -> Tensor:
     """Return one draw by torch's own sampler, its generator seeded by the key, of one client at a time.
 
     The same key gives the same draw.
 
     Args:
-        fn: a distribution with reparameterised draws (Gamma, Beta, Dirichlet, StudentT, ...).
+        fn: a distribution with reparameterized draws (Gamma, Beta, Dirichlet, StudentT, ...).
         key: (2,) or (1, 2) int32.
-        reparameterised: whether the draw must have a gradient, as a guide's must; a prior's need not.
+        reparameterized: whether the draw must have a gradient, as a guide's must; a prior's need not.
 
     Raises:
-        NoKeyedDraw: the distribution has no reparameterised draw, or there are several clients, stacked or
+        NoKeyedDraw: the distribution has no reparameterized draw, or there are several clients, stacked or
             under vmap.
         NoSampler: the distribution has no draw at all.
     """
-    if reparameterised and not fn.has_rsample:
-        raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterised draw)")
+    if reparameterized and not fn.has_rsample:
+        raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterized draw)")
     apart = NoKeyedDraw(
         f"{type(fn).__name__} (drawn by torch itself, one client and one draw at a time)"
     )

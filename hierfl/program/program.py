@@ -20,7 +20,7 @@ from hierfl.core.arguments import shown
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer
-from hierfl.program.prior_centre import Centre
+from hierfl.program.prior_center import Center
 from hierfl.program.sites import Guide, Latents, Model, Values
 from hierfl.program.terms import Terms, elbo_terms, traces_of
 from hierfl.program.traces import Site
@@ -164,8 +164,8 @@ class Program:
             support: other rows of the same clients, which the guide reads; None: the rows of `batch`.
         """
         support = batch if support is None else support
-        guided, modelled = traces_of(self.model, self.guide, params, batch, support)
-        return elbo_terms(guided, modelled, batch, closed=self.closed, factors=self.factors)
+        guided, modeled = traces_of(self.model, self.guide, params, batch, support)
+        return elbo_terms(guided, modeled, batch, closed=self.closed, factors=self.factors)
 
     def weighed(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
         """Draw every latent and deterministic site once, with the terms at that draw, none in closed form.
@@ -177,10 +177,10 @@ class Program:
             batch: the rows that guide and model read.
         """
         # a likelihood averaged over q would not be the density at the draw: the model is not told q
-        guided, modelled = traces_of(self.model, self.guide, params, batch, batch, tell=False)
+        guided, modeled = traces_of(self.model, self.guide, params, batch, batch, tell=False)
         names = [*(site.name for site in self.latents.sites), *self.derived]
-        values = {name: modelled.nodes[name]["value"] for name in names}
-        return values, elbo_terms(guided, modelled, batch, closed=(), factors=self.factors)
+        values = {name: modeled.nodes[name]["value"] for name in names}
+        return values, elbo_terms(guided, modeled, batch, closed=(), factors=self.factors)
 
     def mean_loss(self, params: Params, batch: ClientBatch, *, weight: float = 0.0) -> Tensor:
         """Return the loss sum_k (nll_k / N_k + weight * local_kl_k) over the batch's clients, ().
@@ -202,14 +202,14 @@ class Program:
 
         Args:
             params: unconstrained, of the model.
-            given: values of global sites; any other is at the centre of its prior.
+            given: values of global sites; any other is at the center of its prior.
             batch: rows of the clients, where a prior depends on their fields; None: a few rows of one client.
 
         Returns:
             Site -> distribution.
         """
         batch = self.prototype if batch is None else batch
-        by_mean = Centre({site.name: site.has_mean for site in self.latents.sites})
+        by_mean = Center({site.name: site.has_mean for site in self.latents.sites})
         model = poutine.condition(self.model, data=given) if given else self.model
         with Answer(params, batch), by_mean:
             trace = poutine.trace(model).get_trace(batch)
@@ -262,7 +262,7 @@ class Program:
         }
 
     def _conditioned(self, values: Values, params: Params, batch: ClientBatch) -> dict[str, Site]:
-        with Answer(params, batch, reparameterised=False):
+        with Answer(params, batch, reparameterized=False):
             nodes: dict[str, Site] = (
                 poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
             )

@@ -20,7 +20,7 @@ NAMES = {
     "hierfl.formulas": ("Column", "Constants", "Grouping", "Margin"),
     "hierfl.guides": tuple(
         (
-            "amortised conditional constructed delta diagonal_normal full_normal low_rank low_rank_normal "
+            "amortized conditional constructed delta diagonal_normal full_normal low_rank low_rank_normal "
             "mean_field spline_flow structured unrolled"
         ).split()
     ),
@@ -28,8 +28,8 @@ NAMES = {
         (
             "apfl averaging_some batch_normed bfi by_rows clustered_fl differentially_private ditto fedabml fedamp "
             "fedavg fedbabu fedbn fedem fedep fedfomo fedlaplace fedmap fedpa fedpac fedpop fedrecon fedrep fedsvi "
-            "fedvi fine_tuned heur_fedamp ifca individual knn_per over_relaxed per_fedavg pfedbayes pfedbred pfedhn "
-            "pfedme pvi quantised robust scaffold server_optimised two_stage"
+            "fedvi fine_tuned heur_fedamp ifca local_only knn_per over_relaxed per_fedavg pfedbayes pfedbred pfedhn "
+            "pfedme pvi quantized robust scaffold server_optimized two_stage"
         ).split()
     ),
     "hierfl.methods.hypernetworks": ("Mlp",),
@@ -50,9 +50,9 @@ NAMES = {
         "Bernoulli Likelihood bernoulli categorical normal poisson".split()
     ),
     "hierfl.models.map_priors": tuple(
-        "InputConvex Isotropic LearnedNormal LearnedVariance Penalised".split()
+        "InputConvex Isotropic LearnedNormal LearnedVariance Penalized".split()
     ),
-    "hierfl.optimisers": tuple("SGD Adam TorchOptimiser".split()),
+    "hierfl.optimizers": tuple("SGD Adam TorchOptimizer".split()),
     # distributions of numbers alone; not those that take functions, search trees or compile code
     "pyro.distributions": tuple(
         (
@@ -78,7 +78,7 @@ MODULES_OF_0_1_0 = {
     "hierfl.guides": tuple(
         f"hierfl.guides.{name}"
         for name in (
-            "amortised conditional constructed delta low_rank mean_field shared structured unrolled"
+            "amortized conditional constructed delta low_rank mean_field shared structured unrolled"
         ).split()
     ),
     "hierfl.methods": tuple(
@@ -96,7 +96,7 @@ MODULES_OF_0_1_0 = {
     "hierfl.models.bregman": ("hierfl.models.bregman",),
     "hierfl.models.likelihood": ("hierfl.models.likelihood",),
     "hierfl.models.map_priors": ("hierfl.models.map_priors",),
-    "hierfl.optimisers": ("hierfl.optimisers",),
+    "hierfl.optimizers": ("hierfl.optimizers",),
 }
 PUBLIC_OF = {old: public for public, olds in MODULES_OF_0_1_0.items() for old in olds}
 

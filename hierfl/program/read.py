@@ -43,7 +43,7 @@ from hierfl.program.float_labels import sites_to_float, with_float_labels
 from hierfl.program.handlers import Answer, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.keyed_draws import NoKeyedDraw
-from hierfl.program.prior_centre import Centre
+from hierfl.program.prior_center import Center
 from hierfl.program.program import Program, ProgramError, Reads
 from hierfl.program.read_traces import closed_of, derived_of, is_keyed, latents_of, params_of
 from hierfl.program.sites import Family, Guide, Model
@@ -168,8 +168,8 @@ def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
     return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
 
 
-class _Start(Centre):
-    """Sets every latent site to the centre of its prior, and refuses one that has no continuous support."""
+class _Start(Center):
+    """Sets every latent site to the center of its prior, and refuses one that has no continuous support."""
 
     def _pyro_sample(self, msg: Site) -> None:
         if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):

@@ -15,7 +15,7 @@ from hierfl.core import noise
 from hierfl.data.batch import CLIENTS, DATA
 from hierfl.program.check_distributions import kind_of
 from hierfl.program.keyed_draws import Noise, NoKeyedDraw, draw
-from hierfl.program.prior_centre import has_mean
+from hierfl.program.prior_center import has_mean
 from hierfl.program.program import ParamSpec, ProgramError
 from hierfl.program.sites import Latents, LatentSite
 from hierfl.program.traces import Site, in_clients, is_deterministic, is_latent
@@ -150,7 +150,7 @@ def is_keyed(guide: Any) -> bool:
         except NoKeyedDraw as error:
             if not site["fn"].has_rsample:
                 raise ProgramError(
-                    f"site '{name}' of the guide is drawn from {error}, which has no reparameterised draw: "
+                    f"site '{name}' of the guide is drawn from {error}, which has no reparameterized draw: "
                     f"no gradient passes through it"
                 ) from error
             unkeyed.append(name)

@@ -1,4 +1,4 @@
-"""Recipes: how a method, model, guide or optimiser was made, as JSON.
+"""Recipes: how a method, model, guide or optimizer was made, as JSON.
 
 A recipe goes into a run's record, and `hierfl.load` makes the method again from it. No code is stored, and
 none that a file names is run: public functions are recorded by name (`hierfl.program.public_names`), a user's

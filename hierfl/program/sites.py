@@ -35,7 +35,7 @@ class LatentSite:
         event_shape: of its distribution.
         support: the set its values lie in.
         has_mean: its prior has a mean inside its support.
-        start: the centre of its prior, (*batch_shape, *event_shape).
+        start: the center of its prior, (*batch_shape, *event_shape).
     """
 
     name: str

@@ -81,10 +81,10 @@ def traces_of(
             {name: site["fn"] for name, site in samples(guided)} if tell else None
         )
         try:
-            modelled = poutine.trace(poutine.replay(model, guided)).get_trace(batch)
+            modeled = poutine.trace(poutine.replay(model, guided)).get_trace(batch)
         finally:
             _POSTERIOR.reset(told)
-    return guided, modelled
+    return guided, modeled
 
 
 def elbo_terms(

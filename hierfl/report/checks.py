@@ -35,7 +35,7 @@ def _run(found: Measured) -> Iterator[Check]:
     """Check the training run."""
     yield _participation(found)
     yield _converged(found)
-    yield from _held_out_score(found)
+    yield from _validation_score(found)
     yield from _concentration(found)
     yield from chains_of_rounds(found.fit)
     yield from clients_of_rounds(found.fit)
@@ -72,12 +72,12 @@ def _converged(found: Measured) -> Check:
     return answered(question, not found.run.converged, found.run.verdict)
 
 
-def _held_out_score(found: Measured) -> Iterator[Check]:
+def _validation_score(found: Measured) -> Iterator[Check]:
     """Warn if the held-out score has fallen by more than 0.01 nats per row since its best round."""
     history = found.fit.history
-    if "held_out_log_score" not in history:
+    if "validation_log_score" not in history:
         return
-    scores = history.set_index("round")["held_out_log_score"].dropna()
+    scores = history.set_index("round")["validation_log_score"].dropna()
     fallen = float(scores.max() - scores.iloc[-1])
     yield answered(
         "Is the held-out score still near its best?",

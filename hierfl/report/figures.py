@@ -84,7 +84,7 @@ def forest(found: Measured, entry: Entry) -> Picture:
         )
         caption = (
             f"{entry.label} of each client{' (number of rows in brackets)' if named else ''}: "
-            "posterior median, 50 % and 90 % intervals. Grey band: 90 % interval of the global "
+            "posterior median, 50 % and 90 % intervals. Gray band: 90 % interval of the global "
             "prior, which is what the global level alone predicts for a client."
         )
         return picture(
@@ -100,9 +100,9 @@ def forest(found: Measured, entry: Entry) -> Picture:
 
 
 def borrowed(entry: Entry) -> float:
-    """Return how far estimates are shrunk from the local-only ones to the centre: 0 none, 1 completely.
+    """Return how far estimates are shrunk from the local-only ones to the center: 0 none, 1 completely.
 
-        1 - (x . y) / (x . x),    x the local-only and y the hierarchical estimates, less the centre
+        1 - (x . y) / (x . x),    x the local-only and y the hierarchical estimates, less the center
 
     One minus the slope of the regression of y on x through the origin.
     """
@@ -117,13 +117,13 @@ def shrinkage(found: Measured, entry: Entry) -> Picture:
     with style():
         figure, ax = _figure(NARROW, 4.6)
         rows = found.fit.federation.data.counts.numpy()
-        plots.shrinkage(ax, entry.alone, entry.draws.mean(0), rows=rows, centre=entry.middle)
+        plots.shrinkage(ax, entry.alone, entry.draws.mean(0), rows=rows, center=entry.middle)
         ax.set_title(entry.label, fontsize=9)
         _legend(figure, ax, columns=2)
         moved = share(min(max(borrowed(entry), 0.0), 1.0))
         words = (
             f"over all clients, estimates move {moved} of the way from the local-only estimate "
-            "(own rows only) to the common centre."
+            "(own rows only) to the common center."
         )
         return picture(
             figure, f"Scatter plot of clients, {entry.label}: {words}", f"{entry.label}: {words}"

@@ -59,7 +59,7 @@ def measure(
     prediction = asked.predicted(rows) if fit.program.sites_of_rows else None
     if prediction is not None and prediction.label is None and held_out is not None:
         raise ValueError(
-            f"the held-out rows have no labels for site '{prediction.site}': pass labelled "
+            f"the held-out rows have no labels for site '{prediction.site}': pass labeled "
             "rows, or omit held_out"
         )
     strange = None

@@ -20,13 +20,13 @@ from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family
 
 
-def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, Any]) -> None:
+def check_kinds(method: Any, data: Any, validation: Any, numbers_: Mapping[str, Any]) -> None:
     """Refuse arguments of another kind: a class for a method, a frame for data, a float for rounds.
 
     Args:
         method: a `Method`, or a model.
         data: `ClientData`.
-        held_out: `ClientData` or None.
+        validation: `ClientData` or None.
         numbers_: argument -> value, which must be an integer, or None for rounds, chunk and patience; `cohort`
             may be a share as well.
 
@@ -38,8 +38,8 @@ def check_kinds(method: Any, data: Any, held_out: Any, numbers_: Mapping[str, An
         raise TypeError(f"method and data are swapped: call fit(method, data, ...){mend}")
     check_method(method)
     expect_client_data(data, "data")
-    if held_out is not None:
-        expect_client_data(held_out, "held_out")
+    if validation is not None:
+        expect_client_data(validation, "validation")
     check_counts(numbers_)
 
 
@@ -50,7 +50,7 @@ def check_method(method: Any) -> None:
         TypeError: it is something else; the message names the mend.
     """
     if isinstance(method, Method):
-        _check_optimisers(method)
+        _check_optimizers(method)
     elif (wrong := _no_method(method)) is not None:
         raise TypeError(wrong)
 
@@ -116,17 +116,17 @@ def _no_method(method: Any) -> str | None:
     )
 
 
-def _check_optimisers(method: Method) -> None:
-    """Refuse options of a method that should be optimisers, or step sizes, and are not."""
+def _check_optimizers(method: Method) -> None:
+    """Refuse options of a method that should be optimizers, or step sizes, and are not."""
     recipe = recipe_of(method)
     for name, value in ({} if recipe is None else recipe.options).items():
         if isinstance(value, Method):
-            _check_optimisers(value)
-        elif "optimiser" in name and value is not None:
+            _check_optimizers(value)
+        elif "optimizer" in name and value is not None:
             if isinstance(value, type) or not hasattr(value, "init"):
                 kind = getattr(value, "__name__", type(value).__name__)
                 raise TypeError(
-                    f"{name} is {kind}: give one of hierfl.optimisers with its step size, Adam(0.01)"
+                    f"{name} is {kind}: give one of hierfl.optimizers with its step size, Adam(0.01)"
                 )
             _check_rate(f"{name}.lr", getattr(value, "lr", 1.0))
         elif name == "lr":

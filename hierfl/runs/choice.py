@@ -59,7 +59,7 @@ def choose(
     *,
     disclose: Disclose = "summaries",
     cohort: int | float | None = None,
-    engine: Engine = "vectorised",
+    engine: Engine = "vectorized",
     seed: int = 0,
     on_client_error: OnClientError = "raise",
 ) -> Choice:

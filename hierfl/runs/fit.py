@@ -16,7 +16,7 @@ from hierfl.method import Method
 from hierfl.program.sites import Model
 from hierfl.runs.check_arguments import check_kinds
 from hierfl.runs.choice import check_disclosed, choose
-from hierfl.runs.least_rows import with_rows
+from hierfl.runs.min_rows import with_rows
 from hierfl.runs.one_run import How, run
 from hierfl.runs.over_nodes import OverNodes, fit_over
 from hierfl.runs.result import Fit
@@ -33,20 +33,20 @@ def fit(
     rounds: int | None = ...,
     seed: int = ...,
     cohort: int | float | None = ...,
-    engine: Literal["vectorised", "sequential", "pooled"] = ...,
+    engine: Literal["vectorized", "sequential", "pooled"] = ...,
     chunk: int | None = ...,
     compile: Literal["auto"] | bool = ...,
     device: str | torch.device = ...,
     checkpoint: str | Path | None = ...,
-    every: int = ...,
+    checkpoint_every: int = ...,
     resume: bool = ...,
-    held_out: ClientData | Frames | None = ...,
-    score_every: int = ...,
+    validation: ClientData | Frames | None = ...,
+    eval_every: int = ...,
     patience: int | None = ...,
     progress: bool | None = ...,
-    on_round: Callable[[Fit], object] | None = ...,
+    callback: Callable[[Fit], object] | None = ...,
     on_client_error: Literal["raise", "skip"] = ...,
-    least_rows: int = ...,
+    min_rows: int = ...,
     disclose: Literal["summaries", "sums"] = ...,
 ) -> Fit: ...
 
@@ -74,20 +74,20 @@ def fit(
     rounds: int | None = None,
     seed: int = 0,
     cohort: int | float | None = None,
-    engine: Literal["vectorised", "sequential", "pooled"] = "vectorised",
+    engine: Literal["vectorized", "sequential", "pooled"] = "vectorized",
     chunk: int | None = None,
     compile: Literal["auto"] | bool = "auto",
     device: str | torch.device = "cpu",
     checkpoint: str | Path | None = None,
-    every: int = 10,
+    checkpoint_every: int = 10,
     resume: bool = False,
-    held_out: ClientData | Frames | None = None,
-    score_every: int = 10,
+    validation: ClientData | Frames | None = None,
+    eval_every: int = 10,
     patience: int | None = None,
     progress: bool | None = None,
-    on_round: Callable[[Fit], object] | None = None,
+    callback: Callable[[Fit], object] | None = None,
     on_client_error: Literal["raise", "skip"] = "raise",
-    least_rows: int = 1,
+    min_rows: int = 1,
     disclose: Literal["summaries", "sums"] = "summaries",
     nodes: OverNodes[Any] | None = None,
 ) -> Any:
@@ -106,10 +106,10 @@ def fit(
         seed: of everything random. Noise is a function of (seed, client, step, site), so no result depends on
             the engine or on the order of clients.
         cohort: clients a round: None for all, a count, or a share in (0, 1].
-        engine: "vectorised" carries many clients at once; "sequential" runs one after another; "pooled" runs
+        engine: "vectorized" carries many clients at once; "sequential" runs one after another; "pooled" runs
             all in one Pyro plate, as if the rows had been brought together, for methods that have such a
             form. All give the same numbers.
-        chunk: clients carried at once by "vectorised"; None: as many as fit the cache.
+        chunk: clients carried at once by "vectorized"; None: as many as fit the cache.
         compile: whether each kind of local step becomes one compiled graph, whose numbers agree with eager
             ones to rounding. "auto" compiles where the run is long enough to repay it, judged by the seconds
             of one eager step and the number of its operations; of a method that stops by itself the rounds count
@@ -119,23 +119,23 @@ def fit(
         device: where clients work, such as "cuda"; the server, the client states and the returned fit stay on
             the CPU.
         checkpoint: folder to write checkpoints to.
-        every: rounds between checkpoints; the last round is always written.
+        checkpoint_every: rounds between checkpoints; the last round is always written.
         resume: continue from the newest undamaged checkpoint of that folder, if there is one.
-        held_out: labelled rows of the same clients; their mean log score is logged every `score_every`
+        validation: labeled rows of the same clients; their mean log score is logged every `eval_every`
             rounds.
-        score_every: rounds between scores.
+        eval_every: rounds between scores.
         patience: stop once so many scores in a row have not improved on the best; the params of the last
             round are kept.
         progress: show a progress bar; None: where standard error is a terminal.
-        on_round: called with the fit after each round, once its checkpoint is written, such as to measure what
+        callback: called with the fit after each round, once its checkpoint is written, such as to measure what
             clients are served then. What it returns is not used; an error that it raises ends the run.
         on_client_error: "raise" stops the run at a client that fails, or whose update is not finite. "skip"
             leaves such a client out of that round: it is not counted, its client state stays as it was, and
             `history["left_out"]` and the report name it with the reason. A round without any client left
             stops the run. With either, `history["far_out"]` names updates of at least ten times the median
             norm that are far out of the cohort's spread (`hierfl.engine.bad_updates`); these are counted.
-        least_rows: clients with fewer rows take no part, and send nothing; a warning names them. The fit is of
-            the others, and `Fit.personalise` infers the client states of those left out from their own rows. What
+        min_rows: clients with fewer rows take no part, and send nothing; a warning names them. The fit is of
+            the others, and `Fit.personalize` infers the client states of those left out from their own rows. What
             a client with few rows sends tells much about each (docs/privacy.md).
         disclose: what the server may see. "summaries": of each client a summary of its own, as in a
             meta-analysis (`Method.discloses`). "sums": only sums over clients, so that secure aggregation would
@@ -156,19 +156,23 @@ def fit(
             checkpoint of another run, `rounds` is None and the method does not stop by itself, or the method
             discloses summaries and `disclose` is "sums"; or an argument does not go with `nodes`.
         ProgramError: a model or guide that cannot be run as it is written.
-        KeyError: `held_out` has a client that `data` does not have.
+        KeyError: `validation` has a client that `data` does not have.
         ClientError: a client fails, or its update is not finite; with on_client_error="skip", all clients of a
             round.
     """
     if nodes is not None:
         return fit_over(nodes, method, locals(), fit)
-    method, data, held_out = of_frames(method, data, held_out)
-    counts: dict[str, object] = {"rounds": rounds, "every": every, "score_every": score_every}
+    method, data, validation = of_frames(method, data, validation)
+    counts: dict[str, object] = {
+        "rounds": rounds,
+        "checkpoint_every": checkpoint_every,
+        "eval_every": eval_every,
+    }
     counts |= {"seed": seed, "cohort": cohort, "chunk": chunk, "patience": patience}
-    check_kinds(method, data, held_out, counts | {"least_rows": least_rows})
-    if on_round is not None and not callable(on_round):
-        raise TypeError(f"on_round is {on_round!r}: it must be a function of the fit, or None")
-    data, held_out = with_rows(data, held_out, least_rows)
+    check_kinds(method, data, validation, counts | {"min_rows": min_rows})
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback is {callback!r}: it must be a function of the fit, or None")
+    data, validation = with_rows(data, validation, min_rows)
     how = How(
         seed=seed,
         cohort=cohort,
@@ -177,13 +181,13 @@ def fit(
         compile=compile,
         device=device,
         checkpoint=None if checkpoint is None else expect_path(checkpoint, "checkpoint", "run"),
-        every=every,
+        checkpoint_every=checkpoint_every,
         resume=resume,
-        held_out=held_out,
-        score_every=score_every,
+        validation=validation,
+        eval_every=eval_every,
         patience=patience,
         progress=progress,
-        on_round=on_round,
+        callback=callback,
         on_client_error=on_client_error,
     )
     if isinstance(method, Method):

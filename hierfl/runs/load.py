@@ -78,7 +78,7 @@ def load(
 
     def set_up() -> Federation:
         federated = partial(
-            federate, made, seed=who["seed"], engine=who.get("engine", "vectorised")
+            federate, made, seed=who["seed"], engine=who.get("engine", "vectorized")
         )
         if there.data is None:
             return without_rows(there, str(folder), federated)

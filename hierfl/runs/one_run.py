@@ -30,7 +30,7 @@ from hierfl.runs.identity import about
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import clear
 
-SCORE = "held_out_log_score"  # its name in the history
+SCORE = "validation_log_score"  # its name in the history
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,35 +40,35 @@ class How:
     Args:
         seed: of everything random.
         cohort: clients a round.
-        engine: "vectorised", "sequential" or "pooled".
+        engine: "vectorized", "sequential" or "pooled".
         chunk: clients carried at once.
         compile: whether local steps are compiled.
         device: where clients work.
         checkpoint: folder to write checkpoints to.
-        every: rounds between checkpoints.
+        checkpoint_every: rounds between checkpoints.
         resume: continue from the newest checkpoint.
-        held_out: labelled rows to score.
-        score_every: rounds between scores.
+        validation: labeled rows to score.
+        eval_every: rounds between scores.
         patience: scores in a row without a gain before the run stops.
         progress: show a progress bar; None: where standard error is a terminal.
-        on_round: called with the fit after each round.
+        callback: called with the fit after each round.
         on_client_error: "raise" or "skip".
     """
 
     seed: int
     cohort: int | float | None
-    engine: Literal["vectorised", "sequential", "pooled"]
+    engine: Literal["vectorized", "sequential", "pooled"]
     chunk: int | None
     compile: Literal["auto"] | bool
     device: str | torch.device
     checkpoint: Path | None
-    every: int
+    checkpoint_every: int
     resume: bool
-    held_out: ClientData | None
-    score_every: int
+    validation: ClientData | None
+    eval_every: int
     patience: int | None
     progress: bool | None
-    on_round: Callable[[Fit], object] | None
+    callback: Callable[[Fit], object] | None
     on_client_error: Literal["raise", "skip"]
 
     @property
@@ -104,7 +104,7 @@ def run(
         device=how.device,
         on_client_error=how.on_client_error,
     )
-    _check_scored(eager, how.held_out)
+    _check_scored(eager, how.validation)
     warn_of_unscaled(eager.program, data)
     who = about(method, eager, planned)
     folder = how.checkpoint
@@ -121,13 +121,13 @@ def run(
                 if chosen is not None and where.round == 1:
                     where.history[0][CHOSEN] = chosen
                 last = where.round == planned or is_over(fitted, how.patience)
-                kept = folder is not None and where.round % how.every == 0
-                if last or kept or how.on_round is not None:
+                kept = folder is not None and where.round % how.checkpoint_every == 0
+                if last or kept or how.callback is not None:
                     settle(federation, fitted.message, where.table)
                 if folder and (last or kept):
                     state.save(folder, where, who)
-                if how.on_round is not None:
-                    how.on_round(fitted)
+                if how.callback is not None:
+                    how.callback(fitted)
     return fitted
 
 
@@ -142,9 +142,9 @@ def planned_of(method: Method, rounds: int | None) -> int:
     return method.most_rounds
 
 
-def _check_scored(federation: Federation, held_out: ClientData | None) -> None:
+def _check_scored(federation: Federation, validation: ClientData | None) -> None:
     """Refuse held-out rows where the model has no site whose rows could be scored."""
-    if held_out is not None and not federation.program.sites_of_rows:
+    if validation is not None and not federation.program.sites_of_rows:
         federation.program.observed_site(None)
 
 
@@ -161,9 +161,9 @@ def _each_round(fitted: Fit, how: How) -> Generator[Fit, None, None]:
     with closing(each_round):
         for where in each_round:
             fitted = replace(fitted, progress=where)
-            if how.held_out is not None and where.round % how.score_every == 0:
+            if how.validation is not None and where.round % how.eval_every == 0:
                 settle(federation, fitted.message, where.table)
-                where.history[-1][SCORE] = _score(fitted, how.held_out)
+                where.history[-1][SCORE] = _score(fitted, how.validation)
             yield fitted
             if is_over(fitted, how.patience):
                 return
@@ -178,21 +178,22 @@ def is_over(fitted: Fit, patience: int | None) -> bool:
 
 def _check(rounds: int, how: How, data: ClientData) -> None:
     """Refuse bad arguments of `fit` before any work is done."""
-    if how.patience is not None and how.held_out is None:
-        raise ValueError("patience needs rows to score: pass held_out=")
-    if min(rounds, how.every, how.score_every) < 1:
+    if how.patience is not None and how.validation is None:
+        raise ValueError("patience needs rows to score: pass validation=")
+    if min(rounds, how.checkpoint_every, how.eval_every) < 1:
         raise ValueError(
-            f"rounds ({rounds}), every ({how.every}) and score_every ({how.score_every}) must be 1 or more"
+            f"rounds ({rounds}), checkpoint_every ({how.checkpoint_every}) and eval_every "
+            f"({how.eval_every}) must be 1 or more"
         )
     if how.compile not in ("auto", True, False):
         raise ValueError(f"compile is {how.compile!r}: it must be True, False or 'auto'")
-    if how.held_out is not None:
-        data.index(how.held_out.names)  # refuses unknown clients now, not at the first score
+    if how.validation is not None:
+        data.index(how.validation.names)  # refuses unknown clients now, not at the first score
 
 
 def _compiles(compile: str | bool, method: Method, federation: Federation, rounds: int) -> bool:
     """Return whether a new run compiles its local steps."""
-    if federation.engine != "vectorised":
+    if federation.engine != "vectorized":
         return False
     if compile is True and any(phase.eager for phase in federation.client.phases):
         warnings.warn(
@@ -222,13 +223,13 @@ def resumed(
     return state.load(folder, begin(federation, folder), run)
 
 
-def _score(fitted: Fit, held_out: ClientData) -> float:
+def _score(fitted: Fit, validation: ClientData) -> float:
     """Return the mean over rows of the log score, summed over the sites that are observed a row."""
     total = 0.0
     for site in fitted.program.sites_of_rows or (fitted.program.observed_site(None),):
-        scores = fitted.predict(held_out, site=site, draws=50).log_score
+        scores = fitted.predict(validation, site=site, draws=50).log_score
         if scores is None:
-            raise ValueError(f"held_out has no labels for site '{site}': nothing to score")
+            raise ValueError(f"validation has no labels for site '{site}': nothing to score")
         total += float(scores.mean())
     return total
 

@@ -18,18 +18,18 @@ Found_co = TypeVar("Found_co", covariant=True)
 # argument of `fit` -> what to do instead
 MENDS = {
     "data": "the rows are at the nodes: leave data out",
-    "held_out": "the rows are at the nodes: ask them afterwards, fit.scores()",
-    "score_every": "nothing is scored between rounds: ask the nodes afterwards, fit.scores()",
+    "validation": "the rows are at the nodes: ask them afterwards, fit.scores()",
+    "eval_every": "nothing is scored between rounds: ask the nodes afterwards, fit.scores()",
     "patience": "nothing is scored between rounds: give the number of rounds",
     "engine": "each node is one client: leave engine out",
     "chunk": "each node is one client: leave chunk out",
     "compile": "nodes run their steps uncompiled: leave compile out",
     "device": "a node computes where its owner says: leave device out",
-    "every": "a checkpoint is written after each round: leave every out",
+    "checkpoint_every": "a checkpoint is written after each round: leave checkpoint_every out",
     "progress": "there is no bar over nodes: read fit.history afterwards",
-    "on_round": "there is no fit with rows between rounds: leave on_round out",
+    "callback": "there is no fit with rows between rounds: leave callback out",
     "on_client_error": "a node that fails is left out of its round, and fit.history names it: leave it out",
-    "least_rows": "a node's policy says it: least_rows in its policy.toml",
+    "min_rows": "a node's policy says it: min_rows in its policy.toml",
 }
 
 

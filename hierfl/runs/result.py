@@ -35,7 +35,7 @@ from hierfl.posterior.rows import replicate
 from hierfl.program.program import Program
 from hierfl.runs import saved
 from hierfl.runs.identity import about
-from hierfl.runs.personalise import personalised
+from hierfl.runs.personalize import personalized
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -111,7 +111,7 @@ class Fit:
         """Draw the latent sites as an ArviZ InferenceData, or a DataTree with ArviZ 1.
 
         Local sites have a dimension `client` with the clients' names, and features have theirs. A network of
-        more than `expand` numbers is summarised by layer, as `<network>_mean`, `_sd`, `_rms` and `_largest`
+        more than `expand` numbers is summarized by layer, as `<network>_mean`, `_sd`, `_rms` and `_largest`
         with a dimension `<network>_layer`. Attributes record what was run.
 
         Args:
@@ -149,7 +149,7 @@ class Fit:
     ) -> InferenceData:
         """Draw labels from the posterior predictive distribution.
 
-        The ArviZ groups are `posterior_predictive` and, for labelled rows, `observed_data`.
+        The ArviZ groups are `posterior_predictive` and, for labeled rows, `observed_data`.
 
         Args:
             draws: S; one label of each row for each draw of the latent sites.
@@ -199,7 +199,7 @@ class Fit:
             seed: of the draws.
 
         Raises:
-            KeyError: a client was not fitted (`personalise` it first), or the site is not observed.
+            KeyError: a client was not fitted (`personalize` it first), or the site is not observed.
             ValueError: a field is missing or holds NaN; or the model observes several sites and `site` is
                 None.
         """
@@ -224,13 +224,13 @@ class Fit:
         """
         return replicate(self, self._rows(rows), site=site, draws=draws, seed=seed)
 
-    def personalise(
+    def personalize(
         self, data: ClientData | Frames, *, rounds: int = 200, anew: bool = True
     ) -> Fit:
         """Infer the local sites of new clients, global params fixed; return a Fit of those clients.
 
         Args:
-            data: the new clients' rows; unlabelled where the guide needs no labels.
+            data: the new clients' rows; unlabeled where the guide needs no labels.
             rounds: rounds of the clients' own steps; none are taken where the method keeps no client state, and
                 one by two_stage, which needs no more.
             anew: all start as new clients; False: all are clients of this fit, and go on from their states, as for
@@ -240,11 +240,11 @@ class Fit:
             ValueError: a field is missing or holds NaN, or labels that the guide reads are missing; or `anew` is
                 False, and a client is new.
         """
-        federation, progress = personalised(self, self._rows(data), rounds, anew=anew)
+        federation, progress = personalized(self, self._rows(data), rounds, anew=anew)
         return replace(self, federation=federation, progress=progress)
 
     def summary(self, *, draws: int | None = None, seed: int = 0) -> Summary:
-        """Summarise every site as a table, by client for local ones, and say under it whether to trust the fit.
+        """Summarize every site as a table, by client for local ones, and say under it whether to trust the fit.
 
         Args:
             draws: S, of the posterior; None: 1000, and down to 100 where they would take minutes.
@@ -270,7 +270,7 @@ class Fit:
         return marginal_means(self, variable, rows, **options)
 
     def profile(self, column: str = "Intercept", **options: Any) -> Profile:
-        """Return clients' own effects, ranks and standardised ratios: `hierfl.effects.profile.profile`."""
+        """Return clients' own effects, ranks and standardized ratios: `hierfl.effects.profile.profile`."""
         return profile(self, column, **options)
 
     def survival(self, **options: Any) -> Survival:
@@ -335,7 +335,7 @@ class Fit:
 
         Args:
             path: of the file; an earlier report there is replaced.
-            held_out: labelled rows of fitted clients that were kept from the fit, to score; None: the
+            held_out: labeled rows of fitted clients that were kept from the fit, to score; None: the
                 training rows are scored, with a warning.
             foreign: out-of-distribution rows under the clients' names, to see whether predictions are less
                 certain.

@@ -31,8 +31,8 @@ from hierfl.methods import (
     fine_tuned,
     heur_fedamp,
     ifca,
-    individual,
     knn_per,
+    local_only,
     per_fedavg,
     pfedhn,
     scaffold,
@@ -44,7 +44,7 @@ from hierfl.models import (
     network,
 )
 from hierfl.models.likelihood import Likelihood
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 
 PROX = 0.5  # FedProx' weight that FedABML's paper chose for its MNIST sets
 HELD = "held"  # row field: above 0 at the training rows by which FedFomo weighs models
@@ -129,14 +129,14 @@ def local(b: Budget, each: int = 1, **more: Any) -> dict[str, Any]:
 
 def an_individual(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return a model for each client by itself."""
-    return individual(
-        network(net, likelihood=b.likelihood), **local(b, optimiser=SGD(lr)) | settings
+    return local_only(
+        network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings
     )
 
 
 def a_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedAvg."""
-    return fedavg(network(net, likelihood=b.likelihood), **local(b, optimiser=SGD(lr)) | settings)
+    return fedavg(network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings)
 
 
 def a_fedprox(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -152,7 +152,7 @@ def a_scaffold(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Met
 def tuning(method: Method, lr: float, b: Budget, *, own_steps: bool = True) -> Method:
     """Return a method whose clients tune by the budget's `tune_steps`; `own_steps` as in `fine_tuned`."""
     steps = b.tune_steps or b.evaluations
-    return fine_tuned(method, **local(b, optimiser=SGD(lr)) | {"steps": steps}, own_steps=own_steps)
+    return fine_tuned(method, **local(b, optimizer=SGD(lr)) | {"steps": steps}, own_steps=own_steps)
 
 
 def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -168,12 +168,12 @@ def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> M
 
 def a_ditto(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return Ditto; half of the steps are the common model's."""
-    return ditto(network(net, likelihood=b.likelihood), **local(b, 2, optimiser=SGD(lr)) | settings)
+    return ditto(network(net, likelihood=b.likelihood), **local(b, 2, optimizer=SGD(lr)) | settings)
 
 
 def an_apfl(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return APFL; half of the steps are the common model's."""
-    return apfl(network(net, likelihood=b.likelihood), **local(b, 2, optimiser=SGD(lr)) | settings)
+    return apfl(network(net, likelihood=b.likelihood), **local(b, 2, optimizer=SGD(lr)) | settings)
 
 
 def a_fedrep(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
@@ -185,7 +185,7 @@ def a_fedrep(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
         "unit": "step",
         "batch_size": b.rows,
     }
-    given |= {"head": head_of(net), "optimiser": SGD(lr, momentum=0.5)}
+    given |= {"head": head_of(net), "optimizer": SGD(lr, momentum=0.5)}
     return fedrep(network(net, likelihood=b.likelihood), **given | settings)
 
 
@@ -197,7 +197,7 @@ def a_fedper(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
 
 def a_fedbabu(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedBABU whose clients tune by as many steps as a round has."""
-    given = local(b, optimiser=SGD(lr, momentum=0.9), tune_steps=b.evaluations, head=head_of(net))
+    given = local(b, optimizer=SGD(lr, momentum=0.9), tune_steps=b.evaluations, head=head_of(net))
     return fedbabu(network(net, likelihood=b.likelihood), **given | settings)
 
 
@@ -210,25 +210,25 @@ def a_fedrecon(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Met
         "unit": "step",
         "batch_size": b.rows,
     }
-    given |= {"head_optimiser": SGD(lr), "body_optimiser": SGD(5.0 * lr), "head": head_of(net)}
+    given |= {"head_optimizer": SGD(lr), "body_optimizer": SGD(5.0 * lr), "head": head_of(net)}
     return fedrecon(network(net, likelihood=b.likelihood), **given | settings)
 
 
 def a_fedbn(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-    """Return FedBN of the network with batch normalisation after each dense layer but the last."""
+    """Return FedBN of the network with batch normalization after each dense layer but the last."""
     layers: list[nn.Module] = []
     for layer in list(net)[:-1]:
         layers.append(layer)
         if isinstance(layer, nn.Linear):
             layers.append(nn.BatchNorm1d(layer.out_features))
     model = batch_norm_network(nn.Sequential(*layers, net[-1]), likelihood=b.likelihood)
-    return fedbn(model, **local(b, optimiser=SGD(lr)) | settings)
+    return fedbn(model, **local(b, optimizer=SGD(lr)) | settings)
 
 
 def a_fedpa(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedPA."""
-    optimiser = SGD(lr, momentum=0.9)
-    given: dict[str, Any] = {"epochs": b.passes, "batch_size": b.rows, "optimiser": optimiser}
+    optimizer = SGD(lr, momentum=0.9)
+    given: dict[str, Any] = {"epochs": b.passes, "batch_size": b.rows, "optimizer": optimizer}
     return fedpa(network(net, likelihood=b.likelihood), **given | settings)
 
 
@@ -236,33 +236,33 @@ def a_fedem(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method
     """Return FedEM of three models; each step is one of all three."""
     return fedem(
         network(net, likelihood=b.likelihood),
-        **local(b, 3, components=3, optimiser=SGD(lr)) | settings,
+        **local(b, 3, components=3, optimizer=SGD(lr)) | settings,
     )
 
 
 def an_ifca(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return IFCA."""
-    return ifca(network(net, likelihood=b.likelihood), **local(b, optimiser=SGD(lr)) | settings)
+    return ifca(network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings)
 
 
 def a_clustered_fl(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return clustered federated learning."""
-    wait, optimiser = min(20, b.rounds // 2), SGD(lr, momentum=0.9)
+    wait, optimizer = min(20, b.rounds // 2), SGD(lr, momentum=0.9)
     return clustered_fl(
-        network(net, likelihood=b.likelihood), **local(b, optimiser=optimiser, wait=wait) | settings
+        network(net, likelihood=b.likelihood), **local(b, optimizer=optimizer, wait=wait) | settings
     )
 
 
 def a_fedamp(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedAMP."""
-    given = local(b, optimiser=SGD(lr), sigma=float(b.clients))
+    given = local(b, optimizer=SGD(lr), sigma=float(b.clients))
     return fedamp(network(net, likelihood=b.likelihood), **given | settings)
 
 
 def a_heur_fedamp(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return HeurFedAMP."""
     return heur_fedamp(
-        network(net, likelihood=b.likelihood), **local(b, optimiser=SGD(lr)) | settings
+        network(net, likelihood=b.likelihood), **local(b, optimizer=SGD(lr)) | settings
     )
 
 
@@ -270,7 +270,7 @@ def a_fedfomo(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Meth
     """Return FedFomo; the rows of `held_out` weigh models."""
     return fedfomo(
         network(net, likelihood=b.likelihood),
-        **local(b, optimiser=SGD(lr), validation=HELD) | settings,
+        **local(b, optimizer=SGD(lr), validation=HELD) | settings,
     )
 
 
@@ -278,7 +278,7 @@ def a_pfedhn(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
     """Return pFedHN."""
     return pfedhn(
         network(net, likelihood=b.likelihood),
-        **local(b, optimiser=SGD(lr, momentum=0.9)) | settings,
+        **local(b, optimizer=SGD(lr, momentum=0.9)) | settings,
     )
 
 
@@ -291,11 +291,11 @@ def a_fedpac(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
         "unit": "step",
         "batch_size": b.rows,
     }
-    given |= {"head_optimiser": SGD(lr, momentum=0.5), "optimiser": SGD(lr / 10.0, momentum=0.5)}
+    given |= {"head_optimizer": SGD(lr, momentum=0.5), "optimizer": SGD(lr / 10.0, momentum=0.5)}
     return fedpac(HeadedNetwork(net, head=last_of(net)), **given | settings)
 
 
 def a_knn_per(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return kNN-Per; its features are what the last layer takes."""
     model = MemoryNetwork(net, features=last_of(net))
-    return knn_per(model, **local(b, optimiser=SGD(lr)) | settings)
+    return knn_per(model, **local(b, optimizer=SGD(lr)) | settings)

@@ -44,7 +44,7 @@ class Baseline:
         made: (network, step size, budget, **settings) -> method. Networks are an `nn.Sequential` whose last layer
             is dense. Settings are options of the method by name.
         spent: gradient evaluations that a round may take -> those that it takes.
-        tunes: whether a client's predictions come from one round of `personalise` on its own training rows;
+        tunes: whether a client's predictions come from one round of `personalize` on its own training rows;
             else they come from what the last round left.
         draws: whether predictions are averaged over draws of a posterior; else they come from a point.
         adaptive: whether the step size is Adam's; else it is that of gradient descent.
@@ -109,7 +109,7 @@ def baseline(name: str) -> Baseline:
 
 
 BASELINES: dict[str, Baseline] = {
-    "individual": Baseline(build.an_individual),
+    "local_only": Baseline(build.an_individual),
     "fedavg": Baseline(build.a_fedavg),
     "fedprox": Baseline(build.a_fedprox),
     "fedavg+FT": fine_tuning(Baseline(build.a_fedavg)),
@@ -156,7 +156,7 @@ LEFT_OUT: dict[str, str] = {
     "batch_normed": "an option of other methods",
     "by_rows": "an option of other methods",
     "differentially_private": "an option of other methods",
-    "quantised": "an option of other methods",
+    "quantized": "an option of other methods",
     "robust": "an option of other methods",
-    "server_optimised": "an option of other methods",
+    "server_optimized": "an option of other methods",
 }

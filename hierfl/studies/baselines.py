@@ -35,7 +35,7 @@ from torch import Tensor, nn
 import hierfl
 from hierfl.core.trees import nbytes
 from hierfl.data.clients import ClientData
-from hierfl.datasets import Labelled
+from hierfl.datasets import Labeled
 from hierfl.diagnostics.calibration import calibration_error, confidence
 from hierfl.engine.chunks import ClientError
 from hierfl.posterior.prediction import Prediction
@@ -97,7 +97,7 @@ def available(say: Say) -> list[Setting]:
     found = []
     for setting in (FASHION, EMNIST):
         try:
-            labelled(setting.images)
+            labeled(setting.images)
         except FileNotFoundError as error:
             say(f"leaving {setting.images} out: {error}")
         else:
@@ -105,15 +105,15 @@ def available(say: Say) -> list[Setting]:
     return found or [DIGITS]
 
 
-def labelled(name: Literal["fashion", "emnist", "digits"]) -> Labelled:
+def labeled(name: Literal["fashion", "emnist", "digits"]) -> Labeled:
     """Return all rows of an image set, flat."""
-    return images.labelled("fashion_mnist" if name == "fashion" else name)
+    return images.labeled("fashion_mnist" if name == "fashion" else name)
 
 
 @lru_cache(maxsize=1)
 def federation(setting: Setting, seed: int) -> tuple[ClientData, ClientData]:
     """Return all clients' training and test rows; every fifth training row is marked for FedFomo."""
-    source = labelled(setting.images)
+    source = labeled(setting.images)
     train, test = images.dealt(source, *rows_of(setting, source.y, seed))
     scaling = images.scaling_of(train, "one")
     train, test = scaling.apply(train), scaling.apply(test)
@@ -132,7 +132,7 @@ def rows_of(
 
 def net_of(setting: Setting, seed: int) -> nn.Sequential:
     """Return the network that every method starts from."""
-    source = labelled(setting.images)
+    source = labeled(setting.images)
     sizes = (source.x.shape[1], *setting.hidden, len(source.classes))
 
     def made() -> nn.Sequential:
@@ -187,7 +187,7 @@ def accuracies(
 ) -> dict[str, float]:
     """Return G, and P of a method that does not tune for it, after some round."""
     strangers = tuple(f"new {client}" for client in train.names)
-    new = fitted.personalise(replace(train, names=strangers), rounds=0)
+    new = fitted.personalize(replace(train, names=strangers), rounds=0)
     common = predicted(name, new, replace(test, names=strangers), seed, setting)
     found = {"global": accuracy(common)}
     if not BASELINES[name].tunes:
@@ -245,7 +245,7 @@ def trained(
         seed=seed,
         compile="auto" if setting.compiled else False,
         progress=False,
-        on_round=look,
+        callback=look,
     )
 
 
@@ -253,7 +253,7 @@ def served(
     name: str, fitted: Fit, train: ClientData, rows: ClientData, seed: int, setting: Setting
 ) -> Prediction:
     """Predict clients' rows by what each is served after the fit."""
-    own = fitted.personalise(train, rounds=1) if BASELINES[name].tunes else fitted
+    own = fitted.personalize(train, rounds=1) if BASELINES[name].tunes else fitted
     return predicted(name, own, rows, seed, setting)
 
 

@@ -27,7 +27,7 @@ from hierfl.methods import (
 from hierfl.methods.fedmap_server import Best
 from hierfl.models import PersonalHeads, bayesian_network, map_network
 from hierfl.models.map_priors import InputConvex, Isotropic, LearnedVariance, MapPrior
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from hierfl.program.sites import Model
 from hierfl.studies.baseline_builders import Budget, first_of, last_of, local
 
@@ -46,7 +46,7 @@ def a_fedpop(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Metho
         "steps": b.evaluations,
         "burn_in": b.evaluations // 2,
     }
-    given |= {"batch_size": b.rows, "kept": 20, "server_optimiser": Adam(0.1 * lr)}
+    given |= {"batch_size": b.rows, "kept": 20, "server_optimizer": Adam(0.1 * lr)}
     return fedpop(hierarchy, **given | settings)
 
 
@@ -99,7 +99,7 @@ def a_fedmap(
         variance: of the isotropic prior.
         first_variance: above 0: that of the first layer's weights, in its place.
         hidden: widths of the convex penalty's layers.
-        **settings: of the method; the server "best" is the prior's exact minimiser.
+        **settings: of the method; the server "best" is the prior's exact minimizer.
     """
     priors: dict[str, MapPrior] = {
         "isotropic": Isotropic(variance),
@@ -114,14 +114,14 @@ def a_fedmap(
     if settings.get("server") == "best":
         settings["server"] = _best(prior, priors[prior])
     model = map_network(net, prior=chosen, likelihood=b.likelihood)
-    return fedmap(model, **local(b, optimiser=Adam(lr)) | settings)
+    return fedmap(model, **local(b, optimizer=Adam(lr)) | settings)
 
 
 def _best(name: str, prior: MapPrior) -> Best:
-    """Return the exact minimiser of a prior, as FedMAP's server takes it."""
+    """Return the exact minimizer of a prior, as FedMAP's server takes it."""
     best: Best | None = getattr(prior, "best", None)
     if best is None:
-        raise ValueError(f"prior '{name}' has no exact minimiser: leave out server = 'best'")
+        raise ValueError(f"prior '{name}' has no exact minimizer: leave out server = 'best'")
     return best
 
 
@@ -177,7 +177,7 @@ def a_fedvi(
         local_features=max(1, round(last.in_features * 26 / 128)),
         merge=torch.add if own_heads else common_alone,
     )
-    return fedvi(heads, **local(b, optimiser=SGD(lr)) | settings)
+    return fedvi(heads, **local(b, optimizer=SGD(lr)) | settings)
 
 
 def common_alone(common: Tensor, own: Tensor) -> Tensor:
@@ -188,8 +188,8 @@ def common_alone(common: Tensor, own: Tensor) -> Tensor:
 def a_fedsvi(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedSVI by mean field; all steps but the last one are of a client's own posterior."""
     given: dict[str, Any] = {
-        "optimiser": Adam(lr),
-        "local_optimiser": Adam(lr),
+        "optimizer": Adam(lr),
+        "local_optimizer": Adam(lr),
         "batch_size": b.rows,
     }
     given |= {"local_steps": b.evaluations - 1}

@@ -1,4 +1,4 @@
-"""The papers' splits of image sets into clients, and standardisation of pixels."""
+"""The papers' splits of image sets into clients, and standardization of pixels."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from hierfl import datasets
 from hierfl.data.clients import ClientData
 from hierfl.data.preprocess import Scaling, fit_scaling
-from hierfl.datasets import Labelled
+from hierfl.datasets import Labeled
 
 Ids = NDArray[np.int64]
 FIRST = 10  # rows of each of its classes that a client gets first, by the power law
 
 
-def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labelled:
+def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labeled:
     """Concatenate the training and test rows of an image set, since each client splits its own rows.
 
     Args:
@@ -33,23 +33,23 @@ def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labelled:
         FileNotFoundError: the image set is missing; the message says how to get it.
     """
     train, test = getattr(datasets, name)()
-    return Labelled(
+    return Labeled(
         torch.cat([train.x, test.x]).flatten(1), torch.cat([train.y, test.y]), train.classes
     )
 
 
 @lru_cache(maxsize=1)
-def labelled(name: str) -> Labelled:
+def labeled(name: str) -> Labeled:
     """Return all rows of an image set, flat: "digits", "emnist" (ByClass's test split), or one to be `merged`."""
     if name == "digits":
         return digits()
     if name == "emnist":
         rows = datasets.emnist_byclass_test()
-        return Labelled(rows.x.flatten(1), rows.y, rows.classes)
+        return Labeled(rows.x.flatten(1), rows.y, rows.classes)
     return merged(name)  # type: ignore[arg-type]
 
 
-def digits() -> Labelled:
+def digits() -> Labeled:
     """Return scikit-learn's digits, x (1797, 64) in [0, 1].
 
     Raises:
@@ -62,12 +62,12 @@ def digits() -> Labelled:
             "scikit-learn's digits need scikit-learn: pip install 'hierfl[data]'"
         ) from error
     x, y = load_digits(return_X_y=True)
-    return Labelled(
+    return Labeled(
         torch.tensor(x / 16.0, dtype=torch.float32), torch.tensor(y).long(), tuple("0123456789")
     )
 
 
-def dealt(images: Labelled, train: list[Ids], test: list[Ids]) -> tuple[ClientData, ClientData]:
+def dealt(images: Labeled, train: list[Ids], test: list[Ids]) -> tuple[ClientData, ClientData]:
     """Give each client its training and test rows.
 
     Args:

@@ -33,7 +33,7 @@ class Found:
         table: the table to print: one row for each method or setting, one column for each quantity; the index
             is printed as the first column.
         scores: every number in long form, with the method, the seed and whatever else identifies it.
-        reading: sentences that summarise the numbers.
+        reading: sentences that summarize the numbers.
         files: path of each file written -> its content in words.
     """
 

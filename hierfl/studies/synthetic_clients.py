@@ -6,7 +6,7 @@
 
 As in the authors' generator, all three skews use these maps. "feature": 2000 rows for every client.
 "quantity": 5 clients with 2000 rows and 5 with 500. "label": 5 clients with 85 % of their rows in class 0.
-Each client standardises its features by its own training rows.
+Each client standardizes its features by its own training rows.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ chains. As the chains are one batch, an iteration takes a few evaluations of a b
 
 Sources: Neal 2011, MCMC using Hamiltonian dynamics, arXiv:1206.1901; dual averaging of the step size, Hoffman
 and Gelman 2014, JMLR 15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS;
-rank-normalised R-hat, Vehtari et al. 2021, Bayesian Analysis 16.
+rank-normalized R-hat, Vehtari et al. 2021, Bayesian Analysis 16.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class _State(NamedTuple):
 
 
 class _Step:
-    """Dual averaging of the log step size towards a fraction of accepted trajectories."""
+    """Dual averaging of the log step size toward a fraction of accepted trajectories."""
 
     def __init__(self, first: float) -> None:
-        self.centre, self.error, self.count = math.log(first), 0.0, 0
+        self.center, self.error, self.count = math.log(first), 0.0, 0
         self.log, self.mean = math.log(first), math.log(first)
 
     def update(self, accepted: float) -> None:
         self.count += 1
         self.error += (ACCEPT - accepted - self.error) / (self.count + 10.0)
-        self.log = self.centre - self.error * math.sqrt(self.count) / 0.2
+        self.log = self.center - self.error * math.sqrt(self.count) / 0.2
         share = self.count**-0.75
         self.mean = share * self.log + (1.0 - share) * self.mean
 
@@ -204,7 +204,7 @@ def _alive(share: Tensor, g: torch.Generator) -> Tensor:
 
 
 def _renewed(states: Tensor, before: Whitening, dense: int) -> Whitening:
-    """Return the whitening by the moments of states (n, K), shrunk towards the one before.
+    """Return the whitening by the moments of states (n, K), shrunk toward the one before.
 
     Beyond the first `dense` numbers only variances are adapted to.
     """

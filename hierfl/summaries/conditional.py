@@ -233,7 +233,7 @@ def proposal_of(
     shares = torch.tensor(SHARES)
 
     def mode(z: Tensor) -> Tensor:
-        t = mixing.centre.to(z.dtype)
+        t = mixing.center.to(z.dtype)
         for _ in range(CLIMB):
             step = newton_step(grad(density)(t, z), curved(t, z), cap=CAP)
             tried = torch.vmap(lambda by, t=t, step=step: density(t + by * step, z))(shares)

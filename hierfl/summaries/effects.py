@@ -1,6 +1,6 @@
-"""Local sites of a non-centred program, turned into the effects that its likelihood reads.
+"""Local sites of a non-centered program, turned into the effects that its likelihood reads.
 
-A non-centred program draws e ~ Normal(0, 1) and lets the likelihood read mu + tau e. No Gaussian factor in
+A non-centered program draws e ~ Normal(0, 1) and lets the likelihood read mu + tau e. No Gaussian factor in
 (e, mu, tau) is a good one. If row i depends on e only through a linear predictor
 
     base_i(z) + design_i(z) . e = rest_i + design_i(z0) . (t(z) + T(z) e),
@@ -72,7 +72,7 @@ def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, 
 
 
 def seen_effects(program: Program, read: list[int]) -> Effects | None:
-    """Return the effects of a non-centred program, None where its likelihood reads the local sites as they are.
+    """Return the effects of a non-centered program, None where its likelihood reads the local sites as they are.
 
     The answer is tested at random points, not proven.
 
@@ -82,7 +82,7 @@ def seen_effects(program: Program, read: list[int]) -> Effects | None:
 
     Raises:
         ProgramError: a number of z scales the local sites in the likelihood, and no such effect is found; the
-            message shows the centred form.
+            message shows the centered form.
     """
     if not read or not program.latents.local_block.size:
         return None
@@ -118,7 +118,7 @@ def _tried(
             return found
         if not scales:
             return None
-    raise _not_recognised(program, min(scales))
+    raise _not_recognized(program, min(scales))
 
 
 def _made_up(program: Program, g: torch.Generator) -> ClientBatch:
@@ -189,7 +189,7 @@ def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
     return alike(*(scores(of, predictors(of)).sum() for of in terms))
 
 
-def check_centred(program: Program, shared: Tensor, normal: Tensor) -> None:
+def check_centered(program: Program, shared: Tensor, normal: Tensor) -> None:
     """Refuse a program with mixing numbers whose likelihood reads a global number as a scale of a local one.
 
     Args:
@@ -198,7 +198,7 @@ def check_centred(program: Program, shared: Tensor, normal: Tensor) -> None:
         normal: (Dn,) positions of the local numbers that are Normal given the mixing numbers.
 
     Raises:
-        ProgramError: it does; the message shows the centred form.
+        ProgramError: it does; the message shows the centered form.
     """
     g = torch.Generator().manual_seed(0)
     batch = _made_up(program, g)
@@ -214,15 +214,15 @@ def check_centred(program: Program, shared: Tensor, normal: Tensor) -> None:
             for at in (z, _stepped(z, j))
         )
         if not alike(one, other):
-            raise _not_recognised(program, j)
+            raise _not_recognized(program, j)
 
 
-def _not_recognised(program: Program, position: int) -> ProgramError:
+def _not_recognized(program: Program, position: int) -> ProgramError:
     block, local = program.latents.global_block, program.latents.local_block.sites[0].name
     names = [site.name for site in block.sites for _ in range(site.size)]
     return ProgramError(
         f"the likelihood reads global site '{names[position]}' as a scale of local site '{local}', in a form "
-        f"that two_stage cannot turn into an effect: write the program centred, with the effect itself as the "
+        f"that two_stage cannot turn into an effect: write the program centered, with the effect itself as the "
         f"local site, such as {local} = pyro.sample('{local}', dist.Normal(mu, tau)) in place of mu + tau * "
         f"{local}"
     )

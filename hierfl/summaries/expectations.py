@@ -174,7 +174,7 @@ class Rows:
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return what `_derivatives` gives, expected and at the mean."""
         inside, rest = self.line.inside, self.line.rest
-        centre, points = mean[rest], mean[rest].expand(len(nodes.rest), -1)
+        center, points = mean[rest], mean[rest].expand(len(nodes.rest), -1)
         if len(rest):
             covariance = torch.linalg.inv_ex(precision).inverse[rest][:, rest]
             points = points + nodes.rest @ torch.linalg.cholesky_ex(covariance).L.mT
@@ -182,7 +182,7 @@ class Rows:
         spread = torch.zeros(len(self.design))
         if len(inside):
             tril = torch.linalg.cholesky_ex(precision[inside][:, inside]).L
-            moved = (points - centre) @ precision[rest][:, inside]
+            moved = (points - center) @ precision[rest][:, inside]
             shift = (mean[inside] - torch.cholesky_solve(moved.mT, tril).mT) @ self.design.mT
             away = torch.linalg.solve_triangular(tril, self.design.mT, upper=False)
             spread = away.square().sum(0).sqrt()

@@ -224,7 +224,7 @@ class Hierarchy:
     def local_vectors(self, w: Tensor, z: Tensor) -> Tensor:
         """Return the local numbers of the program at w (..., D).
 
-        They are w itself, or e of a non-centred program, w = t(z) + T(z) e.
+        They are w itself, or e of a non-centered program, w = t(z) + T(z) e.
         """
         if self.reading.effects is None:
             return w

@@ -1,6 +1,6 @@
 """Whether a client's likelihood is what was read off a few rows of a program.
 
-Which numbers a likelihood reads, which of them shift its linear predictors, and what a non-centred program's effects
+Which numbers a likelihood reads, which of them shift its linear predictors, and what a non-centered program's effects
 are: all of that is found by trial, on made-up rows. Each client tests the answer on its own rows.
 """
 

@@ -45,7 +45,7 @@ class Mixing:
 
     def __post_init__(self) -> None:
         """Make the tensors that are kept: one first made inside a transform of torch.func could not outlive it."""
-        _ = self.normal, self.outside, self.order, self.centre
+        _ = self.normal, self.outside, self.order, self.center
 
     @cached_property
     def normal_sites(self) -> tuple[LatentSite, ...]:
@@ -77,7 +77,7 @@ class Mixing:
         return sum(s.size for s in self.block.sites if s.name in (*self.sampled, *self.scattered))
 
     @cached_property
-    def centre(self) -> Tensor:
+    def center(self) -> Tensor:
         """Where mixing numbers are looked for first, (M,)."""
         start = self.block.start.flatten()[self.outside].double()
         return torch.cat([start, start.new_zeros(self.size - len(start))])

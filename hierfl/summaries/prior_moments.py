@@ -32,7 +32,7 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
 
     def one(d: int | Tensor) -> Tensor:
         drawn = batch.redrawn(noise.word("prior")).redrawn(d)
-        with Answer({}, drawn, reparameterised=False):
+        with Answer({}, drawn, reparameterized=False):
             nodes: dict[str, Site] = poutine.trace(program.model).get_trace(drawn).nodes
         return block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})
 
@@ -65,7 +65,7 @@ def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor | Non
     def one(z: Tensor, e: Tensor, d: int | Tensor) -> Tensor:
         values = program.latents.global_block.unflatten(z)[0]
         drawn = batch.redrawn(noise.word("mixing")).redrawn(d)
-        with Answer({}, drawn, reparameterised=False):
+        with Answer({}, drawn, reparameterized=False):
             model = poutine.condition(program.model, data=values)
             nodes: dict[str, Site] = poutine.trace(model).get_trace(drawn).nodes
         own = block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})

@@ -2,7 +2,7 @@
 
     v = (w, u),    w (D,) the client's local sites, u (U,) the global numbers that the likelihood reads itself
 
-All are unconstrained. In a non-centred program w are the effects instead (`hierfl.summaries.effects`). Which
+All are unconstrained. In a non-centered program w are the effects instead (`hierfl.summaries.effects`). Which
 global sites the likelihood reads is found by evaluating the program at random points: a site is read if the
 likelihood of a few perturbed rows changes with any of its numbers.
 """
@@ -37,7 +37,7 @@ class Reading:
         program: whose likelihood it is.
         shared: (U,) int64, positions of u in the unconstrained global vector z.
         origin: (K,) z at which the global numbers stay that are not in u.
-        effects: of a non-centred program: w are then the effects that its likelihood reads; None: w are the
+        effects: of a non-centered program: w are then the effects that its likelihood reads; None: w are the
             local sites themselves.
     """
 
@@ -100,7 +100,7 @@ def read_likelihood(program: Program) -> Reading:
     The answer is tested at random points, not proven.
 
     Raises:
-        ProgramError: the program is non-centred in a form that is not recognised.
+        ProgramError: the program is non-centered in a form that is not recognized.
     """
     block = program.latents.global_block
     everything = Reading(program, torch.arange(block.size), block.start)

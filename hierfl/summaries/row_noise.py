@@ -38,14 +38,14 @@ NEEDED = (
 class RowNoise:
     """A budget of differential privacy for each row, such as a patient, and how it is spent.
 
-    Two sets of rows are neighbours if one row of one client is replaced by any other. The budget is of everything that
+    Two sets of rows are neighbors if one row of one client is replaced by any other. The budget is of everything that
     a client sends in a run, and of the factor that it keeps. It does not cover the number of rows, client
     fields, or what is asked of the client after the run.
 
     Args:
         epsilon: above 0.
         delta: in (0, 1), well below 1 over the number of rows of a client.
-        longest: R, the norm to which the coefficients of a row are shortened; of standardised covariates with an
+        longest: R, the norm to which the coefficients of a row are shortened; of standardized covariates with an
             intercept about the square root of their number.
         rounds: how often the server asks for factors. Defaults of rounds and steps: hierfl's own choice.
         steps: of a client in each round.

@@ -16,7 +16,7 @@ from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite
 from hierfl.program.traces import Site, scored
-from hierfl.summaries.effects import check_centred
+from hierfl.summaries.effects import check_centered
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.mixing import SCATTERED, Mixing
 from hierfl.summaries.normal_sites import NotNormal, means_of, normal_of, precision_of, unwrapped
@@ -45,9 +45,9 @@ def seen_hierarchy(reading: Reading) -> Hierarchy:
         if reading.own_size:
             plain = _with_local(plain, points, batch, g)
         if plain.mixing is not None:
-            check_centred(plain.program, reading.shared, plain.mixing.normal)
+            check_centered(plain.program, reading.shared, plain.mixing.normal)
             if reading.effects is not None:
-                raise _not_centred(plain.mixing)
+                raise _not_centered(plain.mixing)
         found = replace(plain, reading=reading)
         found = with_linear(found, points, batch)
         return _with_constants(found, points, batch)
@@ -228,10 +228,10 @@ def _refused(site: str, why: str) -> ProgramError:
     )
 
 
-def _not_centred(mixing: Mixing) -> ProgramError:
+def _not_centered(mixing: Mixing) -> ProgramError:
     site = (*mixing.sampled, *mixing.scattered)[0]
     return ProgramError(
-        f"local site '{site}' is not Normal, and the program is non-centred: two_stage takes either, not both. Write "
-        f"the centred form, in which the likelihood reads the local sites as they are, or use fedsvi with "
+        f"local site '{site}' is not Normal, and the program is non-centered: two_stage takes either, not both. Write "
+        f"the centered form, in which the likelihood reads the local sites as they are, or use fedsvi with "
         f"guides.structured"
     )

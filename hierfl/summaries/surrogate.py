@@ -64,14 +64,14 @@ class Surrogate:
         s = hierarchy.reading.origin[hierarchy.outside].double()
         if hierarchy.mixing is None:
             return s
-        return torch.cat([s, hierarchy.mixing.centre.repeat(self.clients)])
+        return torch.cat([s, hierarchy.mixing.center.repeat(self.clients)])
 
     @cached_property
     def even(self) -> Tensor:
         """Which numbers of (s, t) are logs of a global scale that may be 0, (Ks + N M,) bool.
 
         Such a number is sampled as a signed scale x, s = log|x|: an even density, smooth at 0, where that of s
-        would have a long tail towards 0; `stretched` shortens the one away from 0. A scale may be 0 if its prior
+        would have a long tail toward 0; `stretched` shortens the one away from 0. A scale may be 0 if its prior
         density there is finite and above 0.
         """
         block, hierarchy = self.hierarchy.program.latents.global_block, self.hierarchy

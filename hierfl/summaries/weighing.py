@@ -2,7 +2,7 @@
 
     log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
 
-The server knows the first term. The expectation is over p(w | z) factor_k(v), normalised. Its points come from
+The server knows the first term. The expectation is over p(w | z) factor_k(v), normalized. Its points come from
 the same standard normal points at every z, so that their errors largely cancel between two z.
 """
 
@@ -57,17 +57,17 @@ def standard_points(size: int, mixing: int = 0) -> tuple[Tensor, Tensor]:
     """
     dtype = torch.get_default_dtype()
     if mixing:
-        return _standardised(MIXED, mixing + size), torch.full((MIXED,), -math.log(MIXED))
+        return _standardized(MIXED, mixing + size), torch.full((MIXED,), -math.log(MIXED))
     if size in NODES:
         nodes, weights = gauss_hermite(NODES[size], dtype)
         grid = torch.cartesian_prod(*[nodes] * size).view(-1, size)
         return grid, torch.cartesian_prod(*[weights.log()] * size).view(-1, size).sum(1)
     count = POINTS if size else 1
-    points = _standardised(count, size) if size else torch.zeros(1, 0)
+    points = _standardized(count, size) if size else torch.zeros(1, 0)
     return points, torch.full((count,), -math.log(count))
 
 
-def _standardised(count: int, size: int) -> Tensor:
+def _standardized(count: int, size: int) -> Tensor:
     """Return quasi-random standard normal points whose covariance is the identity, or whose variances are 1.
 
     Where clients' likelihoods are Gaussian about another spread than their factors, all of them would otherwise

@@ -59,7 +59,7 @@ def powers_of(
 
     Args:
         heavy: (N,) bool.
-        log_weights: (S,) of draws of the surrogate, normalised.
+        log_weights: (S,) of draws of the surrogate, normalized.
         log_p: (S,) their log densities under the surrogate.
         wider: powers (N,) -> the same under the surrogate of raised factors.
     """

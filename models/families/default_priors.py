@@ -7,19 +7,19 @@ import pyro.distributions as dist
 LEAST_SCALE = 2.5  # of brms's Student t priors of intercepts and standard deviations
 
 
-def intercept_prior(centre: float, spread: float) -> dist.StudentT:
-    """Return StudentT(3, centre, max(2.5, spread)), brms's default prior of an intercept.
+def intercept_prior(center: float, spread: float) -> dist.StudentT:
+    """Return StudentT(3, center, max(2.5, spread)), brms's default prior of an intercept.
 
     brms takes the median and the median absolute deviation of the response; here it is the mean and the
     standard deviation, which sums over clients give.
 
     Args:
-        centre: of the response on the scale of the linear predictor.
+        center: of the response on the scale of the linear predictor.
         spread: of the response on that scale.
 
     Reference: `set_prior` of brms, section "Population-level effects".
     """
-    return dist.StudentT(3.0, centre, max(LEAST_SCALE, spread))
+    return dist.StudentT(3.0, center, max(LEAST_SCALE, spread))
 
 
 def half_student(spread: float) -> dist.FoldedDistribution:

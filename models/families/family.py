@@ -57,8 +57,8 @@ class ResponseFamily:
             parameters, the additions as `batch.<addition>`, and `dist` (pyro.distributions), `torch` and
             `families` (this package). Take `expression` for rows that have only some additions.
         parameters: the response -> global unknowns besides the linear predictor, with their default priors.
-        scale: the response -> its centre and spread on the scale of the linear predictor. The default prior of
-            the intercept is StudentT(3, centre, max(2.5, spread)).
+        scale: the response -> its center and spread on the scale of the linear predictor. The default prior of
+            the intercept is StudentT(3, center, max(2.5, spread)).
         additions: row fields that the likelihood may read: "trials", "cens", "upper", "entry".
         required: the additions that it cannot do without.
         has_intercept: False where thresholds or baseline hazards take the intercept's place.

@@ -1,4 +1,4 @@
-"""Links: centres and spreads of a response on their scale, and logits of probabilities in stable form."""
+"""Links: centers and spreads of a response on their scale, and logits of probabilities in stable form."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def inverse_scale(response: Response) -> tuple[float, float]:
 
 
 def unit_scale(response: Response) -> tuple[float, float]:
-    """Return (0, 2.5): for probabilities brms centres nothing, whatever the responses are."""
+    """Return (0, 2.5): for probabilities brms centers nothing, whatever the responses are."""
     return 0.0, 2.5
 
 

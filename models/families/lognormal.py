@@ -14,8 +14,8 @@ from hierfl.program.recipes import recorded
 
 def _scale(response: Response) -> tuple[float, float]:
     """Return the mean and sd of log y, for a log-normal y of the response's mean and sd."""
-    centre, spread = log_scale(response)
-    return centre - 0.5 * spread**2, spread
+    center, spread = log_scale(response)
+    return center - 0.5 * spread**2, spread
 
 
 def _parameters(response: Response) -> dict[str, Prior]:

@@ -21,8 +21,8 @@ from hierfl.program.recipes import recorded
 def _parameters(pieces: int) -> Callable[[Response], dict[str, Prior]]:
     def parameters(response: Response) -> dict[str, Prior]:
         # one event a unit of follow-up as long as the mean time
-        centre = -log_scale(response)[0] if math.isfinite(response.mean) else 0.0
-        return {"log_hazard": dist.StudentT(3.0, centre, 2.5).expand([pieces]).to_event(1)}
+        center = -log_scale(response)[0] if math.isfinite(response.mean) else 0.0
+        return {"log_hazard": dist.StudentT(3.0, center, 2.5).expand([pieces]).to_event(1)}
 
     return parameters
 

@@ -27,7 +27,7 @@ def test_no_row_of_five_is_read_off_at_once(name: str) -> None:
 
 
 def test_a_method_that_sends_its_loss_alone_has_nothing_to_read() -> None:
-    assert nearest_reading(METHODS["individual"](), federation(1, seed=0)) == math.inf
+    assert nearest_reading(METHODS["local_only"](), federation(1, seed=0)) == math.inf
 
 
 def test_a_search_recovers_one_row() -> None:

@@ -110,7 +110,7 @@ def test_a_row_has_a_cell_for_each_heading() -> None:
 def test_seconds_leave_out_what_is_done_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("benchmarks.course.time.perf_counter", lambda: clock[0])
-    problem = ALL["eight_schools_centred"]
+    problem = ALL["eight_schools_centered"]
     spent = []
     for _, seconds in fits(way_of(problem, "fedlaplace"), problem, 0):
         spent.append(seconds)
@@ -129,7 +129,7 @@ def test_errors_of_a_summary() -> None:
 
 # ---------------------------------------------------------------------------------- bad starts
 def test_bad_starts_are_far_differ_and_reach_methods_that_take_one() -> None:
-    problem = ALL["eight_schools_centred"]
+    problem = ALL["eight_schools_centered"]
     one, other = (bad_starts.options("fedlaplace", problem, n)["start"] for n in (0, 1))
     assert one.keys() == {"mu", "tau"} and one["tau"] > 0 and one["mu"] != other["mu"]
     mus = [float(bad_starts.far_values(problem, n)["mu"]) for n in range(30)]
@@ -236,7 +236,7 @@ def test_truth_of_the_many_clients_is_in_the_order_of_their_names() -> None:
 
 def test_a_misled_server_starts_elsewhere_and_differs_by_number() -> None:
     """Three prior sds away, at the median; fits to the same data start from the prior otherwise."""
-    problem = ALL["eight_schools_centred"]
+    problem = ALL["eight_schools_centered"]
     method = method_of("two_stage", best_of(problem).model, seed=0)
     starts = [
         federate(bad_starts.misled(method, number), problem.data()).server.state["loc"]

@@ -12,8 +12,8 @@ from torch.distributions import biject_to
 
 import hierfl
 from benchmarks import pooled_nuts
-from benchmarks.binary_models import BINARY, demo, demo_non_centred, schools_centred
-from benchmarks.reference_models import Draws, Problem, radon_centred
+from benchmarks.binary_models import BINARY, demo, demo_non_centered, schools_centered
+from benchmarks.reference_models import Draws, Problem, radon_centered
 from benchmarks.rounds import best_of
 from benchmarks.rounds_models import ALL
 from benchmarks.simulated_models import SIMULATED
@@ -27,8 +27,8 @@ has_numpyro = pytest.mark.skipif(
 # Sites of the reference, as `benchmarks.numpyro_programs` keeps them: the two must not drift apart.
 SITES = {
     "demo": {"alpha", "beta", "s", "t", "intercept", "slope"},
-    "demo_non_centred": {"alpha", "beta", "s", "t", "intercept", "slope"},
-    "eight_schools_centred": {"mu", "tau", "theta"},
+    "demo_non_centered": {"alpha", "beta", "s", "t", "intercept", "slope"},
+    "eight_schools_centered": {"mu", "tau", "theta"},
     "rare_labels": {"mu", "tau", "w"},
     "very_rare_labels": {"mu", "tau", "w"},
     "flipped": {"mu", "tau", "w"},
@@ -39,12 +39,12 @@ SITES = {
     "lkj": {"mu", "tau", "correlation", "sigma", "w"},
     "horseshoe": {"mu", "tau", "sigma", "log_spread", "log_own", "log_slab", "beta", "a"},
 }
-# The others are written the same way, or non-centred.
-CENTRED: dict[str, Model] = {
-    "radon": radon_centred,
+# The others are written the same way, or non-centered.
+CENTERED: dict[str, Model] = {
+    "radon": radon_centered,
     **{name: best_of(problem).model for name, problem in ALL.items()},
 }
-WRITTEN_APART = ("eight_schools", "demo_non_centred")
+WRITTEN_APART = ("eight_schools", "demo_non_centered")
 
 
 def batch_of(problem: Problem) -> ClientBatch:
@@ -98,12 +98,12 @@ def test_both_ways_to_write_a_problem_are_one_posterior() -> None:
     """The joint density of the effects differs from that of the offsets by the Jacobian alone."""
     problem = BINARY["demo"]
     batch = batch_of(problem)
-    apart = values(demo_non_centred, batch, 0)
+    apart = values(demo_non_centered, batch, 0)
     at = dict(apart)
     at["intercept"] = apart["alpha"] + apart["s"] * at.pop("e")
     at["slope"] = apart["beta"] + apart["t"] * at.pop("f")
     jacobian = 4 * (apart["s"].log() + apart["t"].log().sum())
-    one, other = log_density(demo_non_centred, batch, apart), log_density(demo, batch, at)
+    one, other = log_density(demo_non_centered, batch, apart), log_density(demo, batch, at)
     assert one - float(jacobian) == pytest.approx(other, abs=1e-8)
     draws = {name: v.reshape(1, *v.shape) for name, v in by_client(apart, 4).items()}
     made = problem.effects({name: torch.as_tensor(v) for name, v in draws.items()})
@@ -121,9 +121,9 @@ def test_the_hard_federations_are_as_they_are_described() -> None:
     assert torch.equal(data.fields["y"] == 1.0, data.fields["x"][:, 1] > 0.0)
 
 
-def test_schools_centred_is_the_reference_model() -> None:
-    batch = batch_of(ALL["eight_schools_centred"])
-    at = values(schools_centred, batch, 0)
+def test_schools_centered_is_the_reference_model() -> None:
+    batch = batch_of(ALL["eight_schools_centered"])
+    at = values(schools_centered, batch, 0)
     expected = (
         torch.distributions.Normal(0.0, 5.0).log_prob(at["mu"])
         + torch.distributions.HalfCauchy(5.0).log_prob(at["tau"])
@@ -134,14 +134,14 @@ def test_schools_centred_is_the_reference_model() -> None:
     assert sigma is not None
     own = torch.distributions.Normal(at["theta"].reshape(-1), sigma.reshape(-1).double())
     expected = expected + own.log_prob(rows.fields["y"].double()).sum()
-    assert log_density(schools_centred, batch, at) == pytest.approx(float(expected))
+    assert log_density(schools_centered, batch, at) == pytest.approx(float(expected))
 
 
 # ---------------------------------------------------------------------------------- NumPyro
 @has_numpyro
 @pytest.mark.parametrize("name", [n for n in ALL if n not in WRITTEN_APART])
 def test_numpyro_samples_the_same_density(name: str) -> None:
-    problem, model = ALL[name], CENTRED[name]
+    problem, model = ALL[name], CENTERED[name]
     batch = batch_of(problem)
     points = [values(model, batch, seed) for seed in range(2)]
     ours = [log_density(model, batch, at) for at in points]
@@ -158,7 +158,7 @@ def test_pooled_nuts_is_timed_once_and_kept(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(pooled_nuts, "USER", ("--warmup", "50", "--draws", "50"))
-    problem = ALL["eight_schools_centred"]
+    problem = ALL["eight_schools_centered"]
     found = pooled_nuts.timed(problem)
     assert found.sites.keys() == SITES[problem.name] and found.seconds > 0.0
     monkeypatch.setattr(pooled_nuts, "in_own_process", None)

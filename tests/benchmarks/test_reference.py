@@ -43,10 +43,10 @@ def test_radon_with_a_third_of_the_counties_a_round() -> None:
     assert not broken(RADON, "conditional_third")
 
 
-def test_radon_non_centred_with_the_structured_guide() -> None:
+def test_radon_non_centered_with_the_structured_guide() -> None:
     """Means are within 0.2 sd; tau's sd is too small under local Gaussians linear in the global sites."""
-    bars = (*RADON.ways["structured_non_centred"].bars, Bar("sd", 0.5, 0.75, sites=("tau",)))
-    assert not broken(RADON, "structured_non_centred", rounds=800, draws=2000, bars=bars)
+    bars = (*RADON.ways["structured_non_centered"].bars, Bar("sd", 0.5, 0.75, sites=("tau",)))
+    assert not broken(RADON, "structured_non_centered", rounds=800, draws=2000, bars=bars)
 
 
 @needs_files
@@ -139,20 +139,20 @@ def test_missing_reference_is_sampled_once_and_cached(
 
 def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--rounds", "3", "--cohort", "0.2", "--draws", "100"]
-    bench.main(["radon", "--guide", "mean_field_centred", "--guide", "structured_centred", *few])
+    bench.main(["radon", "--guide", "mean_field_centered", "--guide", "structured_centered", *few])
     lines = capsys.readouterr().out.strip().splitlines()
     record = json.loads(lines[-1])
     assert record["reference"] == "radon" and [*record["guides"]] == [
-        "structured_centred",
-        "mean_field_centred",
+        "structured_centered",
+        "mean_field_centered",
     ]
-    guide = record["guides"]["mean_field_centred"]
+    guide = record["guides"]["mean_field_centered"]
     assert (
         guide["rounds"] == 3
         and guide["holds"] is None
         and guide["max_mean_error_sd"] > guide["median_mean_error_sd"] > 0
     )
-    assert any("mean_field_centred" in line for line in lines[:-1])
+    assert any("mean_field_centered" in line for line in lines[:-1])
 
 
 def test_either_one_reference_or_all_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:

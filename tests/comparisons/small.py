@@ -17,7 +17,7 @@ GIVEN: dict[str, Any] = {
     },
     "run": {"rounds": 3, "evaluations": 4, "batch": 8, "seeds": [0, 1], "compiled": False},
     "evaluation": {"last_rounds": 2, "every": 1},
-    "methods": {"fedavg": {}, "individual": {}},
+    "methods": {"fedavg": {}, "local_only": {}},
 }
 
 

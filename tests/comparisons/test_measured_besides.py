@@ -50,7 +50,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_foreign_images_are_told_by_the_entropy_of_what_clients_are_served(strangers: None) -> None:
-    found = computed("individual", evaluation={"foreign": ["notmnist"]}, run={"rounds": 10})
+    found = computed("local_only", evaluation={"foreign": ["notmnist"]}, run={"rounds": 10})
     by = {s["weighting"]: s["value"] for s in found["scores"] if s["metric"] == "auroc"}
     assert set(by) == {"rows", "clients"} and all(0.0 <= v <= 1.0 for v in by.values())
     kept = pd.DataFrame(found["entropies"])
@@ -99,7 +99,7 @@ def test_new_clients_and_coherence_stand_beside_the_curve() -> None:
 
 
 def test_losses_by_class_are_of_the_first_client() -> None:
-    found = computed("individual", evaluation={"by_class": True, "global_rows": 60})
+    found = computed("local_only", evaluation={"by_class": True, "global_rows": 60})
     parts = pd.DataFrame(found["classes"])
     assert set(parts["test"]) == {"local", "global"}
     first = of_study(study(), 0).train.select([0]).fields["y"].unique().tolist()
@@ -170,7 +170,7 @@ def test_weights_are_read_off_predictions() -> None:
 
 
 def test_labels_about_lines_are_in_their_own_units_and_explained_by_their_variance() -> None:
-    own = lines({"individual": {}})
+    own = lines({"local_only": {}})
     rows = of_study(own, 0)
     y = rows.train.fields["y"].double()
     assert rows.variance == pytest.approx(float(y.var(correction=0))) and rows.variance > 2.0
@@ -208,7 +208,7 @@ def test_what_lines_do_not_have_is_refused(changes: Found, told: str) -> None:
 def test_fedmap_learns_that_the_slopes_agree() -> None:
     """Of clients with one to three rows its lines are the best."""
     methods = {
-        "individual": {},
+        "local_only": {},
         "ditto": {"settings": {"lam": 0.1}},
         "learned": {
             "name": "fedmap",
@@ -225,7 +225,7 @@ def test_fedmap_learns_that_the_slopes_agree() -> None:
         clients = pd.DataFrame(cells.computed(own, entry, {}, 0)["clients"])
         served = clients[clients["score"] == "P"].set_index("client")["value"]
         few[entry.label] = served[["client 2", "client 3", "client 4"]].mean()
-    assert few["learned"] > 10.0 + max(few["individual"], few["ditto"])
+    assert few["learned"] > 10.0 + max(few["local_only"], few["ditto"])
 
 
 # ------------------------------------------------------------------------------------------------ data, builders
@@ -254,7 +254,7 @@ def test_fedmaps_priors_are_chosen_by_name() -> None:
     assert torch.isfinite(convex).all() and not torch.equal(convex, plain)
     with pytest.raises(ValueError, match="must be one of isotropic, variance, convex"):
         weights(prior="flat")
-    with pytest.raises(ValueError, match="'convex' has no exact minimiser"):
+    with pytest.raises(ValueError, match="'convex' has no exact minimizer"):
         weights(prior="convex", server="best")
 
 
@@ -296,7 +296,7 @@ def test_all_that_is_measured_is_drawn(
 def test_densities_of_entropy_are_drawn_on_one_scale(tmp_path: Path) -> None:
     """One method is so sure of its own rows that their density needs a log scale; the other's panel has it too."""
     rng = np.random.default_rng(0)
-    spread = {"individual": 0.01, "fedavg": 0.6}
+    spread = {"local_only": 0.01, "fedavg": 0.6}
     rows = [
         {"method": m, "seed": 0, "rows": of, "client": c, "entropy": scale * rng.random()}
         for m, width in spread.items()

@@ -51,7 +51,7 @@ def test_rows_and_clients_are_weighed_by_hand() -> None:
 
 def test_g_of_a_common_model_is_its_p_and_that_of_an_own_model_is_not() -> None:
     common, _ = found("fedavg")
-    own, _ = found("individual")
+    own, _ = found("local_only")
     for metric in ("accuracy", "log_score"):
         key = ("participating", "local", "clients", metric)
         assert common["P", *key] == pytest.approx(common["G", *key])
@@ -85,7 +85,7 @@ def test_a_round_of_all_clients_is_the_next_round_of_a_run_in_which_all_take_par
 
 def test_p_is_of_a_round_of_all_clients_where_it_is_asked_for() -> None:
     asked = {"last_rounds": 2, "round_of_all": True}
-    changes = {"run": {"rounds": 4, "cohort": 1}, "methods": [{"name": "individual"}]}
+    changes = {"run": {"rounds": 4, "cohort": 1}, "methods": [{"name": "local_only"}]}
     own = study(evaluation=asked, **changes)  # type: ignore[arg-type]
     result = cells.computed(own, own.methods[0], {}, 0)
     rows = of_study(own, 0)
@@ -97,7 +97,7 @@ def test_p_is_of_a_round_of_all_clients_where_it_is_asked_for() -> None:
     assert by["G", "clients", "accuracy"][1] == 2
     assert all("P" not in point for point in result["curve"])
     # with one client a round, most have trained in none of four
-    stale, _ = found("individual", run={"rounds": 4, "cohort": 1})
+    stale, _ = found("local_only", run={"rounds": 4, "cohort": 1})
     assert predicted["clients", "accuracy"] > (
         5.0 + stale["P", "participating", "local", "clients", "accuracy"]
     )
@@ -201,7 +201,7 @@ def test_convolutions_are_below_the_dense_layers() -> None:
         cells.net_of(own, 65, 10, 0)
 
 
-def test_fedabmls_cnn_for_colour_images_has_the_sizes_of_the_paper() -> None:
+def test_fedabmls_cnn_for_color_images_has_the_sizes_of_the_paper() -> None:
     own = study(net={"conv": [64, 64], "kernel": 5, "hidden": [120, 64]})
     net = cells.net_of(own, 3 * 32 * 32, 10, 0)
     sizes = [tuple(p.shape) for p in net.parameters() if p.dim() > 1]
@@ -240,7 +240,7 @@ def test_new_clients_and_everyones_rows_have_scores_of_their_own() -> None:
 
 
 def test_new_clients_learn_from_their_own_training_rows() -> None:
-    by, _ = found("individual", evaluation={"new_clients": 2}, run={"rounds": 6})
+    by, _ = found("local_only", evaluation={"new_clients": 2}, run={"rounds": 6})
     assert by["P", "new", "local", "clients", "accuracy"] > 60.0
     assert by["G", "new", "local", "clients", "accuracy"] < 40.0
 

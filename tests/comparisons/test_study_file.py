@@ -14,7 +14,7 @@ from hierfl.comparisons import cells
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.read_study import chosen, read
 from hierfl.comparisons.study_file import MOST_POINTS, SAME_METHOD, options_of
-from hierfl.optimisers import Adam
+from hierfl.optimizers import Adam
 from hierfl.program.recipes import recipe_of
 from hierfl.studies.baseline_methods import BASELINES, baseline
 from tests.comparisons.small import GIVEN, study
@@ -83,7 +83,7 @@ def test_a_method_that_is_left_out_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_a_label_is_the_name_where_none_is_given() -> None:
-    assert [entry.label for entry in study().methods] == ["fedavg", "individual"]
+    assert [entry.label for entry in study().methods] == ["fedavg", "local_only"]
 
 
 def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
         (MINIMAL.replace("digits", "digitz"), ["data.name", "digitz"]),
         ('title = "t"\ndata = { name = "digits" }\nmethods = { fedavg = {} }', ["needs a partition"]),
         ('title = "t"\n[data]\nname = "heart_disease"', ["methods", "required"]),
-        (MINIMAL.replace('"fedavg"', '"fedavg", settings = { optimiser = "adamm" }'), ["'adamm'", "'sgd' or 'adam'"]),
+        (MINIMAL.replace('"fedavg"', '"fedavg", settings = { optimizer = "adamm" }'), ["'adamm'", "'sgd' or 'adam'"]),
         (MINIMAL.replace("train = 16", "authors_labels = true"), ["authors_labels", "'power_law'"]),
         (MINIMAL + "[evaluation]\njoin_rounds = [0]", ["evaluation.join_rounds.0", "greater than 0"]),
         (MINIMAL + '[evaluation]\nmetric = "explained"', ["evaluation.metric", "'digits' has classes"]),
@@ -133,7 +133,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: list[str]) -> N
 def test_grids_are_of_one_size_and_no_larger_than_six() -> None:
     grids: list[dict[str, Any]] = [
         {"name": "fedavg", "grid": {"lr": [0.1, 0.2]}},
-        {"name": "individual"},
+        {"name": "local_only"},
     ]
     with pytest.raises(ValidationError, match="unequal sizes"):
         study(tuning={"rounds": 2}, methods=grids)
@@ -149,13 +149,13 @@ def test_every_baseline_has_options_to_set() -> None:
     assert set(SAME_METHOD) <= set(BASELINES)
 
 
-def test_an_optimiser_is_built_with_the_step_size() -> None:
-    own = study(methods=[{"name": "fedavg", "settings": {"optimiser": "adam"}}], run={"adam": 0.03})
+def test_an_optimizer_is_built_with_the_step_size() -> None:
+    own = study(methods=[{"name": "fedavg", "settings": {"optimizer": "adam"}}], run={"adam": 0.03})
     rows = of_study(own, 0)
     for options, lr in (({"lr": 0.02}, 0.02), ({}, 0.03)):
         method = cells.method_of(own, own.methods[0], options, rows.train, rows.classes, 3, 0)
         recipe = recipe_of(method)
-        assert recipe is not None and recipe.options["optimiser"] == Adam(lr)
+        assert recipe is not None and recipe.options["optimizer"] == Adam(lr)
 
 
 def test_the_step_size_that_is_chosen_is_put_into_settings() -> None:
@@ -186,7 +186,7 @@ def test_the_small_study_is_as_a_file_would_give_it(tmp_path: Path) -> None:
     lines += ["[data.partition]", 'kind = "equal_classes"', "clients = 6", "classes = 2"]
     lines += ["train = 16", "test = 6", "[run]", "rounds = 3", "evaluations = 4", "batch = 8"]
     lines += ["seeds = [0, 1]", "compiled = false", "[evaluation]", "last_rounds = 2", "every = 1"]
-    lines += ["[methods.fedavg]", "[methods.individual]"]
+    lines += ["[methods.fedavg]", "[methods.local_only]"]
     given: dict[str, Any] = tomllib.loads("\n".join(lines))
     assert given == GIVEN and read(written(tmp_path, "\n".join(lines))) == {"": study()}
 

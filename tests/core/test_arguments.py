@@ -52,7 +52,7 @@ COUNTS: dict[str, Callable[[hierfl.Fit, Any], Any]] = {
     "predict": lambda f, v: f.predict(federation(), draws=v),
     "replicate": lambda f, v: f.replicate(federation(), draws=v),
     "predict_from_prior": lambda f, v: hierfl.predict_from_prior(f, federation(), draws=v),
-    "personalise": lambda f, v: f.personalise(federation(), rounds=v),
+    "personalize": lambda f, v: f.personalize(federation(), rounds=v),
     "summary": lambda f, v: f.summary(draws=v),
     "check": lambda f, v: f.check(draws=v),
     "loo": lambda f, v: diagnostics.loo(f, draws=v),
@@ -90,8 +90,8 @@ def test_what_is_no_fit(what: str) -> None:
 
 
 PREDICTIONS: dict[str, Callable[[Any], Any]] = {
-    "generalisation_gap": lambda v: diagnostics.generalisation_gap(v, v),
-    "generalisation_gap of held-out": lambda v: diagnostics.generalisation_gap(predicted(), v),
+    "generalization_gap": lambda v: diagnostics.generalization_gap(v, v),
+    "generalization_gap of held-out": lambda v: diagnostics.generalization_gap(predicted(), v),
     "out_of_distribution": lambda v: diagnostics.out_of_distribution(predicted(), v),
     "client_scores": diagnostics.client_scores,
     "confidence": diagnostics.confidence,

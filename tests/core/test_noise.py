@@ -83,7 +83,7 @@ def test_float64_uses_more_than_24_bits() -> None:
 # ------------------------------------------------------------------ many keys
 N = torch.arange(4096, dtype=torch.int32)
 HOSPITAL = noise.client_keys(["a hospital"])[0]
-NEIGHBOURS = {  # (4096, 2) keys that differ in one thing only
+NEIGHBORS = {  # (4096, 2) keys that differ in one thing only
     "clients": noise.client_keys(map(str, N.tolist())),
     "clients at a later step": noise.fold(noise.client_keys(map(str, N.tolist())), 7, 1, 3),
     "steps": noise.fold(HOSPITAL, N),
@@ -94,10 +94,10 @@ NEIGHBOURS = {  # (4096, 2) keys that differ in one thing only
 }
 
 
-@pytest.mark.parametrize("what", NEIGHBOURS)
+@pytest.mark.parametrize("what", NEIGHBORS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_neighbouring_keys_are_unrelated(what: str, dtype: torch.dtype) -> None:
-    z = noise.normals(NEIGHBOURS[what], (64,), dtype)  # (keys, 64)
+def test_neighboring_keys_are_unrelated(what: str, dtype: torch.dtype) -> None:
+    z = noise.normals(NEIGHBORS[what], (64,), dtype)  # (keys, 64)
     assert stats.kstest(z[:, 0].numpy(), "norm").pvalue > 1e-3
     assert stats.kstest(z.mean(1).numpy() * 8.0, "norm").pvalue > 1e-3
     for apart in (1, 2, 3, 4, 256, 2048):

@@ -14,7 +14,7 @@ import torch
 import hierfl
 from hierfl import ClientData, diagnostics, guides, methods
 from hierfl.core.tables import FIRST, LAST, Shown, cell, html_of, text_of
-from hierfl.datasets import Labelled
+from hierfl.datasets import Labeled
 from hierfl.posterior.nuts import Reference
 from tests.programs import fit, regression
 
@@ -45,11 +45,11 @@ def results() -> dict[str, Any]:
             "reference": reference,
             "against": diagnostics.against_nuts(found, draws=50, reference=reference),
             "prediction": prediction,
-            "unlabelled": found.predict(data.without("y"), draws=5),
+            "unlabeled": found.predict(data.without("y"), draws=5),
             "corrected": diagnostics.corrected(found, 100, proposals=100, rounds=1),
             "convergence": diagnostics.convergence(found, draws=2, proposals=100),
             "loo": diagnostics.loo(found, draws=100),
-            "gap": diagnostics.generalisation_gap(prediction, prediction),
+            "gap": diagnostics.generalization_gap(prediction, prediction),
             "ood": diagnostics.out_of_distribution(prediction, prediction),
             "sbc": diagnostics.Sbc({}, {"w": ranks}, 9, data.names, sizes, np.zeros(9)),
             "pac_bayes": hierfl.pac_bayes(found, clip=(0.0, 5.0), draws=5),
@@ -61,7 +61,7 @@ def results() -> dict[str, Any]:
             "server": found.federation.server,
             "batch": hierfl.full_batch(data),
             "scaling": hierfl.Scaling("x", torch.zeros(500), torch.ones(500)),
-            "labelled": Labelled(torch.zeros(9, 1, 2, 2), torch.zeros(9).long(), ("a", "b")),
+            "labeled": Labeled(torch.zeros(9, 1, 2, 2), torch.zeros(9).long(), ("a", "b")),
         }
 
 
@@ -74,8 +74,8 @@ def test_no_result_is_long_or_a_dump_of_tensors(results: dict[str, Any]) -> None
 
 
 TABLES = (
-    "fit summary draws reference against prediction unlabelled corrected convergence loo gap ood sbc pac_bayes "
-    "program scaling labelled"
+    "fit summary draws reference against prediction unlabeled corrected convergence loo gap ood sbc pac_bayes "
+    "program scaling labeled"
 ).split()
 
 

@@ -165,7 +165,7 @@ def test_rows_of_other_codes_are_not_predicted(tmp_path: Path) -> None:
     ):
         fitted.predict(other)
     with pytest.raises(ValueError, match="the codes of 'x' stand for yes"):
-        fitted.personalise(other)
+        fitted.personalize(other)
     assert fitted.predict(coded(["yes"] * 3, levels=train.levels)).mean.shape == (3,)
     fitted.save(tmp_path / "fit", with_data=True)
     assert hierfl.load(tmp_path / "fit").federation.data.levels == train.levels

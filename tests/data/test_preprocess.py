@@ -12,7 +12,7 @@ from hierfl.data.preprocess import (
     fit_scaling,
     merged,
     missing_features,
-    standardise,
+    standardize,
 )
 
 N, K = 200, 7
@@ -66,11 +66,11 @@ def test_moments_do_not_depend_on_the_blocks_that_they_are_taken_in(
         assert torch.equal(getattr(again, name), getattr(sent, name))
 
 
-def test_standardise_takes_means_and_sds_from_the_first_argument_alone() -> None:
+def test_standardize_takes_means_and_sds_from_the_first_argument_alone() -> None:
     ids, x = rows()
     train = ClientData.from_arrays(ids, features={"x": list("abcd")}, x=x, y=np.arange(N) * 1.0)
     far = train.with_fields(x=torch.as_tensor(x) * 100.0)
-    scaled, other = standardise(train, far, fields=("x", "y"))
+    scaled, other = standardize(train, far, fields=("x", "y"))
     for field in ("x", "y"):
         values = scaled.fields[field].numpy()
         np.testing.assert_allclose(np.nanmean(values, 0), 0.0, atol=1e-12)
@@ -90,12 +90,12 @@ def test_a_constant_or_unseen_column_keeps_its_scale(constant: float, dtype: tor
     scaling = fit_scaling(data)
     assert scaling.sd[:2].tolist() == [1.0, 1.0]
     assert scaling.sd[2] > 8.0
-    assert standardise(data)[0].fields["x"][:, 0].abs().max() < 1e-6 * max(1.0, abs(constant))
+    assert standardize(data)[0].fields["x"][:, 0].abs().max() < 1e-6 * max(1.0, abs(constant))
 
 
 def test_a_field_of_any_shape_and_of_integers_is_scaled() -> None:
     x = np.random.default_rng(1).integers(0, 9, (20, 2, 3))
-    (scaled,) = standardise(ClientData.from_arrays(np.arange(20) // 7, x=x))
+    (scaled,) = standardize(ClientData.from_arrays(np.arange(20) // 7, x=x))
     np.testing.assert_allclose(scaled.fields["x"], (x - x.mean(0)) / x.std(0), atol=1e-12)
 
 
@@ -104,13 +104,13 @@ def test_scaling_raises_for_infinite_values_missing_fields_and_other_shapes() ->
     with pytest.raises(ValueError, match="field 'x' of client 'v' has an infinite value"):
         fit_scaling(data)
     with pytest.raises(KeyError, match="there is no field 'z'"):
-        standardise(data, fields=("z",))
+        standardize(data, fields=("z",))
     narrow = ClientData.from_arrays([0, 1], x=[[1.0], [2.0]])
     with pytest.raises(
         ValueError,
         match=r"a row of 'x' has shape \(2,\), but the scaling was fitted to rows of shape \(1,\)",
     ):
-        standardise(narrow, data)
+        standardize(narrow, data)
 
 
 def test_filled_rows_are_finite_and_indicate_missing_values() -> None:

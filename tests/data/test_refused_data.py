@@ -198,7 +198,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         "every client has a single row, so a split",
     ),
     "fields as a string": (
-        lambda: hierfl.standardise(ClientData.from_arrays([0], x=[1.0]), fields="x"),
+        lambda: hierfl.standardize(ClientData.from_arrays([0], x=[1.0]), fields="x"),
         "fields is the string 'x': give a list",
     ),
     # partitions

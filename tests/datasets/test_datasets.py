@@ -194,7 +194,7 @@ def test_an_unknown_reference_raises() -> None:
 READERS: dict[str, Callable[[], Any]] = {
     name: getattr(datasets, name)
     for name in datasets.__all__
-    if name not in ("Labelled", "Summary", "reference", "heart_disease", "radon", "eight_schools")
+    if name not in ("Labeled", "Summary", "reference", "heart_disease", "radon", "eight_schools")
 }
 
 
@@ -258,7 +258,7 @@ def test_images_are_in_the_unit_interval_with_labels(
 
 
 @needs_files
-def test_cifar10_is_decoded_in_colour_and_shuffled() -> None:
+def test_cifar10_is_decoded_in_color_and_shuffled() -> None:
     train, test = datasets.cifar10()
     assert train.x.shape == (50_000, 3, 32, 32)
     assert test.x.shape == (10_000, 3, 32, 32)
@@ -317,7 +317,7 @@ def test_labels_and_codes_start_at_zero() -> None:
 
 
 @needs_files
-def test_patients_are_labelled_by_death() -> None:
+def test_patients_are_labeled_by_death() -> None:
     lung = datasets.lung_cancer()
     assert set(lung.fields["y"].tolist()) == {0.0, 1.0} and int(lung.fields["y"].sum()) == 119
     x = dict(zip(lung.features["x"], lung.fields["x"].T, strict=True))

@@ -16,7 +16,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.diagnostics import Audit, audit
 from hierfl.diagnostics.audit import COLUMNS
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from tests.programs import federation, regression
 
 
@@ -30,7 +30,7 @@ def of(found: Audit, direction: str) -> dict[str, str]:
 
 
 def test_what_fedavg_sends() -> None:
-    method = methods.fedavg(models.network(net(), likelihood=normal(1.0)), optimiser=SGD(0.01))
+    method = methods.fedavg(models.network(net(), likelihood=normal(1.0)), optimizer=SGD(0.01))
     found = audit(method, federation((5, 3, 7)), rounds=2)
     assert found.client == federation((5, 3, 7)).names[1]
     assert (found.rows, found.values, found.rounds) == (3, 15, 2)
@@ -52,7 +52,7 @@ def test_what_fedavg_sends() -> None:
 def test_mail_and_what_is_seen_by_itself() -> None:
     network = models.network(net(), likelihood=normal(1.0))
     found = audit(
-        methods.pfedhn(network, optimiser=SGD(0.01)), federation((5, 3, 7)), client="north"
+        methods.pfedhn(network, optimizer=SGD(0.01)), federation((5, 3, 7)), client="north"
     )
     assert of(found, "mail") == {"theta.bias": "its rows", "theta.weight": "its rows"}
     away = found.table[found.table["name"].str.startswith("away")]

@@ -24,7 +24,7 @@ from hierfl.runs.result import Fit
 from tests.posterior.test_corrected import planted
 from tests.programs import federation, fit, logistic, means, slopes, three
 
-FAST = hierfl.optimisers.Adam(0.1)
+FAST = hierfl.optimizers.Adam(0.1)
 LEVEL = np.where(np.arange(200) % 2, -50.0, -50.1)
 
 
@@ -125,14 +125,14 @@ def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
 
     Pooled rounds, the quickest: engines give the same numbers.
     """
-    method = fedsvi(slopes, guides.conditional(newton_steps=0), optimiser=FAST, num_particles=8)
+    method = fedsvi(slopes, guides.conditional(newton_steps=0), optimizer=FAST, num_particles=8)
     long = convergence(fit(method, federation(), rounds=150, engine="pooled"))
     assert long.converged and long.verdict.startswith("Good: means are within")
     assert long.gradient["ratio"].max() < 3.0 and long.k_hat < 0.5 and long.effective > 1000
     slow = fedsvi(
         slopes,
         guides.conditional(newton_steps=0),
-        optimiser=hierfl.optimisers.Adam(0.001),
+        optimizer=hierfl.optimizers.Adam(0.001),
         num_particles=8,
     )
     short = convergence(fit(slow, federation(), rounds=40, engine="pooled"))
@@ -228,7 +228,7 @@ KINDS: dict[str, Any] = {
     "no latent site": lambda d: fit(
         methods.ditto(network(torch.nn.Linear(2, 1), likelihood=normal(1.0))), d, rounds=1
     ),
-    "clients that joined": lambda d: fit(fedsvi(means), d.select([0, 1]), rounds=5).personalise(
+    "clients that joined": lambda d: fit(fedsvi(means), d.select([0, 1]), rounds=5).personalize(
         d, rounds=5
     ),
 }
@@ -256,7 +256,7 @@ def test_a_guide_with_too_many_unknowns_cannot_be_judged(monkeypatch: pytest.Mon
 def test_engines_agree_on_the_gradient_over_all_clients() -> None:
     runs = [
         fit(fedsvi(slopes), federation(), rounds=40, engine=engine)
-        for engine in ("vectorised", "sequential")
+        for engine in ("vectorized", "sequential")
     ]
     one, other = (convergence(run, draws=4, proposals=100) for run in runs)
     assert np.allclose(one.gradient["size"], other.gradient["size"], atol=1e-8)

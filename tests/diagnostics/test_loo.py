@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hierfl
-from benchmarks.reference_models import RADON, radon_centred
+from benchmarks.reference_models import RADON, radon_centered
 from hierfl import guides
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -203,7 +203,7 @@ def test_params_that_are_learned_leave_no_client_out() -> None:
     y = sd * (y - y.mean()) / y.std(correction=0)
     data = ClientData.from_arrays(torch.arange(40), y=y)
     method = fedsvi(
-        learned, guides.conditional(newton_steps=0), optimiser=hierfl.optimisers.Adam(0.1)
+        learned, guides.conditional(newton_steps=0), optimizer=hierfl.optimizers.Adam(0.1)
     )
     fitted = fit(method, data, rounds=60)
     with pytest.raises(ValueError, match="the model learns 'loc' from the rows of all clients"):
@@ -222,8 +222,8 @@ def test_the_better_model_comes_first() -> None:
     ill = (torch.rand(60, generator=g) < torch.sigmoid(3.0 * data.fields["x"].sum(-1))).double()
     noise = torch.randn(60, 2, generator=g)
     data = data.with_fields(ill=ill)
-    fast = hierfl.optimisers.Adam(0.1)
-    method = fedsvi(logistic, guides.conditional(newton_steps=3), optimiser=fast)
+    fast = hierfl.optimizers.Adam(0.1)
+    method = fedsvi(logistic, guides.conditional(newton_steps=3), optimizer=fast)
     right = fit(method, data, rounds=30)
     table = compare(
         {"noise": loo(fit(method, data.with_fields(x=noise), rounds=30)), "right": loo(right)}
@@ -259,13 +259,13 @@ def test_invalid_arguments_are_refused() -> None:
     for by in ("row", "client"):
         with pytest.raises(ValueError, match="places site 'g' at points"):
             loo(point, by, draws=100)
-    unlabelled = replace(
+    unlabeled = replace(
         fitted, federation=replace(fitted.federation, data=federation(COUNTS).without("y"))
     )
     sides: tuple[Any, ...] = ("row", "client")
     for by in sides:
         with pytest.raises(ValueError, match="the clients' rows have no"):
-            loo(unlabelled, by, draws=100)
+            loo(unlabeled, by, draws=100)
 
 
 def test_an_outlying_client_raises_a_warning() -> None:
@@ -285,7 +285,7 @@ def test_an_outlying_client_raises_a_warning() -> None:
 def test_leaving_a_county_out_agrees_with_a_refit_without_it() -> None:
     """Twenty counties, from the largest to the smallest, are each left out of a fit from scratch."""
     data = RADON.data()
-    method: Any = fedlaplace(radon_centred)
+    method: Any = fedlaplace(radon_centered)
     found = loo(hierfl.fit(method, data, rounds=20, compile=False), "client", draws=2000).table
     order = data.counts.argsort(descending=True)
     off = []
@@ -294,7 +294,7 @@ def test_leaving_a_county_out_agrees_with_a_refit_without_it() -> None:
         rest = hierfl.fit(
             method, data.select([n for n in data.names if n != name]), rounds=20, compile=False
         )
-        given = weigh(rest.personalise(data.select([name])), 2000, inner=1, shared=False).log_own[
+        given = weigh(rest.personalize(data.select([name])), 2000, inner=1, shared=False).log_own[
             :, 0
         ]
         off.append(float(given.logsumexp(0)) - np.log(2000) - found.loc[name, "elpd"])

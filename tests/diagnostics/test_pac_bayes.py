@@ -26,14 +26,14 @@ from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, means, three
 
 DELTA, SETS, ROWS, SIZE = 0.1, 300, 40, 20
-CENTRE = torch.nn.functional.one_hot(torch.tensor(0), SIZE).double() * 5.0
+CENTER = torch.nn.functional.one_hot(torch.tensor(0), SIZE).double() * 5.0
 SPREAD = 0.3
 RISK = 0.5  # labels are tosses of a coin, so every rule is wrong half the time
 
 
 def coins(batch: ClientBatch) -> None:
-    """w ~ Normal(CENTRE, SPREAD^2), y ~ Bernoulli(logits x w)."""
-    w = pyro.sample("w", dist.Normal(CENTRE.to(batch.x.dtype), SPREAD).to_event(1))
+    """w ~ Normal(CENTER, SPREAD^2), y ~ Bernoulli(logits x w)."""
+    w = pyro.sample("w", dist.Normal(CENTER.to(batch.x.dtype), SPREAD).to_event(1))
     with batch.clients(), batch.data():
         pyro.sample("y", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.y)
 
@@ -57,7 +57,7 @@ def terms_of(x: Tensor, y: Tensor, loc: Tensor, scale: float) -> list[PacBayes]:
     sign = 2.0 * y - 1.0
     margin = sign * (x * loc[..., None, :]).sum(-1) / (scale * x.square().sum(-1).sqrt())
     risk = torch.special.ndtr(-margin).mean(-1)
-    ratio, away = scale / SPREAD, (loc - CENTRE) / SPREAD
+    ratio, away = scale / SPREAD, (loc - CENTER) / SPREAD
     kl = 0.5 * (ratio**2 + away.square() - 1.0 - 2.0 * math.log(ratio)).sum(-1)
     return [
         PacBayes(float(r), float(k), ROWS) for r, k in zip(risk, kl.expand(risk.shape), strict=True)
@@ -85,7 +85,7 @@ def test_the_bound_holds_and_none_of_its_terms_may_be_left_out(term: str) -> Non
     """Over 300 data sets it is violated at most with frequency delta; without the term, far more often."""
     follows, eta, part = WITHOUT[term]
     x, y = tosses()
-    found = terms_of(x, y, *(fitted_to(x, y) if follows else (CENTRE, SPREAD)))
+    found = terms_of(x, y, *(fitted_to(x, y) if follows else (CENTER, SPREAD)))
     assert violations(found, lambda one: one.bound(eta=eta, delta=DELTA)) <= DELTA
     without = violations(found, lambda one: one.bound(eta=eta, delta=DELTA) - part(one, eta))
     assert without > DELTA + 4.0 * math.sqrt(DELTA * (1.0 - DELTA) / SETS)
@@ -93,7 +93,7 @@ def test_the_bound_holds_and_none_of_its_terms_may_be_left_out(term: str) -> Non
 
 def test_the_best_eta_of_several_costs_a_share_of_delta() -> None:
     x, y = tosses()
-    for loc, scale in (fitted_to(x, y), (CENTRE, SPREAD)):
+    for loc, scale in (fitted_to(x, y), (CENTER, SPREAD)):
         assert violations(terms_of(x, y, loc, scale), lambda one: one.bound(delta=DELTA)) <= DELTA
     one = PacBayes(0.1, 12.0, 400)
     best = min(one.bound(eta=eta) for eta in torch.logspace(0.5, 4, 200).tolist())
@@ -212,16 +212,16 @@ def test_a_prior_from_some_rows_is_fixed_for_the_others() -> None:
     before = fit(fedsvi(learned, guides.mean_field, average=0.0), first, rounds=20)
     with pytest.raises(ValueError, match="the model learns 'loc' from the same rows"):
         pac_bayes(before)
-    after = before.personalise(second, rounds=20)
+    after = before.personalize(second, rounds=20)
     found = pac_bayes(after, prior=before)
     own: Any = after.progress.table["params"]
     loc, scale = own["b.loc"].flatten(), transform_to(positive)(own["b.scale"]).flatten()
-    centre = before.message["params"]["loc"]
-    wanted = (-scale.log() + (scale.square() + (loc - centre).square() - 1.0) / 2.0).sum()
+    center = before.message["params"]["loc"]
+    wanted = (-scale.log() + (scale.square() + (loc - center).square() - 1.0) / 2.0).sum()
     assert found.rows == second.num_rows and found.kl == pytest.approx(float(wanted))
     for name, fitted, prior, message in (
-        ("the same rows", before.personalise(first, rounds=1), before, "all rows of the bound are"),
-        ("some of them", before.personalise(first.select([1]), rounds=1), before, "all rows of"),
+        ("the same rows", before.personalize(first, rounds=1), before, "all rows of the bound are"),
+        ("some of them", before.personalize(first.select([1]), rounds=1), before, "all rows of"),
         ("trained on both", fit(before.method, data, rounds=5), before, "has learned since"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -236,15 +236,15 @@ def test_rows_of_few_values_are_not_taken_for_the_same() -> None:
     )
     first, second = data.split(0.7, seed=0)
     before = fit(fedsvi(learned, guides.mean_field), first, rounds=2)
-    assert pac_bayes(before.personalise(second, rounds=2), prior=before).rows == second.num_rows
+    assert pac_bayes(before.personalize(second, rounds=2), prior=before).rows == second.num_rows
     with pytest.raises(ValueError, match="all rows of the bound are"):
-        pac_bayes(before.personalise(first, rounds=2), prior=before)
+        pac_bayes(before.personalize(first, rounds=2), prior=before)
 
 
 def test_global_sites_that_are_fixed_cost_nothing() -> None:
     first, second = federation((30, 20, 24, 16)).split(0.5, seed=0)
     before = fit(fedsvi(logistic, guides.mean_field), first, rounds=20)
-    after = before.personalise(second, rounds=20)
+    after = before.personalize(second, rounds=20)
     fixed, anew = pac_bayes(after, prior=before), pac_bayes(after)
     assert (
         0.0 < fixed.kl < anew.kl - 0.1
@@ -252,7 +252,7 @@ def test_global_sites_that_are_fixed_cost_nothing() -> None:
 
 
 # ------------------------------------------------------------------------ refusals
-def penalised(batch: ClientBatch) -> None:
+def penalized(batch: ClientBatch) -> None:
     with batch.clients():
         b = pyro.sample("b", dist.Normal(0.0, 1.0))
         pyro.factor("pull", -b.square())
@@ -266,12 +266,12 @@ def test_what_has_no_bound_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'fedsvi' places site 'loc' at a point"):
         pac_bayes(point)
     with pytest.raises(ValueError, match="places site 'slope' at a point"):
-        pac_bayes(point.personalise(federation(seed=1), rounds=1), prior=point)
+        pac_bayes(point.personalize(federation(seed=1), rounds=1), prior=point)
     resampled = fit(fedlaplace(means, weighed=64, corrections=1), three(), rounds=6)
     with pytest.raises(ValueError, match=r"fedlaplace\(..., corrections=0\)"):
         pac_bayes(resampled, clip=(0.0, 5.0))
     with pytest.raises(ValueError, match="site 'pull' is a factor"):
-        pac_bayes(fit(fedsvi(penalised, guides.mean_field), data, rounds=1))
+        pac_bayes(fit(fedsvi(penalized, guides.mean_field), data, rounds=1))
     numeric = fit(fedsvi(means, guides.mean_field), three(), rounds=1)
     with pytest.raises(ValueError, match="labels of site 'y' are no classes"):
         pac_bayes(numeric)
@@ -285,7 +285,7 @@ def test_what_has_no_bound_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="from the same rows"):
         pac_bayes(
             fit(
-                hierfl.methods.fedavg(heads, optimiser=hierfl.optimisers.SGD(0.1)),
+                hierfl.methods.fedavg(heads, optimizer=hierfl.optimizers.SGD(0.1)),
                 classes,
                 rounds=1,
             )

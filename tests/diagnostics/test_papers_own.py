@@ -1,6 +1,6 @@
 """Diagnostics of single papers against closed forms.
 
-PRIOR's coherence and loss deviations, FedMAP's effective clients, FedVI's generalisation gaps.
+PRIOR's coherence and loss deviations, FedMAP's effective clients, FedVI's generalization gaps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hierfl.diagnostics import (
     client_slopes,
     coherence,
     effective_clients,
-    generalisation_gap,
+    generalization_gap,
     loss_deviations,
 )
 from hierfl.engine.client_store import taken
@@ -92,7 +92,7 @@ def test_slopes_of_pfedme_are_those_of_the_moreau_envelope() -> None:
 def test_slopes_do_not_depend_on_the_engine() -> None:
     both = [
         fit(fedsvi(regression), federation(), rounds=2, engine=e)
-        for e in ("vectorised", "sequential")
+        for e in ("vectorized", "sequential")
     ]
     torch.testing.assert_close(*(client_slopes(f, draws=3) for f in both))
     assert client_slopes(both[0], draws=3).shape[0] == 4
@@ -136,7 +136,7 @@ def test_the_history_of_fedmap_has_effective_clients() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ gaps
-def test_generalisation_gaps_are_differences_of_scores() -> None:
+def test_generalization_gaps_are_differences_of_scores() -> None:
     train, rest = federation(counts=(30, 30, 30, 30, 30)).split(0.5, seed=0)
     fitted = fit(fedsvi(logistic, guide=delta), train.select([0, 1, 2]), rounds=30)
     here, there = (
@@ -145,7 +145,7 @@ def test_generalisation_gaps_are_differences_of_scores() -> None:
     )
     new = predict_from_prior(fitted, rest.select([3, 4]), draws=20)
     terms = hierfl.PacBayes(0.2, 3.0, 45)
-    found = generalisation_gap(here, there, new_clients=new, terms=terms)
+    found = generalization_gap(here, there, new_clients=new, terms=terms)
     assert found.pac_bayes is terms
     log = found.scores.loc["log_score"]
     assert log["out_of_sample"] == pytest.approx(
@@ -160,4 +160,4 @@ def test_generalisation_gaps_are_differences_of_scores() -> None:
         log["out_of_sample"]
     )
     with pytest.raises(ValueError, match="different kinds"):
-        generalisation_gap(here, fit(fedsvi(regression), train, rounds=1).predict(rest, draws=2))
+        generalization_gap(here, fit(fedsvi(regression), train, rounds=1).predict(rest, draws=2))

@@ -32,8 +32,8 @@ def test_intervals_of_held_out_rates_cover_and_those_of_a_point_do_not() -> None
     train, test = drawn_from_the_model().split(TRAIN / (TRAIN + TEST), seed=0)
     covered = {}
     for name, guide in (("spread", guides.conditional(newton_steps=2)), ("point", guides.delta)):
-        pace = hierfl.optimisers.Adam(0.1)
-        method = fedsvi(logistic, guide, optimiser=pace, local_optimiser=pace)
+        pace = hierfl.optimizers.Adam(0.1)
+        method = fedsvi(logistic, guide, optimizer=pace, local_optimizer=pace)
         fitted = fit(method, train, rounds=40, seed=0)
         # only the labels of the prediction are used, so one draw is enough
         prediction = fitted.predict(test, draws=1)

@@ -20,7 +20,7 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics import Sbc, ecdf_band, sbc
 from hierfl.diagnostics.sbc import _fitted
 from hierfl.diagnostics.simulated_data import drawn, with_labels
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from hierfl.plots import rank_ecdf, rank_histogram
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
@@ -66,7 +66,7 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
         "replications": 120,
         "steps": 250,
         "particles": 1,
-        "optimiser": Adam(0.1),
+        "optimizer": Adam(0.1),
     }
     exact, narrow = (
         sbc(means, family, data, **options) for family in (guides.structured, guides.mean_field)
@@ -147,9 +147,9 @@ def test_a_replication_depends_only_on_the_seed_and_its_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [guides.structured, guides.conditional, guides.amortised(hidden=3)]
+    "family", [guides.structured, guides.conditional, guides.amortized(hidden=3)]
 )
-def test_a_vectorised_step_equals_one_step_per_replication(family: Any) -> None:
+def test_a_vectorized_step_equals_one_step_per_replication(family: Any) -> None:
     """One SGD step under vmap equals autograd of the pooled program, data set by data set."""
     data = rows_of(2, 1, 3)
     program = read(varying_slopes, family, data)

@@ -84,9 +84,9 @@ def test_shrinkage_is_one_without_information_and_absent_where_undefined() -> No
     data = ClientData.from_clients(
         {"u": {"y": [0.0, 0.1]}, "v": {"y": [0.2]}}, client_fields={"scale": [1.0, 10.0]}
     )
-    optimiser = hierfl.optimisers.Adam(0.0)
+    optimizer = hierfl.optimizers.Adam(0.0)
     fitted = fit(
-        methods.fedsvi(model, guide=guides.mean_field, optimiser=optimiser), data, rounds=1
+        methods.fedsvi(model, guide=guides.mean_field, optimizer=optimizer), data, rounds=1
     )
     frame = fitted.summary().frame.set_index(["site", "client"])
     assert frame.loc[["b", "c"], "shrinkage"].isna().all()
@@ -97,7 +97,7 @@ def test_shrinkage_is_one_without_information_and_absent_where_undefined() -> No
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_every_method_is_summarised(name: str) -> None:
+def test_every_method_is_summarized(name: str) -> None:
     data = federation((3, 2, 4))
     fitted = hierfl.fit(CASES[name](), data, rounds=2, compile=False, progress=False)
     found = fitted.summary(draws=50)
@@ -120,7 +120,7 @@ def test_point_estimates_have_no_sd_and_the_verdict_says_so() -> None:
     assert any("'slope'" in remark for remark in found.remarks)
 
 
-def test_a_large_network_is_summarised_by_layer() -> None:
+def test_a_large_network_is_summarized_by_layer() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 600), torch.nn.Tanh(), torch.nn.Linear(600, 1))
     model = models.bayesian_network(net, likelihood=models.likelihood.normal(1.0))
     fitted = fit(methods.fedsvi(model, guide=guides.mean_field), federation(), rounds=1)

@@ -94,7 +94,7 @@ def with_shared(found: Drawn, **values: Any) -> Drawn:
 
 
 def of_program(found: Drawn, rows: pd.DataFrame) -> Tensor:
-    """The mean response of labelled rows by the program itself, (S, n), client after client."""
+    """The mean response of labeled rows by the program itself, (S, n), client after client."""
     data = found.formula.data(rows)
     program = program_of(found.formula, data)
     parts = []

@@ -119,7 +119,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"variable": "age", "grid": [float("nan")]}, ValueError, "'age' is nan"),
     ({"variable": "age", "grid": []}, ValueError, "grid is empty"),
-    ({"variable": "age", "client": "centre"}, KeyError, "client 'centre' was not fitted"),
+    ({"variable": "age", "client": "center"}, KeyError, "client 'center' was not fitted"),
 ]
 
 

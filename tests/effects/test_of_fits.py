@@ -93,10 +93,10 @@ def test_without_rows_what_needs_draws_alone_is_answered(tmp_path: Path) -> None
 
 
 def test_a_client_that_came_later_has_its_effects() -> None:
-    later = frame().query("site == 'north'").assign(site="centre")
-    found = bernoulli().personalise(later, rounds=2)
+    later = frame().query("site == 'north'").assign(site="center")
+    found = bernoulli().personalize(later, rounds=2)
     assert list(found.effects("age", client="each", grid=[50.0]).frame["client"]) == [
-        "centre",
+        "center",
         "new",
     ]
     with pytest.raises(KeyError, match="client 'south' was not fitted"):

@@ -111,8 +111,8 @@ def test_clients_are_asked_for_by_name() -> None:
     assert list(asked(found, "south")) == [("south", order.index("south"))]
     assert list(asked(found, "each"))[-1] == ("new", "new")
     assert [name for name, _ in asked(found, ["west", "east"])] == ["west", "east"]
-    with pytest.raises(KeyError, match="client 'centre' was not fitted"):
-        list(asked(found, "centre"))
+    with pytest.raises(KeyError, match="client 'center' was not fitted"):
+        list(asked(found, "center"))
     named = replace(found, clients=("new", *order[1:]))
     with pytest.raises(ValueError, match="also the name of a client"):
         list(asked(named, "new"))

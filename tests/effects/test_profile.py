@@ -68,7 +68,7 @@ def test_effects_leave_out_what_lies_above_the_client() -> None:
     )
 
 
-def test_the_standardised_ratio_is_observed_over_expected() -> None:
+def test_the_standardized_ratio_is_observed_over_expected() -> None:
     """Under the average client each row has the probability 1 / (1 + e)."""
     found, rows = apart(), frame()
     table = profiled(found).frame.set_index("client")
@@ -141,7 +141,7 @@ def test_what_has_no_profile_is_refused_by_name() -> None:
         profiled(drawn("y ~ age", draws=2))
     with pytest.raises(KeyError, match="no own coefficient of 'dose': they have Intercept, age"):
         profiled(drawn("y ~ age + (1 + age | site)", draws=2), "dose")
-    with pytest.raises(ValueError, match="no standardised ratio"):
+    with pytest.raises(ValueError, match="no standardized ratio"):
         profiled(drawn("y ~ age + (1 | site)")).plot_funnel()
     with pytest.raises(ValueError, match="categorical has 2 effects a client"):
         profiled(drawn("grade ~ dose + (1 | site)", "categorical", draws=2))

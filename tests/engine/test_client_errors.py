@@ -19,12 +19,12 @@ from hierfl import ClientBatch, ClientData, ClientError, methods, models
 from hierfl.core import noise
 from hierfl.core.trees import tree_leaves
 from hierfl.engine.bad_updates import far_out
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 
 # rows of the bad client are among those that the checks before the first round are made with
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the program cannot be evaluated on a few rows"),
-    pytest.mark.filterwarnings("ignore:.*standardise"),
+    pytest.mark.filterwarnings("ignore:.*standardize"),
 ]
 COUNTS = (5, 3, 7, 4, 6, 3)
 NAMES = ("ant", "bee", "cow", "dog", "eel", "fox")
@@ -95,7 +95,7 @@ def assert_same(one: hierfl.Fit, other: hierfl.Fit, tolerance: float = 1e-12) ->
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -170,14 +170,14 @@ def assert_names_and_states(one: hierfl.Fit, other: hierfl.Fit) -> None:
 
 
 def test_a_round_without_any_client_is_an_error_that_names_them() -> None:
-    method = methods.fedavg(shared_line, optimiser=SGD(1e300), steps=5, batch_size=None)
+    method = methods.fedavg(shared_line, optimizer=SGD(1e300), steps=5, batch_size=None)
     with pytest.raises(ClientError, match=r"all 6 clients are left out \('ant': .*and 1 more"):
         run(method, rows({}))
 
 
 def test_a_resumed_run_is_that_of_one_that_was_not_stopped(tmp_path: Path) -> None:
     data, method = rows({BAD: -1.0}), METHODS["fedsvi"]
-    options: dict[str, Any] = {"checkpoint": tmp_path, "every": 1}
+    options: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 1}
     whole = run(method(), data, **options)
     shutil.rmtree(tmp_path / "round-00000003")
     resumed = run(method(), data, resume=True, **options)
@@ -207,8 +207,8 @@ def test_the_report_names_who_was_left_out_and_why(tmp_path: Path) -> None:
 def test_new_clients_that_fail_are_named() -> None:
     fitted = run(METHODS["fedsvi"](), rows({}))
     with pytest.warns(UserWarning, match="new client 'cow' was left out of 2 of 2 rounds"):
-        joined = fitted.personalise(rows({BAD: -1.0}), rounds=2)
-    start = tree_leaves(fitted.personalise(rows({}), rounds=0).progress.table)
+        joined = fitted.personalize(rows({BAD: -1.0}), rounds=2)
+    start = tree_leaves(fitted.personalize(rows({}), rounds=0).progress.table)
     for leaf, first in zip(tree_leaves(joined.progress.table), start, strict=True):
         assert torch.equal(leaf[BAD], first[BAD])
 

@@ -100,7 +100,7 @@ def test_a_fit_with_rows_in_a_file_is_the_fit_with_rows_in_memory(
     assert isinstance(outside.progress.table, Stored)
     assert same(outside.progress.table.taken(torch.arange(4)), inside.progress.table)
     assert torch.equal(outside.predict(data, draws=3).mean, inside.predict(data, draws=3).mean)
-    assert same(*(fitted.personalise(data, rounds=2).draws(3).own for fitted in (outside, inside)))
+    assert same(*(fitted.personalize(data, rounds=2).draws(3).own for fitted in (outside, inside)))
     outside.save(tmp_path / "saved")
     outside.save(tmp_path / "saved")
     for folder in ("saved", "run"):
@@ -113,13 +113,15 @@ def test_a_run_that_is_killed_between_checkpoints_goes_on_bit_for_bit(
 ) -> None:
     data, method = federation(), fedsvi(regression)
     whole = fit(method, data, rounds=9, cohort=2)
-    fit(method, data, rounds=9, cohort=2, checkpoint=tmp_path, every=3)
+    fit(method, data, rounds=9, cohort=2, checkpoint=tmp_path, checkpoint_every=3)
     shutil.rmtree(state.checkpoints(tmp_path)[-1])
     run = federate(method, data, cohort=2)
     at = state.load(tmp_path, begin(run, tmp_path))
     assert at.round == 6
     list(rounds(run, at, 8))  # two rounds after the last checkpoint, then the process ends
-    found = fit(method, data, rounds=9, cohort=2, checkpoint=tmp_path, every=3, resume=True)
+    found = fit(
+        method, data, rounds=9, cohort=2, checkpoint=tmp_path, checkpoint_every=3, resume=True
+    )
     assert same(
         found.progress.table.taken(torch.arange(4)), whole.progress.table.taken(torch.arange(4))
     )

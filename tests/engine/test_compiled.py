@@ -116,8 +116,8 @@ def test_compiled_and_eager_agree_on_ragged_mini_batches(momentum: float) -> Non
     net = hierfl.models.network(
         nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), y="label"
     )
-    sgd = hierfl.optimisers.SGD(0.1, momentum=momentum)
-    method = hierfl.methods.fedavg(net, optimiser=sgd, steps=2, unit="epoch", batch_size=4)
+    sgd = hierfl.optimizers.SGD(0.1, momentum=momentum)
+    method = hierfl.methods.fedavg(net, optimizer=sgd, steps=2, unit="epoch", batch_size=4)
     eager, compiled = (hierfl.fit(method, rows(), rounds=3, compile=c) for c in (False, True))
     assert apart(eager.message, compiled.message) < 1e-12
 
@@ -195,7 +195,7 @@ def test_sums_that_are_read_again_are_not_overwritten() -> None:
 
 
 def pulled(w: Tensor, near: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A step on a loss with a prior centred at `near`, and weight decay."""
+    """A step on a loss with a prior centered at `near`, and weight decay."""
     return 0.99 * w - 0.01 * (torch.bmm(a, b) + 15.0 * (w - near))
 
 

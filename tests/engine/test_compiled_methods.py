@@ -12,7 +12,7 @@ import hierfl
 from hierfl import methods
 from hierfl.engine.federation import federate
 from hierfl.method import Method
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from tests.engine.test_engines import METHODS, _shared, state_of
 from tests.methods.test_messages import OTHERS
 from tests.methods.test_privacy import METHODS as SENDING
@@ -23,7 +23,7 @@ from tests.programs import federation
 def clusters() -> Method:
     """Return clustered_fl of settings in which the clients part at once."""
     return methods.clustered_fl(
-        _shared(), eps1=10.0, eps2=0.0, wait=0, optimiser=SGD(0.05, 0.9), batch_size=2
+        _shared(), eps1=10.0, eps2=0.0, wait=0, optimizer=SGD(0.05, 0.9), batch_size=2
     )
 
 
@@ -31,14 +31,14 @@ ALL: dict[str, Callable[[], Method]] = {
     **METHODS,
     **{name: make for name, (make, _) in SENDING.items() if name.startswith("fedsvi")},
     **{name: make for name, (make, *_) in TEN_ROUNDS.items()},
-    **{name: OTHERS[name][0] for name in ("ditto", "fedbn", "fedmap", "fedvi", "individual")},
+    **{name: OTHERS[name][0] for name in ("ditto", "fedbn", "fedmap", "fedvi", "local_only")},
     "by_rows": lambda: methods.by_rows(METHODS["pfedme"]()),
     "clustered_fl": clusters,
     "differentially_private": lambda: methods.differentially_private(
         METHODS["fedavg"](), clip=0.1, noise=0.5, secret=1
     ),
     "robust": lambda: methods.robust(METHODS["pfedme"](), rule="clipped"),
-    "server_optimised": lambda: methods.server_optimised(METHODS["fedavg"](), SGD(0.5, 0.9)),
+    "server_optimized": lambda: methods.server_optimized(METHODS["fedavg"](), SGD(0.5, 0.9)),
 }
 WRAPPED = {
     "averaging_some": "pfedbred, some averaged",

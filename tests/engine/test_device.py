@@ -47,7 +47,7 @@ PROGRAMS: dict[str, Callable[[], Method]] = {
             nn.Linear(2, 1),
             likelihood=models.likelihood.normal(1.0),
             prior_scale="learned",
-            local_reparameterisation=True,
+            local_reparameterization=True,
         )
     ),
     "ditto, batch norm": lambda: hierfl.methods.batch_normed(

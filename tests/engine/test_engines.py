@@ -24,7 +24,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import adapt
 from hierfl.method import Method
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from hierfl.program.stacking import stacked
 from hierfl.runs.result import Fit
 from tests.programs import FAMILIES, federation, fit, read, regression
@@ -118,23 +118,23 @@ def personal(**options: Any) -> Any:
 LAST: dict[str, Any] = {"head": "theta.2", "batch_size": 2}
 METHODS: dict[str, Callable[[], Method]] = {
     "apfl": lambda: hierfl.methods.apfl(
-        _shared(), adaptive=True, optimiser=SGD(0.05, 0.5), steps=4, batch_size=2
+        _shared(), adaptive=True, optimizer=SGD(0.05, 0.5), steps=4, batch_size=2
     ),
-    "fedavg": lambda: hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05), steps=4, batch_size=2),
-    "fedbabu": lambda: hierfl.methods.fedbabu(_shared(), optimiser=SGD(0.05, 0.5), **LAST),
+    "fedavg": lambda: hierfl.methods.fedavg(_shared(), optimizer=SGD(0.05), steps=4, batch_size=2),
+    "fedbabu": lambda: hierfl.methods.fedbabu(_shared(), optimizer=SGD(0.05, 0.5), **LAST),
     "fedper": lambda: hierfl.methods.fedrep(_shared(), **LAST, joint=True),
     "fedrecon": lambda: hierfl.methods.fedrecon(
-        _shared(), **LAST, body_optimiser=SGD(0.05), server_optimiser=Adam(0.05)
+        _shared(), **LAST, body_optimizer=SGD(0.05), server_optimizer=Adam(0.05)
     ),
     "fedrep": lambda: hierfl.methods.fedrep(_shared(), **LAST, head_steps=2),
     "fedavg by epochs": lambda: hierfl.methods.fedavg(
-        _shared(), optimiser=Adam(0.05), steps=2, unit="epoch", batch_size=2
+        _shared(), optimizer=Adam(0.05), steps=2, unit="epoch", batch_size=2
     ),
     "fedavg, momentum, beta": lambda: hierfl.methods.over_relaxed(
-        hierfl.methods.fedavg(_shared(), optimiser=SGD(0.05, 0.9), steps=3, batch_size=3)
+        hierfl.methods.fedavg(_shared(), optimizer=SGD(0.05, 0.9), steps=3, batch_size=3)
     ),
     "fedprox": lambda: hierfl.methods.fedavg(
-        _shared(), optimiser=SGD(0.05), steps=4, batch_size=None, prox=0.7
+        _shared(), optimizer=SGD(0.05), steps=4, batch_size=None, prox=0.7
     ),
     "pfedme": lambda: hierfl.methods.pfedme(
         personal(prior_scale=1.0), lam=2.0, steps=3, batch_size=2, prox_steps=2
@@ -163,7 +163,7 @@ METHODS: dict[str, Callable[[], Method]] = {
         )
         for meta in ("envelope", "full")
     },
-    "quantised": lambda: hierfl.methods.quantised(hierfl.methods.ditto(_shared(), batch_size=2)),
+    "quantized": lambda: hierfl.methods.quantized(hierfl.methods.ditto(_shared(), batch_size=2)),
     "pfedbred, some averaged": lambda: hierfl.methods.averaging_some(
         hierfl.methods.pfedbred(personal(prior_scale=1.0), "meg", lam=2.0, steps=3, batch_size=2),
         share=0.5,
@@ -177,12 +177,12 @@ METHODS: dict[str, Callable[[], Method]] = {
         batch_size=4,
         server="exact",
     ),
-    "ifca": lambda: hierfl.methods.ifca(_shared(), clusters=2, optimiser=SGD(0.05), steps=3),
+    "ifca": lambda: hierfl.methods.ifca(_shared(), clusters=2, optimizer=SGD(0.05), steps=3),
     "fedem": lambda: hierfl.methods.fedem(
-        _shared(), components=2, optimiser=SGD(0.05), batch_size=2
+        _shared(), components=2, optimizer=SGD(0.05), batch_size=2
     ),
     "fedfomo": lambda: hierfl.methods.fedfomo(
-        _shared(), models=2, optimiser=SGD(0.05), batch_size=2, steps=1
+        _shared(), models=2, optimizer=SGD(0.05), batch_size=2, steps=1
     ),
     "fedpac": lambda: hierfl.methods.fedpac(
         models.HeadedNetwork(net(outputs=2), head="2", y="ill"), body_steps=2, batch_size=2
@@ -191,11 +191,11 @@ METHODS: dict[str, Callable[[], Method]] = {
         models.MemoryNetwork(net(outputs=2), features="2", memory=4, y="ill"), batch_size=2
     ),
     "fedamp": lambda: hierfl.methods.fedamp(
-        _shared(), sigma=20.0, optimiser=SGD(0.05), batch_size=2
+        _shared(), sigma=20.0, optimizer=SGD(0.05), batch_size=2
     ),
-    "heur_fedamp": lambda: hierfl.methods.heur_fedamp(_shared(), optimiser=SGD(0.05), batch_size=2),
+    "heur_fedamp": lambda: hierfl.methods.heur_fedamp(_shared(), optimizer=SGD(0.05), batch_size=2),
     "pfedhn": lambda: hierfl.methods.pfedhn(
-        _shared(), optimiser=SGD(0.05, 0.9), steps=3, batch_size=2
+        _shared(), optimizer=SGD(0.05, 0.9), steps=3, batch_size=2
     ),
     "pfedbayes": lambda: hierfl.methods.pfedbayes(
         personal(prior_scale="learned"),
@@ -238,7 +238,7 @@ def _shared() -> Any:
 def test_clusters_of_all_clients_on_every_engine(way: str) -> None:
     data = federation((5, 3, 7, 1, 2))
     method = hierfl.methods.clustered_fl(
-        _shared(), eps1=10.0, eps2=0.0, wait=0, optimiser=SGD(0.05, 0.9), batch_size=2
+        _shared(), eps1=10.0, eps2=0.0, wait=0, optimizer=SGD(0.05, 0.9), batch_size=2
     )
     together = fit(method, data, rounds=3, seed=4)
     assert together.history["clusters"].iloc[-1] > 1.0
@@ -255,7 +255,7 @@ def test_every_method_on_every_engine(name: str, way: str) -> None:
 
 
 # ------------------------------------------------------------------ order, names, seeds, threads
-@pytest.mark.parametrize("name", ["structured", "conditional", "amortised", *METHODS])
+@pytest.mark.parametrize("name", ["structured", "conditional", "amortized", *METHODS])
 def test_the_order_of_clients_is_irrelevant(name: str) -> None:
     data = federation((5, 3, 7, 1, 2))
     method = (
@@ -322,15 +322,15 @@ class Noisy(Messenger):
             msg["value"], msg["done"] = (value.exp() if msg["name"] == "spread" else value), True
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
 def test_a_synchronous_step_is_a_pooled_step_of_pyro(engine: str) -> None:
     """One round of plain SGD against pyro.infer.SVI with torch's SGD, on the same noise for each site."""
     lr, seed, data = 0.01, 5, federation()
     method = hierfl.methods.fedsvi(
         regression,
         guides.mean_field,
-        optimiser=SGD(lr),
-        local_optimiser=SGD(lr),
+        optimizer=SGD(lr),
+        local_optimizer=SGD(lr),
         schedule="constant",
         average=0.0,
     )
@@ -369,7 +369,7 @@ def test_a_round_of_some_clients_is_an_unbiased_step() -> None:
     """The mean of the server's step over all cohorts of 2 is the step with all clients."""
     data, lr = federation(), 0.5
     method = hierfl.methods.fedsvi(
-        regression, guides.delta, optimiser=SGD(lr), schedule="constant", average=0.0
+        regression, guides.delta, optimizer=SGD(lr), schedule="constant", average=0.0
     )
     start = read(regression, guides.delta, data).start()[0]
     whole = fit(method, data, rounds=1).message["params"]

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hierfl.engine import graph_rewrites as passes
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.lifted_factors import lift_factors
-from hierfl.optimisers import Adam
+from hierfl.optimizers import Adam
 
 Step = Callable[..., Tensor]
 
@@ -26,9 +26,9 @@ def by_adam(lr: float) -> Step:
     """Return Adam's second step from a gradient, of the step size `lr`."""
 
     def step(w: Tensor, near: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        optimiser, gradient = Adam(lr), torch.bmm(a, b) + 2.0 * (w - near)
-        _, state = optimiser.update({"w": gradient}, optimiser.init({"w": w}))
-        return w + optimiser.update({"w": gradient}, state)[0]["w"]
+        optimizer, gradient = Adam(lr), torch.bmm(a, b) + 2.0 * (w - near)
+        _, state = optimizer.update({"w": gradient}, optimizer.init({"w": w}))
+        return w + optimizer.update({"w": gradient}, state)[0]["w"]
 
     return step
 

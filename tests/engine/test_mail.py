@@ -14,7 +14,7 @@ from hierfl.engine import client_store
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
 from hierfl.program.program import Program
-from tests.methods.test_ifca import centre, numbers
+from tests.methods.test_ifca import center, numbers
 from tests.programs import fit
 
 VALUES, COUNTS = (1.0, 2.0, 4.0, 8.0), (3, 1, 4, 2)
@@ -48,7 +48,7 @@ def doubling(**options: object) -> Method:
         start = {"it": torch.arange(8.0).view(4, 2)}
         return Server(start, update, down=lambda state, clock: {}, mail=mail)
 
-    made = Method("doubling", centre, delta, client, server, discloses="summaries")
+    made = Method("doubling", center, delta, client, server, discloses="summaries")
     return replace(made, **options)  # type: ignore[arg-type]
 
 

@@ -243,7 +243,13 @@ def test_copies_end_with_the_fit_whatever_is_still_held(
     monkeypatch.setattr("hierfl.runs.checkpoint.save", fails)
     with pytest.raises(kind) as held:
         hierfl.fit(
-            fedabml(), rows(), rounds=4, cohort=16, compile=True, checkpoint=tmp_path, every=1
+            fedabml(),
+            rows(),
+            rounds=4,
+            cohort=16,
+            compile=True,
+            checkpoint=tmp_path,
+            checkpoint_every=1,
         )
     assert held.tb is not None and len(pids) == 1
     assert ended(pids[0], within=0.1)
@@ -360,7 +366,7 @@ def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(two_cores: None
         torch.arange(17).repeat_interleave(data.counts), x=hard, y=data.fields["y"]
     )
     method = hierfl.methods.fedavg(
-        hierfl.models.network(nn.Linear(4, 3)), optimiser=hierfl.optimisers.SGD(1e200), steps=3
+        hierfl.models.network(nn.Linear(4, 3)), optimizer=hierfl.optimizers.SGD(1e200), steps=3
     )
     with pytest.raises(hierfl.ClientError, match=f"client '{data.names[5]}'"):
         hierfl.fit(method, data, rounds=1, compile=True)

@@ -188,7 +188,7 @@ net = nn.Sequential(nn.Linear(100, 720), nn.ReLU(), nn.Linear(720, 10))
 print(sum(p.numel() for p in net.parameters()))
 method = methods.pfedme(models.bayesian_network(net, prior_scale=1.0), steps=2, batch_size=1)
 folder, rounds = sys.argv[1], int(sys.argv[2])
-fit = hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, every=1, resume=True, compile=False,
+fit = hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, checkpoint_every=1, resume=True, compile=False,
                  progress=False) if rounds == 4 else None
 if fit is None:  # a run that is stopped
     class Enough(Exception): ...
@@ -201,7 +201,8 @@ if fit is None:  # a run that is stopped
         return done
     state.save = stop
     try:
-        hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, every=1, compile=False, progress=False)
+        hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, checkpoint_every=1, compile=False,
+                   progress=False)
     except Enough:
         pass
 else:

@@ -17,7 +17,7 @@ from hierfl.data.clients import ClientData
 from hierfl.flower import Apps, apps
 from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.run import TooFewNodes
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.runs.choice import choose
 from tests.engine.test_engines import _shared
 from tests.programs import federation, fit, logistic, regression
@@ -39,7 +39,7 @@ def rows() -> ClientData:
 
 
 def method() -> Any:
-    return methods.apfl(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
 
 
 class Grid:

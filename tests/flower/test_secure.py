@@ -23,7 +23,7 @@ from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.run import TooFewNodes
 from hierfl.nodes.together import parts_of, size_of, sums_of
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from tests.engine.test_engines import _shared
 from tests.flower.test_apps import Grid, identity, rows
 from tests.programs import fit, regression
@@ -78,7 +78,7 @@ def run(method: Method, folder: Path, *, gone: Iterable[int] = (), **options: An
 
 
 def apfl() -> Method:
-    return methods.apfl(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
 
 
 def ways() -> dict[str, Method]:
@@ -120,7 +120,7 @@ def test_no_update_is_in_what_nodes_send(tmp_path: Path) -> None:
 
 
 def test_a_lost_node_is_named_and_the_sum_is_that_of_the_others(tmp_path: Path) -> None:
-    method = methods.fedavg(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+    method = methods.fedavg(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
     fitted, _ = run(method, tmp_path, gone=[12], rounds=1)
     others = rows().select(["east", "south", "west"])
     here = fit(method, others, rounds=1)
@@ -138,7 +138,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'two_stage' needs a summary of each client by itself"):
         run(methods.two_stage(regression), tmp_path)
     with pytest.raises(ValueError, match="with a log weight, and secure aggregation gives"):
-        run(methods.fedmap(_map(), optimiser=SGD(0.01)), tmp_path, rounds=1)
+        run(methods.fedmap(_map(), optimizer=SGD(0.01)), tmp_path, rounds=1)
     with pytest.raises(
         ValueError, match="a round of 2 clients: secure aggregation takes 3 to 1023"
     ):

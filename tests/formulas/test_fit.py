@@ -55,10 +55,10 @@ def test_rows_without_a_response_are_predicted_alike(
         fit.predict(frame.drop(columns="ill")).scores()
 
 
-def test_new_clients_are_personalised_from_frames(fitted: tuple[hierfl.Fit, pd.DataFrame]) -> None:
+def test_new_clients_are_personalized_from_frames(fitted: tuple[hierfl.Fit, pd.DataFrame]) -> None:
     fit, _ = fitted
     new = patients(rows=30, seed=9).query("site == 's0'").assign(site="new")
-    joined = fit.personalise(new)
+    joined = fit.personalize(new)
     assert joined.clients == ("new",)
     assert joined.predict(new).mean.shape == (30,)
     with pytest.raises(KeyError, match="'new' was not fitted"):
@@ -112,7 +112,7 @@ def test_effects_of_codes_are_read_where_a_client_s_first_rows_have_one_code() -
 def test_groups_within_clients_keep_their_numbers_in_other_rows() -> None:
     frame = patients(rows=12)
     made = hierfl.formula("y ~ age + (1 | site/ward)", clients="site")
-    method = methods.fedsvi(made.on(frame, least_count=1), guides.structured)
+    method = methods.fedsvi(made.on(frame, min_count=1), guides.structured)
     ready = method.model
     assert isinstance(ready, hierfl.Formula)
     whole = ready.data(frame).fields["g_site_ward"]
@@ -127,7 +127,7 @@ def test_groups_within_clients_keep_their_numbers_in_other_rows() -> None:
 
 def test_numbers_of_groups_that_are_lost_are_not_guessed(tmp_path: Path) -> None:
     frame = patients(rows=12)
-    made = hierfl.formula("y ~ age + (1 | site/ward)", clients="site").on(frame, least_count=1)
+    made = hierfl.formula("y ~ age + (1 | site/ward)", clients="site").on(frame, min_count=1)
     fit = hierfl.fit(methods.fedsvi(made, guides.structured), made.data(frame), rounds=1)
     fit.save(tmp_path, with_data=True)
     assert "w1" not in "".join(p.read_text() for p in tmp_path.rglob("*.json"))

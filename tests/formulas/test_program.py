@@ -68,8 +68,8 @@ class Reference:
         }
         margins = made.agreed.design
         start = value(trace, "Intercept") if made.layout.has_intercept else 0.0
-        centred = sum(margins[c].mean * b for c, b in self.common.items())
-        self.base = start - (centred if made.layout.is_centred else 0.0)
+        centered = sum(margins[c].mean * b for c, b in self.common.items())
+        self.base = start - (centered if made.layout.is_centered else 0.0)
 
     def fixed(self) -> np.ndarray:
         """Return X b of every row."""
@@ -128,7 +128,7 @@ class Reference:
 @pytest.mark.parametrize("text", MIXED)
 def test_the_predictor_is_that_of_the_mixed_model(text: str) -> None:
     frame = patients(rows=12)
-    made = hierfl.formula(text, clients="site").on(frame, least_count=1)
+    made = hierfl.formula(text, clients="site").on(frame, min_count=1)
     trace = traced(made, frame)
     reference = Reference(made, frame, trace)
     eta = trace.nodes["y"]["fn"].mean.expand(SITES, 12).reshape(-1)
@@ -138,7 +138,7 @@ def test_the_predictor_is_that_of_the_mixed_model(text: str) -> None:
 @pytest.mark.parametrize("text", MIXED)
 def test_deviations_of_groups_have_the_covariance_of_their_sds_and_correlations(text: str) -> None:
     frame = patients(rows=12)
-    made = hierfl.formula(text, clients="site").on(frame, least_count=1)
+    made = hierfl.formula(text, clients="site").on(frame, min_count=1)
     trace = traced(made, frame, seed=1)
     reference = Reference(made, frame, trace)
     for term in made.layout.groups:
@@ -167,7 +167,7 @@ def test_deviations_of_groups_have_the_covariance_of_their_sds_and_correlations(
 )
 def test_the_printed_program_is_the_one_that_runs(text: str, family: str) -> None:
     frame = patients(rows=12)
-    made = hierfl.formula(text, family, clients="site").on(frame, least_count=1)
+    made = hierfl.formula(text, family, clients="site").on(frame, min_count=1)
     scope: dict[str, Any] = {}
     exec(made.program().replace("@hierfl.model\n", ""), scope)
     batch = hierfl.full_batch(made.data(frame))
@@ -199,7 +199,7 @@ def test_a_formula_and_a_program_by_hand_agree_draw_for_draw() -> None:
     priors = {"age": dist.Normal(0.0, 0.5), "sd": dist.HalfNormal(1.0)}
     made = hierfl.formula(
         "ill ~ age + (1 + age | site)", "bernoulli", clients="site", priors=priors
-    ).on(frame, least_count=1)
+    ).on(frame, min_count=1)
     data = made.data(frame)
     draws = []
     for model in (made, by_hand):
@@ -218,7 +218,7 @@ def test_names_of_levels_cannot_become_code() -> None:
     frame["sex"] = frame["sex"].replace({"m": evil, "f": 'b"""\nraise SystemExit'})
     frame["region"] = frame["region"].replace({"north": evil})
     made = hierfl.formula("y ~ sex + (1 | region) + (1 | site)", clients="site").on(
-        frame, least_count=1
+        frame, min_count=1
     )
     traced(made, frame)
     assert made.dims["region"][0][1][0] == evil
@@ -228,4 +228,4 @@ def test_python_names_of_sites_differ_from_each_other_and_from_those_of_the_prog
     frame = patients(rows=12).rename(columns={"age": "batch", "dose": "eta", "beds": "lambda"})
     frame["A b"], frame["A_b"] = frame["n"], frame["w"]
     made = hierfl.formula("y ~ batch + eta + `lambda` + `A b` + A_b + (1 | site)", clients="site")
-    traced(made.on(frame, least_count=1), frame)
+    traced(made.on(frame, min_count=1), frame)

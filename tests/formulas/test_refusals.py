@@ -108,7 +108,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: declared("y ~ age")(None), "not agreed on a schema"),  # type: ignore[arg-type]
     (lambda: hierfl.schema(patients()), "clients='hospital'"),
     (lambda: hierfl.schema(patients(), declared("y ~ age"), rare="drop"), "'refuse' or 'merge'"),  # type: ignore[arg-type]
-    (lambda: hierfl.schema(patients(), declared("y ~ age"), least_count=0), "1 or more"),
+    (lambda: hierfl.schema(patients(), declared("y ~ age"), min_count=0), "1 or more"),
     (lambda: hierfl.schema([1, 2], declared("y ~ age")), "one pandas frame"),
     (lambda: hierfl.schema({}, declared("y ~ age")), "empty"),
     (lambda: hierfl.schema({"a": patients()[:0]}, declared("y ~ age")), "no rows"),

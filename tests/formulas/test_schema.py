@@ -124,7 +124,7 @@ def test_answers_hold_counts_and_sums_of_no_fewer_rows_than_agreed() -> None:
     assert groups.distinct == 3 and all(n >= 30 for n in groups.counts.values())
 
 
-def test_counts_of_quantiles_are_multiples_of_the_least_count() -> None:
+def test_counts_of_quantiles_are_multiples_of_the_min_count() -> None:
     from hierfl.formulas.transforms import counted
 
     counts = counted(np.random.default_rng(0).normal(size=333), 0.0, 1.0, 5)

@@ -118,8 +118,8 @@ def test_later_options_override_earlier_ones() -> None:
     assert dict(wide.options) == {"rank": 3, "init_scale": 0.5}
     assert dict(wide(rank=1).options) == {"rank": 1, "init_scale": 0.5}
     assert dict(guides.low_rank.options) == {}
-    with pytest.raises(TypeError, match="colour"):
-        read(regression, guides.low_rank(colour=1), federation())
+    with pytest.raises(TypeError, match="color"):
+        read(regression, guides.low_rank(color=1), federation())
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_later_options_override_earlier_ones() -> None:
         (guides.conditional, {"_shared.lower": (4, 4), "_shared.loc": (4,), "_shared.scale": (4,)}),
         (guides.unrolled, {"_local.log_scale": (2,)}),
         (
-            guides.amortised(hidden=5),
+            guides.amortized(hidden=5),
             {"_encoder.last.weight": (5, 4), "_encoder.row1.weight": (5, 5)},
         ),
     ],
@@ -149,13 +149,13 @@ def test_shapes_of_params(family: Family, sizes: dict[str, tuple[int, ...]]) -> 
     found = {name: tuple(value.shape) for name, value in {**shared, **own}.items()}
     assert sizes.items() <= found.items()
     assert {name for name in own if name.startswith("_shared")} == set()
-    if family.build in (guides.conditional.build, guides.unrolled.build, guides.amortised.build):
+    if family.build in (guides.conditional.build, guides.unrolled.build, guides.amortized.build):
         assert own == {}, "clients keep no state"
     if family.options.get("full") is False:
         assert "_local.lower" not in found
 
 
-@pytest.mark.parametrize("family", ["structured", "conditional", "amortised", "unrolled"])
+@pytest.mark.parametrize("family", ["structured", "conditional", "amortized", "unrolled"])
 @pytest.mark.parametrize("shared", [full_normal, diagonal_normal, low_rank_normal, spline_flow])
 def test_families_take_any_posterior_of_the_global_sites(family: str, shared: object) -> None:
     program = read(regression, FAMILIES[family](shared=shared), federation())
@@ -222,8 +222,8 @@ def test_hand_written_guide_can_replace_a_family() -> None:
 def test_delta_converges_to_the_map() -> None:
     data = federation((6, 4, 5))
     options = {
-        "optimiser": hierfl.optimisers.Adam(0.1),
-        "local_optimiser": hierfl.optimisers.Adam(0.1),
+        "optimizer": hierfl.optimizers.Adam(0.1),
+        "local_optimizer": hierfl.optimizers.Adam(0.1),
     }
     fitted = fit(hierfl.methods.fedsvi(logistic, guides.delta, **options), data, rounds=150)  # type: ignore[arg-type]
     params = {k: v.requires_grad_() for k, v in fitted.message["params"].items()}
@@ -242,7 +242,7 @@ def test_delta_converges_to_the_map() -> None:
     assert gradient.abs().max() < 0.02
 
 
-# ------------------------------------------------------------------ the amortised guide
+# ------------------------------------------------------------------ the amortized guide
 def local_params(
     batch: ClientBatch, params: dict[str, Tensor], program: hierfl.Program
 ) -> tuple[Tensor, Tensor]:
@@ -254,9 +254,9 @@ def local_params(
 
 
 @pytest.mark.parametrize("fields", [None, ("x",), ("x", "y")])
-def test_amortised_ignores_padding_and_order(fields: tuple[str, ...] | None) -> None:
+def test_amortized_ignores_padding_and_order(fields: tuple[str, ...] | None) -> None:
     data = federation((5, 3, 7))
-    program = read(regression, guides.amortised(fields=fields, hidden=6), data)
+    program = read(regression, guides.amortized(fields=fields, hidden=6), data)
     params = at_random(program)
     alone = local_params(full_batch(data, torch.tensor([0])), params, program)
     padded = local_params(full_batch(data, torch.tensor([2, 0])), params, program)
@@ -280,11 +280,11 @@ def test_amortised_ignores_padding_and_order(fields: tuple[str, ...] | None) -> 
     assert not torch.allclose(other[0], alone[0], atol=1e-3)
 
 
-def test_amortised_names_the_missing_field() -> None:
+def test_amortized_names_the_missing_field() -> None:
     with pytest.raises(
-        ValueError, match="the amortised guide reads the field 'age', which the data do not have"
+        ValueError, match="the amortized guide reads the field 'age', which the data do not have"
     ):
-        read(regression, guides.amortised(fields=("x", "age")), federation())
+        read(regression, guides.amortized(fields=("x", "age")), federation())
 
 
 def test_programs_of_one_family_share_no_state() -> None:

@@ -23,7 +23,7 @@ from tests.programs import federation, logistic, means, regression, slopes
 
 
 def visits(batch: ClientBatch) -> None:
-    """Poisson counts with non-centred slopes of unknown spread: the design depends on the global sites."""
+    """Poisson counts with non-centered slopes of unknown spread: the design depends on the global sites."""
     spread = pyro.sample("spread", dist.HalfNormal(1.0))
     with batch.clients():
         e = pyro.sample("e", dist.Normal(torch.zeros(2), 1.0).to_event(1))
@@ -89,7 +89,7 @@ def contextual(batch: ClientBatch) -> None:
 ALL_LINEAR: dict[str, tuple[Any, str, bool]] = {
     "Normal": (regression, "y", True),
     "Bernoulli": (logistic, "ill", True),
-    "Poisson, not centred": (visits, "visits", False),
+    "Poisson, not centered": (visits, "visits", False),
     "Binomial": (counted, "visits", True),
     "StudentT": (robust, "y", True),
     "correlated": (slopes, "y", True),

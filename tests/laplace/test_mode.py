@@ -31,7 +31,7 @@ def counted(batch: ClientBatch) -> None:
 
 
 def offset(batch: ClientBatch) -> None:
-    """Logistic regression, not centred: the global site enters the likelihood, not the local site's prior."""
+    """Logistic regression, not centered: the global site enters the likelihood, not the local site's prior."""
     spread = pyro.sample("spread", dist.HalfNormal(1.0))
     with batch.clients():
         z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
@@ -39,7 +39,7 @@ def offset(batch: ClientBatch) -> None:
             pyro.sample("ill", dist.Bernoulli(logits=(batch.x * z * spread).sum(-1)), obs=batch.ill)
 
 
-MODELS: dict[str, Any] = {"Bernoulli": logistic, "Poisson": counted, "non-centred": offset}
+MODELS: dict[str, Any] = {"Bernoulli": logistic, "Poisson": counted, "non-centered": offset}
 
 
 def loss(program: Program, params: dict[str, Tensor], batch: ClientBatch) -> Tensor:
@@ -92,7 +92,7 @@ def test_the_guide_has_the_mode_as_its_mean_and_the_curvature_there(name: str) -
     shared: dict[str, Any] = {
         n: trace.nodes[n]["value"] for n in ("loc", "spread") if n in trace.nodes
     }
-    site = "z" if name == "non-centred" else "slope"
+    site = "z" if name == "non-centered" else "slope"
 
     def joint(vector: Tensor) -> Tensor:
         total = torch.zeros(())

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import hierfl
 from hierfl.data.clients import ClientData
-from hierfl.methods import apfl, by_rows, fedavg, individual
-from hierfl.optimisers import SGD
+from hierfl.methods import apfl, by_rows, fedavg, local_only
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, at, clients
 from tests.methods.test_fedrep import network
@@ -63,7 +63,7 @@ def by_hand(rounds: int, steps: int, alpha: float, lr: float, alpha_lr: float) -
 @pytest.mark.parametrize(("alpha", "alpha_lr"), [(0.3, 0.0), (0.5, 0.02), (0.7, 0.3)])
 def test_rounds_by_hand(alpha: float, alpha_lr: float, way: str) -> None:
     method = apfl(
-        at(START), alpha=alpha, adaptive=alpha_lr > 0.0, alpha_lr=alpha_lr, optimiser=SGD(0.1),
+        at(START), alpha=alpha, adaptive=alpha_lr > 0.0, alpha_lr=alpha_lr, optimizer=SGD(0.1),
         steps=4, batch_size=None,
     )  # fmt: skip
     fitted = fit(method, clients(), rounds=3, **WAYS[way])
@@ -78,10 +78,10 @@ def test_rounds_by_hand(alpha: float, alpha_lr: float, way: str) -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 def test_theta_is_fedavgs_and_the_ends_are_local_sgd_and_theta(way: str, alpha: float) -> None:
     data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=3, seed=2)
-    optimiser = SGD(0.05, 0.5)
-    method = apfl(network(), alpha=alpha, optimiser=optimiser, **SMALL)
+    optimizer = SGD(0.05, 0.5)
+    method = apfl(network(), alpha=alpha, optimizer=optimizer, **SMALL)
     ours = fit(by_rows(method), data, **run, **WAYS[way])
-    common = fit(fedavg(network(), optimiser=optimiser, **SMALL), data, **run)
+    common = fit(fedavg(network(), optimizer=optimizer, **SMALL), data, **run)
     for name, value in common.message.items():
         assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
     rows = federation((6, 4, 5, 2, 3), seed=5)
@@ -93,11 +93,11 @@ def test_theta_is_fedavgs_and_the_ends_are_local_sgd_and_theta(way: str, alpha: 
 @pytest.mark.parametrize("way", WAYS)
 def test_alpha_1_is_local_sgd(way: str) -> None:
     data, whole = federation((5, 3, 7, 1, 2)), {**SMALL, "batch_size": None}
-    optimiser = SGD(0.05, 0.5)
+    optimizer = SGD(0.05, 0.5)
     ours = fit(
-        apfl(network(), alpha=1.0, optimiser=optimiser, **whole), data, rounds=3, **WAYS[way]
+        apfl(network(), alpha=1.0, optimizer=optimizer, **whole), data, rounds=3, **WAYS[way]
     )
-    alone = fit(individual(network(), optimiser=optimiser, **whole), data, rounds=3)
+    alone = fit(local_only(network(), optimizer=optimizer, **whole), data, rounds=3)
     for name, value in alone.progress.table["theta"].items():
         assert torch.allclose(ours.progress.table["v"][name], value, atol=1e-10, rtol=0.0)
     rows = federation((6, 4, 5, 2, 3), seed=5)
@@ -114,7 +114,7 @@ def test_alpha_0_leaves_the_own_model_where_it_started() -> None:
 @pytest.mark.parametrize("alpha", [0.4, 0.9])
 def test_nothing_is_shrunk_at_convergence(alpha: float) -> None:
     """With one step a round the mixture reaches each client's own optimum, whatever alpha is."""
-    method = apfl(at(START), alpha=alpha, optimiser=SGD(0.6), steps=1, batch_size=None)
+    method = apfl(at(START), alpha=alpha, optimizer=SGD(0.6), steps=1, batch_size=None)
     fitted = fit(method, clients(), rounds=120)
     start = float((START - B).norm(dim=1).min())
     # g reaches v by alpha twice; the smallest curvature is 0.5
@@ -137,7 +137,7 @@ def test_alpha_goes_to_0_where_clients_agree_and_to_1_where_they_differ(start: f
     """From (20, 0) the common model gets to (0, 0) before the nine clients' own ones, and suits no other."""
     method = apfl(
         at(torch.tensor([20.0, 0.0])), alpha=start, adaptive=True, alpha_lr=0.02,
-        optimiser=SGD(0.1), steps=5, batch_size=None,
+        optimizer=SGD(0.1), steps=5, batch_size=None,
     )  # fmt: skip
     fitted = fit(method, planted(), rounds=30)
     weight = own(fitted, "alpha")
@@ -150,7 +150,7 @@ def test_alpha_goes_to_0_where_clients_agree_and_to_1_where_they_differ(start: f
 def test_a_new_client_starts_at_theta_and_moves_its_own_model_alone() -> None:
     fitted = fit(apfl(at(START), alpha=0.5, steps=3, batch_size=None), clients(), rounds=2)
     theta = fitted.message["theta"]
-    new = fitted.personalise(clients(), rounds=2)
+    new = fitted.personalize(clients(), rounds=2)
     v = theta.expand(3, 2).clone()
     for _ in range(6):
         mixed = 0.5 * v + 0.5 * theta

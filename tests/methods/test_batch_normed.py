@@ -22,7 +22,7 @@ from hierfl.engine.federation import federate
 from hierfl.method import Method
 from hierfl.methods import batch_normed, fedavg
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from hierfl.program.program import ProgramError
 from hierfl.program.recipes import describe, remake
 from tests.methods.test_privacy import exchange
@@ -74,16 +74,16 @@ NETS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
 }
 
 
-def line(*, normalised: bool = True) -> nn.Sequential:
+def line(*, normalized: bool = True) -> nn.Sequential:
     """A small network of two features, with one layer of batch norm with scale and shift and one without."""
     torch.manual_seed(2)
     layers = [nn.BatchNorm1d(2), nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False), nn.Tanh()]
-    layers = [v for v in layers if normalised or not isinstance(v, nn.BatchNorm1d)]
+    layers = [v for v in layers if normalized or not isinstance(v, nn.BatchNorm1d)]
     return nn.Sequential(*layers, nn.Linear(3, 1))
 
 
-def regression(*, normalised: bool = True) -> Any:
-    return models.network(line(normalised=normalised), likelihood=normal(1.0))
+def regression(*, normalized: bool = True) -> Any:
+    return models.network(line(normalized=normalized), likelihood=normal(1.0))
 
 
 def personal(net: nn.Module, scale: Any = 1.0) -> Any:
@@ -99,7 +99,7 @@ def top(net: nn.Sequential) -> str:
 
 
 FEW: dict[str, Any] = {"steps": 4, "batch_size": 12}
-LOCAL: dict[str, Any] = {"optimiser": SGD(0.2), **FEW}
+LOCAL: dict[str, Any] = {"optimizer": SGD(0.2), **FEW}
 METHODS: dict[str, Callable[[Any], Method]] = {
     "fedavg": lambda net: fedavg(models.network(net), **LOCAL),
     "fedprox": lambda net: fedavg(models.network(net), prox=0.1, **LOCAL),
@@ -109,29 +109,29 @@ METHODS: dict[str, Callable[[Any], Method]] = {
     "over_relaxed": lambda net: methods.over_relaxed(fedavg(models.network(net), **LOCAL), 1.2),
     "scaffold": lambda net: methods.scaffold(models.network(net), lr=0.2, **FEW),
     "per_fedavg": lambda net: methods.per_fedavg(models.network(net), lr=0.1),
-    "individual": lambda net: methods.individual(models.network(net), **LOCAL),
+    "local_only": lambda net: methods.local_only(models.network(net), **LOCAL),
     "ditto": lambda net: methods.ditto(models.network(net), **LOCAL),
     "apfl": lambda net: methods.apfl(models.network(net), **LOCAL),
     "fedrep": lambda net: methods.fedrep(
-        models.network(net), **last(net), optimiser=SGD(0.2), batch_size=12
+        models.network(net), **last(net), optimizer=SGD(0.2), batch_size=12
     ),
     "fedbabu": lambda net: methods.fedbabu(models.network(net), **last(net), **LOCAL),
     "fedrecon": lambda net: methods.fedrecon(
-        models.network(net), **last(net), body_optimiser=SGD(0.2), head_optimiser=SGD(0.2)
+        models.network(net), **last(net), body_optimizer=SGD(0.2), head_optimizer=SGD(0.2)
     ),
     "ifca": lambda net: methods.ifca(models.network(net), clusters=2, **LOCAL),
     "clustered_fl": lambda net: methods.clustered_fl(models.network(net), **LOCAL),
     "fedem": lambda net: methods.fedem(models.network(net), components=2, unit="step", **LOCAL),
     "fedamp": lambda net: methods.fedamp(
-        models.network(net), alpha=0.1, optimiser=SGD(0.05), unit="step", **FEW
+        models.network(net), alpha=0.1, optimizer=SGD(0.05), unit="step", **FEW
     ),
     "heur_fedamp": lambda net: methods.heur_fedamp(models.network(net), unit="step", **LOCAL),
     "fedfomo": lambda net: methods.fedfomo(models.network(net), models=2, unit="step", **LOCAL),
     "pfedhn": lambda net: methods.pfedhn(models.network(net), **FEW),
     "fedpac": lambda net: methods.fedpac(
         models.HeadedNetwork(net, head=top(net)),
-        optimiser=SGD(0.1),
-        head_optimiser=SGD(0.2),
+        optimizer=SGD(0.1),
+        head_optimizer=SGD(0.2),
         batch_size=12,
     ),
     "knn_per": lambda net: methods.knn_per(
@@ -141,7 +141,7 @@ METHODS: dict[str, Callable[[Any], Method]] = {
     "pfedme": lambda net: methods.pfedme(personal(net), lr=0.05, eta=0.05, prox_steps=3, **FEW),
     "pfedbred": lambda net: methods.pfedbred(personal(net), lr=0.05, eta=0.05, prox_steps=3, **FEW),
     "fedmap": lambda net: methods.fedmap(
-        models.map_network(net), optimiser=Adam(0.02), steps=2, batch_size=12
+        models.map_network(net), optimizer=Adam(0.02), steps=2, batch_size=12
     ),
     "pfedbayes": lambda net: methods.pfedbayes(
         personal(net, "learned"),
@@ -164,8 +164,8 @@ METHODS: dict[str, Callable[[Any], Method]] = {
     "fedsvi": lambda net: methods.fedsvi(
         personal(net, "learned"),
         guides.mean_field(init_scale=0.05),
-        optimiser=Adam(0.02),
-        local_optimiser=Adam(0.02),
+        optimizer=Adam(0.02),
+        local_optimizer=Adam(0.02),
         local_steps=4,
         batch_size=12,
     ),
@@ -218,7 +218,7 @@ def by_numpy(weights: dict[str, Tensor], x: Tensor) -> dict[str, np.ndarray[Any,
 def test_statistics_are_of_a_clients_own_rows_at_the_weights_it_is_served(way: str) -> None:
     """Clients of unequal size, padded; the weights are the server's mean, where no client's steps ended."""
     data = federation((5, 3, 9, 4))
-    method = batch_normed(fedavg(regression(), optimiser=SGD(0.1), steps=3, batch_size=3))
+    method = batch_normed(fedavg(regression(), optimizer=SGD(0.1), steps=3, batch_size=3))
     fitted = fit(method, data, rounds=3, **WAYS[way])
     found, predicted = statistics(fitted), fitted.predict(data, draws=1).mean
     for k, name in enumerate(data.names):
@@ -237,7 +237,7 @@ def test_statistics_are_of_a_clients_own_rows_at_the_weights_it_is_served(way: s
 
 def test_a_step_equals_torchs_own_layers_in_training() -> None:
     data, module, lr = clients((1, 6, 6), (9,)), cnn(), 0.1
-    method = batch_normed(fedavg(models.network(module), optimiser=SGD(lr), steps=1))
+    method = batch_normed(fedavg(models.network(module), optimizer=SGD(lr), steps=1))
     fitted = fit(method, data, rounds=1)
     module.train()
     loss = nn.functional.cross_entropy(module(data.fields["x"]), data.fields["y"])
@@ -256,7 +256,7 @@ def test_a_step_equals_torchs_own_layers_in_training() -> None:
 
 def test_one_client_alone_equals_fedbn() -> None:
     """With one client it does not matter whether scale and shift are common."""
-    data, options = federation((9,)), {"optimiser": SGD(0.1), "steps": 2, "batch_size": 4}
+    data, options = federation((9,)), {"optimizer": SGD(0.1), "steps": 2, "batch_size": 4}
     ours = fit(batch_normed(fedavg(regression(), unit="epoch", **options)), data, rounds=3)  # type: ignore[arg-type]
     model = models.batch_norm_network(line(), likelihood=normal(1.0))
     theirs = fit(methods.fedbn(model, unit="epoch", **options), data, rounds=3)  # type: ignore[arg-type]
@@ -273,12 +273,12 @@ def test_one_client_alone_equals_fedbn() -> None:
 @pytest.mark.parametrize("make", [fedavg, methods.ditto, methods.apfl])
 def test_without_batch_norm_it_is_the_method_bit_for_bit(make: Any) -> None:
     data, new = federation((5, 3, 7)), federation((4, 2), seed=8)
-    method = make(regression(normalised=False), steps=2, batch_size=2)
+    method = make(regression(normalized=False), steps=2, batch_size=2)
     one, two = (fit(m, data, rounds=3, cohort=2) for m in (method, batch_normed(method)))
     assert apart(one.progress.server, two.progress.server) == 0.0
     if one.progress.table:
         assert apart(one.progress.table, two.progress.table) == 0.0
-    joined = [f.personalise(new, rounds=2).predict(new, draws=1).mean for f in (one, two)]
+    joined = [f.personalize(new, rounds=2).predict(new, draws=1).mean for f in (one, two)]
     assert torch.equal(*joined)
 
 
@@ -288,7 +288,7 @@ def test_without_batch_norm_it_is_the_method_bit_for_bit(make: Any) -> None:
 def test_statistics_are_at_the_weights_that_each_client_predicts_by(name: str) -> None:
     data, new = clients((6,), (7, 4, 9)), clients((6,), (5, 8), seed=5)
     fitted = fit(batch_normed(METHODS[name](mlp())), data, rounds=2, cohort=2)
-    for held, rows in ((fitted, data), (fitted.personalise(new, rounds=1), new)):
+    for held, rows in ((fitted, data), (fitted.personalize(new, rounds=1), new)):
         found = statistics(held)["statistics.1.mean"]
         for k, client in enumerate(rows.names):
             served = held.federation.client.params(held.message, _of(held.progress.table, k))
@@ -351,7 +351,7 @@ def test_every_method_learns_planted_classes(name: str, kind: str) -> None:
     for value in statistics(fitted).values():
         assert bool(value.isfinite().all())
         assert not torch.allclose(value, value.round(), atol=1e-3), "neither 0 nor 1"
-    for rows, held in ((data, fitted), (test, fitted), (new, fitted.personalise(new, rounds=2))):
+    for rows, held in ((data, fitted), (test, fitted), (new, fitted.personalize(new, rounds=2))):
         scores = held.predict(rows, draws=10).scores()
         assert float(scores["accuracy"].mean()) > 0.6, "chance is a third"
 
@@ -360,7 +360,7 @@ def test_every_method_learns_planted_classes(name: str, kind: str) -> None:
 def test_a_regression_likelihood(make: Any) -> None:
     data = federation((40, 30, 50))
     data = data.with_fields(y=data.fields["x"].sum(-1))
-    rate = {"lr": 0.1} if make is methods.scaffold else {"optimiser": SGD(0.1)}
+    rate = {"lr": 0.1} if make is methods.scaffold else {"optimizer": SGD(0.1)}
     fitted = fit(batch_normed(make(regression(), steps=10, **rate)), data, rounds=10)
     assert float(fitted.predict(data, draws=1).scores()["rmse"].mean()) < 0.5  # of sd 1.4
 
@@ -396,7 +396,7 @@ def test_compiled_steps_give_the_numbers_of_eager_ones(name: str, kind: str) -> 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedsvi"])
 def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> None:
     data, method = clients((6,), (7, 4, 9)), batch_normed(METHODS[name](mlp()))
-    run: dict[str, Any] = {"rounds": 4, "cohort": 2, "checkpoint": tmp_path, "every": 2}
+    run: dict[str, Any] = {"rounds": 4, "cohort": 2, "checkpoint": tmp_path, "checkpoint_every": 2}
     whole = fit(method, data, **run)
     shutil.rmtree(max(tmp_path.glob("round-*")))
     half = hierfl.load(tmp_path, data=data, method=method)
@@ -412,8 +412,8 @@ def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> No
 def test_scores_of_rows_held_out_use_the_statistics_of_that_round() -> None:
     data, held = clients((6,)), clients((6,), seed=6)
     method = batch_normed(METHODS["fedavg"](mlp()))
-    fitted = fit(method, data, rounds=3, held_out=held, score_every=1)
-    logged = fitted.history["held_out_log_score"]
+    fitted = fit(method, data, rounds=3, validation=held, eval_every=1)
+    logged = fitted.history["validation_log_score"]
     for rounds in (1, 2, 3):
         alone = fit(method, data, rounds=rounds).predict(held, draws=1).log_score
         assert alone is not None
@@ -424,7 +424,7 @@ def test_clients_in_no_cohort_and_new_ones_have_statistics_of_their_own() -> Non
     data, new = federation((5, 3, 9)), federation((6, 4), seed=8)
     fitted = fit(batch_normed(fedavg(regression(), steps=2)), data, rounds=1, cohort=1)
     for rounds in (0, 2):
-        joined = fitted.personalise(new, rounds=rounds)
+        joined = fitted.personalize(new, rounds=rounds)
         for k, name in enumerate(new.names):
             wanted = by_numpy(fitted.message, new.select([name]).fields["x"])
             for part, value in statistics(joined).items():
@@ -534,5 +534,5 @@ def test_a_client_with_one_row_is_named_and_its_predictions_are_nan() -> None:
     assert bool(scores[:8].isfinite().all())
     assert bool(scores[8].isnan())
     with pytest.warns(UserWarning, match="take no part"):
-        alone = fit(method, data, rounds=1, least_rows=2)
+        alone = fit(method, data, rounds=1, min_rows=2)
     assert bool(alone.predict(data.select([0, 1]), draws=1).mean.isfinite().all())

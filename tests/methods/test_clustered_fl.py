@@ -12,7 +12,7 @@ from hierfl.methods import clustered_fl, fedavg
 from hierfl.methods.clustered_fl import halved
 from hierfl.models import network
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from tests.methods.quadratics import START, at, clients
 from tests.methods.test_pfedhn import kind
 from tests.programs import federation, fit
@@ -47,7 +47,7 @@ def test_single_linkage_is_the_best_halving_of_random_updates() -> None:
 def test_without_halvings_it_is_fedavg() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
     options: dict[str, Any] = {
-        "optimiser": SGD(0.05, 0.5),
+        "optimizer": SGD(0.05, 0.5),
         "steps": 3,
         "unit": "step",
         "batch_size": 2,
@@ -69,7 +69,7 @@ def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
         eps1=0.05,
         eps2=0.1,
         wait=5,
-        optimiser=SGD(0.05),
+        optimizer=SGD(0.05),
         steps=5,
         unit="step",
         batch_size=None,
@@ -80,12 +80,12 @@ def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
     assert fitted.history["clusters"].iloc[0] == 1.0 and fitted.history["clusters"].iloc[-1] == 2.0
     assert (fitted.predict(data).scores()["rmse"] < 0.2).all()
     new = ClientData.from_clients({"p": kind(1.5, 20, g), "q": kind(-1.5, 20, g)})
-    joined = fitted.personalise(new, rounds=1)
+    joined = fitted.personalize(new, rounds=1)
     assert (joined.predict(new).scores()["rmse"] < 0.2).all()
 
 
 def test_updates_are_matched_to_clients_in_any_order_of_chunks() -> None:
-    method = clustered_fl(at(START), eps1=1e-3, eps2=0.1, wait=0, optimiser=SGD(0.1), steps=5)
+    method = clustered_fl(at(START), eps1=1e-3, eps2=0.1, wait=0, optimizer=SGD(0.1), steps=5)
     one, two = (fit(method, clients(), rounds=30, chunk=chunk) for chunk in (None, 2))
     assert torch.equal(one.progress.server["cluster"], two.progress.server["cluster"])
     mine, theirs = (f.progress.table["mail"]["theta"] for f in (one, two))

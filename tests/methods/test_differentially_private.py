@@ -27,20 +27,20 @@ from hierfl.methods import (
     fedavg,
     fedmap,
     fedsvi,
-    quantised,
+    quantized,
     scaffold,
     two_stage,
 )
 from hierfl.methods.differentially_private import _shortened
 from hierfl.methods.privacy_budget import cost_of_round, epsilon_of, noise_for_epsilon
 from hierfl.models import likelihood, map_network, network
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.engine.test_engines import _shared
 from tests.nodes.one_process import machines
 from tests.programs import federation, fit, regression
 
-SMALL: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
+SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
 FAINT: dict[str, Any] = {"clip": 1e3, "noise": 1e-30, "secret": 1}
 
 
@@ -98,7 +98,7 @@ def test_the_noise_is_gaussian_and_as_large_as_it_says() -> None:
     """Steps of size 0 leave noise alone: its sd in one round is noise times clip over the cohort."""
     data = federation((2, 3, 2, 4))
     wide = network(nn.Linear(2, 1), likelihood=likelihood.normal(1.0))
-    still = fedavg(wide, optimiser=SGD(1e-30), steps=1, unit="step", batch_size=2)
+    still = fedavg(wide, optimizer=SGD(1e-30), steps=1, unit="step", batch_size=2)
     start = first_params(still, data)
     draws = [
         as_vector(
@@ -151,9 +151,9 @@ def test_resumed_is_uninterrupted(tmp_path: Path) -> None:
     data = federation((2, 3, 2, 4))
     method = differentially_private(plain(), clip=1.0, noise=1.0, secret=7)
     options: dict[str, Any] = {"rounds": 4, "cohort": 2, "checkpoint": tmp_path}
-    whole = fit(method, data, **options, every=2)
+    whole = fit(method, data, **options, checkpoint_every=2)
     shutil.rmtree(tmp_path / "round-00000004")
-    resumed = fit(method, data, **options, every=2, resume=True)
+    resumed = fit(method, data, **options, checkpoint_every=2, resume=True)
     assert torch.equal(as_vector(resumed.message), as_vector(whole.message))
     assert resumed.history["epsilon"].tolist() == whole.history["epsilon"].tolist()
 
@@ -232,7 +232,7 @@ def test_the_history_states_the_budget() -> None:
     [
         (lambda: scaffold(_shared(), lr=0.1), "differentially_private needs a method whose server"),
         (lambda: two_stage(regression), "uses what each client sends by itself"),
-        (lambda: quantised(plain()), "leave quantised out"),
+        (lambda: quantized(plain()), "leave quantized out"),
         (
             lambda: fedmap(map_network(nn.Linear(2, 1), likelihood=likelihood.normal(1.0))),
             "differentially_private",

@@ -13,11 +13,11 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
-from hierfl.methods import ditto, fedavg, fedmap, individual
+from hierfl.methods import ditto, fedavg, fedmap, local_only
 from hierfl.models import map_network, network
 from hierfl.models.likelihood import normal
 from hierfl.models.map_priors import Isotropic
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients
 from tests.programs import federation, fit, regression
@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_personal_models_at_fedavgs_fixed_point(k: int, published: tuple[float, float]) -> None:
     lam, theta = 0.5, torch.tensor([0.479235, 0.617678])
     method = ditto(
-        at(theta), lam=lam, optimiser=SGD(0.1), steps=5, personal_steps=250, batch_size=None
+        at(theta), lam=lam, optimizer=SGD(0.1), steps=5, personal_steps=250, batch_size=None
     )
     fitted = fit(method, clients(), rounds=1)
     wanted = torch.linalg.solve(H + lam * I2, (H @ B[..., None])[..., 0] + lam * theta)
@@ -45,16 +45,16 @@ def test_personal_models_at_fedavgs_fixed_point(k: int, published: tuple[float, 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_common_model_equals_fedavg_and_lam_0_equals_individual(way: str) -> None:
+def test_the_common_model_equals_fedavg_and_lam_0_equals_local_only(way: str) -> None:
     data, model = (
         federation((5, 3, 7, 1, 2)),
         network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
     )
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "unit": "epoch", "batch_size": 2}
+    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "epoch", "batch_size": 2}
     both = fit(ditto(model, lam=0.0, **options), data, rounds=3, **WAYS[way])
     common, alone = (
         fit(fedavg(model, **options), data, rounds=3),
-        fit(individual(model, **options), data, rounds=3, **WAYS[way]),
+        fit(local_only(model, **options), data, rounds=3, **WAYS[way]),
     )
     for name, value in common.message.items():
         assert torch.allclose(both.message[name], value, atol=1e-12)
@@ -64,7 +64,7 @@ def test_the_common_model_equals_fedavg_and_lam_0_equals_individual(way: str) ->
         assert torch.equal(value, alone.program.start()[0][name]), (
             "the server's params do not change"
         )
-    select = fit(individual(model, **options), data.select(["east"]), rounds=3).progress.table
+    select = fit(local_only(model, **options), data.select(["east"]), rounds=3).progress.table
     for name, value in named_leaves(select).items():
         assert torch.allclose(named_leaves(alone.progress.table)[name][2], value[0], atol=1e-12), (
             "it does not depend on other clients' rows"
@@ -84,13 +84,13 @@ def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps(way: str) -> No
     data, line = federation(), torch.nn.Linear(2, 1)
     prior = map_network(line, prior=Isotropic(1.0 / 0.7), likelihood=normal(1.0))
     ours = fit(
-        fedmap(prior, optimiser=SGD(0.05), steps=6, batch_size=None, server="gradient", server_optimiser=SGD(0.0)),
+        fedmap(prior, optimizer=SGD(0.05), steps=6, batch_size=None, server="gradient", server_optimizer=SGD(0.0)),
         data, rounds=2, **WAYS[way],
     )  # fmt: skip
     method = ditto(
         network(line, likelihood=normal(1.0)),
         lam=0.7,
-        optimiser=SGD(0.05),
+        optimizer=SGD(0.05),
         steps=0,
         personal_steps=6,
         batch_size=None,
@@ -103,7 +103,7 @@ def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps(way: str) -> No
 
 def test_a_very_large_lam_gives_the_common_model() -> None:
     method = ditto(
-        at(START), lam=1e4, optimiser=SGD(1e-4), steps=3, personal_steps=40, batch_size=None
+        at(START), lam=1e4, optimizer=SGD(1e-4), steps=3, personal_steps=40, batch_size=None
     )
     fitted = fit(method, clients(), rounds=1)
     assert torch.allclose(fitted.progress.table["theta"]["theta"], START.expand(3, 2), atol=2e-3)
@@ -112,9 +112,9 @@ def test_a_very_large_lam_gives_the_common_model() -> None:
 def test_a_new_client_takes_only_the_personal_steps() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
     fitted = fit(
-        ditto(model, lam=math.exp(1.0), optimiser=SGD(0.1), steps=4), federation(), rounds=3
+        ditto(model, lam=math.exp(1.0), optimizer=SGD(0.1), steps=4), federation(), rounds=3
     )
-    new = fitted.personalise(federation((8,), seed=4), rounds=30)
+    new = fitted.personalize(federation((8,), seed=4), rounds=30)
     for name, value in new.message.items():
         assert torch.equal(value, fitted.message[name])
     assert not torch.equal(
@@ -124,7 +124,7 @@ def test_a_new_client_takes_only_the_personal_steps() -> None:
 
 def test_the_personal_model_is_not_sent() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    for method, expected in ((ditto(model), {"theta", "loss"}), (individual(model), {"loss"})):
+    for method, expected in ((ditto(model), {"theta", "loss"}), (local_only(model), {"loss"})):
         federation_ = federate(method, federation())
         start = begin(federation_)
         message = federation_.server.down(start.server, Clock(0, 1))
@@ -138,6 +138,6 @@ def test_the_personal_model_is_not_sent() -> None:
 
 
 def test_programs_with_sites_are_refused() -> None:
-    for method in (ditto(regression), individual(regression)):
+    for method in (ditto(regression), local_only(regression)):
         with pytest.raises(ProgramError, match="fits global params only"):
             fit(method, federation(), rounds=1)

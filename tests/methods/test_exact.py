@@ -21,7 +21,7 @@ import hierfl
 from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.optimisers import Adam
+from hierfl.optimizers import Adam
 from hierfl.program.handlers import Answer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Family, Model
@@ -87,7 +87,7 @@ def expected(program: Program, params: Params, batch: ClientBatch, d: int) -> Te
 
 
 def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, float, int]:
-    """Minimise the expected loss over the guide's params by L-BFGS.
+    """Minimize the expected loss over the guide's params by L-BFGS.
 
     Returns:
         The program, params, batch, ELBO, and dimension of the noise.
@@ -102,7 +102,7 @@ def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, fl
         program, {k: v.expand(data.num_clients, *v.shape).clone() for k, v in own.items()}
     )
     params = {k: v.clone().requires_grad_() for k, v in {**shared, **rows}.items()}
-    optimiser = torch.optim.LBFGS(
+    optimizer = torch.optim.LBFGS(
         list(params.values()),
         max_iter=600,
         line_search_fn="strong_wolfe",
@@ -111,12 +111,12 @@ def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, fl
     )
 
     def closure() -> float:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = expected(program, params, batch, d)
         loss.backward()
         return loss.item()
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     found = {k: v.detach() for k, v in params.items()}
     return program, found, batch, -expected(program, found, batch, d).item(), d
 
@@ -261,7 +261,7 @@ def test_a_federated_run_reaches_the_posterior(
     model, make = CASES[case]
     data, truth = make(), exact(make(), case)
     method = hierfl.methods.fedsvi(
-        model, family, optimiser=Adam(0.1), local_optimiser=Adam(0.1), num_particles=particles
+        model, family, optimizer=Adam(0.1), local_optimizer=Adam(0.1), num_particles=particles
     )
     fitted = fit(method, data, rounds=rounds)
     own_params = stacked(fitted.program, fitted.progress.table.get("mean", {}))

@@ -229,7 +229,7 @@ def test_a_new_client_predicts_from_the_prior_and_improves_with_each_round() -> 
     method, data = fedabml(net(), lr=0.05, steps=2, batch_size=2, draws=2), federation((5, 3, 7, 2))
     fitted = fit(method, data, rounds=2, seed=3, cohort=1)
     new = federation((40, 60), seed=9)
-    unseen = fitted.personalise(new, rounds=0)
+    unseen = fitted.personalize(new, rounds=0)
     prior = {
         k: (v if k.startswith("theta") else torch.nn.functional.softplus(v))
         for k, v in fitted.message.items()
@@ -242,10 +242,10 @@ def test_a_new_client_predicts_from_the_prior_and_improves_with_each_round() -> 
     )
     assert torch.allclose(draws.std(0), prior["scale.weight"][0], rtol=0.06)
     scores = [
-        fitted.personalise(new, rounds=e).predict(new).scores().log_score.mean() for e in (0, 1, 2)
+        fitted.personalize(new, rounds=e).predict(new).scores().log_score.mean() for e in (0, 1, 2)
     ]
     assert scores[0] < scores[1] < scores[2]
-    once, twice = fitted.personalise(new, rounds=1), fitted.personalise(new, rounds=2)
+    once, twice = fitted.personalize(new, rounds=1), fitted.personalize(new, rounds=2)
     assert not torch.equal(own(once)["w.weight.loc"], own(twice)["w.weight.loc"])
     assert own(twice)["seen"].tolist() == [1.0, 1.0]
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from hierfl.data.clients import ClientData
-from hierfl.methods import fedamp, heur_fedamp, individual
+from hierfl.methods import fedamp, heur_fedamp, local_only
 from hierfl.models import network
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, at, clients
 from tests.programs import federation, fit
 
-EXACT: dict[str, Any] = {"optimiser": SGD(0.3), "steps": 20, "unit": "step", "batch_size": None}
+EXACT: dict[str, Any] = {"optimizer": SGD(0.3), "steps": 20, "unit": "step", "batch_size": None}
 
 
 @pytest.mark.parametrize("alpha", [2.0, 1.0])
@@ -38,11 +38,11 @@ def test_fixed_points_do_not_depend_on_alpha_and_are_stationary(alpha: float) ->
 
 def test_without_pull_clients_fit_alone() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "unit": "step"}
+    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "unit": "step"}
     data = federation((5, 3, 7, 1, 2))
-    # the second phase of `individual` draws other mini-batches: all rows at each step
+    # the second phase of `local_only` draws other mini-batches: all rows at each step
     own = fit(fedamp(model, lam=0.0, batch_size=None, sigma=5.0, **options), data, rounds=3)
-    alone = fit(individual(model, batch_size=None, **options), data, rounds=3)
+    alone = fit(local_only(model, batch_size=None, **options), data, rounds=3)
     for name, value in alone.progress.table["theta"].items():
         assert torch.allclose(own.progress.table["w"][name], value, rtol=0.0, atol=1e-10)
 
@@ -68,7 +68,7 @@ def test_heuristic_weights_are_a_softmax_of_cosines() -> None:
 
 @pytest.mark.parametrize("make", [fedamp, heur_fedamp])
 def test_alike_clients_attend_to_each_other(make: Any) -> None:
-    """Of six clients in two kinds, each is pulled towards its own kind more than to the other."""
+    """Of six clients in two kinds, each is pulled toward its own kind more than to the other."""
     g = torch.Generator().manual_seed(0)
     truth = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
     rows = {}
@@ -99,4 +99,4 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match=r"self_weight 1\.5"):
         heur_fedamp(at(START), self_weight=1.5)
     with pytest.raises(ProgramError, match=r"add up to 2, above 1: lower alpha \(1\)"):
-        fit(fedamp(at(START), sigma=1.0, optimiser=SGD(0.0), batch_size=None), clients(), rounds=1)
+        fit(fedamp(at(START), sigma=1.0, optimizer=SGD(0.0), batch_size=None), clients(), rounds=1)

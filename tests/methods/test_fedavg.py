@@ -15,7 +15,7 @@ from hierfl.method import Phase
 from hierfl.methods import fedavg, fine_tuned, over_relaxed
 from hierfl.models import network
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
 from tests.programs import federation, fit
 
@@ -45,7 +45,7 @@ def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, f
     a = H + prox * I2
     fixed = stationary(P[:, None, None] * (I2 - powers(a, m)) @ torch.linalg.solve(a, H))
     assert fixed.tolist() == pytest.approx(published, abs=1e-6)
-    options: dict[str, Any] = {"optimiser": SGD(LR), "steps": m, "batch_size": None, "prox": prox}
+    options: dict[str, Any] = {"optimizer": SGD(LR), "steps": m, "batch_size": None, "prox": prox}
     method = over_relaxed(fedavg(at(fixed), **options), beta)
     assert torch.allclose(theta(fit(method, clients(), rounds=1)), fixed, atol=1e-12), (
         "one round does not move it"
@@ -67,14 +67,14 @@ def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, f
     ],
 )
 def test_first_round(prox: float, beta: float, published: tuple[float, float]) -> None:
-    method = fedavg(at(START), optimiser=SGD(LR), steps=5, batch_size=None, prox=prox)
+    method = fedavg(at(START), optimizer=SGD(LR), steps=5, batch_size=None, prox=prox)
     method = over_relaxed(method, beta)
     assert theta(fit(method, clients(), rounds=1)).tolist() == pytest.approx(published, abs=1e-6)
 
 
 def test_one_full_batch_step_is_pooled_gradient_descent() -> None:
     fitted = fit(
-        fedavg(at(START), optimiser=SGD(LR), steps=1, batch_size=None), clients(), rounds=3
+        fedavg(at(START), optimizer=SGD(LR), steps=1, batch_size=None), clients(), rounds=3
     )
     w = START
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_one_client_equals_a_plain_torch_loop(unit: str, steps: int, opt: str) -
     ours = {"sgd": SGD(0.05), "momentum": SGD(0.05, 0.9), "adam": Adam(0.05)}[opt]
     model = network(net, likelihood=normal(1.0))
     fitted = fit(
-        fedavg(model, optimiser=ours, steps=steps, unit=unit, batch_size=4),  # type: ignore[arg-type]
+        fedavg(model, optimizer=ours, steps=steps, unit=unit, batch_size=4),  # type: ignore[arg-type]
         data,
         rounds=2,
         seed=3,
@@ -120,7 +120,7 @@ def test_fedprox_equals_fedavg_at_prox_0_and_stays_at_a_large_prox() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
     plain, none, strong = (
         fit(
-            fedavg(model, optimiser=SGD(0.01), steps=4, batch_size=2, prox=prox),
+            fedavg(model, optimizer=SGD(0.01), steps=4, batch_size=2, prox=prox),
             data,
             rounds=3,
             seed=2,
@@ -139,14 +139,14 @@ def test_means_are_weighted_by_rows_and_a_single_client_gives_its_own_copy() -> 
     twice = ClientData.from_clients(
         {k: {n: v for n, v in clients().select([k]).fields.items()} for k in "abc"}
     )
-    one = fit(fedavg(at(START), optimiser=SGD(LR), steps=3, batch_size=None), twice, rounds=1)
+    one = fit(fedavg(at(START), optimizer=SGD(LR), steps=3, batch_size=None), twice, rounds=1)
     c = powers(H, 3)
     expected = (P[:, None] * (B + (c @ (START - B)[..., None])[..., 0])).sum(0)
     assert torch.allclose(theta(one), expected, atol=1e-13)
     uniform = (UNIFORM[:, None] * (B + (c @ (START - B)[..., None])[..., 0])).sum(0)
     assert not torch.allclose(theta(one), uniform, atol=1e-2)
     alone = fit(
-        fedavg(at(START), optimiser=SGD(LR), steps=3, batch_size=None),
+        fedavg(at(START), optimizer=SGD(LR), steps=3, batch_size=None),
         twice,
         rounds=1,
         cohort=1,
@@ -160,18 +160,18 @@ def test_means_are_weighted_by_rows_and_a_single_client_gives_its_own_copy() -> 
 
 def test_the_loss_is_that_of_the_last_step() -> None:
     fitted = fit(
-        fedavg(at(START), optimiser=SGD(LR), steps=1, batch_size=None), clients(), rounds=1
+        fedavg(at(START), optimizer=SGD(LR), steps=1, batch_size=None), clients(), rounds=1
     )
     half = 0.5 * torch.einsum("ki,kij,kj->k", START - B, H, START - B)
     constant = torch.log(torch.tensor(2.0 * torch.pi)).item()
     assert fitted.history["loss"][0] == pytest.approx(float((P * half).sum()) + constant)
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
 def test_fine_tuning_continues_from_theta_and_does_not_change_training(
     engine: Literal["sequential"],
 ) -> None:
-    options: dict[str, Any] = {"optimiser": SGD(LR), "steps": 3, "batch_size": None}
+    options: dict[str, Any] = {"optimizer": SGD(LR), "steps": 3, "batch_size": None}
     plain = fit(fedavg(at(START), **options), clients(), rounds=2)
     method = fine_tuned(fedavg(at(START), **options), unit="step", **options)
     tuned = fit(method, clients(), rounds=2, engine=engine)
@@ -180,6 +180,6 @@ def test_fine_tuning_continues_from_theta_and_does_not_change_training(
         float((tuned.predict(clients()).mean - plain.predict(clients()).mean).abs().max()) < 1e-12
     ), "not fine-tuned yet"
     for rounds in (1, 2):
-        own = tuned.personalise(clients(), rounds=rounds).progress.table["w"]["theta"]
+        own = tuned.personalize(clients(), rounds=rounds).progress.table["w"]["theta"]
         expected = B + (powers(H, 3 * rounds) @ (theta(plain) - B)[..., None])[..., 0]
         assert torch.allclose(own, expected, atol=1e-12)

@@ -1,4 +1,4 @@
-"""FedBABU: the fixed point under a frozen head, equality with FedRep, and tuning when a client personalises."""
+"""FedBABU: the fixed point under a frozen head, equality with FedRep, and tuning when a client personalizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hierfl
 from hierfl import models
 from hierfl.methods import by_rows, fedavg, fedbabu, fedrep, fine_tuned
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, clients
@@ -30,7 +30,7 @@ HEAD = ("theta.2.weight", "theta.2.bias")
 @pytest.mark.parametrize("plate", [False, True])
 def test_the_fixed_point_is_the_best_body_under_the_frozen_head(plate: bool, v: float) -> None:
     head = None if plate else "v"
-    method = fedbabu(at(2.0, v, plate=plate), head=head, optimiser=SGD(0.3), **EVERY_ROW)
+    method = fedbabu(at(2.0, v, plate=plate), head=head, optimizer=SGD(0.3), **EVERY_ROW)
     fitted = fit(by_rows(method), clients(), rounds=80)
     slope = HC[:, 0, 0] * B[:, 0] + HC[:, 0, 1] * (B[:, 1] - v)
     wanted = (P * slope).sum() / (P * HC[:, 0, 0]).sum()
@@ -44,7 +44,7 @@ def test_the_fixed_point_is_the_best_body_under_the_frozen_head(plate: bool, v: 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_fedrep_without_steps_of_the_head(way: str) -> None:
     data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=3, seed=2)
-    options: dict[str, Any] = {"head": HEAD, "optimiser": SGD(0.05, 0.9), "batch_size": 2}
+    options: dict[str, Any] = {"head": HEAD, "optimizer": SGD(0.05, 0.9), "batch_size": 2}
     theirs = fit(fedrep(network(), head_steps=0, body_steps=2, **options), data, **run)
     ours = fit(by_rows(fedbabu(network(), steps=2, **options)), data, **run, **WAYS[way])
     for name, value in theirs.message.items():
@@ -62,14 +62,14 @@ def test_the_head_is_bit_identical_after_training_and_does_not_cross() -> None:
 
 
 def test_an_empty_head_is_fedavg_with_a_uniform_mean_and_fine_tuning() -> None:
-    data, options = federation(), dict[str, Any](optimiser=SGD(0.05), unit="epoch", batch_size=2)
+    data, options = federation(), dict[str, Any](optimizer=SGD(0.05), unit="epoch", batch_size=2)
     ours = fit(by_rows(fedbabu(network(), head="none", steps=2, **options)), data, rounds=2)
     plain = fine_tuned(fedavg(network(), steps=2, **options), steps=5, **options)
     theirs = fit(plain, data, rounds=2)
     rows = federation((8, 4), seed=4)
     for one, two in (
         (ours, theirs),
-        (ours.personalise(rows, rounds=1), theirs.personalise(rows, rounds=1)),
+        (ours.personalize(rows, rounds=1), theirs.personalize(rows, rounds=1)),
     ):
         for name, value in two.message.items():
             assert torch.allclose(one.message[name], value, atol=1e-10, rtol=0.0)
@@ -79,16 +79,16 @@ def test_an_empty_head_is_fedavg_with_a_uniform_mean_and_fine_tuning() -> None:
 
 @pytest.mark.parametrize("plate", [False, True])
 @pytest.mark.parametrize("tune", ["all", "head"])
-def test_personalise_tunes_by_gradient_descent_from_the_common_model(
+def test_personalize_tunes_by_gradient_descent_from_the_common_model(
     tune: Any, plate: bool
 ) -> None:
     method = fedbabu(
-        at(0.4, 1.5, plate=plate), head=None if plate else "v", optimiser=SGD(0.1),
-        tune=tune, tune_steps=3, tune_optimiser=SGD(0.2), **EVERY_ROW,
+        at(0.4, 1.5, plate=plate), head=None if plate else "v", optimizer=SGD(0.1),
+        tune=tune, tune_steps=3, tune_optimizer=SGD(0.2), **EVERY_ROW,
     )  # fmt: skip
     fitted = fit(method, clients(), rounds=2)
     theta = float(fitted.message["u"])
-    tuned = fitted.personalise(clients(), rounds=2).progress.table["w"]
+    tuned = fitted.personalize(clients(), rounds=2).progress.table["w"]
     for k in range(3):
         w = torch.tensor([theta, 1.5])
         for _ in range(6):

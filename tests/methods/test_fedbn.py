@@ -18,7 +18,7 @@ from hierfl.method import Clock
 from hierfl.methods import fedavg, fedbn, fine_tuned
 from hierfl.models import batch_norm_network, network
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from tests.programs import federation, fit
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def net(*, normalised: bool = True) -> nn.Module:
+def net(*, normalized: bool = True) -> nn.Module:
     layers = [
         nn.BatchNorm1d(2),
         nn.Linear(2, 3),
@@ -37,7 +37,7 @@ def net(*, normalised: bool = True) -> nn.Module:
         nn.Linear(3, 1),
     ]
     module = nn.Sequential(
-        *[layer for layer in layers if normalised or not isinstance(layer, nn.BatchNorm1d)]
+        *[layer for layer in layers if normalized or not isinstance(layer, nn.BatchNorm1d)]
     )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -50,9 +50,9 @@ def net(*, normalised: bool = True) -> nn.Module:
 def test_m8_without_batch_norm_it_equals_fedavg(way: str) -> None:
     data, options = (
         federation((5, 3, 7, 1, 2)),
-        {"optimiser": Adam(0.02), "steps": 2, "unit": "epoch", "batch_size": 2},
+        {"optimizer": Adam(0.02), "steps": 2, "unit": "epoch", "batch_size": 2},
     )
-    module = net(normalised=False)
+    module = net(normalized=False)
     ours = fit(
         fedbn(batch_norm_network(module, likelihood=normal(1.0)), **options),  # type: ignore[arg-type]
         data,
@@ -90,7 +90,7 @@ def test_a_step_and_the_predictions_equal_torchs_own_layers() -> None:
     data, module, lr = federation((9,)), net(), 0.1
     fitted = fit(
         fedbn(
-            batch_norm_network(module, likelihood=normal(1.0)), optimiser=SGD(lr), batch_size=None
+            batch_norm_network(module, likelihood=normal(1.0)), optimizer=SGD(lr), batch_size=None
         ),
         data,
         rounds=1,
@@ -123,7 +123,7 @@ def test_a_step_and_the_predictions_equal_torchs_own_layers() -> None:
 
 def test_padded_rows_do_not_enter_the_statistics() -> None:
     method = fedbn(
-        batch_norm_network(net(), likelihood=normal(1.0)), batch_size=None, optimiser=SGD(0.1)
+        batch_norm_network(net(), likelihood=normal(1.0)), batch_size=None, optimizer=SGD(0.1)
     )
     data = federation((5, 9))
     together = fit(method, data, rounds=1).progress.table
@@ -152,7 +152,7 @@ def test_local_layers_are_not_sent() -> None:
 def test_a_client_in_no_round_predicts_by_statistics_of_its_rows(wrapped: bool) -> None:
     """At the common weights: as torch's layers do, with the client's rows as one batch in training mode."""
     data, module = federation((9, 4, 6)), net()
-    method = fedbn(batch_norm_network(module, likelihood=normal(1.0)), optimiser=SGD(0.1))
+    method = fedbn(batch_norm_network(module, likelihood=normal(1.0)), optimizer=SGD(0.1))
     method = fine_tuned(method, steps=1) if wrapped else method
     joined = hierfl.ClientData.from_arrays(
         ["new"] * 4, x=data.fields["x"][9:13], y=data.fields["y"][9:13]
@@ -172,5 +172,5 @@ def test_a_client_in_no_round_predicts_by_statistics_of_its_rows(wrapped: bool) 
     for k in absent:
         its = data.row_client == k
         assert torch.allclose(found[its], by_torch(data.fields["x"][its]), atol=1e-9)
-    new = fitted.personalise(joined, rounds=0).predict(joined).mean
+    new = fitted.personalize(joined, rounds=0).predict(joined).mean
     assert torch.allclose(new, by_torch(joined.fields["x"]), atol=1e-9)

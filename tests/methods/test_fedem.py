@@ -14,9 +14,9 @@ from hierfl.methods import fedavg, fedem
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.models.mixture import SHARES, Mixed
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
-from tests.methods.test_ifca import centre, sets
+from tests.methods.test_ifca import center, sets
 from tests.programs import federation, fit, regression
 
 COUNTS, SHARE = (40, 25, 60, 10), (0.9, 0.2, 0.5, 0.7)
@@ -27,7 +27,7 @@ Y = np.where(RNG.random(CLIENT.size) < np.array(SHARE)[CLIENT], -2.0, 2.0) + RNG
 )
 GRADIENT: dict[str, Any] = {
     "components": 2,
-    "optimiser": SGD(1.0),
+    "optimizer": SGD(1.0),
     "steps": 1,
     "unit": "step",
     "batch_size": None,
@@ -43,10 +43,10 @@ def log_likelihood(mu: np.ndarray, pi: np.ndarray) -> np.ndarray:
     return -0.5 * (Y[:, None] - mu) ** 2 - 0.5 * np.log(2.0 * np.pi) + np.log(pi[CLIENT])
 
 
-def test_rounds_are_steps_of_pooled_expectation_maximisation() -> None:
+def test_rounds_are_steps_of_pooled_expectation_maximization() -> None:
     """Shares of each client and pooled means equal those of a NumPy loop; the likelihood never falls."""
     mu, pi, before = np.array([-1.0, 0.5]), np.full((4, 2), 0.5), -np.inf
-    data, method = planted(), fedem(centre, starts=sets(-1.0, 0.5), **GRADIENT)
+    data, method = planted(), fedem(center, starts=sets(-1.0, 0.5), **GRADIENT)
     for rounds in range(1, 13):
         joint = log_likelihood(mu, pi)
         q = np.exp(joint - np.logaddexp(*joint.T)[:, None])
@@ -65,10 +65,10 @@ def test_rounds_are_steps_of_pooled_expectation_maximisation() -> None:
 
 def test_a_planted_mixture_is_recovered_and_a_new_client_fits_its_shares() -> None:
     data = planted()
-    fitted = fit(fedem(centre, starts=sets(-1.0, 0.5), **GRADIENT), data, rounds=60)
+    fitted = fit(fedem(center, starts=sets(-1.0, 0.5), **GRADIENT), data, rounds=60)
     means = [float(fitted.message[f"{m}.mu"]) for m in (0, 1)]
     assert means == pytest.approx([-2.0, 2.0], abs=0.25)
-    joined = fitted.personalise(data, rounds=20)
+    joined = fitted.personalize(data, rounds=20)
     mine, theirs = (f.progress.table["logits"].exp() for f in (fitted, joined))
     assert torch.allclose(mine, theirs, atol=1e-3)
     scores = fitted.predict(data)
@@ -78,7 +78,7 @@ def test_a_planted_mixture_is_recovered_and_a_new_client_fits_its_shares() -> No
 
 def test_one_component_is_fedavg() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "batch_size": None}
+    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": None}
     data = federation((5, 3, 7, 1, 2))
     one = fit(fedem(model, components=1, unit="step", **options), data, rounds=3)
     plain = fit(fedavg(model, **options), data, rounds=3)
@@ -88,7 +88,7 @@ def test_one_component_is_fedavg() -> None:
 
 def test_components_that_start_alike_are_refused() -> None:
     with pytest.raises(ProgramError, match="components 0 and 1 start alike"):
-        fit(fedem(centre, components=2), planted(), rounds=1)
+        fit(fedem(center, components=2), planted(), rounds=1)
 
 
 def test_classes_of_networks() -> None:
@@ -102,7 +102,7 @@ def test_classes_of_networks() -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
     how: dict[str, Any] = {
-        "optimiser": SGD(0.5),
+        "optimizer": SGD(0.5),
         "steps": 5,
         "unit": "step",
         "batch_size": None,
@@ -138,9 +138,9 @@ def test_latent_sites_are_refused() -> None:
     with pytest.raises(ValueError, match="latent site 'loc'"):
         fit(fedem(regression), federation(), rounds=1)
     with pytest.raises(ValueError, match="fits is 0"):
-        fedem(centre, fits=0)
+        fedem(center, fits=0)
 
 
 def test_shares_stay_at_the_client() -> None:
-    fitted = fit(fedem(centre, starts=sets(-1.0, 0.5), **GRADIENT), planted(), rounds=2)
+    fitted = fit(fedem(center, starts=sets(-1.0, 0.5), **GRADIENT), planted(), rounds=2)
     assert SHARES not in fitted.message

@@ -75,7 +75,7 @@ def test_sep_without_its_correction_has_lost_the_prior() -> None:
     assert not torch.utils._pytree.tree_leaves(kept.progress.table), "clients keep nothing"
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
 @pytest.mark.parametrize("factors", ["full", "diagonal"])
 def test_hierarchies_are_exact_after_one_visit(engine: Any, factors: Any) -> None:
     method = fedep(means, damping=1.0, factors=factors)

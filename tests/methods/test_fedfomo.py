@@ -10,16 +10,16 @@ import torch
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
-from hierfl.methods import fedfomo, individual
+from hierfl.methods import fedfomo, local_only
 from hierfl.methods.some_rows import some_rows
 from hierfl.models import network
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from tests.methods.quadratics import START, B, H, at, clients
 from tests.programs import federation, fit
 
-STILL: dict[str, Any] = {"optimiser": SGD(0.0), "steps": 1, "unit": "step", "batch_size": None}
-EXACT: dict[str, Any] = {"optimiser": SGD(0.1), "steps": 20, "unit": "step", "batch_size": None}
+STILL: dict[str, Any] = {"optimizer": SGD(0.0), "steps": 1, "unit": "step", "batch_size": None}
+EXACT: dict[str, Any] = {"optimizer": SGD(0.1), "steps": 20, "unit": "step", "batch_size": None}
 
 
 def test_weights_by_hand() -> None:
@@ -50,9 +50,9 @@ def test_without_models_clients_fit_alone() -> None:
     """Each step makes the loss of its rows smaller, so that a client's last model is always taken."""
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
     data = federation((5, 3, 7, 1, 2))
-    how: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "unit": "step", "batch_size": None}
+    how: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "unit": "step", "batch_size": None}
     own = fit(fedfomo(model, models=0, **how), data, rounds=4)
-    alone = fit(individual(model, **how), data, rounds=4)
+    alone = fit(local_only(model, **how), data, rounds=4)
     for name, value in alone.progress.table["theta"].items():
         assert torch.allclose(own.progress.table["last"][name], value, rtol=0.0, atol=1e-10)
 
@@ -126,7 +126,7 @@ def test_fixed_points_lower_the_validation_loss() -> None:
     fitted = fit(fedfomo(at(START), models=2, **EXACT), clients(), rounds=25)
     away = fitted.progress.table["last"]["theta"] - B
     assert float((away * (H @ away[..., None])[..., 0]).sum()) < 1e-6
-    joined = fitted.personalise(clients(), rounds=2)
+    joined = fitted.personalize(clients(), rounds=2)
     assert torch.allclose(joined.progress.table["last"]["theta"], B, atol=0.2)
 
 

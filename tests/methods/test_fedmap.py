@@ -24,7 +24,7 @@ from hierfl.methods import fedavg, fedmap, pfedme
 from hierfl.models import bayesian_network, map_network, network
 from hierfl.models.likelihood import normal
 from hierfl.models.map_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
 from tests.programs import ProgramError, federation, fit
 
@@ -70,9 +70,9 @@ def toy(seed: int = 0) -> ClientData:
 
 
 def prox(data: ClientData, mu: Tensor, alpha: Tensor) -> Tensor:
-    """Return every client's exact minimiser, (5, 2), computed without hierfl.
+    """Return every client's exact minimizer, (5, 2), computed without hierfl.
 
-    Minimises mean (a x + b - y)^2 + alpha/2
+    Minimizes mean (a x + b - y)^2 + alpha/2
 
     (a, b) - mu
 
@@ -125,7 +125,7 @@ def toy_method(**options: Any) -> hierfl.Method:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a4_the_exact_server_reaches_scipys_minimiser(seed: int) -> None:
+def test_a4_the_exact_server_reaches_scipys_minimizer(seed: int) -> None:
     data = toy(seed)
 
     def value_and_slope(at: Any) -> tuple[float, Any]:
@@ -147,7 +147,7 @@ def test_a4_the_exact_server_reaches_scipys_minimiser(seed: int) -> None:
 
 def test_a4_the_gradient_server_descends_the_envelope() -> None:
     data, lr = toy(), 1.5
-    fitted = fit(toy_method(server="gradient", server_optimiser=SGD(lr)), data, rounds=10)
+    fitted = fit(toy_method(server="gradient", server_optimizer=SGD(lr)), data, rounds=10)
     gamma = torch.tensor([0.3, -0.2, 0.0, 0.0])
     values = [float(envelope(data, gamma))]
     for _ in range(10):
@@ -184,7 +184,7 @@ def test_theorem_1(omega: Any, way: str) -> None:
         [(value(gamma + h * e) - value(gamma - h * e)) / (2 * h) for e in torch.eye(4)]
     )
     fitted = fit(
-        toy_method(server="gradient", omega=omega, server_optimiser=SGD(lr)),
+        toy_method(server="gradient", omega=omega, server_optimizer=SGD(lr)),
         data,
         rounds=1,
         **WAYS[way],
@@ -263,7 +263,7 @@ def test_m5_equals_pfedme_with_an_exact_prox(way: str) -> None:
     model = of_quadratics({"loc": START, "scale": torch.tensor(lam) ** -0.5})
     ours = fit(
         fedmap(
-            model, newton_steps=1, omega="uniform", server="gradient", server_optimiser=SGD(eta)
+            model, newton_steps=1, omega="uniform", server="gradient", server_optimizer=SGD(eta)
         ),
         clients(),
         rounds=2,
@@ -293,14 +293,14 @@ def test_m5_equals_pfedme_with_an_exact_prox(way: str) -> None:
 def test_m1_m2_restarted_it_equals_fedprox_and_without_a_prior_fedavg(
     way: str, variance: float, opt: str
 ) -> None:
-    optimiser = SGD(0.05) if opt == "sgd" else Adam(0.02)
+    optimizer = SGD(0.05) if opt == "sgd" else Adam(0.02)
     data = federation((5, 3, 7, 1, 2))
     ours = fedmap(
-        personal(Isotropic(variance)), optimiser=optimiser, steps=2, batch_size=2, restart="global"
+        personal(Isotropic(variance)), optimizer=optimizer, steps=2, batch_size=2, restart="global"
     )
     theirs = fedavg(
         network(net(), likelihood=normal(1.0)),
-        optimiser=optimiser,
+        optimizer=optimizer,
         steps=2,
         unit="epoch",
         batch_size=2,
@@ -317,7 +317,7 @@ def test_m1_m2_restarted_it_equals_fedprox_and_without_a_prior_fedavg(
 @pytest.mark.parametrize("way", WAYS)
 def test_m2_without_a_prior_clients_train_independently(way: str) -> None:
     data = federation((5, 3, 7))
-    method = fedmap(personal(Isotropic(math.inf)), optimiser=SGD(0.05), steps=2, batch_size=2)
+    method = fedmap(personal(Isotropic(math.inf)), optimizer=SGD(0.05), steps=2, batch_size=2)
     both = fit(method, data, rounds=4, **WAYS[way])
     alone = fit(method, data.select(["south"]), rounds=4)
     own, others = named_leaves(alone.progress.table), named_leaves(both.progress.table)
@@ -328,10 +328,10 @@ def test_m2_without_a_prior_clients_train_independently(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_m3_a_gradient_step_of_size_sigma_squared_gives_the_average(way: str) -> None:
     data = federation()
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3}
+    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "batch_size": 3}
     average = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
     steps = fit(
-        fedmap(personal(Isotropic(0.7)), server="gradient", server_optimiser=SGD(0.7), **options),
+        fedmap(personal(Isotropic(0.7)), server="gradient", server_optimizer=SGD(0.7), **options),
         data,
         rounds=3,
         **WAYS[way],
@@ -347,9 +347,9 @@ def test_m3_a_gradient_step_of_size_sigma_squared_gives_the_average(way: str) ->
 @pytest.mark.parametrize("way", WAYS)
 def test_m6_a_frozen_learned_variance_equals_isotropic(way: str) -> None:
     data = federation()
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "batch_size": 3}
+    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "batch_size": 3}
     frozen = fit(
-        fedmap(personal(LearnedVariance(c=0.7)), server_optimiser=SGD(0.0), **options),
+        fedmap(personal(LearnedVariance(c=0.7)), server_optimizer=SGD(0.0), **options),
         data,
         rounds=3,
         **WAYS[way],
@@ -376,12 +376,12 @@ def test_m6_a_frozen_learned_variance_equals_isotropic(way: str) -> None:
 def test_every_prior_on_every_engine(prior: Any, server: str, way: str) -> None:
     options: dict[str, Any] = {
         "server": prior.best if server == "best" else server,
-        "server_optimiser": SGD(0.01),
+        "server_optimizer": SGD(0.01),
     }
     omega = "size" if isinstance(prior, LearnedNormal) else "mean-likelihood"
     method = fedmap(
         personal(prior),
-        optimiser=SGD(0.02),
+        optimizer=SGD(0.02),
         steps=2,
         batch_size=2,
         omega=omega,  # type: ignore[arg-type]
@@ -466,7 +466,7 @@ def test_omega_is_never_nan(omega: Any, way: str, quiet: None) -> None:
     line = nn.Linear(1, 1)
     method = fedmap(
         map_network(line, likelihood=normal(0.5)),
-        optimiser=SGD(0.01),
+        optimizer=SGD(0.01),
         steps=1,
         batch_size=None,
         omega=omega,
@@ -487,7 +487,7 @@ def test_a_warning_when_one_client_has_nearly_all_the_weight(
 ) -> None:
     line = nn.Linear(2, 1)
     method = fedmap(
-        map_network(line, likelihood=normal(0.05)), optimiser=SGD(1e-4), steps=1, omega="likelihood"
+        map_network(line, likelihood=normal(0.05)), optimizer=SGD(1e-4), steps=1, omega="likelihood"
     )
     with pytest.warns(UserWarning, match="the others hardly count: take omega='size'"):
         fit(method, federation((50, 3)), rounds=1)
@@ -497,7 +497,7 @@ def test_a_warning_when_one_client_has_nearly_all_the_weight(
 def test_omega_is_likelihood_times_prior(omega: str, quiet: None) -> None:
     data, model = federation((5, 3, 4)), personal(Isotropic(0.5))
     federation_ = federate(
-        fedmap(model, optimiser=SGD(0.05), steps=1, batch_size=2, omega=omega),  # type: ignore[arg-type]
+        fedmap(model, optimizer=SGD(0.05), steps=1, batch_size=2, omega=omega),  # type: ignore[arg-type]
         data,
     )
     start = begin(federation_)
@@ -550,7 +550,7 @@ def test_log_weights_add_and_a_common_constant_cancels() -> None:
 # ------------------------------------------------------------ starts, layers and refusals
 def test_init_client_starts_from_one_client_fitted_alone() -> None:
     data = federation((5, 3, 7))
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "batch_size": 2}
+    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": 2}
     first = {}
     for seed in (0, 4, 5, 6):
         fitted = fit(fedmap(personal(), init="client", **options), data, rounds=1, seed=seed)
@@ -569,10 +569,10 @@ def test_init_client_starts_from_one_client_fitted_alone() -> None:
 
 def test_a_client_that_joins_late_starts_from_the_global_weights() -> None:
     data = federation((5, 3, 7, 1, 2))
-    method = fedmap(personal(), optimiser=SGD(0.0), steps=1, server_optimiser=SGD(0.0))
+    method = fedmap(personal(), optimizer=SGD(0.0), steps=1, server_optimizer=SGD(0.0))
     fitted = fit(method, data, rounds=2, cohort=2)
     assert set(fitted.progress.table["begun"].tolist()) == {0.0, 1.0}
-    new = fitted.personalise(federation((4, 6), seed=3), rounds=1)
+    new = fitted.personalize(federation((4, 6), seed=3), rounds=1)
     for name, value in new.progress.table["w"].items():
         theta = fitted.message["gamma"][f"theta.{name[2:-3]}"]
         assert torch.allclose(value.reshape(2, *theta.shape), theta.expand(2, *theta.shape))
@@ -596,10 +596,10 @@ def test_the_update_holds_client_weights_and_no_rows() -> None:
 def test_a_prior_for_each_layer() -> None:
     prior = {"0.": Isotropic(math.inf), "": LearnedVariance(c=0.7)}
     options: dict[str, Any] = {
-        "optimiser": SGD(0.05),
+        "optimizer": SGD(0.05),
         "steps": 2,
         "batch_size": 3,
-        "server_optimiser": SGD(0.0),
+        "server_optimizer": SGD(0.0),
     }
     both = fit(fedmap(personal(prior), **options), federation(), rounds=1)
     loose, tight = (

@@ -17,7 +17,7 @@ from hierfl.engine.minibatches import row_plan
 from hierfl.method import Phase
 from hierfl.methods import fedavg, fedpa
 from hierfl.methods.fedpa import product_gradient
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit, regression
@@ -65,7 +65,7 @@ def line(batch: ClientBatch) -> None:
 @pytest.mark.parametrize("counts", [(16,), (8, 8), (5, 3, 7, 1), (1,) * 5, (12, 1, 1, 2)])
 def test_gaussian_models_are_exact_with_any_split(counts: tuple[int, ...]) -> None:
     data = federation(counts)
-    method = fedpa(line, posterior="laplace", server_optimiser=SGD(0.7), newton_steps=2)
+    method = fedpa(line, posterior="laplace", server_optimizer=SGD(0.7), newton_steps=2)
     found = fit(method, data, rounds=120).message["theta"]["w"]
     x, y = data.fields["x"], data.fields["y"]
     pooled = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
@@ -74,9 +74,9 @@ def test_gaussian_models_are_exact_with_any_split(counts: tuple[int, ...]) -> No
 
 def test_it_reaches_the_pooled_optimum_where_fedavg_does_not() -> None:
     best = stationary(P[:, None, None] * H)
-    method = fedpa(at(START), posterior="laplace", server_optimiser=SGD(0.3, momentum=0.5))
+    method = fedpa(at(START), posterior="laplace", server_optimizer=SGD(0.3, momentum=0.5))
     assert torch.allclose(fit(method, clients(), rounds=80).message["theta"]["theta"], best)
-    plain = fedavg(at(START), optimiser=SGD(0.1), steps=5, batch_size=None)
+    plain = fedavg(at(START), optimizer=SGD(0.1), steps=5, batch_size=None)
     assert not torch.allclose(
         fit(plain, clients(), rounds=80).message["theta"], best, atol=0.02, rtol=0.0
     )
@@ -89,7 +89,7 @@ def test_a_client_far_from_quadratic_is_a_gaussian_at_its_mode() -> None:
             pyro.sample("ill", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.ill)
 
     data = federation((60,))
-    method = fedpa(logistic, posterior="laplace", server_optimiser=SGD(1.0))
+    method = fedpa(logistic, posterior="laplace", server_optimizer=SGD(1.0))
     fitted = fit(method, data, rounds=1)
     moved = torch.tensor([2.0, -2.0]) - fitted.message["theta"]["w"]
     w, x, y = torch.zeros(2), data.fields["x"], data.fields["ill"]
@@ -108,16 +108,16 @@ def net() -> Any:
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_first_rounds_are_fedavg(batch_size: int | None, momentum: float) -> None:
-    data, optimiser = federation((5, 3, 7)), SGD(0.03, momentum)
+    data, optimizer = federation((5, 3, 7)), SGD(0.03, momentum)
     method = fedpa(
         net(),
         epochs=3,
         batch_size=batch_size,
-        optimiser=optimiser,
-        server_optimiser=SGD(1.0),
+        optimizer=optimizer,
+        server_optimizer=SGD(1.0),
         averaging_rounds=3,
     )
-    plain = fedavg(net(), optimiser=optimiser, steps=3, unit="epoch", batch_size=batch_size)
+    plain = fedavg(net(), optimizer=optimizer, steps=3, unit="epoch", batch_size=batch_size)
     ours, theirs = fit(method, data, rounds=3), fit(plain, data, rounds=3)
     for name, value in theirs.message.items():
         assert torch.allclose(ours.message["theta"][name], value, atol=1e-10, rtol=0.0)
@@ -131,11 +131,11 @@ def test_with_one_draw_of_one_step_it_is_fedavg() -> None:
         burn_in=3,
         rho=5.0,
         batch_size=None,
-        optimiser=SGD(0.05),
-        server_optimiser=SGD(1.0),
+        optimizer=SGD(0.05),
+        server_optimizer=SGD(1.0),
         averaging_rounds=0,
     )
-    plain = fedavg(net(), optimiser=SGD(0.05), steps=4, batch_size=None)
+    plain = fedavg(net(), optimizer=SGD(0.05), steps=4, batch_size=None)
     ours, theirs = (fit(m, federation((5, 3, 7)), rounds=3) for m in (method, plain))
     for name, value in theirs.message.items():
         assert torch.allclose(ours.message["theta"][name], value, atol=1e-10, rtol=0.0)
@@ -149,8 +149,8 @@ def test_a_draw_is_the_mean_of_a_pass() -> None:
         burn_in=2,
         rho=rho,
         batch_size=None,
-        optimiser=SGD(lr),
-        server_optimiser=SGD(1.0),
+        optimizer=SGD(lr),
+        server_optimizer=SGD(1.0),
         averaging_rounds=0,
     )
     found = fit(method, clients(), rounds=1).message["theta"]["theta"]
@@ -191,8 +191,8 @@ def test_draws_of_mini_batches() -> None:
     """Clients with 5 and 1 rows have passes of 3 and 1 mini-batches; each draw is a mean over one pass."""
     data = federation((5, 1))
     lr = 0.1
-    options: dict[str, Any] = {"batch_size": 2, "server_optimiser": SGD(1.0), "averaging_rounds": 0}
-    method = fedpa(line, epochs=2, burn_in=1, optimiser=SGD(lr), **options)
+    options: dict[str, Any] = {"batch_size": 2, "server_optimizer": SGD(1.0), "averaging_rounds": 0}
+    method = fedpa(line, epochs=2, burn_in=1, optimizer=SGD(lr), **options)
     found = fit(method, data, rounds=1, seed=1).message["theta"]["w"]
     phase = Phase(lambda work, message, batch: work, 2, "epoch", 2)
     index, inside, active = row_plan(data, torch.arange(2), phase, seed=1, at=(0, 0))

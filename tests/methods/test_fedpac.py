@@ -14,7 +14,7 @@ from hierfl.data.clients import ClientData
 from hierfl.methods import fedavg, fedpac
 from hierfl.methods.fedpac import weights_of
 from hierfl.models import HeadedNetwork, network
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from tests.programs import fit
 
 SEEN = torch.ones(2, dtype=torch.bool)
@@ -70,7 +70,7 @@ def kinds(n: int, seed: int = 0) -> ClientData:
 def test_a_step_of_the_body_has_the_pull_of_its_features() -> None:
     """In the second round, by autograd at the first round's params, with the means of all clients."""
     lr, lam, data = 0.1, 0.7, kinds(12)
-    how: dict[str, Any] = {"lam": lam, "optimiser": SGD(lr), "head_steps": 0, "body_steps": 1}
+    how: dict[str, Any] = {"lam": lam, "optimizer": SGD(lr), "head_steps": 0, "body_steps": 1}
     method = fedpac(HeadedNetwork(net(), head="2"), mix=False, **how, **FULL)
     one, two = (fit(method, data, rounds=r).message for r in (1, 2))
     body = {k: v.clone().requires_grad_() for k, v in one["body"].items()}
@@ -94,7 +94,7 @@ def test_a_step_of_the_body_has_the_pull_of_its_features() -> None:
 
 def test_means_are_those_of_all_rows() -> None:
     """After a round, with clients of different sizes, mu is the mean over all rows of the bodies they sent."""
-    how: dict[str, Any] = {"optimiser": SGD(0.0), "head_steps": 1, "body_steps": 1}
+    how: dict[str, Any] = {"optimizer": SGD(0.0), "head_steps": 1, "body_steps": 1}
     data = kinds(7)
     message = fit(fedpac(HeadedNetwork(net(), head="2"), **how, **FULL), data, rounds=1).message
     module = net().to(data.fields["x"].dtype)
@@ -107,8 +107,8 @@ def test_means_are_those_of_all_rows() -> None:
 def test_heads_of_a_kind_are_mixed_and_tell_kinds_apart() -> None:
     data, fresh = kinds(20), kinds(60, seed=1)
     how: dict[str, Any] = {
-        "head_optimiser": SGD(0.5),
-        "optimiser": SGD(0.1),
+        "head_optimizer": SGD(0.5),
+        "optimizer": SGD(0.1),
         "head_steps": 5,
         "body_steps": 5,
     }
@@ -119,10 +119,10 @@ def test_heads_of_a_kind_are_mixed_and_tell_kinds_apart() -> None:
     assert weight[alike].sum() / 6.0 > 0.95
     assert fitted.predict(fresh).scores()["accuracy"].mean() > 0.85
     plain = fit(
-        fedavg(network(net()), optimiser=SGD(0.1), steps=10, batch_size=None), data, rounds=15
+        fedavg(network(net()), optimizer=SGD(0.1), steps=10, batch_size=None), data, rounds=15
     )
     assert plain.predict(fresh).scores()["accuracy"].mean() < 0.65
-    joined = fitted.personalise(
+    joined = fitted.personalize(
         ClientData(data.fields, data.offsets, tuple("pqrstu")), rounds=10
     ).predict(ClientData(fresh.fields, fresh.offsets, tuple("pqrstu")))
     assert joined.scores()["accuracy"].mean() > 0.8

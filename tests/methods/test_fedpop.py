@@ -22,7 +22,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
 from hierfl.methods import fedpop, fedsvi
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, regression, three
 
@@ -141,14 +141,14 @@ def learned_spread(batch: ClientBatch) -> None:
 
 def test_fishers_identity_of_a_corrected_chain() -> None:
     """The spread's: 1.5^2 / v^2 - 1 / v = 1 / 3 with v = 1 + 1 / 2; proposals alone spread too far for it."""
-    options: dict[str, Any] = {"steps": 80, "burn_in": 40, "server_optimiser": SGD(1.0 / MANY)}
+    options: dict[str, Any] = {"steps": 80, "burn_in": 40, "server_optimizer": SGD(1.0 / MANY)}
     method = fedpop(learned_spread, lr=0.3, **options, corrected=True)
     assert float(fit(method, alike(), rounds=1).message["log_sd"]) == pytest.approx(1 / 3, abs=0.02)
 
 
 def test_fishers_identity() -> None:
     """The mean gradient over draws is that of the log evidence: 1.0833333 = (1.5 - 0.2) / (0.7 + 1 / 2)."""
-    method = fedpop(learned_mean, lr=0.05, steps=80, burn_in=40, server_optimiser=SGD(1.0 / MANY))
+    method = fedpop(learned_mean, lr=0.05, steps=80, burn_in=40, server_optimizer=SGD(1.0 / MANY))
     moved = float(fit(method, alike(), rounds=1).message["m"]) - 0.2
     assert moved == pytest.approx(1.0833333, abs=0.02)
 
@@ -165,7 +165,7 @@ def hierarchy(batch: ClientBatch) -> None:
 def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
     """Without noise z is at its conditional mean, whose plug-in gradient is, for Gaussians, that of the evidence."""
     method = fedpop(
-        hierarchy, lr=0.2, steps=30, burn_in=29, temperature=0.0, server_optimiser=SGD(0.3)
+        hierarchy, lr=0.2, steps=30, burn_in=29, temperature=0.0, server_optimizer=SGD(0.3)
     )
     fitted = fit(method, three(), rounds=60)
     assert float(fitted.message["g.at"]) == pytest.approx(1.846154, abs=1e-6)
@@ -174,7 +174,7 @@ def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
 
 
 def test_predictions_are_of_the_kept_draws() -> None:
-    method = fedpop(hierarchy, lr=0.05, steps=60, burn_in=10, kept=400, server_optimiser=SGD(0.05))
+    method = fedpop(hierarchy, lr=0.05, steps=60, burn_in=10, kept=400, server_optimizer=SGD(0.05))
     fitted = fit(method, three(), rounds=40, seed=1)
     own = fitted.draws(400).own["b"]
     points = fitted.progress.table["points"][..., 0]
@@ -200,18 +200,18 @@ def test_the_kept_draws_are_the_last_ones() -> None:
     assert torch.equal(two[:, :4], one[:, 3:]) and not torch.equal(two[:, 4:], one[:, 4:])
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
 def test_one_step_without_noise_is_fedsvi_with_points(engine: Any) -> None:
     """From the same z: a step on it, and the gradient in what is common, both before the step."""
     data, lr = federation(), 0.01
     pop = fedpop(
-        regression, lr=lr, steps=1, burn_in=0, temperature=0.0, kept=1, server_optimiser=SGD(lr)
+        regression, lr=lr, steps=1, burn_in=0, temperature=0.0, kept=1, server_optimizer=SGD(lr)
     )
     svi = fedsvi(
         regression,
         guides.delta,
-        optimiser=SGD(lr),
-        local_optimiser=SGD(lr),
+        optimizer=SGD(lr),
+        local_optimizer=SGD(lr),
         schedule="constant",
         average=0.0,
     )
@@ -244,11 +244,11 @@ def test_one_step_without_noise_is_fedsvi_with_points(engine: Any) -> None:
 def test_new_clients_run_a_chain_and_leave_theta() -> None:
     fitted = fit(fedpop(hierarchy, lr=0.02, steps=40, burn_in=10, kept=300), three(), rounds=3)
     rows = ClientData.from_clients({"new": {"y": [8.0] * 20}})
-    new = fitted.personalise(rows, rounds=10)
+    new = fitted.personalize(rows, rounds=10)
     assert torch.equal(new.message["g.at"], fitted.message["g.at"])
     g = float(fitted.message["g.at"])
     assert float(new.draws(300).own["b"].mean()) == pytest.approx((160 + g) / 21, abs=0.15)
-    before = fitted.personalise(rows, rounds=0).draws(300).own["b"]
+    before = fitted.personalize(rows, rounds=0).draws(300).own["b"]
     assert float(before.mean()) == pytest.approx(g, abs=0.2)
     assert float(before.std()) == pytest.approx(1.0, abs=0.15)
 
@@ -261,7 +261,7 @@ def test_a_chain_that_diverges_is_refused() -> None:
     fitted = fit(fedpop(hierarchy, lr=0.05, steps=40), rows, rounds=1)
     assert fitted.history["stiffness"][0] == pytest.approx(0.05 * (21 + 2) / 2)
     with pytest.raises(hierfl.ClientError, match="client 'many'"):
-        fit(fedpop(hierarchy, lr=0.3), three(), rounds=1).personalise(rows, rounds=1)
+        fit(fedpop(hierarchy, lr=0.3), three(), rounds=1).personalize(rows, rounds=1)
 
 
 def gamma(batch: ClientBatch) -> None:
@@ -296,7 +296,7 @@ def test_refused() -> None:
 
 
 def counties(batch: ClientBatch) -> None:
-    """Radon, non-centred: the reference's program, with a_j = mu + tau e_j."""
+    """Radon, non-centered: the reference's program, with a_j = mu + tau e_j."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = pyro.sample("tau", dist.HalfNormal(1.0))
     slope = pyro.sample("slope", dist.Normal(torch.zeros(3), 1.0).to_event(1))
@@ -319,7 +319,7 @@ def test_the_chains_agree_with_nuts_on_radon() -> None:
     }
     server = {**begin(run).server, "theta": theta}
     before = replace(begin(run), server=server, round=1)
-    drawn = hierfl.Fit(method, run, before, 1).personalise(data, rounds=50).draws(5000)
+    drawn = hierfl.Fit(method, run, before, 1).personalize(data, rounds=50).draws(5000)
     effects = drawn.shared["mu"][:, None] + drawn.shared["tau"][:, None] * drawn.own["e"].flatten(1)
     away = (effects.mean(0) - torch.as_tensor(known["a"].mean)) / torch.as_tensor(known["a"].sd)
     print(away.abs().max(), away.abs().median())
@@ -384,7 +384,7 @@ def test_corrected_chains_agree_with_nuts_on_radon() -> None:
         steps=20,
         burn_in=0,
         kept=10_000,
-        server_optimiser=Adam(0.05),
+        server_optimizer=Adam(0.05),
         schedule="cosine",
         corrected=True,
     )

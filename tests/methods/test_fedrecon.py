@@ -1,4 +1,4 @@
-"""FedRecon: fixed points on quadratics, Danskin's gradient, and FedAvg with a server optimiser."""
+"""FedRecon: fixed points on quadratics, Danskin's gradient, and FedAvg with a server optimizer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
-from hierfl.methods import fedavg, fedrecon, fedrep, server_optimised
-from hierfl.optimisers import SGD, Adam
+from hierfl.methods import fedavg, fedrecon, fedrep, server_optimized
+from hierfl.optimizers import SGD, Adam
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, best_v, clients, profile
@@ -34,7 +34,7 @@ WHOLE: dict[str, Any] = {"split": False, **EVERY_ROW}
 def test_exact_reconstruction_reaches_the_joint_optimum(plate: bool) -> None:
     head = None if plate else "v"
     method = fedrecon(
-        at(plate=plate), head=head, head_optimiser=SGD(0.5), body_optimiser=SGD(0.5),
+        at(plate=plate), head=head, head_optimizer=SGD(0.5), body_optimizer=SGD(0.5),
         head_steps=25, **WHOLE,
     )  # fmt: skip
     fitted = fit(method, clients(), rounds=30)
@@ -46,7 +46,7 @@ def test_exact_reconstruction_reaches_the_joint_optimum(plate: bool) -> None:
 
 def test_a_query_step_is_a_gradient_step_on_the_profile_likelihood() -> None:
     method = fedrecon(
-        at(1.7), head="v", head_optimiser=SGD(0.4), body_optimiser=SGD(0.3), head_steps=80, **WHOLE
+        at(1.7), head="v", head_optimizer=SGD(0.4), body_optimizer=SGD(0.3), head_steps=80, **WHOLE
     )
     after = fit(method, clients(), rounds=1).message["u"]
     gradient = (P * profile() * (1.7 - B[:, 0])).sum()
@@ -56,7 +56,7 @@ def test_a_query_step_is_a_gradient_step_on_the_profile_likelihood() -> None:
 def test_few_steps_of_reconstruction_have_a_fixed_point_of_their_own() -> None:
     """.430653 for 10 steps of size .1 from 0, which is not FedRep's: the head starts anew each round."""
     method = fedrecon(
-        at(), head="v", head_optimiser=SGD(0.1), body_optimiser=SGD(0.5), head_steps=10, **WHOLE
+        at(), head="v", head_optimizer=SGD(0.1), body_optimizer=SGD(0.5), head_steps=10, **WHOLE
     )
     u = fit(method, clients(), rounds=40).message["u"]
     shrunk = 1.0 - (1.0 - 0.1 * HC[:, 1, 1]) ** 10  # v = shrunk * best_v(u)
@@ -70,15 +70,15 @@ def test_few_steps_of_reconstruction_have_a_fixed_point_of_their_own() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("server", [SGD(1.0), SGD(0.7, 0.9), Adam(0.05)], ids=["mean", "m", "adam"])
-def test_without_a_local_part_and_a_split_it_is_fedavg_with_a_server_optimiser(
+def test_without_a_local_part_and_a_split_it_is_fedavg_with_a_server_optimizer(
     server: Any, way: str
 ) -> None:
     data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=3, seed=2)
     options: dict[str, Any] = {"unit": "epoch", "batch_size": 2}
-    theirs = fedavg(network(), optimiser=SGD(0.05, 0.5), steps=2, **options)
-    one = fit(server_optimised(theirs, server), data, **run)
+    theirs = fedavg(network(), optimizer=SGD(0.05, 0.5), steps=2, **options)
+    one = fit(server_optimized(theirs, server), data, **run)
     ours = fedrecon(
-        network(), head="none", body_optimiser=SGD(0.05, 0.5), server_optimiser=server,
+        network(), head="none", body_optimizer=SGD(0.05, 0.5), server_optimizer=server,
         body_steps=2, split=False, **options,
     )  # fmt: skip
     two = fit(ours, data, **run, **WAYS[way])
@@ -92,9 +92,9 @@ def test_without_a_local_part_and_a_split_it_is_fedavg_with_a_server_optimiser(
 def test_with_a_first_round_and_no_split_it_is_fedrep() -> None:
     """They part at the second round, where FedRep's heads go on and FedRecon's start anew."""
     data, options = federation(), dict[str, Any](head=HEAD, unit="epoch", batch_size=2)
-    theirs = fedrep(network(), optimiser=SGD(0.05), head_steps=2, body_steps=2, **options)
+    theirs = fedrep(network(), optimizer=SGD(0.05), head_steps=2, body_steps=2, **options)
     ours = fedrecon(
-        network(), head_optimiser=SGD(0.05), body_optimiser=SGD(0.05), head_steps=2, body_steps=2,
+        network(), head_optimizer=SGD(0.05), body_optimizer=SGD(0.05), head_steps=2, body_steps=2,
         split=False, **options,
     )  # fmt: skip
     for rounds in (1, 2):
@@ -107,12 +107,12 @@ def test_with_a_first_round_and_no_split_it_is_fedrep() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_engines_agree_on_the_split(way: str) -> None:
     data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=4, seed=2)
-    method = fedrecon(network(), head=HEAD, batch_size=2, body_optimiser=SGD(0.05))
+    method = fedrecon(network(), head=HEAD, batch_size=2, body_optimizer=SGD(0.05))
     one, two = fit(method, data, **run), fit(method, data, **run, **WAYS[way])
     for name, value in one.message.items():
         assert torch.allclose(two.message[name], value, atol=1e-10, rtol=0.0)
     whole = fit(
-        fedrecon(network(), head=HEAD, batch_size=2, body_optimiser=SGD(0.05), split=False),
+        fedrecon(network(), head=HEAD, batch_size=2, body_optimizer=SGD(0.05), split=False),
         data, **run,
     )  # fmt: skip
     assert not torch.allclose(whole.message["theta.0.weight"], one.message["theta.0.weight"])
@@ -136,12 +136,12 @@ def test_rounds_do_not_read_what_a_client_kept() -> None:
     assert up["theta"].weight.tolist() == [2.0, 1.0, 3.0, 1.0], "rows of the query"
 
 
-def test_personalise_reconstructs_on_all_rows_from_the_fixed_start() -> None:
-    method = fedrecon(at(0.5, 0.2), head="v", head_optimiser=SGD(0.1), head_steps=7, **EVERY_ROW)
+def test_personalize_reconstructs_on_all_rows_from_the_fixed_start() -> None:
+    method = fedrecon(at(0.5, 0.2), head="v", head_optimizer=SGD(0.1), head_steps=7, **EVERY_ROW)
     fitted = fit(method, clients(), rounds=2)
     u = float(fitted.message["u"])
     for rounds in (1, 3):
-        new = fitted.personalise(clients(), rounds=rounds).progress.table["head"]["v"].flatten()
+        new = fitted.personalize(clients(), rounds=rounds).progress.table["head"]["v"].flatten()
         for k in range(3):
             v = torch.tensor(0.2)
             for _ in range(7):
@@ -149,12 +149,12 @@ def test_personalise_reconstructs_on_all_rows_from_the_fixed_start() -> None:
             assert new[k].item() == pytest.approx(v.item(), abs=1e-12)
 
 
-def test_the_server_optimiser_does_not_move_the_start_of_the_head() -> None:
+def test_the_server_optimizer_does_not_move_the_start_of_the_head() -> None:
     """Not even one that decays its params."""
     server = Adam(0.1, weight_decay=0.5)
     for method in (
-        fedrecon(network(), head=HEAD, server_optimiser=server, batch_size=2),
-        server_optimised(fedrep(network(), head=HEAD, batch_size=2), server),
+        fedrecon(network(), head=HEAD, server_optimizer=server, batch_size=2),
+        server_optimized(fedrep(network(), head=HEAD, batch_size=2), server),
     ):
         fitted = fit(method, federation(), rounds=3)
         for name, value in fitted.message.items():
@@ -167,4 +167,4 @@ def test_refusals() -> None:
     with pytest.raises(
         ProgramError, match="'fedrecon' does not: set the options of its own server"
     ):
-        fit(server_optimised(fedrecon(network(), head=HEAD), SGD(0.5)), federation(), rounds=1)
+        fit(server_optimized(fedrecon(network(), head=HEAD), SGD(0.5)), federation(), rounds=1)

@@ -11,9 +11,9 @@ from torch import Tensor
 import hierfl
 from hierfl import models
 from hierfl.core.trees import tree_leaves
-from hierfl.methods import fedavg, fedrep, individual
+from hierfl.methods import fedavg, fedrep, local_only
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, best_v, clients, profile
@@ -45,7 +45,7 @@ def heads(fitted: hierfl.Fit) -> Tensor:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_with_one_body_step_the_fixed_point_is_the_joint_optimum(plate: str, steps: int) -> None:
     method = fedrep(
-        **PLATES[plate], optimiser=SGD(0.3), head_steps=steps, body_steps=1, **EVERY_ROW
+        **PLATES[plate], optimizer=SGD(0.3), head_steps=steps, body_steps=1, **EVERY_ROW
     )
     fitted = fit(method, clients(), rounds=80)
     u = fitted.message["u"]
@@ -56,7 +56,7 @@ def test_with_one_body_step_the_fixed_point_is_the_joint_optimum(plate: str, ste
 
 
 def test_more_body_steps_weigh_clients_by_how_far_they_go() -> None:
-    method = fedrep(at(), head="v", optimiser=SGD(0.1), head_steps=3, body_steps=5, **EVERY_ROW)
+    method = fedrep(at(), head="v", optimizer=SGD(0.1), head_steps=3, body_steps=5, **EVERY_ROW)
     fitted = fit(method, clients(), rounds=60)
     h = HC[:, 0, 0]
     weight = P * (1.0 - (1.0 - 0.1 * h) ** 5) / h * profile()
@@ -66,7 +66,7 @@ def test_more_body_steps_weigh_clients_by_how_far_they_go() -> None:
 
 
 def test_the_split_by_plate_equals_the_split_by_name() -> None:
-    options: dict[str, Any] = {"optimiser": SGD(0.1, 0.5), "head_steps": 2, "batch_size": 2}
+    options: dict[str, Any] = {"optimizer": SGD(0.1, 0.5), "head_steps": 2, "batch_size": 2}
     fits = [
         fit(fedrep(**split, **options), clients(), rounds=3, cohort=2) for split in PLATES.values()
     ]
@@ -76,19 +76,19 @@ def test_the_split_by_plate_equals_the_split_by_name() -> None:
 
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_empty_head_is_fedavg_and_an_empty_body_individual(way: str, joint: bool) -> None:
-    data, optimiser = federation((5, 3, 7, 1, 2)), SGD(0.05, 0.5)
+def test_an_empty_head_is_fedavg_and_an_empty_body_local_only(way: str, joint: bool) -> None:
+    data, optimizer = federation((5, 3, 7, 1, 2)), SGD(0.05, 0.5)
     run: dict[str, Any] = {"rounds": 2, "cohort": 3}
     two: dict[str, Any] = {"head_steps": 2, "body_steps": 2, "joint": joint}
 
-    size: dict[str, Any] = {"unit": "epoch", "batch_size": 2, "optimiser": optimiser}
+    size: dict[str, Any] = {"unit": "epoch", "batch_size": 2, "optimizer": optimizer}
     common = fit(fedavg(network(), steps=2, **size), data, **run)
     ours = fit(fedrep(network(), head="none", **two, **size), data, **run, **WAYS[way])
     for name, value in common.message.items():
         assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
 
-    size = {"unit": "epoch", "batch_size": None, "optimiser": optimiser}
-    alone = fit(individual(network(), steps=2, **size), data, **run)
+    size = {"unit": "epoch", "batch_size": None, "optimizer": optimizer}
+    alone = fit(local_only(network(), steps=2, **size), data, **run)
     ours = fit(fedrep(network(), head="all", **two, **size), data, **run, **WAYS[way])
     for name, value in alone.progress.table["theta"].items():
         assert torch.allclose(ours.progress.table["head"][name], value, atol=1e-10, rtol=0.0)
@@ -99,7 +99,7 @@ def test_fedper_moves_both_parts_at_once() -> None:
     """A step of one client is a step of gradient descent on all its params."""
     data = clients().select(["a"])
     ours = fit(
-        fedrep(at(3.0, -2.0), head="v", optimiser=SGD(0.1), body_steps=1, joint=True, **EVERY_ROW),
+        fedrep(at(3.0, -2.0), head="v", optimizer=SGD(0.1), body_steps=1, joint=True, **EVERY_ROW),
         data, rounds=1,
     )  # fmt: skip
     assert ours.method.name == "fedper"
@@ -107,7 +107,7 @@ def test_fedper_moves_both_parts_at_once() -> None:
     after = start - 0.1 * HC[0] @ (start - B[0])
     assert torch.allclose(torch.cat([ours.message["u"], heads(ours)]), after, atol=1e-12)
     turns = fit(
-        fedrep(at(3.0, -2.0), head="v", optimiser=SGD(0.1), head_steps=1, body_steps=1, **EVERY_ROW),
+        fedrep(at(3.0, -2.0), head="v", optimizer=SGD(0.1), head_steps=1, body_steps=1, **EVERY_ROW),
         data, rounds=1,
     )  # fmt: skip
     assert torch.allclose(heads(turns), after[1:], atol=1e-12)
@@ -115,9 +115,9 @@ def test_fedper_moves_both_parts_at_once() -> None:
     assert torch.allclose(turns.message["u"], start[:1] - 0.1 * gradient, atol=1e-12)
 
 
-def test_each_part_has_an_optimiser_of_its_own() -> None:
+def test_each_part_has_an_optimizer_of_its_own() -> None:
     """Under momentum a part that is fixed does not move on (trap T9)."""
-    options: dict[str, Any] = {"head": "v", "optimiser": SGD(0.1, 0.9), **EVERY_ROW}
+    options: dict[str, Any] = {"head": "v", "optimizer": SGD(0.1, 0.9), **EVERY_ROW}
     both = fit(fedrep(at(3.0, -2.0), head_steps=3, body_steps=4, **options), clients(), rounds=1)
     head = fit(fedrep(at(3.0, -2.0), head_steps=3, body_steps=0, **options), clients(), rounds=1)
     assert torch.equal(heads(both), heads(head)), "the steps of the body leave the head"
@@ -125,7 +125,7 @@ def test_each_part_has_an_optimiser_of_its_own() -> None:
 
 
 def test_a_new_client_fits_its_head_and_no_head_crosses() -> None:
-    method = fedrep(network(), head=["theta.2."], optimiser=SGD(0.1), head_steps=3, unit="step")
+    method = fedrep(network(), head=["theta.2."], optimizer=SGD(0.1), head_steps=3, unit="step")
     data = federation((5, 3, 7, 1))
     fitted = fit(method, data, rounds=4)
     start = fitted.program.start()[0]
@@ -133,11 +133,11 @@ def test_a_new_client_fits_its_head_and_no_head_crosses() -> None:
     assert set(message) == {"theta.0.weight", "theta.0.bias"}
     for name in ("theta.2.weight", "theta.2.bias"):
         assert torch.equal(fitted.message[name], start[name]), "the server has the common start"
-    new = fitted.personalise(federation((8,), seed=4), rounds=20)
+    new = fitted.personalize(federation((8,), seed=4), rounds=20)
     for name, value in fitted.message.items():
         assert torch.equal(new.message[name], value)
     assert not torch.equal(new.progress.table["head"]["theta.2.weight"][0], start["theta.2.weight"])
-    alone = fitted.personalise(federation((8,), seed=4), rounds=0)
+    alone = fitted.personalize(federation((8,), seed=4), rounds=0)
     scores = [
         f.predict(federation((8,), seed=4), draws=1).scores().log_score.mean() for f in (alone, new)
     ]
@@ -145,7 +145,7 @@ def test_a_new_client_fits_its_head_and_no_head_crosses() -> None:
 
 
 def test_a_client_keeps_its_head_between_its_rounds() -> None:
-    fitted = fit(fedrep(network(), head="2.", optimiser=SGD(0.1)), federation(), rounds=2, cohort=1)
+    fitted = fit(fedrep(network(), head="2.", optimizer=SGD(0.1)), federation(), rounds=2, cohort=1)
     assert (
         sorted(fitted.progress.table["seen"].tolist()) == [0.0, 0.0, 0.0, 1.0]
         or sum(fitted.progress.table["seen"].tolist()) == 2.0
@@ -158,7 +158,7 @@ def test_a_client_keeps_its_head_between_its_rounds() -> None:
 
 def test_wrappers_carry_a_split_model() -> None:
     """Over-relaxation moves the body alone; the head's start, kept by the server, stays bit for bit."""
-    method = fedrep(at(3.0, -2.0), head="v", optimiser=SGD(0.1), **EVERY_ROW)
+    method = fedrep(at(3.0, -2.0), head="v", optimizer=SGD(0.1), **EVERY_ROW)
     one, two = (
         fit(m, clients(), rounds=1) for m in (method, hierfl.methods.over_relaxed(method, beta=2.0))
     )
@@ -201,5 +201,5 @@ def test_refusals() -> None:
         torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)),
         likelihood=normal(1.0),
     )
-    with pytest.raises(ProgramError, match="statistics of batch normalisation: take fedbn"):
+    with pytest.raises(ProgramError, match="statistics of batch normalization: take fedbn"):
         fit(fedrep(normed), federation(), rounds=1)

@@ -1,4 +1,4 @@
-"""FedVI: personalisation from inputs alone, special cases, and the objective against Pyro's."""
+"""FedVI: personalization from inputs alone, special cases, and the objective against Pyro's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hierfl.methods import fedvi
 from hierfl.methods.fedvi import every_other, queried
 from hierfl.models import PersonalHeads
 from hierfl.models.likelihood import bernoulli, categorical, normal, poisson
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from tests.programs import federation, fit
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -60,15 +60,15 @@ def method(model: PersonalHeads | None = None, **options: Any) -> Method:
         "batch_size": 4,
         "steps": 2,
         "hidden": 5,
-        "optimiser": SGD(0.05),
+        "optimizer": SGD(0.05),
     }
-    return fedvi(model or heads(), **{**settings, "server_optimiser": SGD(1.0, 0.5), **options})
+    return fedvi(model or heads(), **{**settings, "server_optimizer": SGD(1.0, 0.5), **options})
 
 
 @pytest.fixture(scope="module")
 def fitted() -> hierfl.Fit:
     torch.set_default_dtype(torch.float64)
-    return fit(method(optimiser=SGD(0.2)), plain(federation((5, 3, 7, 4))), rounds=6)
+    return fit(method(optimizer=SGD(0.2)), plain(federation((5, 3, 7, 4))), rounds=6)
 
 
 def plain(data: ClientData) -> ClientData:
@@ -76,15 +76,15 @@ def plain(data: ClientData) -> ClientData:
 
 
 # ------------------------------------------------------------ inputs alone
-def test_new_clients_are_personalised_from_inputs_alone(fitted: hierfl.Fit) -> None:
-    labelled = plain(federation((6, 9), seed=3))
-    bare = ClientData({"x": labelled.fields["x"]}, labelled.offsets, labelled.names)
-    blind = fitted.personalise(bare).predict(bare, draws=7)
-    seeing = fitted.personalise(labelled).predict(labelled, draws=7)
+def test_new_clients_are_personalized_from_inputs_alone(fitted: hierfl.Fit) -> None:
+    labeled = plain(federation((6, 9), seed=3))
+    bare = ClientData({"x": labeled.fields["x"]}, labeled.offsets, labeled.names)
+    blind = fitted.personalize(bare).predict(bare, draws=7)
+    seeing = fitted.personalize(labeled).predict(labeled, draws=7)
     assert blind.log_score is None
     assert torch.equal(blind.mean, seeing.mean), "labels are present but not read"
     other = bare.with_fields(x=-bare.fields["x"])
-    assert not torch.allclose(fitted.personalise(other).predict(bare, draws=7).mean, blind.mean), (
+    assert not torch.allclose(fitted.personalize(other).predict(bare, draws=7).mean, blind.mean), (
         "it reads the support's inputs"
     )
 
@@ -93,7 +93,7 @@ def test_the_order_of_the_support_does_not_matter(fitted: hierfl.Fit) -> None:
     new = plain(federation((6, 9), seed=3)).without("y")
     order = torch.cat([torch.arange(6).flip(0), 6 + torch.tensor([3, 1, 4, 0, 5, 8, 2, 6, 7])])
     mixed = ClientData({n: v[order] for n, v in new.fields.items()}, new.offsets, new.names)
-    one, two = (fitted.personalise(support).predict(new, draws=7).mean for support in (new, mixed))
+    one, two = (fitted.personalize(support).predict(new, draws=7).mean for support in (new, mixed))
     assert torch.allclose(one, two, atol=1e-13)
 
 
@@ -127,7 +127,7 @@ def test_any_likelihood_and_images(likelihood: Any, field: str, outputs: int) ->
         model = PersonalHeads(
             net, outputs=outputs, features=6, local_features=2, likelihood=likelihood, x=x, y=field
         )
-        result = fit(method(model, batch_size=None, optimiser=SGD(0.03)), data, rounds=6)
+        result = fit(method(model, batch_size=None, optimizer=SGD(0.03)), data, rounds=6)
         untrained = replace(result, progress=begin(result.federation))
         before, after = (f.predict(data, draws=20).log_score for f in (untrained, result))
         assert before is not None and after is not None
@@ -137,7 +137,7 @@ def test_any_likelihood_and_images(likelihood: Any, field: str, outputs: int) ->
 
 def test_an_unknown_noise_scale_is_learned_as_a_point() -> None:
     result = fit(
-        method(heads(likelihood=normal()), optimiser=SGD(0.1)), federation((20, 30)), rounds=15
+        method(heads(likelihood=normal()), optimizer=SGD(0.1)), federation((20, 30)), rounds=15
     )
     at = result.draws(2).shared["noise_scale"]
     assert torch.equal(at[0], at[1]), "the noise scale is the same in every draw"
@@ -173,7 +173,7 @@ def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows(
     data, lr, momentum = federation((6, 3, 7)), 0.05, 0.9
     model = heads(merge=lambda common, own: common + 0.0 * own)
     ours = fit(
-        method(model, tau=0.0, steps=1, server_optimiser=SGD(1.3, momentum)),
+        method(model, tau=0.0, steps=1, server_optimizer=SGD(1.3, momentum)),
         data,
         rounds=3,
         seed=2,
@@ -225,7 +225,7 @@ def _same(lane: Any, message: Any, batch: Any) -> Any:
 @pytest.mark.parametrize("way", WAYS)
 def test_v4_a_server_step_size_of_1_gives_the_weighted_mean(way: str) -> None:
     data = federation((5, 3, 7))
-    federation_ = federate(method(server_optimiser=SGD(1.0)), data)
+    federation_ = federate(method(server_optimizer=SGD(1.0)), data)
     where = begin(federation_)
     message = federation_.server.down(where.server, Clock(0, 1))
     ups, _ = client_round(
@@ -239,7 +239,7 @@ def test_v4_a_server_step_size_of_1_gives_the_weighted_mean(way: str) -> None:
     assert move.weight.tolist() == [4.0, 2.0, 6.0], (
         "two epochs of 2 (of 5 = 4 + 1), 1 (of 3) and 3 (of 7 = 4 + 3) query rows"
     )
-    after = fit(method(server_optimiser=SGD(1.0)), data, rounds=1, **WAYS[way])
+    after = fit(method(server_optimizer=SGD(1.0)), data, rounds=1, **WAYS[way])
     for name, value in after.message.items():
         theirs = message[name] + move.value[name].sum(0) / move.weight.sum()
         assert torch.allclose(value, theirs, atol=1e-13)
@@ -255,10 +255,10 @@ def test_a_step_descends_the_summed_loss_with_tau_and_gamma(way: str) -> None:
         "gamma": 0.3,
         "steps": 1,
         "batch_size": None,
-        "optimiser": SGD(lr),
+        "optimizer": SGD(lr),
     }
     fitted = fit(
-        method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way]
+        method(model, server_optimizer=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way]
     )
     theta, moves = fitted.program.start()[0], []
     for k in range(2):

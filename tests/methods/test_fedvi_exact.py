@@ -27,7 +27,7 @@ from hierfl.method import Method
 from hierfl.methods.fedvi import every_other
 from hierfl.models import PersonalHeads
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import Params, Program
 from tests.methods.test_exact import points
 from tests.methods.test_fedvi import WAYS, heads, method
@@ -69,7 +69,7 @@ def test_v2_a_constructor_without_inputs_gives_one_network_for_all(way: str) -> 
     )
     assert torch.allclose(result.predict(data, draws=2).mean, wanted, atol=1e-9)
     others = ClientData(data.fields, data.offsets, ("new 1", "new 2"), data.client_fields)
-    new = result.personalise(
+    new = result.personalize(
         federation((4, 9), seed=5)
     )  # supports made of other rows than those predicted
     assert torch.allclose(
@@ -98,7 +98,7 @@ def test_v3_at_the_prior_the_kl_and_its_gradient_are_0(way: str) -> None:
     )
     after = []
     for tau in (0.0, 1e6):
-        base = method(model, tau=tau, steps=1, batch_size=None, server_optimiser=SGD(1.0))
+        base = method(model, tau=tau, steps=1, batch_size=None, server_optimizer=SGD(1.0))
         after.append(fit(replace(base, guide=still), data, rounds=1, **WAYS[way]))
     assert abs(after[1].history["kl"][0]) < 1e-12
     for name, value in after[0].message.items():
@@ -150,10 +150,10 @@ def test_v5_a_round_descends_pyros_negative_elbo(way: str) -> None:
         "gamma": 1.0,
         "steps": 1,
         "batch_size": None,
-        "optimiser": SGD(lr),
+        "optimizer": SGD(lr),
     }
     fitted = fit(
-        method(model, server_optimiser=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way]
+        method(model, server_optimizer=SGD(1.0), **options), data, rounds=1, seed=2, **WAYS[way]
     )
     program, whole = fitted.program, full_batch(data, torch.arange(2), seed=2, at=(0, 0, 0))
     theta = {name: value.clone().requires_grad_() for name, value in program.start()[0].items()}
@@ -282,7 +282,7 @@ def best(data: ClientData, k: int) -> tuple[float, Tensor, Tensor, Program, Para
     """Fit every param of the constructor to one client alone."""
     program, theta = constructed(data)
     own = {n: v.clone().requires_grad_() for n, v in theta.items() if n.startswith("constructor")}
-    optimiser = torch.optim.LBFGS(
+    optimizer = torch.optim.LBFGS(
         list(own.values()),
         max_iter=400,
         line_search_fn="strong_wolfe",
@@ -291,12 +291,12 @@ def best(data: ClientData, k: int) -> tuple[float, Tensor, Tensor, Program, Para
     )
 
     def closure() -> float:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = -elbo(program, {**theta, **own}, data, k)
         loss.backward()
         return float(loss.detach())
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     theta = {**theta, **{n: v.detach() for n, v in own.items()}}
     loc, sd = posterior(program, theta, full_batch(data, torch.tensor([k])))
     return float(elbo(program, theta, data, k)), loc.flatten(), sd.flatten(), program, theta
@@ -328,8 +328,8 @@ def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_precision(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_o10_the_amortised_elbo_is_below_the_optimum(way: str) -> None:
-    """The amortisation gap is positive after training on all clients, and at random params."""
+def test_o10_the_amortized_elbo_is_below_the_optimum(way: str) -> None:
+    """The amortization gap is positive after training on all clients, and at random params."""
     data = wide((6, 9))
     settings: dict[str, Any] = {
         "loss": "sum",
@@ -339,7 +339,7 @@ def test_o10_the_amortised_elbo_is_below_the_optimum(way: str) -> None:
         "batch_size": None,
     }
     trained = fit(
-        method(linear(), **settings, optimiser=SGD(0.002), hidden=4), data, rounds=2, **WAYS[way]
+        method(linear(), **settings, optimizer=SGD(0.002), hidden=4), data, rounds=2, **WAYS[way]
     )
     for k in (0, 1):
         top = float(elbo(trained.program, best_given(trained.message, data, k), data, k))

@@ -16,13 +16,13 @@ from hierfl.data.clients import ClientData
 from hierfl.methods import by_rows, fedavg, ifca
 from hierfl.models import network
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, at, clients
 from tests.programs import federation, fit
 
 
-def centre(batch: ClientBatch) -> None:
+def center(batch: ClientBatch) -> None:
     """Rows about one number."""
     mu = pyro.param("mu", torch.zeros(()))
     with batch.clients(), batch.data():
@@ -43,13 +43,13 @@ def sets(*values: float) -> list[dict[str, Tensor]]:
     return [{"mu": torch.tensor(v)} for v in values]
 
 
-EXACT: dict[str, Any] = {"optimiser": SGD(1.0), "steps": 1, "batch_size": None, "weights": "rows"}
+EXACT: dict[str, Any] = {"optimizer": SGD(1.0), "steps": 1, "batch_size": None, "weights": "rows"}
 
 
 def test_an_exact_fit_by_rows_is_k_means() -> None:
-    """The oracle: clusters (0, 0, 0, 1, 1), centres .0166667 and 5.225 after one round, and they stay."""
+    """The oracle: clusters (0, 0, 0, 1, 1), centers .0166667 and 5.225 after one round, and they stay."""
     data = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (10, 20, 30, 10, 30))
-    method = ifca(centre, clusters=2, starts=sets(1.0, 3.0), **EXACT)
+    method = ifca(center, clusters=2, starts=sets(1.0, 3.0), **EXACT)
     for rounds in (1, 4):
         fitted = fit(method, data, rounds=rounds)
         assert fitted.progress.table["cluster"].argmax(1).tolist() == [0, 0, 0, 1, 1]
@@ -58,14 +58,14 @@ def test_an_exact_fit_by_rows_is_k_means() -> None:
 
 def test_a_cluster_that_nobody_chooses_stays_and_another_start_finds_it() -> None:
     data = numbers((0.0, 0.2, 5.0), (10, 20, 30))
-    lost = fit(ifca(centre, clusters=2, starts=sets(2.0, 90.0), **EXACT), data, rounds=3)
+    lost = fit(ifca(center, clusters=2, starts=sets(2.0, 90.0), **EXACT), data, rounds=3)
     assert lost.message["theta"]["mu"].tolist() == pytest.approx([154.0 / 60.0, 90.0])
     assert lost.message["share"].tolist() == [1.0, 0.0]
 
 
 def test_one_cluster_is_fedavg() -> None:
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    options: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 3, "batch_size": 2}
+    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": 2}
     data = federation((5, 3, 7, 1, 2))
     # mini-batches are drawn by phase: with all rows at each step they are the same
     options["batch_size"] = None
@@ -91,13 +91,13 @@ def test_planted_clusters_are_recovered_from_networks() -> None:
     fitted = fit(method, data, rounds=40)
     found = fitted.progress.table["cluster"].argmax(1)
     assert ((found == found[0]) == (torch.tensor(kinds) > 0)).all()
-    new = fitted.personalise(ClientData.from_clients({"new": of(-2.0, 15)}), rounds=1)
+    new = fitted.personalize(ClientData.from_clients({"new": of(-2.0, 15)}), rounds=1)
     assert new.progress.table["cluster"].argmax(1).tolist() == [int(found[1])]
     assert float(new.predict(new.federation.data).scores()["rmse"].iloc[0]) < 0.3
 
 
 def test_a_client_may_be_skipped_and_a_cohort_drawn() -> None:
-    fitted = fit(ifca(centre, clusters=2, starts=sets(1.0, 3.0), **EXACT), BIG, rounds=5, cohort=2)
+    fitted = fit(ifca(center, clusters=2, starts=sets(1.0, 3.0), **EXACT), BIG, rounds=5, cohort=2)
     assert set(fitted.history["clients"]) == {2}
 
 
@@ -106,12 +106,12 @@ BIG = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (3, 4, 5, 6, 7))
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="clusters is 0"):
-        ifca(centre, clusters=0)
+        ifca(center, clusters=0)
     with pytest.raises(ProgramError, match="components 0 and 1 start alike"):
-        fit(ifca(centre, clusters=2), BIG, rounds=1)
+        fit(ifca(center, clusters=2), BIG, rounds=1)
     with pytest.raises(ProgramError, match="2 sets of params: give 3"):
-        fit(ifca(centre, clusters=3, starts=sets(1.0, 2.0)), BIG, rounds=1)
+        fit(ifca(center, clusters=3, starts=sets(1.0, 2.0)), BIG, rounds=1)
     with pytest.raises(ProgramError, match="latent sites or local params"):
         fit(ifca(at(START, personal=True)), clients(), rounds=1)
     with pytest.raises(ProgramError, match="by_rows needs a method whose server averages"):
-        hierfl.fit(by_rows(ifca(centre, starts=sets(1.0, 2.0), clusters=2)), BIG, rounds=1)
+        hierfl.fit(by_rows(ifca(center, starts=sets(1.0, 2.0), clusters=2)), BIG, rounds=1)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedavg, knn_per
 from hierfl.models import MemoryNetwork, network
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from tests.programs import fit
 
-NONE: dict[str, Any] = {"optimiser": SGD(0.0), "steps": 1, "unit": "step", "batch_size": None}
+NONE: dict[str, Any] = {"optimizer": SGD(0.0), "steps": 1, "unit": "step", "batch_size": None}
 
 
 def linear() -> nn.Module:
@@ -34,22 +34,22 @@ def store() -> ClientData:
 
 @pytest.mark.parametrize(("k", "first"), [(3, 0.531689), (2, 0.5)])
 def test_probabilities_by_hand(k: int, first: float) -> None:
-    model = MemoryNetwork(linear(), features="0", memory=5, neighbours=k, weight=1.0)
+    model = MemoryNetwork(linear(), features="0", memory=5, neighbors=k, weight=1.0)
     fitted = fit(knn_per(model, **NONE), store(), rounds=1)
     found = fitted.predict(points([(0.5, 0.0)], [0])).mean[0]
     assert found.tolist() == pytest.approx([first, 1.0 - first], abs=1e-6)
-    half = MemoryNetwork(linear(), features="0", memory=5, neighbours=k, weight=0.5)
+    half = MemoryNetwork(linear(), features="0", memory=5, neighbors=k, weight=0.5)
     mixed = fit(knn_per(half, **NONE), store(), rounds=1).predict(points([(0.5, 0.0)], [0])).mean[0]
     assert mixed.tolist() == pytest.approx([0.5 * first + 0.25, 0.75 - 0.5 * first], abs=1e-6)
 
 
 def test_all_rows_at_a_wide_scale_give_the_shares_of_labels() -> None:
-    model = MemoryNetwork(linear(), features="0", memory=9, neighbours=9, scale=1e9, weight=1.0)
+    model = MemoryNetwork(linear(), features="0", memory=9, neighbors=9, scale=1e9, weight=1.0)
     found = fit(knn_per(model, **NONE), store(), rounds=1).predict(points([(7.0, -3.0)], [0])).mean
     assert found[0].tolist() == pytest.approx([2.0 / 3.0, 1.0 / 3.0], abs=1e-6)
 
 
-def labelled(seed: int = 0) -> ClientData:
+def labeled(seed: int = 0) -> ClientData:
     """Return clients of two kinds, whose labels are each other's opposite."""
     g, rows = torch.Generator().manual_seed(seed), {}
     for k, n in enumerate((30, 12, 21, 8)):
@@ -63,11 +63,11 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
 
 
-HOW: dict[str, Any] = {"optimiser": SGD(0.2), "steps": 4, "batch_size": 5}
+HOW: dict[str, Any] = {"optimizer": SGD(0.2), "steps": 4, "batch_size": 5}
 
 
 def test_the_network_is_fedavgs_and_weight_0_predicts_as_it_does() -> None:
-    data = labelled()
+    data = labeled()
     plain = fit(fedavg(network(net()), **HOW), data, rounds=4)
     model = MemoryNetwork(net(), features="2", memory=10, weight=0.0)
     found = fit(knn_per(model, unit="step", **HOW), data, rounds=4)
@@ -78,16 +78,16 @@ def test_the_network_is_fedavgs_and_weight_0_predicts_as_it_does() -> None:
 
 
 def test_the_nearest_row_of_its_own_is_itself() -> None:
-    data = labelled()
-    model = MemoryNetwork(net(), features="2", memory=40, neighbours=1, weight=1.0)
+    data = labeled()
+    model = MemoryNetwork(net(), features="2", memory=40, neighbors=1, weight=1.0)
     found = fit(knn_per(model, unit="step", **HOW), data, rounds=2).predict(data)
     assert (found.scores()["accuracy"] == 1.0).all()
 
 
 def test_clients_that_contradict_each_other_are_told_apart_and_new_ones_too() -> None:
     """One network cannot fit both kinds; memories can, of clients that join too, on rows not seen."""
-    data, fresh = labelled(), labelled(1)
-    model = MemoryNetwork(net(), features="2", memory=40, neighbours=5, weight=0.9)
+    data, fresh = labeled(), labeled(1)
+    model = MemoryNetwork(net(), features="2", memory=40, neighbors=5, weight=0.9)
     fitted = fit(knn_per(model, unit="step", **HOW), data, rounds=5)
     assert fitted.predict(fresh).scores()["accuracy"].mean() > 0.75
     assert (
@@ -97,7 +97,7 @@ def test_clients_that_contradict_each_other_are_told_apart_and_new_ones_too() ->
         .mean()
         < 0.7
     )
-    joined = fitted.personalise(
+    joined = fitted.personalize(
         ClientData(data.fields, data.offsets, ("p", "q", "r", "s")), rounds=1
     )
     again = joined.predict(ClientData(fresh.fields, fresh.offsets, ("p", "q", "r", "s")))
@@ -107,10 +107,10 @@ def test_clients_that_contradict_each_other_are_told_apart_and_new_ones_too() ->
 def test_a_small_memory_spreads_over_the_rows() -> None:
     def kept(memory: int) -> dict[str, Tensor]:
         model = MemoryNetwork(net(), features="2", memory=memory)
-        found: dict[str, Tensor] = fit(knn_per(model, **NONE), labelled(), rounds=1).progress.table
+        found: dict[str, Tensor] = fit(knn_per(model, **NONE), labeled(), rounds=1).progress.table
         return found
 
-    few, x = kept(10), labelled().fields["x"]
+    few, x = kept(10), labeled().fields["x"]
     assert torch.equal(few["memory.x"][0, 0, 0], x[:30:3])
     assert few["memory.there"][3, 0, 0].tolist() == [1.0] * 8 + [0.0] * 2
     assert torch.equal(kept(20)["memory.x"][3, 0, 0, :8], x[-8:])
@@ -118,12 +118,12 @@ def test_a_small_memory_spreads_over_the_rows() -> None:
 
 def test_before_any_row_the_network_predicts_alone() -> None:
     model = MemoryNetwork(net(), features="2", weight=1.0, memory=10)
-    fitted = fit(knn_per(model, **NONE), labelled(), rounds=1)
-    blank = fitted.personalise(
-        ClientData(labelled().fields, labelled().offsets, ("p", "q", "r", "s")), rounds=0
+    fitted = fit(knn_per(model, **NONE), labeled(), rounds=1)
+    blank = fitted.personalize(
+        ClientData(labeled().fields, labeled().offsets, ("p", "q", "r", "s")), rounds=0
     )
     found = blank.predict(blank.federation.data).mean
-    expected = net().double()(labelled().fields["x"].double()).softmax(-1)
+    expected = net().double()(labeled().fields["x"].double()).softmax(-1)
     assert torch.allclose(found.double(), expected, atol=1e-6)
 
 

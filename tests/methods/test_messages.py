@@ -125,7 +125,7 @@ OTHERS: dict[
         lambda: hierfl.methods.ifca(_common(), clusters=3),
         {"mine": {**{name: (3, *shape) for name, shape in THETA.items()}, "share": (3,)}},
     ),
-    "individual": (lambda: hierfl.methods.individual(_common()), {}),
+    "local_only": (lambda: hierfl.methods.local_only(_common()), {}),
     "knn_per": (
         lambda: hierfl.methods.knn_per(
             models.MemoryNetwork(torch.nn.Sequential(torch.nn.Linear(2, 2)), features="0", y="ill")
@@ -148,9 +148,9 @@ WRAPPERS = {
     "differentially_private",
     "fine_tuned",
     "over_relaxed",
-    "quantised",
+    "quantized",
     "robust",
-    "server_optimised",
+    "server_optimized",
 }  # see test_wrappers
 
 

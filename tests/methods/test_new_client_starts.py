@@ -1,4 +1,4 @@
-"""Where a new client of each method starts, `personalise(rows, rounds=0)`: where the server says.
+"""Where a new client of each method starts, `personalize(rows, rounds=0)`: where the server says.
 
 Two properties, of every method and wrapper. A new client's params are a function of what the server sends:
 module weights that no client trained do not reach it. And its model is the server's: the slope that the
@@ -27,7 +27,7 @@ from hierfl.engine.rounds import begin
 from hierfl.method import Method
 from hierfl.methods.hypernetworks import Mlp
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from tests.programs import fit
 
 UNTRAINED, TRUE = 0.1, 3.0
@@ -92,18 +92,18 @@ def hierarchy(batch: ClientBatch) -> None:
 FAST: dict[str, Any] = {"lr": 0.3, "eta": 0.3, "lam": 1.0, "prox_steps": 2, "steps": 4}
 BAYES: dict[str, Any] = {"zeta": 0.1, "lr": 0.3, "eta": 0.3, "inner_steps": 1, "steps": 4}
 SVI: dict[str, Any] = {
-    "optimiser": Adam(0.4),
-    "local_optimiser": Adam(0.4),
+    "optimizer": Adam(0.4),
+    "local_optimizer": Adam(0.4),
     "schedule": "constant",
     "average": 0.0,
 }
-FEW: dict[str, Any] = {"optimiser": SGD(0.3), "steps": 4}
+FEW: dict[str, Any] = {"optimizer": SGD(0.3), "steps": 4}
 STEPS: dict[str, Any] = {**FEW, "unit": "step", "batch_size": 10}
 ABML: dict[str, Any] = {"lr": 0.3, "steps": 3, "draws": 1}
-MAP: dict[str, Any] = {"optimiser": Adam(0.3), "steps": 3}
+MAP: dict[str, Any] = {"optimizer": Adam(0.3), "steps": 3}
 LAST: dict[str, Any] = {"head": "1.", "batch_size": 20, "unit": "step"}
 METHODS: dict[str, Make] = {
-    "apfl": lambda s: methods.apfl(common(s), optimiser=SGD(0.3), steps=4),
+    "apfl": lambda s: methods.apfl(common(s), optimizer=SGD(0.3), steps=4),
     "bfi": lambda _: methods.bfi(hierarchy, steps=5),
     "clustered_fl": lambda s: methods.clustered_fl(common(s), **STEPS),
     "ditto": lambda s: methods.ditto(common(s), **FEW),
@@ -113,20 +113,20 @@ METHODS: dict[str, Make] = {
     "fedavg": lambda s: methods.fedavg(common(s), **FEW),
     "fedem": lambda s: methods.fedem(common(s), components=1, **STEPS),
     "fedfomo": lambda s: methods.fedfomo(common(s), models=1, **STEPS),
-    "fedbabu": lambda s: methods.fedbabu(split(s), optimiser=SGD(0.3), steps=4, **LAST),
+    "fedbabu": lambda s: methods.fedbabu(split(s), optimizer=SGD(0.3), steps=4, **LAST),
     "fedlaplace": lambda _: methods.fedlaplace(hierarchy),
     "fedmap": lambda s: methods.fedmap(mapped(s), **MAP),
     "fedmap global": lambda s: methods.fedmap(mapped(s), **MAP, restart="global", init="client"),
     "fedrecon": lambda s: methods.fedrecon(
-        split(s), **LAST, body_optimiser=SGD(0.3), head_steps=1, body_steps=4
+        split(s), **LAST, body_optimizer=SGD(0.3), head_steps=1, body_steps=4
     ),
     "fedrep": lambda s: methods.fedrep(
-        split(s), **LAST, optimiser=SGD(0.1), head_steps=1, body_steps=8
+        split(s), **LAST, optimizer=SGD(0.1), head_steps=1, body_steps=8
     ),
     "fedep": lambda _: methods.fedep(hierarchy),
-    "fedpa": lambda s: methods.fedpa(common(s), server_optimiser=SGD(2.0)),
+    "fedpa": lambda s: methods.fedpa(common(s), server_optimizer=SGD(2.0)),
     "fedpop": lambda s: methods.fedpop(
-        personal(s), lr=0.02, server_optimiser=Adam(1.0), temperature=0.0
+        personal(s), lr=0.02, server_optimizer=Adam(1.0), temperature=0.0
     ),
     "fedsvi conditional": lambda _: methods.fedsvi(hierarchy, guides.conditional, **SVI),
     "fedsvi delta": lambda s: methods.fedsvi(personal(s), guides.delta, **SVI),
@@ -135,7 +135,7 @@ METHODS: dict[str, Make] = {
     "fedsvi structured": lambda s: methods.fedsvi(sampled(s), guides.structured, **SVI),
     "heur_fedamp": lambda s: methods.heur_fedamp(common(s), **STEPS),
     "ifca": lambda s: methods.ifca(common(s), clusters=1, **STEPS),
-    "individual": lambda s: methods.individual(common(s), **FEW),
+    "local_only": lambda s: methods.local_only(common(s), **FEW),
     "per_fedavg": lambda s: methods.per_fedavg(common(s), inner_lr=0.3, lr=0.3, steps=4),
     "pfedbayes": lambda s: methods.pfedbayes(personal(s, "learned"), **BAYES),
     "pfedbayes init_scale": lambda s: methods.pfedbayes(
@@ -146,7 +146,7 @@ METHODS: dict[str, Make] = {
         personal(s), "mh-code", prox_start="global", **FAST
     ),
     "pfedhn": lambda s: methods.pfedhn(
-        common(s), hypernetwork=Mlp((4,)), **STEPS, server_optimiser=SGD(0.1)
+        common(s), hypernetwork=Mlp((4,)), **STEPS, server_optimizer=SGD(0.1)
     ),
     "pfedme": lambda s: methods.pfedme(personal(s), **FAST),
     "pvi": lambda _: methods.pvi(hierarchy),
@@ -159,9 +159,9 @@ METHODS: dict[str, Make] = {
         methods.ditto(common(s), **FEW), clip=1.0, noise=1.0, secret=0
     ),
     "over_relaxed": lambda s: methods.over_relaxed(methods.ditto(common(s), **FEW), 1.5),
-    "quantised": lambda s: methods.quantised(methods.ditto(common(s), **FEW)),
+    "quantized": lambda s: methods.quantized(methods.ditto(common(s), **FEW)),
     "robust": lambda s: methods.robust(methods.ditto(common(s), **FEW), rule="median"),
-    "server_optimised": lambda s: methods.server_optimised(
+    "server_optimized": lambda s: methods.server_optimized(
         methods.fedavg(common(s), **FEW), SGD(1.0, 0.3)
     ),
     "fine_tuned fedavg": lambda s: methods.fine_tuned(methods.fedavg(common(s), **FEW)),
@@ -173,7 +173,7 @@ METHODS: dict[str, Make] = {
         methods.fedsvi(personal(s), guides.delta, **SVI)
     ),
 }
-# Of fedvi a new client's head is made from its rows; of fedbn the server has no layers of normalisation; of two_stage
+# Of fedvi a new client's head is made from its rows; of fedbn the server has no layers of normalization; of two_stage
 # a new client's factor is made from its rows, and draws without one come from the prior (test_two_stage.py); of
 # knn_per and fedpac, which fit classes, see test_knn_per.py, test_fedpac.py; of batch_normed, test_batch_normed.py.
 ELSEWHERE = {"batch_normed", "fedvi", "fedbn", "fedpac", "knn_per", "two_stage"}
@@ -182,7 +182,7 @@ ELSEWHERE = {"batch_normed", "fedvi", "fedbn", "fedpac", "knn_per", "two_stage"}
 def joined(fitted: hierfl.Fit) -> tuple[dict[str, Tensor], Tensor]:
     """Return every param of the new clients before they use a row, and the slope of their predictions."""
     data = rows(9, "new")
-    new = fitted.personalise(data, rounds=0)
+    new = fitted.personalize(data, rounds=0)
     client, table = new.federation.client, new.progress.table
     params: dict[str, Tensor] = {}
     for k in range(data.num_clients):
@@ -198,8 +198,8 @@ def test_new_clients_start_where_the_server_says(name: str) -> None:
     make = METHODS[name]
     fitted = fit(make(UNTRAINED), rows(0, "a"), rounds=12 if "fedsvi" in name else 5)
     params, slope = joined(fitted)
-    # the server of "individual" has the module's weights
-    assert (float(slope) > 1.8) == (name != "individual")
+    # the server of "local_only" has the module's weights
+    assert (float(slope) > 1.8) == (name != "local_only")
 
     # the same server, but a module with other weights
     federation = federate(make(-7.0), rows(0, "a"))
@@ -240,7 +240,7 @@ def test_a_client_that_was_in_no_round_is_served_the_same() -> None:
             client.params(
                 fitted.message, torch.utils._pytree.tree_map(lambda v, k=k: v[k], f.progress.table)
             )
-            for f in (fitted, fitted.personalise(rows(9, "new"), rounds=0))
+            for f in (fitted, fitted.personalize(rows(9, "new"), rounds=0))
         )
         for param, value in named_leaves(new).items():
             assert torch.equal(named_leaves(served)[param], value), (name, param)
@@ -250,7 +250,7 @@ def test_the_posterior_of_a_new_client_is_its_prior() -> None:
     """Of the methods whose clients begin at theta, means and scales."""
     for name in ("pfedbayes", "fedabml"):
         fitted = fit(METHODS[name](UNTRAINED), rows(0, "a"), rounds=5)
-        new = fitted.personalise(rows(9, "new"), rounds=0)
+        new = fitted.personalize(rows(9, "new"), rounds=0)
         params, _ = joined(new)
         theta = fitted.message["theta.weight"]
         link = torch.nn.functional.softplus
@@ -262,7 +262,7 @@ def test_the_posterior_of_a_new_client_is_its_prior() -> None:
 
 
 def test_fedbn_gives_new_clients_its_common_weights() -> None:
-    """Its layers of normalisation are the client's own, and start as the module has them."""
+    """Its layers of normalization are the client's own, and start as the module has them."""
     module = torch.nn.Sequential(net(UNTRAINED), torch.nn.BatchNorm1d(1), net(UNTRAINED))
     method = methods.fedbn(models.batch_norm_network(module, likelihood=normal(1.0)))
     fitted = fit(method, rows(0, "a"), rounds=3)

@@ -38,7 +38,7 @@ from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
 from hierfl.models.map_priors import LearnedVariance
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients, stationary
 from tests.methods.test_fedabml import net, own
@@ -431,12 +431,12 @@ def test_o9_the_step_of_theta_descends_the_kl_in_closed_form(way: str) -> None:
 
 # ------------------------------------------------------------ all methods
 ALL: dict[str, Any] = {
-    "apfl": lambda: apfl(at(B[0]), adaptive=True, optimiser=SGD(0.1), steps=4, batch_size=None),
+    "apfl": lambda: apfl(at(B[0]), adaptive=True, optimizer=SGD(0.1), steps=4, batch_size=None),
     "fedrecon": lambda: fedrecon(at(B[0]), head="none", batch_size=None),
     "fedrep": lambda: fedrep(at(B[0]), head="none", batch_size=None),
-    "fedavg": lambda: fedavg(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None),
-    "fedprox": lambda: fedavg(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None, prox=0.5),
-    "ditto": lambda: ditto(at(B[0]), optimiser=SGD(0.1), steps=4, batch_size=None),
+    "fedavg": lambda: fedavg(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None),
+    "fedprox": lambda: fedavg(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None, prox=0.5),
+    "ditto": lambda: ditto(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None),
     "pfedme": lambda: pfedme(
         at(B[0], personal=True), lam=2.0, lr=0.1, eta=0.1, steps=4, batch_size=None
     ),
@@ -457,7 +457,7 @@ ALL: dict[str, Any] = {
     ),
     "fedmap": lambda: fedmap(
         of_quadratics({"loc": B[0], "scale": torch.tensor(0.6)}),
-        optimiser=SGD(0.1),
+        optimizer=SGD(0.1),
         steps=4,
         batch_size=None,
         server="gradient",
@@ -467,7 +467,7 @@ ALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("way", ["together", "sequential"])
 @pytest.mark.parametrize("name", ALL)
-def test_with_one_client_the_fixed_point_minimises_its_loss(name: str, way: str) -> None:
+def test_with_one_client_the_fixed_point_minimizes_its_loss(name: str, way: str) -> None:
     """With one client, the objective of every method in ALL is least at the minimum of that client's loss.
 
     Training on the client's rows alone finds the same point.
@@ -491,7 +491,7 @@ def test_o13_personal_models_equal_to_the_global_one_score_as_it_does() -> None:
         data,
         rounds=5,
     )
-    same = fitted.personalise(data, rounds=0)
+    same = fitted.personalize(data, rounds=0)
     out = data.fields["x"] @ fitted.message["theta.weight"].T + fitted.message["theta.bias"]
     pooled = 100.0 * float((out.argmax(-1) == data.fields["kind"]).double().mean())
     of_rows = means(same.predict(data))["rows", "accuracy"]

@@ -14,7 +14,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch, parts
 from hierfl.methods import fedavg, per_fedavg
 from hierfl.methods.per_fedavg import _meta_gradient
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit, read, regression
@@ -134,18 +134,18 @@ def test_without_an_inner_step_it_is_fedavg(meta: Any) -> None:
     data = federation((5, 3, 7))
     options: dict[str, Any] = {"steps": 4, "batch_size": None}
     ours = fit(per_fedavg(net(), inner_lr=0.0, lr=0.05, meta=meta, **options), data, rounds=3)
-    theirs = fit(fedavg(net(), optimiser=SGD(0.05), **options), data, rounds=3)
+    theirs = fit(fedavg(net(), optimizer=SGD(0.05), **options), data, rounds=3)
     for name, value in theirs.message.items():
         assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_predictions_are_one_step_from_theta(rounds: int) -> None:
-    """After training from the theta received; after personalise, known or new client, from the last one."""
+    """After training from the theta received; after personalize, known or new client, from the last one."""
     before = fit(per_fedavg(at(START), meta="full", steps=2, **FULL), clients(), rounds=2)
     fitted = fit(per_fedavg(at(START), meta="full", steps=2, **FULL), clients(), rounds=3)
     origin = theta(fitted) if rounds else theta(before)
-    served = fitted.personalise(clients(), rounds=1) if rounds else fitted
+    served = fitted.personalize(clients(), rounds=1) if rounds else fitted
     own = named_leaves(served.progress.table["served"])["['theta']"]
     assert torch.allclose(own, origin - A * (H @ (origin - B)[..., None])[..., 0], atol=1e-12)
 

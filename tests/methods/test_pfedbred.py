@@ -20,7 +20,7 @@ from hierfl.methods import averaging_some, fedavg, fine_tuned, over_relaxed, pfe
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, at, clients
 from tests.methods.test_fedabml import equal_rows
@@ -92,7 +92,7 @@ def test_r2_one_prox_step_from_w_equals_fedavg(way: str) -> None:
         prox_start="moved",
         **WHOLE,
     )
-    theirs = fedavg(at(START), optimiser=SGD(eta * lam * lr), steps=4, **WHOLE)
+    theirs = fedavg(at(START), optimizer=SGD(eta * lam * lr), steps=4, **WHOLE)
     one, two = fit(ours, equal_rows(), rounds=2, **WAYS[way]), fit(theirs, equal_rows(), rounds=2)
     assert torch.allclose(one.message["theta"], two.message["theta"], atol=1e-10, rtol=0.0)
 
@@ -481,7 +481,7 @@ def test_a_client_not_yet_trained_gets_the_global_model_and_adapts() -> None:
     )
     fitted = fit(pfedbred(gaussian_net(), "mh", **common), data, rounds=2, cohort=1)
     new = federation((40, 40), seed=5)
-    unseen, adapted = fitted.personalise(new, rounds=0), fitted.personalise(new, rounds=2)
+    unseen, adapted = fitted.personalize(new, rounds=0), fitted.personalize(new, rounds=2)
     for own in unseen.draws(1).own["w.0.weight"][0]:
         assert torch.equal(own, fitted.message["theta.0.weight"])
     assert (adapted.predict(new).scores().log_score > unseen.predict(new).scores().log_score).all()

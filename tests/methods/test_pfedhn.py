@@ -14,11 +14,11 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import Progress, begin
 from hierfl.method import Method
-from hierfl.methods import fedavg, individual, pfedhn
+from hierfl.methods import fedavg, local_only, pfedhn
 from hierfl.methods.hypernetworks import Mlp
 from hierfl.models import network
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import Params
 from tests.methods.quadratics import START, B, H, at, clients
 from tests.programs import fit
@@ -46,8 +46,8 @@ class Alike:
         return {"theta": weights["theta"] + 0.0 * embedding.sum()}
 
 
-LOCAL: dict[str, Any] = {"optimiser": SGD(0.1), "steps": 5, "batch_size": None}
-PLAIN: dict[str, Any] = {"server_optimiser": SGD(1.0), "clip": None, **LOCAL}
+LOCAL: dict[str, Any] = {"optimizer": SGD(0.1), "steps": 5, "batch_size": None}
+PLAIN: dict[str, Any] = {"server_optimizer": SGD(1.0), "clip": None, **LOCAL}
 
 
 def untouched(method: Method) -> Progress:
@@ -60,7 +60,7 @@ def test_an_embedding_that_is_the_model_fits_each_client_alone() -> None:
     first = untouched(method).table["mail"]["theta"]
     fitted = fit(method, clients(), rounds=3).progress.table["mail"]["theta"]
     for k in range(3):
-        alone = fit(individual(at(first[k]), **LOCAL), clients(), rounds=3)
+        alone = fit(local_only(at(first[k]), **LOCAL), clients(), rounds=3)
         expected = alone.progress.table["theta"]["theta"][k]
         assert torch.allclose(fitted[k], expected, rtol=0.0, atol=1e-10)
 
@@ -84,8 +84,8 @@ def test_a_round_of_one_step_is_a_gradient_step_through_the_hypernetwork() -> No
         at(START),
         hypernetwork=Mlp((4,)),
         embedding=3,
-        optimiser=SGD(inner),
-        server_optimiser=SGD(outer),
+        optimizer=SGD(inner),
+        server_optimizer=SGD(outer),
         clip=None,
         steps=1,
         batch_size=None,
@@ -115,7 +115,7 @@ def test_the_gradient_is_clipped() -> None:
         at(START),
         hypernetwork=Itself(),
         embedding=2,
-        server_optimiser=SGD(1.0),
+        server_optimizer=SGD(1.0),
         clip=0.01,
         **LOCAL,
     )
@@ -138,19 +138,19 @@ def test_a_new_client_of_a_known_kind_fits_an_embedding_of_its_own() -> None:
     method = pfedhn(
         network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
         hypernetwork=Mlp((16,)),
-        optimiser=SGD(0.05),
+        optimizer=SGD(0.05),
         steps=5,
         batch_size=None,
-        server_optimiser=SGD(0.02, momentum=0.9),
+        server_optimizer=SGD(0.02, momentum=0.9),
     )
     fitted = fit(method, data, rounds=150)
     assert (fitted.predict(data).scores()["rmse"] < 0.3).all()
     new = ClientData.from_clients({"p": kind(1.5, 20, g), "q": kind(-1.5, 20, g)})
-    joined = fitted.personalise(new, rounds=150)
+    joined = fitted.personalize(new, rounds=150)
     assert (joined.predict(new).scores()["rmse"] < 0.5).all()
     assert (
         joined.message["phi"] is not None
-        and (fitted.personalise(new, rounds=0).predict(new).scores()["rmse"] > 0.5).any()
+        and (fitted.personalize(new, rounds=0).predict(new).scores()["rmse"] > 0.5).any()
     )
 
 

@@ -47,7 +47,7 @@ CROSSES: dict[
     "low_rank": {**LOC, "_shared.factor": (4, 2)},
     "structured": {**LOC, **GUIDE},
     "conditional": {**LOC, **GUIDE},
-    "amortised": {**LOC, **GUIDE, **ENCODER},
+    "amortized": {**LOC, **GUIDE, **ENCODER},
     "unrolled": {**LOC, **GUIDE, "_local.log_scale": (2,)},
 }
 
@@ -302,7 +302,7 @@ def test_a_round_holds_no_other_clients_rows() -> None:
             with batch.data():
                 pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
 
-    data = labelled()
+    data = labeled()
     method = hierfl.methods.fedsvi(spy, guides.delta, batch_size=4, local_steps=2)
     run = federate(method, data, engine="sequential")
     start = begin(run)
@@ -325,7 +325,7 @@ def _row(table: Any, k: int) -> Any:
     return torch.utils._pytree.tree_map(lambda v: v[k : k + 1], table)
 
 
-def labelled() -> ClientData:
+def labeled() -> ClientData:
     """Return data in which every value of a row is its client's position."""
     data = federation((5, 3, 7, 1))
     x = data.row_client.to(torch.get_default_dtype())
@@ -338,7 +338,7 @@ def labelled() -> ClientData:
 def test_padded_rows_repeat_the_clients_own_rows(
     size: int | None, unit: Any, ids: list[int]
 ) -> None:
-    data, chosen = labelled(), torch.tensor(ids)
+    data, chosen = labeled(), torch.tensor(ids)
     phase = Phase(lambda lane, message, batch: lane, 3, unit, size)
     for tensors, _ in steps(data, chosen, phase, seed=1, at=(0, 0)):
         batch = batch_of(tensors, phase)

@@ -151,7 +151,7 @@ def test_the_fixed_point_solves_the_pooled_problem() -> None:
     assert fitted.history["moved"].iloc[-1] < 1e-4
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
 def test_hierarchies_are_exact_after_one_visit(engine: Any) -> None:
     fitted = fit(pvi(means, damping=1.0), three(), rounds=1, engine=engine)
     loc, precision = gaussian(fitted)

@@ -29,12 +29,12 @@ from hierfl.methods import (
 )
 from hierfl.methods.robust import RULES, Rule, _checked, _mean
 from hierfl.models import network
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import Program, ProgramError
 from tests.engine.test_engines import METHODS, _shared
 from tests.programs import federation, fit, regression
 
-SMALL: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
+SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
 
 
 def attacked(method: Method, wrong: int, times: float) -> Method:
@@ -121,7 +121,12 @@ def test_every_engine(rule: Rule, way: dict[str, Any]) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_resumed_is_uninterrupted(rule: Rule, tmp_path: Path) -> None:
     data = federation((5, 3, 7, 4, 2))
-    options: dict[str, Any] = {"rounds": 4, "cohort": 4, "checkpoint": tmp_path, "every": 2}
+    options: dict[str, Any] = {
+        "rounds": 4,
+        "cohort": 4,
+        "checkpoint": tmp_path,
+        "checkpoint_every": 2,
+    }
     method = robust(METHODS["pfedme"](), rule=rule)
     whole = fit(method, data, **options)
     shutil.rmtree(tmp_path / "round-00000004")
@@ -150,13 +155,13 @@ def test_a_fifth_of_the_clients_flip_their_signs() -> None:
     """Real images: the plain mean learns nothing, each rule nearly as much as without them."""
     train, test = digits()
     plain = fedavg(
-        network(nn.Linear(64, 10)), optimiser=SGD(0.5), steps=5, unit="step", batch_size=20
+        network(nn.Linear(64, 10)), optimizer=SGD(0.5), steps=5, unit="step", batch_size=20
     )
     torch.manual_seed(0)
 
     def accuracy(method: Method) -> float:
         fitted = fit(method, train, rounds=15)
-        new = fitted.personalise(test, rounds=0).predict(test)
+        new = fitted.personalize(test, rounds=0).predict(test)
         return float(new.scores()["accuracy"].mean())
 
     honest = accuracy(plain)
@@ -186,7 +191,7 @@ def test_what_it_refuses() -> None:
     ):
         with pytest.raises(ProgramError, match=why):
             fit(robust(method), data, rounds=1)
-    for method in (scaffold(_shared(), lr=0.01), ifca(_shared(), clusters=2, optimiser=SGD(0.01))):
+    for method in (scaffold(_shared(), lr=0.01), ifca(_shared(), clusters=2, optimizer=SGD(0.01))):
         with pytest.raises(ProgramError, match="robust needs a method whose server averages"):
             fit(robust(method), data, rounds=2)
     some = averaging_some(fedavg(_shared(), **SMALL), share=0.3)

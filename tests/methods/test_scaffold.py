@@ -11,7 +11,7 @@ from torch import Tensor
 import hierfl
 from hierfl import models
 from hierfl.methods import by_rows, fedavg, over_relaxed, scaffold
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, UNIFORM, B, H, P, at, clients, stationary
 from tests.programs import federation, fit, regression
@@ -49,7 +49,7 @@ def test_it_reaches_the_optimum_where_fedavg_does_not(
     assert torch.allclose(theta(fitted), best, atol=1e-12, rtol=0.0)
     corrections = fitted.progress.table["c"]["theta"]
     assert torch.allclose(corrections, gradients(best), atol=1e-10), "the clients' own gradients"
-    plain = fit(fedavg(at(START), optimiser=SGD(LR), **FULL), clients(), rounds=60)
+    plain = fit(fedavg(at(START), optimizer=SGD(LR), **FULL), clients(), rounds=60)
     assert float((plain.message["theta"] - stationary(P[:, None, None] * H)).abs().max()) > 0.02
 
 
@@ -106,7 +106,7 @@ def test_with_equal_rows_the_first_round_is_fedavg_with_minibatches_too() -> Non
     options: dict[str, Any] = {"steps": 3, "unit": "epoch", "batch_size": 2}
     data = federation((5, 3, 7))
     ours = fit(scaffold(model, lr=0.05, weights="rows", **options), data, rounds=1, seed=2)
-    theirs = fit(fedavg(model, optimiser=SGD(0.05), **options), data, rounds=1, seed=2)
+    theirs = fit(fedavg(model, optimizer=SGD(0.05), **options), data, rounds=1, seed=2)
     for name, value in theirs.message.items():
         assert torch.allclose(ours.message["theta"][name], value, atol=1e-12)
     # the steps that each client took, 3 passes of 3, 2 and 4 mini-batches, make its mean gradient
@@ -127,7 +127,7 @@ def test_the_servers_step_size() -> None:
 
 def test_new_clients_are_served_theta() -> None:
     fitted = run(3)
-    new = fitted.personalise(clients(), rounds=1)
+    new = fitted.personalize(clients(), rounds=1)
     assert torch.equal(new.message["theta"]["theta"], theta(fitted))
     assert float((new.predict(clients()).mean - fitted.predict(clients()).mean).abs().max()) == 0.0
 

@@ -20,12 +20,12 @@ from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Method
 from hierfl.models.likelihood import bernoulli
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from tests.programs import federation, fit
 
 
 def convolutional() -> Any:
-    """A small convolutional network on the two features, with group normalisation."""
+    """A small convolutional network on the two features, with group normalization."""
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Unflatten(1, (1, 2)),
@@ -51,14 +51,14 @@ def line_of_each(batch: ClientBatch) -> None:
 Make = Callable[[Any, dict[str, Any]], Method]
 METHODS: dict[str, Make] = {
     "apfl": lambda model, _: methods.apfl(
-        model, adaptive=True, optimiser=SGD(0.05, 0.5), steps=3, batch_size=2
+        model, adaptive=True, optimizer=SGD(0.05, 0.5), steps=3, batch_size=2
     ),
     "fedbabu": lambda model, split: methods.fedbabu(
-        model, **split, optimiser=SGD(0.05, 0.9), batch_size=2
+        model, **split, optimizer=SGD(0.05, 0.9), batch_size=2
     ),
     "fedper": lambda model, split: methods.fedrep(model, **split, joint=True, batch_size=2),
     "fedrecon": lambda model, split: methods.fedrecon(
-        model, **split, body_optimiser=SGD(0.05), server_optimiser=Adam(0.05), batch_size=2
+        model, **split, body_optimizer=SGD(0.05), server_optimizer=Adam(0.05), batch_size=2
     ),
     "fedrep": lambda model, split: methods.fedrep(model, **split, head_steps=2, batch_size=2),
 }
@@ -87,7 +87,7 @@ def test_compiled_steps_of_a_convolutional_network(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> None:
     data, method = federation((5, 3, 7, 1, 2)), METHODS[name](convolutional(), LAST)
-    run: dict[str, Any] = {"rounds": 4, "cohort": 3, "checkpoint": tmp_path, "every": 2}
+    run: dict[str, Any] = {"rounds": 4, "cohort": 3, "checkpoint": tmp_path, "checkpoint_every": 2}
     whole = fit(method, data, **run)
     shutil.rmtree(max(tmp_path.glob("round-*")))
     resumed = fit(method, data, **run, resume=True)
@@ -104,7 +104,7 @@ def test_a_regression_split_by_plate_is_remade_and_fits(name: str, tmp_path: Pat
     fit(method, data, rounds=10, checkpoint=tmp_path)
     fitted = hierfl.load(tmp_path, data=data)
     assert set(fitted.message) == {"slope"}, "the level is each client's"
-    new = fitted.personalise(data, rounds=10)
+    new = fitted.personalize(data, rounds=10)
     own: Tensor = new.progress.table["w" if name == "fedbabu" else "head"]["level"]
     assert torch.allclose(own.flatten(), level, atol=0.4)
     assert float(new.predict(data, draws=1).scores().log_score.mean()) > -1.3  # -0.92 at best

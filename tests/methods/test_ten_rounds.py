@@ -77,7 +77,7 @@ def test_the_marginal_is_exact_for_gaussian_rows() -> None:
 
 
 # ------------------------------------------------------------ the method
-@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
 @pytest.mark.parametrize("name", ["means", "slopes"])
 def test_one_newton_step_is_exact(name: str, engine: Any) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
@@ -109,7 +109,7 @@ def test_engines_agree() -> None:
 
 def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path) -> None:
     data, method = federation(), fedlaplace(regression, **SMALL)
-    whole = fit(method, data, rounds=12, checkpoint=tmp_path / "a", every=1)
+    whole = fit(method, data, rounds=12, checkpoint=tmp_path / "a", checkpoint_every=1)
     for left in sorted((tmp_path / "a").glob("round-*"))[1:]:
         for file in left.iterdir():
             file.unlink()
@@ -158,7 +158,7 @@ def test_history_posterior_and_new_clients() -> None:
     )
     assert (history[["bytes_up", "bytes_down"]] > 0).all().all()
     assert fitted.posterior(20)["posterior"]["slope"].shape == (1, 20, 4, 2)
-    new = fitted.personalise(data.select([4]))
+    new = fitted.personalize(data.select([4]))
     assert new.predict(data.select([4]), draws=20).log_score is not None
 
 
@@ -276,7 +276,7 @@ def test_many_numbers_are_said_to_be_slow_before_the_first_round() -> None:
     """Of the demo's hierarchy, 56 x 28, and not of one with few local numbers, 4 x 2."""
     x, ill = torch.zeros(6, 27), torch.tensor([0.0, 1.0] * 3)
     data = ClientData.from_arrays(torch.tensor([0, 0, 0, 1, 1, 1]), x=x, y=ill)
-    model = hierfl.models.logistic(prior_scale=dist.HalfNormal(0.5), centred=True)
+    model = hierfl.models.logistic(prior_scale=dist.HalfNormal(0.5), centered=True)
     program = hierfl.read(model, guides.conditional, data)
     with pytest.warns(
         UserWarning, match=r"28 local numbers twice in 56 .* Take two_stage\(model\)"

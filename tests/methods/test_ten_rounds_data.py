@@ -105,7 +105,7 @@ def test_the_mode_of_the_hospitals_on_either_engine() -> None:
     with pytest.warns(UserWarning, match="rounds ended while"):
         one, other = (
             fit(method, HOSPITALS.data(), rounds=3, engine=engine)
-            for engine in ("vectorised", "sequential")
+            for engine in ("vectorized", "sequential")
         )
     close(one.progress.server["loc"], other.progress.server["loc"], 1e-8)
     close(one.progress.server["precision"], other.progress.server["precision"], 1e-6)
@@ -124,16 +124,16 @@ def bad_start(problem: Problem, seed: int) -> dict[str, Tensor]:
     return {site.name: nodes[site.name]["value"] for site in sites}
 
 
-CENTRED = replace(RADON, sampled=RADON.ways["conditional"].model)
+CENTERED = replace(RADON, sampled=RADON.ways["conditional"].model)
 STARTS = [pytest.param(seed, marks=() if seed == 4 else pytest.mark.slow) for seed in range(21)]
 
 
 @pytest.mark.parametrize("seed", STARTS)
 def test_radon_converges_from_a_bad_start(seed: int) -> None:
     method = fedlaplace(
-        CENTRED.sampled, start=bad_start(CENTRED, seed), points=16, weighed=1024, enough=400
+        CENTERED.sampled, start=bad_start(CENTERED, seed), points=16, weighed=1024, enough=400
     )
-    errors = of_global_sites(fit(method, CENTRED.data(), rounds=30), truth_of(CENTRED))
+    errors = of_global_sites(fit(method, CENTERED.data(), rounds=30), truth_of(CENTERED))
     assert errors.of("mean").max() < 0.1 and np.abs(errors.of("sd") - 1.0).max() < 0.1, errors
 
 
@@ -154,7 +154,7 @@ def test_the_hospitals_converge_from_a_bad_start(seed: int) -> None:
 def test_too_few_rounds_give_a_warning() -> None:
     with pytest.warns(UserWarning, match="the rounds ended while climbing"):
         fit(
-            fedlaplace(CENTRED.sampled, start=bad_start(CENTRED, 4), corrections=0),
-            CENTRED.data(),
+            fedlaplace(CENTERED.sampled, start=bad_start(CENTERED, 4), corrections=0),
+            CENTERED.data(),
             rounds=3,
         )

@@ -107,7 +107,7 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_centred_and_non_centred_agree() -> None:
+def test_centered_and_non_centered_agree() -> None:
     one, other = (fitted(name).draws(2000).shared for name in ("spread", "spread_raw"))
     for site, drawn in one.items():
         assert abs(drawn.mean() - other[site].mean()) < 0.03 * drawn.std()
@@ -164,11 +164,13 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     from hierfl.runs import checkpoint as state
 
     method, data = two_stage(programs.binary, **SHORT), people((3, 1, 5, 4))
-    whole = fit(method, data, checkpoint=tmp_path, every=1, cohort=2, seed=2)
+    whole = fit(method, data, checkpoint=tmp_path, checkpoint_every=1, cohort=2, seed=2)
     kept = state.checkpoints(tmp_path)
     assert len(kept) > 1
     shutil.rmtree(kept[-1])
-    again = fit(method, data, checkpoint=tmp_path, every=1, cohort=2, seed=2, resume=True)
+    again = fit(
+        method, data, checkpoint=tmp_path, checkpoint_every=1, cohort=2, seed=2, resume=True
+    )
     same(whole, again)
     assert len(again.history) == len(whole.history)
 
@@ -302,7 +304,7 @@ def test_a_new_client_gets_its_own_posterior() -> None:
     """Its level, given the others: against the grid with the new client's rows weighing in on nothing else."""
     found, data = fitted("binary"), people(EIGHT)
     new = ClientData.from_clients({"new": {"ill": torch.ones(5)}})
-    drawn = found.personalise(new).draws(4000).own["a"].flatten()
+    drawn = found.personalize(new).draws(4000).own["a"].flatten()
     mu, tau = grid()
     log_prior = -0.5 * (mu / 1.5) ** 2 - 0.5 * tau**2
     p, _ = posterior_on(mu, tau, log_prior, binary_rows(data))
@@ -310,7 +312,7 @@ def test_a_new_client_gets_its_own_posterior() -> None:
     density = np.array([(p / tau * np.exp(-0.5 * ((x - mu) / tau) ** 2)).sum() for x in a])
     joint = density * np.exp(-5.0 * np.logaddexp(0.0, -a))
     mean, sd = moments(joint / joint.sum(), a)
-    # personalise keeps the others' posterior of mu and tau, so draws lean towards it a little
+    # personalize keeps the others' posterior of mu and tau, so draws lean toward it a little
     assert abs(drawn.mean() - mean) < 0.35 * sd
     assert 0.75 < drawn.std() / sd < 1.25
 

@@ -1,4 +1,4 @@
-"""What is done with a two_stage fit: compiling it, skipping clients, leaving rows out, personalising, comparing."""
+"""What is done with a two_stage fit: compiling it, skipping clients, leaving rows out, personalizing, comparing."""
 
 from __future__ import annotations
 
@@ -172,10 +172,10 @@ def test_a_run_that_has_not_weighed_is_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------ new clients
-def test_a_fitted_client_personalised_from_its_own_rows_has_the_same_posterior() -> None:
+def test_a_fitted_client_personalized_from_its_own_rows_has_the_same_posterior() -> None:
     found, data = gaussian(), federation(COUNTS)
     one = found.draws(4000).own["b"]
-    other = found.personalise(data, rounds=1).draws(4000, seed=1).own["b"]
+    other = found.personalize(data, rounds=1).draws(4000, seed=1).own["b"]
     assert ((one.mean(0) - other.mean(0)).abs() < 0.08 * one.std(0)).all()
     assert torch.allclose(one.std(0), other.std(0), rtol=0.06)
     known = exact(data, "slopes")
@@ -189,7 +189,7 @@ def test_a_fitted_client_personalised_from_its_own_rows_has_the_same_posterior()
 def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
     """Poisson, Student t and negative binomial rows, and correlated slopes.
 
-    NUTS gets the non-centred form of the slopes: in the centred one it is 0.25 sd off after 3,000 draws.
+    NUTS gets the non-centered form of the slopes: in the centered one it is 0.25 sd off after 3,000 draws.
     """
     model, data = getattr(programs, name), people((5, 4, 6, 3, 7, 5))
     found = fit(two_stage(model, draws=4000), data)

@@ -35,15 +35,15 @@ from hierfl.methods import (
     fedsvi,
     fedvi,
     fine_tuned,
-    individual,
+    local_only,
     over_relaxed,
     pfedbayes,
     pfedbred,
     pfedme,
     pvi,
-    server_optimised,
+    server_optimized,
 )
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from hierfl.program.program import ProgramError
 from hierfl.program.recipes import describe, remake
 from tests.methods.quadratics import START, at, clients
@@ -102,7 +102,7 @@ def assert_same(one: hierfl.Fit, two: hierfl.Fit) -> None:
         (one.progress.server, two.progress.server),
         (one.progress.table, two.progress.table),
     ]
-    joined = [f.personalise(new, rounds=2) for f in (one, two)]
+    joined = [f.personalize(new, rounds=2) for f in (one, two)]
     pairs += [tuple(f.progress.table for f in joined)]
     pairs += [tuple(f.predict(data, draws=2).mean for f in (one, two))]
     pairs += [tuple(f.predict(new, draws=2).mean for f in joined)]
@@ -115,17 +115,17 @@ def assert_same(one: hierfl.Fit, two: hierfl.Fit) -> None:
 
 
 # ------------------------------------------------------------ equal to the options
-TUNING = {"optimiser": SGD(0.01), "when": "every round", "mirror": True, **FEW}
+TUNING = {"optimizer": SGD(0.01), "when": "every round", "mirror": True, **FEW}
 PAIRS: dict[str, tuple[Callable[[], Method], Callable[[], Method]]] = {
     "fedavg fine_tune": (
         lambda: old(fedavg, common(), fine_tune=True, **SMALL),
         lambda: fine_tuned(fedavg(common(), **SMALL), unit="step", **SMALL),
     ),
     "fedavg fine_tune epochs": (
-        lambda: old(fedavg, common(), fine_tune=True, unit="epoch", optimiser=SGD(0.1), **SMALL),
+        lambda: old(fedavg, common(), fine_tune=True, unit="epoch", optimizer=SGD(0.1), **SMALL),
         lambda: fine_tuned(
-            fedavg(common(), unit="epoch", optimiser=SGD(0.1), **SMALL),
-            optimiser=SGD(0.1),
+            fedavg(common(), unit="epoch", optimizer=SGD(0.1), **SMALL),
+            optimizer=SGD(0.1),
             batch_size=2,
         ),
     ),
@@ -206,8 +206,8 @@ WRAPPED: dict[str, Callable[[], Method]] = {
     "some fine_tuned": lambda: averaging_some(
         fine_tuned(pfedbred(personal(), **SMALL), **TUNING), share=0.5
     ),
-    "opt fedbn": lambda: server_optimised(fedbn(normed(), **SMALL), SGD(0.5, 0.9)),
-    "opt ditto": lambda: server_optimised(ditto(common(), **SMALL), Adam(0.1)),
+    "opt fedbn": lambda: server_optimized(fedbn(normed(), **SMALL), SGD(0.5, 0.9)),
+    "opt ditto": lambda: server_optimized(ditto(common(), **SMALL), Adam(0.1)),
     "rows pfedme": lambda: by_rows(pfedme(personal(), **SMALL)),
     "rows pfedbred": lambda: by_rows(averaging_some(pfedbred(personal(), **SMALL), share=0.5)),
     "rows fedabml": lambda: by_rows(fedabml(personal("learned"), server="exact", **SMALL)),
@@ -235,11 +235,11 @@ def shared_slope(batch: ClientBatch) -> None:
         pyro.sample("y", dist.Normal((batch.x * theta).sum(-1), 1.0), obs=batch.y)
 
 
-@pytest.mark.parametrize("make", [fedavg, ditto, individual])
+@pytest.mark.parametrize("make", [fedavg, ditto, local_only])
 def test_a_wrapped_method_is_rebuilt_from_its_description(make: Any, tmp_path: Path) -> None:
     data, method = federation((5, 3, 7)), make(shared_slope, **SMALL)
     method = over_relaxed(averaging_some(by_rows(method), share=0.5), beta=1.5)
-    method = fine_tuned(method, optimiser=SGD(0.2), **FEW)
+    method = fine_tuned(method, optimizer=SGD(0.2), **FEW)
     assert describe(remake(describe(method))) == describe(method)
     assert describe(method)["with"]["method"]["with"]["beta"] == 1.5
     assert_same(fit(method, data, rounds=2), fit(remake(describe(method)), data, rounds=2))
@@ -273,7 +273,7 @@ def test_over_relaxation_multiplies_the_step_by_beta_and_factors_multiply(make: 
     assert torch.allclose(theta(fit(twice, clients(), rounds=1)) - START, moves[3.0], atol=1e-12)
 
 
-def test_a_server_optimiser_takes_the_methods_change_for_a_gradient() -> None:
+def test_a_server_optimizer_takes_the_methods_change_for_a_gradient() -> None:
     """Two rounds of heavy-ball momentum by hand; a step of size 1 is the method itself."""
     method = fedavg(at(START), steps=3, batch_size=None)
 
@@ -282,9 +282,9 @@ def test_a_server_optimiser_takes_the_methods_change_for_a_gradient() -> None:
 
     one = START + 0.7 * (after(START) - START)
     velocity = 0.9 * (START - after(START)) + (one - after(one))
-    fitted = fit(server_optimised(method, SGD(0.7, 0.9)), clients(), rounds=2)
+    fitted = fit(server_optimized(method, SGD(0.7, 0.9)), clients(), rounds=2)
     assert torch.allclose(theta(fitted), one - 0.7 * velocity, atol=1e-12)
-    same = fit(server_optimised(method, SGD(1.0)), clients(), rounds=2)
+    same = fit(server_optimized(method, SGD(1.0)), clients(), rounds=2)
     assert torch.allclose(theta(same), theta(fit(method, clients(), rounds=2)), atol=1e-14)
     assert fitted.method.name == "fedavg+opt"
 
@@ -332,7 +332,7 @@ def test_all_clients_train_some_are_averaged_and_the_loss_is_over_all(make: Any)
 def test_training_does_not_depend_on_fine_tuning(make: Any, when: Any) -> None:
     data, model = federation((5, 3, 7)), personal() if make is pfedme else common()
     method = make(model, **SMALL)
-    tuned_method = fine_tuned(method, steps=3, when=when, optimiser=SGD(0.05), **FEW)
+    tuned_method = fine_tuned(method, steps=3, when=when, optimizer=SGD(0.05), **FEW)
     plain, tuned = (fit(m, data, rounds=2, seed=1) for m in (method, tuned_method))
     for name, value in plain.message.items():
         assert torch.equal(tuned.message[name], value)
@@ -340,25 +340,25 @@ def test_training_does_not_depend_on_fine_tuning(make: Any, when: Any) -> None:
     assert same == (when == "adapting")
     for rounds in (1, 2):
         scores = [
-            f.personalise(data, rounds=rounds).predict(data, draws=1).scores().log_score.mean()
+            f.personalize(data, rounds=rounds).predict(data, draws=1).scores().log_score.mean()
             for f in (plain, tuned)
         ]
         assert scores[1] > scores[0]
 
 
-@pytest.mark.parametrize("make", [ditto, pfedme, individual])
+@pytest.mark.parametrize("make", [ditto, pfedme, local_only])
 def test_what_the_last_round_left_is_tuned_as_at_the_end_of_that_round(make: Any) -> None:
     data, model = federation((5, 3, 7)), personal() if make is pfedme else common()
-    how: dict[str, Any] = {"steps": 3, "unit": "step", "batch_size": None, "optimiser": SGD(0.05)}
+    how: dict[str, Any] = {"steps": 3, "unit": "step", "batch_size": None, "optimizer": SGD(0.05)}
     after = fit(fine_tuned(make(model, **SMALL), own_steps=False, **how), data, rounds=2, seed=1)
     within = fit(
         fine_tuned(make(model, **SMALL), when="every round", **how), data, rounds=2, seed=1
     )
-    tuned = after.personalise(data, rounds=1, anew=False).predict(data, draws=1).mean
+    tuned = after.personalize(data, rounds=1, anew=False).predict(data, draws=1).mean
     assert torch.allclose(tuned, within.predict(data, draws=1).mean, atol=1e-10)
     assert not torch.allclose(tuned, after.predict(data, draws=1).mean, atol=1e-6)
     assert not torch.allclose(
-        tuned, after.personalise(data, rounds=1).predict(data, draws=1).mean, atol=1e-6
+        tuned, after.personalize(data, rounds=1).predict(data, draws=1).mean, atol=1e-6
     )
 
 
@@ -367,7 +367,7 @@ def test_a_client_not_yet_trained_gets_the_methods_own_params() -> None:
     for method in (fedavg(common(), **SMALL), pfedbred(personal(), **SMALL), pfedme(personal())):
         tuned = fine_tuned(method, when="every round", **FEW)
         fits = [fit(m, data, rounds=1, cohort=1, seed=2) for m in (method, tuned)]
-        one, two = (f.personalise(new, rounds=0).predict(new, draws=1).mean for f in fits)
+        one, two = (f.personalize(new, rounds=0).predict(new, draws=1).mean for f in fits)
         assert torch.equal(one, two)
 
 
@@ -388,9 +388,9 @@ def test_methods_whose_server_does_more_than_average_are_refused_by_name(
 ) -> None:
     name = make().name
     for wrapper, mend in (
-        (over_relaxed, "give the optimiser of its server"),
+        (over_relaxed, "give the optimizer of its server"),
         (by_rows, "its weights are part of the method"),
-        (lambda m: server_optimised(m, SGD(1.0)), "set the options of its own server"),
+        (lambda m: server_optimized(m, SGD(1.0)), "set the options of its own server"),
         (lambda m: averaging_some(m, share=0.5), r"sample clients with fit\(\.\.\., cohort"),
     ):
         with pytest.raises(ProgramError, match=f"'{name}' does not: {mend}"):

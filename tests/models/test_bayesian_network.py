@@ -53,7 +53,7 @@ EVERY = {"0.weight", "0.bias", "2.weight", "2.bias"}
 STANDARD = functools.partial(dist.Normal, 0.0, 1.0)
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "all local": dict,
-    "not centred": lambda: {"centred": False},
+    "not centered": lambda: {"centered": False},
     "all points": lambda: {"local": "none"},
     "all global": lambda: {"local": "none", "global_prior": STANDARD()},
     "local head": lambda: {"local": ["2."], "global_prior": STANDARD(), "prior_loc": STANDARD()},
@@ -61,7 +61,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "scale with a prior": lambda: {
         "prior_loc": "zero",
         "prior_scale": dist.HalfNormal(1.0),
-        "centred": False,
+        "centered": False,
     },
     "fixed prior": lambda: {"prior_loc": "module", "prior_scale": 2.0},
 }
@@ -105,7 +105,7 @@ def test_local_and_global(options: dict[str, Any], local: set[str], data: Client
         theta,
         set(),
     )
-    assert found(prior_loc="module", centred=False) == (
+    assert found(prior_loc="module", centered=False) == (
         {f"{name}_offset" for name in own},
         set(),
         above,
@@ -158,21 +158,23 @@ def test_global_sites_by_hand(data: ClientData) -> None:
     assert densities(program, values, everyone(data))[1].item() == pytest.approx(by_hand)
 
 
-def test_centred_and_non_centred_models_have_the_same_density(data: ClientData) -> None:
-    centred, offset = (
+def test_centered_and_non_centered_models_have_the_same_density(data: ClientData) -> None:
+    centered, offset = (
         read(
-            models.bayesian_network(mlp(), y="kind", prior_scale=0.3, centred=c), guides.delta, data
+            models.bayesian_network(mlp(), y="kind", prior_scale=0.3, centered=c),
+            guides.delta,
+            data,
         )
         for c in (True, False)
     )
-    values, params = values_at_random(centred), params_at_random(centred)
+    values, params = values_at_random(centered), params_at_random(centered)
     moved = {
         f"{name}_offset": (w - params[name.replace("w.", "theta.")]) / 0.3
         for name, w in values.items()
     }
     weights = sum(w[0].numel() for w in values.values())
     in_w, in_z = (
-        densities(centred, values, everyone(data), params)[0],
+        densities(centered, values, everyone(data), params)[0],
         densities(offset, moved, everyone(data), params)[0],
     )
     torch.testing.assert_close(in_z - weights * np.log(0.3), in_w)
@@ -221,12 +223,12 @@ def test_guides_start_at_the_weights_of_the_module(data: ClientData) -> None:
     learned = read(models.bayesian_network(net, y="kind"), guides.delta, data)
     torch.testing.assert_close(learned.start()[0]["theta.0.weight"], weight)
     torch.testing.assert_close(learned.start()[1]["w.0.weight.at"], weight[None, None])
-    for centred, name, expected in (
+    for centered, name, expected in (
         (True, "w.0.weight", weight),
         (False, "w.0.weight_offset", weight / 0.5),
     ):
         model = models.bayesian_network(
-            net, y="kind", prior_loc="zero", prior_scale=0.5, centred=centred
+            net, y="kind", prior_loc="zero", prior_scale=0.5, centered=centered
         )
         with untouched_store():
             site: dict[str, Any] = dict(

@@ -1,4 +1,4 @@
-"""Shared by the regressions: local and global coefficients, both parametrisations, priors and errors."""
+"""Shared by the regressions: local and global coefficients, both parametrizations, priors and errors."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ REGRESSIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 SHAPES: list[dict[str, Any]] = [
     {},
-    {"centred": True},
+    {"centered": True},
     {"slopes": "global"},
-    {"intercept": "global", "centred": True},
+    {"intercept": "global", "centered": True},
     {"intercept": None},
     {"x": None},
     {"intercept": "global", "slopes": "global"},
@@ -58,14 +58,14 @@ def test_every_engine_agrees(
 
 
 @pytest.mark.parametrize(("name", "own"), REGRESSIONS, ids=str)
-def test_centred_and_non_centred_models_have_the_same_density(
+def test_centered_and_non_centered_models_have_the_same_density(
     name: str, own: dict[str, Any], data: ClientData
 ) -> None:
     factory = getattr(models, name)
-    centred, offset = (read(factory(**own, centred=c), guides.delta, data) for c in (True, False))
-    values = values_at_random(centred)
+    centered, offset = (read(factory(**own, centered=c), guides.delta, data) for c in (True, False))
+    values = values_at_random(centered)
     moved, jacobian = dict(values), torch.zeros(3)
-    for w in [site.name for site in centred.latents.local_block.sites]:
+    for w in [site.name for site in centered.latents.local_block.sites]:
         loc, scale = (
             (values["noise_scale"].log(), values["noise_spread"])
             if w == "log_noise"
@@ -75,7 +75,10 @@ def test_centred_and_non_centred_models_have_the_same_density(
         moved[f"{w}_offset"] = (value - loc) / scale
         jacobian = jacobian + scale.log().expand(value.shape).flatten(1).sum(1)
     batch = everyone(data)
-    (in_w, above), (in_z, same) = densities(centred, values, batch), densities(offset, moved, batch)
+    (in_w, above), (in_z, same) = (
+        densities(centered, values, batch),
+        densities(offset, moved, batch),
+    )
     torch.testing.assert_close(in_z - jacobian, in_w)
     torch.testing.assert_close(same, above)
 
@@ -117,7 +120,7 @@ def test_priors_as_arguments(data: ClientData) -> None:
         intercept_loc=dist.Normal(3.0, 5.0),
         intercept_scale=dist.HalfCauchy(5.0),
         noise_scale=0.7,
-        centred=True,
+        centered=True,
     )
     program = read(model, guides.mean_field, data)
     values = values_at_random(program)
@@ -138,7 +141,7 @@ def test_correlated_prior_and_known_values(data: ClientData) -> None:
         "intercept_scale": 1.5,
         "noise_scale": 1.0,
     }
-    program = read(models.linear(prior_loc=joint, centred=True, **known), guides.mean_field, data)
+    program = read(models.linear(prior_loc=joint, centered=True, **known), guides.mean_field, data)
     values = values_at_random(program)
     assert {site.name for site in program.latents.sites} == {"slope_loc", "slope", "intercept"}
     own, above = densities(program, values, everyone(data))
@@ -152,7 +155,7 @@ def test_correlated_prior_and_known_values(data: ClientData) -> None:
 
 
 def test_client_fields_and_integer_features(data: ClientData) -> None:
-    program = read(models.linear(x="region", slopes="global", centred=True), guides.delta, data)
+    program = read(models.linear(x="region", slopes="global", centered=True), guides.delta, data)
     values = values_at_random(program)
     own = check_every_engine(program, data, values)
     v, rows = numbers(values, 2, {"intercept"}), data.select([2])
@@ -161,7 +164,7 @@ def test_client_fields_and_integer_features(data: ClientData) -> None:
         v["intercept"], v["intercept_loc"], v["intercept_scale"]
     )
     assert own[2].item() == pytest.approx(by_hand)
-    counted = read(models.linear(x="kind", centred=True), guides.delta, data)
+    counted = read(models.linear(x="kind", centered=True), guides.delta, data)
     assert check_every_engine(counted, data, values_at_random(counted)).isfinite().all()
 
 
@@ -182,7 +185,7 @@ def test_hand_written_guide(data: ClientData) -> None:
             pyro.sample("intercept", dist.Delta(pyro.param("a", torch.zeros(c, 1))))
             pyro.sample("slope", dist.Delta(pyro.param("b", torch.zeros(c, 1, 2)), event_dim=1))
 
-    program = read(models.logistic(y="ill", centred=True), guide, data)
+    program = read(models.logistic(y="ill", centered=True), guide, data)
     shared, own = program.start()
     assert set(own) == {"a", "b"}
     assert program.terms({**shared, **own}, alone(data, 0)).loss(1 / 3).isfinite().all()
@@ -201,7 +204,7 @@ def test_every_coefficient_has_a_gradient(data: ClientData) -> None:
 
 def test_remade_from_its_recipe(data: ClientData) -> None:
     for name, own in REGRESSIONS:
-        model = getattr(models, name)(**own, slopes="global", centred=True)
+        model = getattr(models, name)(**own, slopes="global", centered=True)
         assert recipe_of(model) is not None
         again = remake(describe(model))
         first, second = (read(m, guides.delta, data) for m in (model, again))

@@ -36,9 +36,9 @@ def by_hand(name: str, rows: Arrays, v: Arrays) -> float:
 
 
 MODELS: dict[str, Model] = {
-    "logistic": models.logistic(y="ill", centred=True),
-    "softmax": models.softmax(3, y="kind", centred=True),
-    "poisson": models.poisson(y="visits", exposure="years", centred=True),
+    "logistic": models.logistic(y="ill", centered=True),
+    "softmax": models.softmax(3, y="kind", centered=True),
+    "poisson": models.poisson(y="visits", exposure="years", centered=True),
 }
 
 
@@ -54,7 +54,7 @@ def test_density_by_hand(name: str, data: ClientData) -> None:
 
 
 def test_softmax_is_invariant_under_permutation_of_classes(data: ClientData) -> None:
-    program = read(models.softmax(3, y="kind", centred=True), guides.delta, data)
+    program = read(models.softmax(3, y="kind", centered=True), guides.delta, data)
     assert {s.name: tuple(s.event_shape) for s in program.latents.local_block.sites} == {
         "intercept": (3,),
         "slope": (2, 3),

@@ -26,7 +26,7 @@ LOCAL = {"intercept", "slope", "log_noise"}
 
 @pytest.mark.parametrize("noise", ["global", "varying"])
 def test_density_by_hand(noise: str, data: ClientData) -> None:
-    program = read(models.linear(noise=noise, centred=True), guides.mean_field, data)  # type: ignore[arg-type]
+    program = read(models.linear(noise=noise, centered=True), guides.mean_field, data)  # type: ignore[arg-type]
     values = values_at_random(program)
     own = check_every_engine(program, data, values)
     for k in range(3):

@@ -1,4 +1,4 @@
-"""Local reparameterisation: the same expected likelihood, with less gradient noise, on every engine."""
+"""Local reparameterization: the same expected likelihood, with less gradient noise, on every engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def data() -> ClientData:
 
 def program(data: ClientData, net: nn.Module, *, local: bool, **options: Any) -> Program:
     return read(
-        models.bayesian_network(net, local_reparameterisation=local, **options),
+        models.bayesian_network(net, local_reparameterization=local, **options),
         guides.mean_field,
         data,
     )
@@ -126,7 +126,7 @@ def test_gradient_is_finite_where_all_inputs_are_zero(data: ClientData) -> None:
 @pytest.mark.parametrize("engine", ["sequential", "pooled", "compiled"])
 def test_every_engine_makes_the_same_draws(engine: str, data: ClientData) -> None:
     method = hierfl.methods.fedsvi(
-        models.bayesian_network(mlp(3, 4, 2), local_reparameterisation=True),
+        models.bayesian_network(mlp(3, 4, 2), local_reparameterization=True),
         guides.mean_field,
         num_particles=2,
     )
@@ -170,7 +170,7 @@ def test_weights_are_not_sampled_where_outputs_are(data: ClientData) -> None:
 def test_other_guides_sample_weights_as_usual(data: ClientData) -> None:
     for guide in (guides.delta, guides.low_rank):
         one, two = (
-            read(models.bayesian_network(mlp(3, 2), local_reparameterisation=on), guide, data)
+            read(models.bayesian_network(mlp(3, 2), local_reparameterization=on), guide, data)
             for on in (False, True)
         )
         params = params_of(one)
@@ -179,9 +179,9 @@ def test_other_guides_sample_weights_as_usual(data: ClientData) -> None:
         )
 
 
-def test_non_centred_weights_raise() -> None:
-    with pytest.raises(ValueError, match="local_reparameterisation is set and centred is False"):
-        models.bayesian_network(mlp(3, 2), local_reparameterisation=True, centred=False)
+def test_non_centered_weights_raise() -> None:
+    with pytest.raises(ValueError, match="local_reparameterization is set and centered is False"):
+        models.bayesian_network(mlp(3, 2), local_reparameterization=True, centered=False)
 
 
 def test_draws_under_vmap_agree_with_single_draws(data: ClientData) -> None:

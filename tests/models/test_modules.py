@@ -20,9 +20,9 @@ NAMES = ["0.weight", "0.bias"]
     [
         (
             nn.Sequential(nn.Linear(2, 4), nn.InstanceNorm1d(4, track_running_stats=True)),
-            r"'1' \(InstanceNorm1d\) normalises by .* other rows.*: use nn.GroupNorm or nn.LayerNorm",
+            r"'1' \(InstanceNorm1d\) normalizes by .* other rows.*: use nn.GroupNorm or nn.LayerNorm",
         ),
-        (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), "InstanceNorm2d normalises"),
+        (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), "InstanceNorm2d normalizes"),
         (
             nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5)),
             r"'1' \(Dropout\) drops units at random in training mode: call module.eval",

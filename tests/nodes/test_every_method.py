@@ -1,4 +1,4 @@
-"""Every method over nodes gives the numbers of the vectorised engine, and client states stay at the nodes."""
+"""Every method over nodes gives the numbers of the vectorized engine, and client states stay at the nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hierfl.nodes.asking import Answer
 from hierfl.nodes.client_state import kept
 from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.run import fit_nodes
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.runs.result import Fit
 from tests.engine.test_engines import METHODS, _shared
 from tests.methods.test_messages import OTHERS
@@ -33,7 +33,7 @@ EACH: dict[str, Callable[[], Method]] = {
     "fedsvi": lambda: methods.fedsvi(regression),
     "clustered_fl": lambda: methods.clustered_fl(_shared(), wait=0, batch_size=2),
     "ditto": lambda: methods.ditto(_shared(), batch_size=2),
-    "individual": lambda: methods.individual(_shared(), batch_size=2),
+    "local_only": lambda: methods.local_only(_shared(), batch_size=2),
     "fedmap": lambda: methods.fedmap(
         models.map_network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
         batch_size=2,
@@ -43,7 +43,7 @@ EACH: dict[str, Callable[[], Method]] = {
     "pvi": lambda: methods.pvi(logistic),
     "bfi": lambda: methods.bfi(logistic),
     "fedlaplace": lambda: methods.fedlaplace(logistic),
-    "server_optimised": lambda: methods.server_optimised(
+    "server_optimized": lambda: methods.server_optimized(
         methods.fedavg(_shared(), batch_size=2), SGD(0.5)
     ),
 }
@@ -67,7 +67,7 @@ def same(over: FitOverNodes, here: Fit, around: Machines) -> None:
 @pytest.mark.parametrize(
     "name", [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in EACH if n not in FEW)]
 )
-def test_nodes_give_the_numbers_of_the_vectorised_engine(name: str, tmp_path: Path) -> None:
+def test_nodes_give_the_numbers_of_the_vectorized_engine(name: str, tmp_path: Path) -> None:
     data = federation((5, 3, 7, 1))
     method, data = EACH[name](), data.select(sorted(data.names))  # as nodes are
     cohort = None if method.everyone else 3
@@ -89,7 +89,7 @@ def test_nodes_give_the_numbers_of_the_vectorised_engine(name: str, tmp_path: Pa
 def test_two_stage_over_nodes_is_two_stage(tmp_path: Path) -> None:
     data = hierfl.datasets.heart_disease()
     method = methods.two_stage(
-        models.logistic(prior_scale=dist.HalfNormal(0.5), centred=True), draws=500
+        models.logistic(prior_scale=dist.HalfNormal(0.5), centered=True), draws=500
     )
     around = machines(method, data, tmp_path)
     over = fit_nodes(method, around.agreement, around.ask, starts=around.starts())

@@ -19,7 +19,7 @@ from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.runs.result import Fit
 from tests.engine.test_engines import _shared
 from tests.nodes.one_process import Machines, machines
@@ -33,11 +33,11 @@ def rows() -> ClientData:
 
 
 def plain() -> Any:
-    return methods.fedavg(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+    return methods.fedavg(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
 
 
 def stateful() -> Any:
-    return methods.individual(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+    return methods.local_only(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_wrong_update_is_refused_its_sender_named_and_the_round_completed(
 
 
 def test_a_node_that_fails_keeps_its_state(tmp_path: Path) -> None:
-    wild = methods.individual(_shared(), optimiser=SGD(1e200), steps=3, batch_size=2)
+    wild = methods.local_only(_shared(), optimizer=SGD(1e200), steps=3, batch_size=2)
     around = machines(wild, rows(), tmp_path)
     with pytest.raises(TooFewNodes, match="client 'east'") as error:
         fit_nodes(wild, around.agreement, around.ask, rounds=1)

@@ -65,18 +65,18 @@ def test_a_run_that_has_ended_is_asked_again_from_its_checkpoint(tmp_path: Path)
 
 OTHERS: dict[str, Any] = {
     "data": federation((5, 3, 7, 2)),
-    "held_out": federation((5, 3, 7, 2)),
-    "score_every": 5,
+    "validation": federation((5, 3, 7, 2)),
+    "eval_every": 5,
     "patience": 2,
     "engine": "sequential",
     "chunk": 2,
     "compile": True,
     "device": "cuda",
-    "every": 2,
+    "checkpoint_every": 2,
     "progress": True,
-    "on_round": print,
+    "callback": print,
     "on_client_error": "skip",
-    "least_rows": 2,
+    "min_rows": 2,
 }
 
 

@@ -19,7 +19,7 @@ from hierfl.nodes.fit import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer
 from hierfl.nodes.run import fit_nodes
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.runs.result import Fit
 from tests.engine.test_engines import _shared
 from tests.methods.test_batch_normed import regression as normed_network
@@ -33,7 +33,7 @@ FEW = ("fedsvi", "apfl", "fedbn", "fedfomo", "batch_normed")
 OWN: dict[str, Any] = {
     **EACH,
     "batch_normed": lambda: methods.batch_normed(
-        methods.fedavg(normed_network(), optimiser=SGD(0.1), steps=3, batch_size=3)
+        methods.fedavg(normed_network(), optimizer=SGD(0.1), steps=3, batch_size=3)
     ),
 }
 
@@ -57,7 +57,7 @@ def pair(method: Method, folder: Path, policy: str = ALL) -> tuple[FitOverNodes,
 @pytest.mark.parametrize(
     "name", [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in OWN if n not in FEW)]
 )
-def test_answers_are_those_of_the_vectorised_engine(name: str, tmp_path: Path) -> None:
+def test_answers_are_those_of_the_vectorized_engine(name: str, tmp_path: Path) -> None:
     over, here, _ = pair(OWN[name](), tmp_path)
     if here.program.latents.sites or here.program.derived:
         drawn, expected = over.local_draws(20, seed=7), here.draws(20, seed=7)
@@ -136,7 +136,7 @@ def test_a_crafted_answer_is_its_nodes_alone(tmp_path: Path) -> None:
         assert set(found.given) == {"north", "south", "west"} and "east" in found.withheld
 
 
-def test_sites_of_single_numbers_are_summarised(tmp_path: Path) -> None:
+def test_sites_of_single_numbers_are_summarized(tmp_path: Path) -> None:
     over, here, _ = pair(methods.fedsvi(counts), tmp_path)
     table, own = over.local_summary(50).table, here.draws(50).own["own"]
     assert table["site"].tolist() == ["own"] * 4
@@ -145,7 +145,7 @@ def test_sites_of_single_numbers_are_summarised(tmp_path: Path) -> None:
 
 
 def stateful() -> Method:
-    return methods.apfl(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
 
 
 @pytest.mark.parametrize("last", [1, 2])

@@ -24,7 +24,7 @@ from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, policy_at
 from hierfl.nodes.preview import preview
 from hierfl.nodes.run import fit_nodes
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from tests.engine.test_engines import _shared
 from tests.nodes.one_process import Machines, machines
 from tests.nodes.test_every_method import EACH
@@ -36,7 +36,7 @@ def rows() -> ClientData:
 
 
 def plain() -> Method:
-    return methods.fedavg(_shared(), optimiser=SGD(0.05), steps=2, batch_size=2)
+    return methods.fedavg(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
 
 
 def told(around: Machines, rounds: int) -> list[list[str]]:
@@ -49,11 +49,11 @@ def told(around: Machines, rounds: int) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("least_row = 3", "there is no key 'least_row': did you mean 'least_rows'"),
+        ("least_row = 3", "there is no key 'least_row': did you mean 'min_rows'"),
         ('methods = "fedavg"', "methods is 'fedavg': it must be a list"),
         ('discloses = ["sum"]', "discloses holds 'sum': did you mean 'sums'"),
         ('may_leave = ["draw"]', "may_leave holds 'draw': did you mean 'draws'"),
-        ("least_rows = 0", "least_rows is 0: it must be an integer of 1"),
+        ("min_rows = 0", "min_rows is 0: it must be an integer of 1"),
         ("rounds_a_day = true", "rounds_a_day is True: it must be"),
         ('approve = "never"', "approve is 'never': it must be 'ask' or 'always'"),
         ("methods = [", "cannot be read"),
@@ -85,7 +85,7 @@ WRONG: dict[str, tuple[str, Callable[[], Method], str]] = {
         lambda: methods.two_stage(regression),
         "discloses summaries",
     ),
-    "rows": ("least_rows = 8", plain, "asks for 8 rows or more, and the client has fewer"),
+    "rows": ("min_rows = 8", plain, "asks for 8 rows or more, and the client has fewer"),
 }
 
 
@@ -112,7 +112,7 @@ def test_what_the_policy_does_not_allow_is_refused_before_and_during_a_run(
 
 
 def test_a_policy_may_lie_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text("least_rows = 50")
+    (tmp_path / "own.toml").write_text("min_rows = 50")
     with pytest.raises(Forbidden, match="asks for 50 rows"):
         introduce(plain(), rows().select(["east"]), tmp_path / "east", policy=tmp_path / "own.toml")
 

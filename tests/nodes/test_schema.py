@@ -118,7 +118,7 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
     parts = frames()
     name, frame = next(iter(parts.items()))
     schema = hierfl.schema(parts, made())
-    (tmp_path / "policy.toml").write_text("least_count = 6\n")
+    (tmp_path / "policy.toml").write_text("min_count = 6\n")
 
     def ask(question: Question | bytes, rows: Any = None) -> bytes:
         content = question if isinstance(question, bytes) else question.json().encode()
@@ -132,7 +132,7 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="reads secret, which the formula does not"):
         ask(Question("groups", 6, by=("secret",)))
     with pytest.raises(ValueError, match=r"has no transform 'scale\(secret\)'"):
-        ask(Question("call", 6, text="scale(secret)", schema=replace(schema, least_count=6)))
+        ask(Question("call", 6, text="scale(secret)", schema=replace(schema, min_count=6)))
     for wrong in (b"", b"[]", b"{}", b'{"kind": "rows"}', Question("rows", 0).json().encode()):
         with pytest.raises(Refused, match="no question about rows"):
             ask(wrong)

@@ -76,7 +76,7 @@ def test_a_forest_of_many_clients_has_no_names() -> None:
 
 def test_shrinkage_lines_join_the_diagonal_to_the_hierarchical_estimate() -> None:
     alone, together = np.array([0.0, 2.0, 10.0]), np.array([1.0, 2.0, 6.0])
-    ax = plots.shrinkage(axes(), alone, together, rows=[1, 2, 3], centre=3.0)
+    ax = plots.shrinkage(axes(), alone, together, rows=[1, 2, 3], center=3.0)
     np.testing.assert_allclose(
         points(ax, "client (area: number of rows)"), np.stack([alone, together], 1)
     )

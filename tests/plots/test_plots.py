@@ -1,4 +1,4 @@
-"""Plots show the intervals, bins and names they are given, in colours that all can tell apart."""
+"""Plots show the intervals, bins and names they are given, in colors that all can tell apart."""
 
 import numpy as np
 import pytest
@@ -98,12 +98,12 @@ def test_reliability_has_a_legend_entry_per_name() -> None:
     assert ax.get_aspect() == 1.0
 
 
-def test_colours_differ_in_lightness_or_hue_for_the_colour_blind() -> None:
-    """No two of the first four colours are close under a simulated deficiency.
+def test_colors_differ_in_lightness_or_hue_for_the_color_blind() -> None:
+    """No two of the first four colors are close under a simulated deficiency.
 
     Reference: Viénot, Brettel and Mollon 1999.
     """
-    linear = np.array([to_rgb(c) for c in plots.COLOURS[:4]]) ** 2.2
+    linear = np.array([to_rgb(c) for c in plots.COLORS[:4]]) ** 2.2
     protan = np.array([[0.11238, 0.88762, 0.0], [0.11238, 0.88762, 0.0], [0.00401, -0.00401, 1.0]])
     deutan = np.array([[0.29275, 0.70725, 0.0], [0.29275, 0.70725, 0.0], [-0.02234, 0.02234, 1.0]])
     for matrix in (np.eye(3), protan, deutan):

@@ -1,4 +1,4 @@
-"""A fit as ArviZ data: groups, dimensions, labels, networks summarised by layer.
+"""A fit as ArviZ data: groups, dimensions, labels, networks summarized by layer.
 
 Tested with ArviZ 0.x here, and with 1.x if `HIERFL_PYTHON312` names an interpreter that has it.
 """
@@ -89,7 +89,7 @@ def test_log_likelihoods_belong_to_the_draws(ill: Fit) -> None:
 def test_engines_agree_on_the_groups() -> None:
     data = federation()
     one, other = (
-        fit(fedsvi(regression), data, rounds=2, engine=e) for e in ("vectorised", "sequential")
+        fit(fedsvi(regression), data, rounds=2, engine=e) for e in ("vectorized", "sequential")
     )
     for group in ("posterior", "log_likelihood"):
         first, second = (f.posterior(5, log_likelihood=True)[group] for f in (one, other))
@@ -112,8 +112,8 @@ def test_predictive_labels_follow_the_predictive_distribution(ill: Fit) -> None:
     alone: Any = ill.posterior_predictive(4000, rows=ill.federation.data.select(["north"]), seed=1)
     there = drawn["row_client"].values == "north"
     assert np.array_equal(alone["posterior_predictive"]["ill"].values[0], drawn.values[0][:, there])
-    unlabelled: Any = ill.posterior_predictive(3, rows=rows.without("ill"))
-    assert "observed_data" not in unlabelled
+    unlabeled: Any = ill.posterior_predictive(3, rows=rows.without("ill"))
+    assert "observed_data" not in unlabeled
 
 
 @pytest.mark.usefixtures("global_generator_untouched")
@@ -167,7 +167,7 @@ def heavy(batch: ClientBatch) -> None:
             pyro.sample("y", dist.StudentT(4.0, own, 0.1), obs=batch.y)
 
 
-def test_labels_without_a_vectorised_sampler() -> None:
+def test_labels_without_a_vectorized_sampler() -> None:
     fitted = fit(fedsvi(heavy), federation(), rounds=2)
     drawn, again = (
         fitted.posterior_predictive(40)["posterior_predictive"]["y"].values for _ in range(2)
@@ -188,7 +188,7 @@ def net() -> Fit:
     return fit(fedsvi(hierfl.models.bayesian_network(module), guides.mean_field), data, rounds=2)
 
 
-def test_a_large_network_is_summarised_by_layer(net: Fit) -> None:
+def test_a_large_network_is_summarized_by_layer(net: Fit) -> None:
     whole: Any = net.posterior(7, seed=1)["posterior"]
     assert whole["w.0.weight"].shape == (1, 7, 4, 6, 2), "small networks are written in full"
     short: Any = net.posterior(7, seed=1, expand=10)["posterior"]

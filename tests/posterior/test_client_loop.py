@@ -18,7 +18,7 @@ from hierfl.diagnostics.convergence import convergence
 from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.engine import client_store
 from hierfl.engine.client_store import Stored
-from hierfl.guides import amortised, mean_field
+from hierfl.guides import amortized, mean_field
 from hierfl.methods import fedsvi, two_stage
 from hierfl.posterior import client_loop, prediction
 from hierfl.posterior.client_loop import each_client, each_draw
@@ -142,8 +142,8 @@ def test_predictions_copy_no_training_row_that_the_guide_does_not_read(
     assert read[-1] == set(rows.fields)
 
 
-def test_rows_that_an_amortised_guide_reads_are_copied() -> None:
-    fitted = fit(fedsvi(regression, guide=amortised), federation(), rounds=2)
+def test_rows_that_an_amortized_guide_reads_are_copied() -> None:
+    fitted = fit(fedsvi(regression, guide=amortized), federation(), rounds=2)
     assert fitted.program.reads.guide
     few = restricted(fitted, federation(), fields=fitted.program.reads.guide)
     assert set(few.federation.data.fields) == set(fitted.program.reads.guide)

@@ -41,7 +41,7 @@ def planted(
     shift: float = 0.0,
     wide: float = 1.0,
     own: dict[str, float] | None = None,
-    engine: Any = "vectorised",
+    engine: Any = "vectorized",
 ) -> Fit:
     """Return a structured guide of `slopes` that is the exact posterior but for planted errors.
 
@@ -152,7 +152,7 @@ def test_more_rounds_correct_a_bad_global_guide() -> None:
     close(found.draws.shared["g"].std(0) / known.cov.diagonal().sqrt(), torch.ones(2), 0.1)
 
 
-def test_a_guide_that_fails_far_from_its_centre_gets_no_further_rounds(
+def test_a_guide_that_fails_far_from_its_center_gets_no_further_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from hierfl.posterior import corrected as psis
@@ -217,7 +217,7 @@ def test_importance_weights_of_a_network_belong_to_its_draws() -> None:
     """The ELBO may average over the weights of a dense layer; an importance weight is of one draw."""
     data = federation().with_fields(y=federation().fields["visits"].long() % 2)
     model = hierfl.models.bayesian_network(
-        torch.nn.Linear(2, 2), prior_loc=0.0, prior_scale=0.5, local_reparameterisation=True
+        torch.nn.Linear(2, 2), prior_loc=0.0, prior_scale=0.5, local_reparameterization=True
     )
     fitted = fit(fedsvi(model, guides.mean_field), data, rounds=3)
     found = weigh(fitted, 60, inner=1)
@@ -242,7 +242,7 @@ def test_importance_weights_of_a_network_belong_to_its_draws() -> None:
 
 def test_engines_agree() -> None:
     one, other = (
-        planted(shift=0.3, wide=1.2, engine=engine) for engine in ("vectorised", "sequential")
+        planted(shift=0.3, wide=1.2, engine=engine) for engine in ("vectorized", "sequential")
     )
     a, b = (corrected(f, 50, proposals=120, inner=3) for f in (one, other))
     assert a.k_hat == pytest.approx(b.k_hat, abs=1e-9)
@@ -260,9 +260,9 @@ SPREAD: dict[str, Any] = {
 
 @pytest.mark.parametrize("family", SPREAD)
 def test_every_guide_with_a_density_gives_the_same_evidence(family: str) -> None:
-    data, pace = federation(), hierfl.optimisers.Adam(0.02 if family == "flow" else 0.1)
+    data, pace = federation(), hierfl.optimizers.Adam(0.02 if family == "flow" else 0.1)
     fitted = fit(
-        fedsvi(logistic, SPREAD[family], optimiser=pace, local_optimiser=pace),
+        fedsvi(logistic, SPREAD[family], optimizer=pace, local_optimizer=pace),
         data,
         rounds=10 if family == "flow" else 60,
     )
@@ -307,7 +307,7 @@ def test_single_precision_gives_the_same_evidence() -> None:
     torch.set_default_dtype(torch.float32)
     data = federation()
     guide = guides.conditional(newton_steps=2)
-    fitted = fit(fedsvi(logistic, guide, optimiser=hierfl.optimisers.Adam(0.1)), data, rounds=40)
+    fitted = fit(fedsvi(logistic, guide, optimizer=hierfl.optimizers.Adam(0.1)), data, rounds=40)
     found = corrected(fitted, 1000, proposals=1000, inner=2)
     assert found.draws.own["slope"].dtype == torch.float32 and found.k_hat < 0.7
     assert found.log_evidence == pytest.approx(evidence(), abs=0.1)
@@ -356,9 +356,9 @@ def test_invalid_arguments_are_refused() -> None:
     fitted = fit(fedsvi(logistic), data, rounds=1)
     with pytest.raises(ValueError, match="proposals \\(20\\) 100 or more"):
         corrected(fitted, 5, proposals=20)
-    unlabelled = replace(fitted, federation=replace(fitted.federation, data=data.without("ill")))
+    unlabeled = replace(fitted, federation=replace(fitted.federation, data=data.without("ill")))
     with pytest.raises(ValueError, match="have no field 'ill': without labels"):
-        corrected(unlabelled, 100)
+        corrected(unlabeled, 100)
 
 
 # ------------------------------------------------------------------ stretched proposals

@@ -10,7 +10,7 @@ import torch
 from hierfl import fit, guides, methods
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.optimisers import Adam
+from hierfl.optimizers import Adam
 from hierfl.posterior.new_clients import expected_of_clients, predict_from_prior
 from hierfl.runs.result import Fit
 
@@ -33,7 +33,7 @@ def rows(names: list[str], n: int = 4, *, shift: float = 0.0) -> ClientData:
 
 @pytest.fixture
 def fitted() -> Fit:
-    method = methods.fedsvi(gaussian, guides.conditional(newton_steps=0), optimiser=Adam(0.1))
+    method = methods.fedsvi(gaussian, guides.conditional(newton_steps=0), optimizer=Adam(0.1))
     return fit(method, rows(["a", "b", "c"]), rounds=40, compile=False)
 
 
@@ -90,9 +90,9 @@ def test_predictions_ignore_labels_names_and_other_new_clients(
 ) -> None:
     new = rows(["new", "b", "other"])
     all_three = predict_from_prior(fitted, new, draws=30)
-    unlabelled = predict_from_prior(fitted, new.without("y"), draws=30)
-    assert unlabelled.log_score is None
-    torch.testing.assert_close(unlabelled.mean, all_three.mean)
+    unlabeled = predict_from_prior(fitted, new.without("y"), draws=30)
+    assert unlabeled.log_score is None
+    torch.testing.assert_close(unlabeled.mean, all_three.mean)
     turned = predict_from_prior(fitted, new.select(["other", "b", "new"]), draws=30)
     torch.testing.assert_close(turned.mean.reshape(3, 4).flip(0).flatten(), all_three.mean)
     # "b" was fitted near 1; as a new client it is as uncertain as any other
@@ -116,7 +116,7 @@ def test_new_clients_with_different_numbers_of_rows(fitted: Fit) -> None:
 
 def test_a_mean_field_fit_predicts_new_clients() -> None:
     method = methods.fedsvi(
-        gaussian, guides.mean_field, optimiser=Adam(0.1), local_optimiser=Adam(0.1)
+        gaussian, guides.mean_field, optimizer=Adam(0.1), local_optimizer=Adam(0.1)
     )
     point = fit(method, rows(["a", "b", "c"]), rounds=5, compile=False)
     assert predict_from_prior(point, rows(["new"]), draws=200).scores().loc["new", "rmse"] > 0.0

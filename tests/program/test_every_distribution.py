@@ -184,7 +184,7 @@ def trained(name: str, role: str, engine: Any) -> hierfl.Fit:
 
 def both_engines(name: str, role: str) -> hierfl.Fit:
     """Take a step on two engines, which must agree, with finite densities and gradients."""
-    runs = [trained(name, role, engine) for engine in ("vectorised", "sequential")]
+    runs = [trained(name, role, engine) for engine in ("vectorized", "sequential")]
     elbo = [float(run.history["elbo"].iloc[0]) for run in runs]
     assert np.isfinite(elbo[0])
     assert elbo[0] == pytest.approx(elbo[1], rel=1e-8)
@@ -259,7 +259,7 @@ def test_a_prediction_of_students_t_is_that_of_its_closed_form() -> None:
                 pyro.sample("y", dist.StudentT(nu, w, 0.5), obs=batch.y)
 
     data = plain_rows()
-    for engine in ("vectorised", "sequential"):
+    for engine in ("vectorized", "sequential"):
         found = fit(hierfl.methods.fedsvi(model, guides.mean_field), data, rounds=1, engine=engine)
         draws, told = found.draws(20), found.predict(data, draws=20)
         nu, w = draws.shared["nu"], draws.own["w"][:, OF_CLIENT]

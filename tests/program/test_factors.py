@@ -50,7 +50,7 @@ def pair(size: int | None, engine: Any) -> list[hierfl.Fit]:
     ]
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
 @pytest.mark.parametrize("size", [None, 2])
 def test_a_factor_of_rows_is_an_observed_site(size: int | None, engine: str) -> None:
     """Padded rows are masked, and mini-batches are scaled up: clients have 5, 3, 7 and 1 rows."""
@@ -93,7 +93,7 @@ def test_methods_of_point_estimates_learn_from_a_factor() -> None:
 def test_log_likelihoods_of_rows_are_those_of_the_site() -> None:
     groups = [
         f.posterior(20, log_likelihood=True, seed=1)["log_likelihood"]["y"]
-        for f in pair(None, "vectorised")
+        for f in pair(None, "vectorized")
     ]
     assert groups[0].dims == groups[1].dims == ("chain", "draw", "row")
     assert np.allclose(np.asarray(groups[0]), np.asarray(groups[1]))
@@ -107,11 +107,11 @@ def test_log_likelihoods_of_rows_are_those_of_the_site() -> None:
         lambda f: f.posterior_predictive(5),
         lambda f: f.prior(5, predictive=True),
         lambda f: hierfl.predict_from_prior(f, federation()),
-        lambda f: fit(f.method, federation(), rounds=1, held_out=federation(), score_every=1),
+        lambda f: fit(f.method, federation(), rounds=1, validation=federation(), eval_every=1),
     ],
 )
 def test_predictions_of_a_factor_are_refused_by_name(ask: Callable[[hierfl.Fit], object]) -> None:
-    found = pair(None, "vectorised")[1]
+    found = pair(None, "vectorized")[1]
     with pytest.raises(
         ValueError, match=r"'y' is a pyro\.factor.*pyro\.sample\(name, distribution"
     ):
@@ -120,7 +120,7 @@ def test_predictions_of_a_factor_are_refused_by_name(ask: Callable[[hierfl.Fit],
 
 def test_the_report_of_a_factor_model(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    pair(None, "vectorised")[1].report(page, draws=60)
+    pair(None, "vectorized")[1].report(page, draws=60)
     text = page.read_text(encoding="utf-8")
     assert len(text) > 10_000 and "Written by hierfl" in text
 
@@ -169,7 +169,7 @@ def mixed(batch: ClientBatch) -> None:
         pyro.factor("kind", (of_kind + torch.tensor([0.3, 0.7]).log()).logsumexp(-1))
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
 def test_censored_times(engine: Any) -> None:
     data = survival()
     method = hierfl.methods.fedsvi(censored, guides.mean_field)
@@ -184,7 +184,7 @@ def test_censored_times(engine: Any) -> None:
     assert found.history["elbo"].iloc[-1] > found.history["elbo"].iloc[0]
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
 def test_a_mixture_of_kinds_of_clients(engine: Any) -> None:
     data = federation()
     program = read(mixed, guides.delta, data)

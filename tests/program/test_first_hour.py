@@ -16,7 +16,7 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 import hierfl
-from hierfl import ClientBatch, ClientData, guides, methods, models, optimisers
+from hierfl import ClientBatch, ClientData, guides, methods, models, optimizers
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.engine.rounds import rounds as run_rounds
@@ -26,7 +26,7 @@ from tests.programs import federation
 Body = Callable[[Any], Any]
 # untyped, to be called wrongly
 FIT: Any = hierfl.fit
-ADAM: Any = optimisers.Adam
+ADAM: Any = optimizers.Adam
 TORCH_ADAM: Any = torch.optim.Adam
 TORCH = (
     "tensor a",
@@ -346,7 +346,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         run(data=lambda d: d.fields["x"]),
         r"data is a Tensor, not ClientData: make it with",
     ),
-    "held-out frame": (run(held_out=FRAME), "held_out is a DataFrame, not ClientData: make"),
+    "held-out frame": (run(validation=FRAME), "validation is a DataFrame, not ClientData: make"),
     "half a round": (run(rounds=2.5), r"rounds is 2\.5: it must be an integer"),
     "no seed": (run(seed=None), "seed is None: it must be an integer"),
     "a cohort in words": (
@@ -354,20 +354,20 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "cohort is 'all': it must be a count, a share or None",
     ),
     "an unknown device": (run(device="gpu"), "device='gpu' cannot be used here .*: use"),
-    "torch's optimiser": (
-        lambda: hierfl.fit(methods.fedsvi(right, optimiser=TORCH_ADAM), federation(), rounds=1),
-        r"optimiser is Adam: give one of hierfl\.optimisers",
+    "torch's optimizer": (
+        lambda: hierfl.fit(methods.fedsvi(right, optimizer=TORCH_ADAM), federation(), rounds=1),
+        r"optimizer is Adam: give one of hierfl\.optimizers",
     ),
     "a step size in words": (
-        lambda: hierfl.fit(methods.fedsvi(right, optimiser=ADAM("0.1")), federation(), rounds=1),
-        r"optimiser\.lr is '0\.1': it must be a number",
+        lambda: hierfl.fit(methods.fedsvi(right, optimizer=ADAM("0.1")), federation(), rounds=1),
+        r"optimizer\.lr is '0\.1': it must be a number",
     ),
     "a frame to predict": (
         lambda: run()().predict(FRAME),
         "the rows to predict is a DataFrame, not ClientData: make it",
     ),
     "a frame to scale": (
-        lambda: hierfl.standardise(FRAME),
+        lambda: hierfl.standardize(FRAME),
         "data is a DataFrame, not ClientData: make it",
     ),
 }
@@ -395,10 +395,10 @@ def scaled(column: int, by: float) -> Callable[[ClientData], ClientData]:
     )
 
 
-def test_a_column_far_from_unit_scale_is_named_with_standardise() -> None:
+def test_a_column_far_from_unit_scale_is_named_with_standardize() -> None:
     with pytest.warns(
         UserWarning,
-        match=r"column 1 of field 'x' has mean 7\d,\d+.* and sd 2\d,.*standardise\(.*\('x',\)\)",
+        match=r"column 1 of field 'x' has mean 7\d,\d+.* and sd 2\d,.*standardize\(.*\('x',\)\)",
     ):
         run(data=scaled(1, 2e4))()
     named = federation()
@@ -417,7 +417,7 @@ def test_a_column_far_from_unit_scale_is_named_with_standardise() -> None:
 
 def test_what_is_no_feature_far_from_unit_scale_is_not_warned_of() -> None:
     """Scaled columns, fields that the model does not read, indices, and counts that are labels."""
-    run(data=lambda d: hierfl.standardise(scaled(1, 2e4)(d))[0])()
+    run(data=lambda d: hierfl.standardize(scaled(1, 2e4)(d))[0])()
     run(data=lambda d: d.with_fields(visits=1e6 * d.fields["visits"]))()
     table = torch.zeros(9000)
     run(
@@ -433,18 +433,18 @@ def test_what_is_no_feature_far_from_unit_scale_is_not_warned_of() -> None:
 # ------------------------------------------------------------------ step sizes
 def test_step_sizes_are_those_of_the_method() -> None:
     assert step_sizes(methods.fedlaplace(right)) == ()
-    assert step_sizes(methods.fedsvi(right)) == ("optimiser", "local_optimiser", "client_lr")
+    assert step_sizes(methods.fedsvi(right)) == ("optimizer", "local_optimizer", "client_lr")
     net = models.network(torch.nn.Linear(2, 1), y="y")
-    assert step_sizes(methods.fedavg(net)) == ("optimiser",)
-    assert step_sizes(methods.over_relaxed(methods.fedavg(net))) == ("optimiser",)
+    assert step_sizes(methods.fedavg(net)) == ("optimizer",)
+    assert step_sizes(methods.over_relaxed(methods.fedavg(net))) == ("optimizer",)
 
 
-@pytest.mark.parametrize("rates", [(), ("optimiser",)])
+@pytest.mark.parametrize("rates", [(), ("optimizer",)])
 def test_an_update_that_is_not_finite_speaks_of_what_the_method_has(rates: tuple[str, ...]) -> None:
     net = models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
-    method = methods.fedavg(net, optimiser=optimisers.SGD(1e300), steps=5)
+    method = methods.fedavg(net, optimizer=optimizers.SGD(1e300), steps=5)
     federation_ = replace(federate(method, federation()), rates=rates)
     with pytest.raises(hierfl.ClientError) as caught:
         list(run_rounds(federation_, begin(federation_), 3))
-    assert ("learning rate (optimiser)" in str(caught.value)) == bool(rates)
-    assert bool(re.search(r"standardise", str(caught.value))) == (not rates)
+    assert ("learning rate (optimizer)" in str(caught.value)) == bool(rates)
+    assert bool(re.search(r"standardize", str(caught.value))) == (not rates)

@@ -31,7 +31,7 @@ def test_nothing_is_left_in_pyro_or_torch(family: str) -> None:
     fitted = fit(hierfl.methods.fedsvi(regression, FAMILIES[family]), data, rounds=2)
     fitted.posterior(draws=3)
     fitted.predict(data, draws=3)
-    fitted.personalise(federation((2,), seed=5), rounds=2)
+    fitted.personalize(federation((2,), seed=5), rounds=2)
     assert not pyro.get_param_store().keys()
 
 
@@ -122,7 +122,7 @@ def test_params_stay_in_their_constraint_and_are_learned() -> None:
     method = hierfl.methods.fedsvi(
         constrained,
         no_guide,
-        optimiser=hierfl.optimisers.Adam(0.3),
+        optimizer=hierfl.optimizers.Adam(0.3),
         average=0.0,
         schedule="constant",
     )
@@ -147,7 +147,7 @@ def summed_up(batch: ClientBatch) -> None:
         pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
 
 
-def centred_on_rows(batch: ClientBatch) -> None:
+def centered_on_rows(batch: ClientBatch) -> None:
     level = pyro.sample("leak", dist.Normal(batch.x.mean(), 1.0))
     with batch.clients(), batch.data():
         pyro.sample("y", dist.Normal(level, 1.0), obs=batch.y)
@@ -161,7 +161,7 @@ def factor_of_a_local_param(batch: ClientBatch) -> None:
     pyro.factor("leak", -(own**2).sum())
 
 
-@pytest.mark.parametrize("model", [summed_up, centred_on_rows, factor_of_a_local_param])
+@pytest.mark.parametrize("model", [summed_up, centered_on_rows, factor_of_a_local_param])
 def test_a_models_global_site_depends_on_nothing_local_even_aggregated(model: Any) -> None:
     with pytest.raises(
         ProgramError,

@@ -177,7 +177,7 @@ def test_the_log_density_is_that_of_a_loop_over_clients(
 SD = [1.0 / math.sqrt(n + SPREAD**-2) for n in COUNTS]
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
 @pytest.mark.parametrize("what", ["one density a client", "sufficient statistic", "joint Normal"])
 def test_a_client_of_four_rows_has_the_sd_of_four_rows(
     what: str, engine: Any, data: ClientData
@@ -208,7 +208,7 @@ def test_groups_of_a_joint_site(data: ClientData) -> None:
     drawn = again.posterior_predictive["y"]
     assert drawn.dims == ("chain", "draw", "row") and drawn.shape == (1, 400, 52)
     close = abs(data.fields["x"][:40, None] - data.fields["x"][None, :40]).fill_diagonal_(9.0)
-    i, j = divmod(int(close.argmin()), 40)  # neighbours on a smooth curve move together
+    i, j = divmod(int(close.argmin()), 40)  # neighbors on a smooth curve move together
     values = torch.as_tensor(drawn.values)[0]
     assert torch.corrcoef(values[:, [i, j]].T)[0, 1] > 0.7
     of_clients: Any = fit(
@@ -227,8 +227,8 @@ def test_what_needs_a_density_of_each_row_is_refused(data: ClientData) -> None:
             methods.fedsvi(gaussian_process, guides.structured),
             data,
             rounds=1,
-            held_out=data,
-            score_every=1,
+            validation=data,
+            eval_every=1,
         ),
     ):
         with pytest.raises(

@@ -162,8 +162,8 @@ def test_torch_s_own_samplers_seeded_by_a_key(name: str) -> None:
     assert stats.kstest(first.numpy(), law.cdf).pvalue > 1e-3
 
 
-def test_seeded_draws_are_of_one_client_and_reparameterised() -> None:
-    with pytest.raises(NoKeyedDraw, match=r"Poisson .*no reparameterised draw"):
+def test_seeded_draws_are_of_one_client_and_reparameterized() -> None:
+    with pytest.raises(NoKeyedDraw, match=r"Poisson .*no reparameterized draw"):
         seeded(dist.Poisson(1.0), KEY)
     with pytest.raises(NoKeyedDraw, match=r"Gamma .*one client"):
         seeded(dist.Gamma(torch.ones(2, 1), 1.0), noise.client_keys(["a", "b"]))
@@ -195,7 +195,7 @@ def test_a_guide_without_keyed_draws_runs_one_client_at_a_time() -> None:
     method = hierfl.methods.fedsvi(rates, rates_guide)
     with pytest.warns(UserWarning, match="site 'spread' is drawn from Gamma.*one at a time"):
         assert not read(rates, rates_guide, data).keyed
-        runs = [fit(method, data, rounds=4, seed=2, engine=e) for e in ("vectorised", "sequential")]
+        runs = [fit(method, data, rounds=4, seed=2, engine=e) for e in ("vectorized", "sequential")]
         turned = fit(method, data.select(["east", "north", "south"]), rounds=4, seed=2)
         other = fit(method, data, rounds=4, seed=3)
     assert runs[0].history["elbo"].tolist() == runs[1].history["elbo"].tolist()
@@ -209,7 +209,7 @@ def test_a_guide_without_keyed_draws_runs_one_client_at_a_time() -> None:
     assert other.history["elbo"].tolist() != runs[0].history["elbo"].tolist()
 
 
-def test_a_guide_without_reparameterised_draws_is_refused() -> None:
+def test_a_guide_without_reparameterized_draws_is_refused() -> None:
     def angle(batch: ClientBatch) -> None:
         at = pyro.sample("at", dist.Normal(0.0, 1.0))
         with batch.clients(), batch.data():
@@ -220,6 +220,6 @@ def test_a_guide_without_reparameterised_draws_is_refused() -> None:
 
     with pytest.raises(
         ProgramError,
-        match="site 'at' of the guide is drawn from VonMises, which has no reparameterised draw",
+        match="site 'at' of the guide is drawn from VonMises, which has no reparameterized draw",
     ):
         read(angle, guide, federation())

@@ -87,7 +87,7 @@ def test_a_marked_model_stands_only_where_a_model_may() -> None:
         {"made_by": "hierfl.methods.fedsvi", "with": {"model": None, "guide": model}},
         {"made_by": "hierfl.models.likelihood.Likelihood", "with": {"of": model}},
         {
-            "made_by": "hierfl.optimisers.TorchOptimiser",
+            "made_by": "hierfl.optimizers.TorchOptimizer",
             "with": {"kind": model, "options": {"mapping": {}}},
         },
         {"family": "hierfl.guides.structured", "with": {"shared": model}},

@@ -48,7 +48,7 @@ too_late = slopes(
 )
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
 def test_a_model_that_fills_missing_values_sees_zeros(engine: Any) -> None:
     """The same numbers as of data that were filled beforehand."""
     data = with_holes()
@@ -109,8 +109,8 @@ def test_missing_values_in_rows_to_predict_and_of_new_clients() -> None:
     rows = with_holes()
     assert bool(good.predict(rows).mean.isfinite().all())
     assert bool(good.predict(rows.without("y")).mean.isfinite().all())
-    good.personalise(rows, rounds=1)
-    for ask in (bad.predict, lambda r: bad.predict(r.without("y")), bad.personalise):
+    good.personalize(rows, rounds=1)
+    for ask in (bad.predict, lambda r: bad.predict(r.without("y")), bad.personalize):
         with pytest.raises(ValueError, match="field 'x' has NaN or infinity in 3 rows"):
             ask(rows)
 

@@ -98,7 +98,7 @@ UNMASKED = {
     "visits": whole_numbers,
     "penalty": factor,
 }
-ENGINES = ("vectorised", "sequential", "pooled", "nuts")
+ENGINES = ("vectorized", "sequential", "pooled", "nuts")
 
 
 @pytest.mark.parametrize("counts", [COUNTS, (6, 6)])
@@ -161,7 +161,7 @@ def mean_of_padded(batch: ClientBatch, w: Tensor) -> None:
     rows(batch, w * batch.x.mean(-1, keepdim=True))
 
 
-def normalised_over_rows(batch: ClientBatch, w: Tensor) -> None:
+def normalized_over_rows(batch: ClientBatch, w: Tensor) -> None:
     shift, scale = batch.x.mean(1, keepdim=True), batch.x.std(1, keepdim=True)
     rows(batch, w * (batch.x - shift) / scale)
 
@@ -202,7 +202,7 @@ def learned_from_zero(batch: ClientBatch, w: Tensor) -> None:
 
 PADDED: dict[str, tuple[Callable[[ClientBatch, Tensor], Any], str]] = {
     "mean of rows": (mean_of_padded, "y"),
-    "normalised over rows": (normalised_over_rows, "y"),
+    "normalized over rows": (normalized_over_rows, "y"),
     "number of rows": (number_of_padded_rows, "y"),
     "later row": (later_row, "y"),
     "prior of rows": (prior_of_rows, "v"),
@@ -232,10 +232,10 @@ def test_clients_of_equal_sizes_are_not_padded() -> None:
 def test_other_rows_than_those_of_the_fit_are_padded_too() -> None:
     """New clients, and rows to predict, of different numbers, after a fit to clients of equal ones."""
     fitted = fit(methods.fedsvi(model(mean_of_padded), guides.structured), clients(6, 6), rounds=1)
-    assert len(fitted.personalise(clients(3, 3), rounds=1).clients) == 2
+    assert len(fitted.personalize(clients(3, 3), rounds=1).clients) == 2
     new = clients(5, 3)
     for ask in (
-        lambda: fitted.personalise(new, rounds=1),
+        lambda: fitted.personalize(new, rounds=1),
         lambda: fitted.predict(new, draws=2),
         lambda: hierfl.predict_from_prior(fitted, new.without("y"), draws=2),
     ):
@@ -276,7 +276,7 @@ def mean_of_rows(batch: ClientBatch, w: Tensor) -> None:
     rows(batch, w * batch.mean(batch.x))
 
 
-def standardised(batch: ClientBatch, w: Tensor) -> None:
+def standardized(batch: ClientBatch, w: Tensor) -> None:
     away = batch.x - batch.mean(batch.x)
     rows(batch, w * away / batch.mean(away.square()).sqrt())
 
@@ -305,7 +305,7 @@ def previous(batch: ClientBatch, w: Tensor) -> None:
 
 RIGHT = {
     "mean of rows": mean_of_rows,
-    "standardised": standardised,
+    "standardized": standardized,
     "masked": masked,
     "joint Normal": jointly,
     "sufficient statistic": sufficient,

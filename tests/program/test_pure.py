@@ -46,7 +46,7 @@ def engines(model: Model) -> dict[str, Callable[[], object]]:
     data = federation()
     fits: dict[str, Callable[[], object]] = {
         engine: partial(fit, hierfl.methods.fedsvi(model), data, rounds=1, engine=engine)
-        for engine in ("vectorised", "sequential", "pooled")
+        for engine in ("vectorized", "sequential", "pooled")
     }
     return fits | {"nuts": lambda: nuts(model, data, draws=2, warmup=30)}
 
@@ -93,7 +93,7 @@ NOISE: dict[str, tuple[Shift, str]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled", "nuts"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled", "nuts"])
 @pytest.mark.parametrize("what", NOISE)
 def test_noise_that_no_site_draws_is_refused_by_name(what: str, engine: str) -> None:
     shift, message = NOISE[what]
@@ -150,7 +150,7 @@ def net(outputs: int = 1) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs))
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled", "nuts"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled", "nuts"])
 def test_a_module_that_nothing_learns_is_refused_by_name(engine: str) -> None:
     module = net()
     with pytest.raises(
@@ -192,7 +192,7 @@ def by_hand(batch: ClientBatch, module: nn.Module) -> Tensor:
     return linear(hidden, w["2.weight"], w["2.bias"])[..., 0]
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
 @pytest.mark.parametrize("how", ["pyro.module", "PyroModule"])
 def test_a_registered_module_is_learned_as_params_are(how: str, engine: Any) -> None:
     """And the user's module keeps its weights."""
@@ -261,7 +261,7 @@ def test_the_comparison_with_nuts_holds_a_registered_module_at_its_fitted_weight
             pyro.sample("y", dist.Normal(s + shift, 1.0), obs=batch.y)
 
     data = federation()
-    method = hierfl.methods.fedsvi(model, guides.mean_field, optimiser=hierfl.optimisers.Adam(0.1))
+    method = hierfl.methods.fedsvi(model, guides.mean_field, optimizer=hierfl.optimizers.Adam(0.1))
     found = fit(method, data, rounds=100)
     bias = next(v for k, v in found.message["params"].items() if "bias" in k).detach()
     assert abs(float(bias) - 3.0) > 1.0

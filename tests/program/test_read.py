@@ -290,7 +290,7 @@ def test_a_site_named_as_a_guides_own(family: Any) -> None:
 
 
 def test_counting_rows_reads_no_field() -> None:
-    """Rows that are predicted or personalised need the fields that the model reads, not the first of all fields."""
+    """Rows that are predicted or personalized need the fields that the model reads, not the first of all fields."""
 
     def level(batch: ClientBatch) -> None:
         loc = pyro.sample("loc", dist.Normal(0.0, 1.0))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import guides, methods, models, optimisers
+from hierfl import guides, methods, models, optimizers
 from hierfl.models import bregman, likelihood, map_priors
 from hierfl.program.differences import differences
 from hierfl.program.old_records import translated
@@ -81,8 +81,8 @@ def guide(batch: Any) -> None:
 VALUES: dict[str, Callable[[], Any]] = {
     "numbers": lambda: (1, 2.5, True, None, "word", float("inf")),
     "tensors": lambda: {"a": torch.tensor([1.5, 2.5]), "b": torch.tensor([1, 2])},
-    "optimisers": lambda: (optimisers.SGD(0.1, 0.5), optimisers.Adam(0.1, (0.5, 0.6))),
-    "torch's optimiser": lambda: optimisers.TorchOptimiser(torch.optim.NAdam, {"lr": 0.01}),
+    "optimizers": lambda: (optimizers.SGD(0.1, 0.5), optimizers.Adam(0.1, (0.5, 0.6))),
+    "torch's optimizer": lambda: optimizers.TorchOptimizer(torch.optim.NAdam, {"lr": 0.01}),
     "likelihoods": lambda: (likelihood.categorical(), likelihood.normal(dist.HalfNormal(2.0))),
     "a likelihood of one's own": lambda: likelihood.Likelihood(dist.Poisson),
     "priors of MAP": lambda: (map_priors.Isotropic(2.0), map_priors.LearnedVariance()),
@@ -146,14 +146,14 @@ OLD_NAMES = {
     "hierfl.guides.shared:full_normal": "hierfl.guides.full_normal",
     "hierfl.guides.mean_field:mean_field": "hierfl.guides.mean_field",
     "hierfl.method:Method": "hierfl.Method",
-    "hierfl.methods.ditto:individual": "hierfl.methods.individual",
+    "hierfl.methods.ditto:local_only": "hierfl.methods.local_only",
     "hierfl.models.batch_norm:batch_norm_network": "hierfl.models.batch_norm_network",
     "hierfl.models.bayes_net:bayesian_network": "hierfl.models.bayesian_network",
     "hierfl.models.bayes_net:network": "hierfl.models.network",
     "hierfl.models.bregman_net:bregman_network": "hierfl.models.bregman_network",
     "hierfl.models.likelihood:Likelihood": "hierfl.models.likelihood.Likelihood",
     "hierfl.models.map_priors:InputConvex": "hierfl.models.map_priors.InputConvex",
-    "hierfl.optimisers:TorchOptimiser": "hierfl.optimisers.TorchOptimiser",
+    "hierfl.optimizers:TorchOptimizer": "hierfl.optimizers.TorchOptimizer",
     "pyro.distributions.torch:HalfNormal": "pyro.distributions.HalfNormal",
     "pyro.distributions.delta:Delta": "pyro.distributions.Delta",
     "torch.optim.nadam:NAdam": "torch.optim.NAdam",
@@ -198,7 +198,7 @@ def test_every_factory_of_0_1_0_is_found_by_its_old_name() -> None:
     old = {
         "hierfl.methods": "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi pfedbayes pfedbred pfedme pvi",
         "hierfl.models": "linear logistic map_network poisson softmax",
-        "hierfl.guides": "amortised conditional constructed delta low_rank mean_field structured unrolled",
+        "hierfl.guides": "amortized conditional constructed delta low_rank mean_field structured unrolled",
     }
     for module, names in old.items():
         for name in names.split():

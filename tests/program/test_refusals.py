@@ -119,10 +119,10 @@ def test_integer_and_boolean_labels_of_a_bernoulli_site(
     """The same numbers as with floats, from the fit to the scores: torch's Bernoulli takes only floats."""
     method = hierfl.methods.fedsvi(logistic)
     other = data.with_fields(ill=data.fields["ill"].to(dtype))
-    fits = [fit(method, d, rounds=3, held_out=d, score_every=3) for d in (data, other)]
+    fits = [fit(method, d, rounds=3, validation=d, eval_every=3) for d in (data, other)]
     leaves = [tree_leaves(f.message) for f in fits]
     assert all(torch.equal(one, two) for one, two in zip(*leaves, strict=True))
-    assert fits[0].history["held_out_log_score"].equals(fits[1].history["held_out_log_score"])
+    assert fits[0].history["validation_log_score"].equals(fits[1].history["validation_log_score"])
     scores = [f.predict(d, draws=20).scores() for f, d in zip(fits, (data, other), strict=True)]
     assert scores[0].equals(scores[1])
     across = (
@@ -160,13 +160,13 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "share of nothing": ({"cohort": 0.0}, r"cohort is 0\.0: a share .* lies in \(0, 1\]"),
     "unknown engine": (
         {"engine": "ray"},
-        "engine is 'ray': it must be 'vectorised', 'sequential' or 'pooled'",
+        "engine is 'ray': it must be 'vectorized', 'sequential' or 'pooled'",
     ),
     "no chunk": ({"chunk": 0}, "chunk is 0: it must be 1 or more"),
     "no rounds": ({"rounds": 0}, r"rounds \(0\)"),
-    "no checkpoints": ({"every": 0}, r"every \(0\)"),
-    "no scores": ({"score_every": 0}, r"score_every \(0\)"),
-    "patience without rows": ({"patience": 2}, "patience needs rows to score: pass held_out="),
+    "no checkpoints": ({"checkpoint_every": 0}, r"checkpoint_every \(0\)"),
+    "no scores": ({"eval_every": 0}, r"eval_every \(0\)"),
+    "patience without rows": ({"patience": 2}, "patience needs rows to score: pass validation="),
 }
 
 
@@ -178,13 +178,13 @@ def test_arguments_of_fit(what: str, data: ClientData) -> None:
 
 
 def test_held_out_rows_need_labels(data: ClientData) -> None:
-    with pytest.raises(ValueError, match="held_out has no labels"):
+    with pytest.raises(ValueError, match="validation has no labels"):
         fit(
             hierfl.methods.fedsvi(regression),
             data,
             rounds=1,
-            held_out=data.without("y"),
-            score_every=1,
+            validation=data.without("y"),
+            eval_every=1,
         )
 
 
@@ -276,7 +276,7 @@ def test_methods_without_a_pooled_form(data: ClientData) -> None:
         torch.nn.Linear(2, 1), likelihood=hierfl.models.likelihood.normal(1.0)
     )
     with pytest.raises(
-        ValueError, match="method 'fedavg' has no pooled form: use engine='vectorised'"
+        ValueError, match="method 'fedavg' has no pooled form: use engine='vectorized'"
     ):
         fit(hierfl.methods.fedavg(model), data, rounds=1, engine="pooled")
     with pytest.raises(ValueError, match="the pooled engine takes one joint step a round"):
@@ -292,10 +292,10 @@ def test_what_is_not_finite_is_traced_to_its_client_and_round() -> None:
     with pytest.raises(
         hierfl.ClientError,
         match=r"round \d+: .*update of client 'south' is not finite .*1 of 4 clients\): lower the "
-        r"learning rate \(optimiser\)",
+        r"learning rate \(optimizer\)",
     ):
         fit(
-            hierfl.methods.fedavg(model, optimiser=hierfl.optimisers.SGD(1e3), steps=5),
+            hierfl.methods.fedavg(model, optimizer=hierfl.optimizers.SGD(1e3), steps=5),
             wild,
             rounds=3,
         )
@@ -317,7 +317,7 @@ ROWS: dict[str, tuple[Callable[[ClientData], ClientData], type[Exception], str]]
     "unknown client": (
         lambda d: newcomer(),
         KeyError,
-        r"client 'new' was not fitted: infer it first, fit\.personalise",
+        r"client 'new' was not fitted: infer it first, fit\.personalize",
     ),
     "missing field": (
         lambda d: d.without("x"),
@@ -352,16 +352,16 @@ def test_rows_that_cannot_be_learned_from(fitted: hierfl.Fit) -> None:
         new.with_fields(x=torch.zeros(2, 1)),
     ):
         with pytest.raises(ValueError, match="'x'"):
-            fitted.personalise(rows)
+            fitted.personalize(rows)
 
 
-@pytest.mark.parametrize("family", ["structured", "conditional", "unrolled", "amortised"])
+@pytest.mark.parametrize("family", ["structured", "conditional", "unrolled", "amortized"])
 def test_new_clients_need_the_labels_that_their_guide_reads(family: str, data: ClientData) -> None:
     fitted = fit(
         hierfl.methods.fedsvi(regression, FAMILIES[family]), data.without("ill", "visits"), rounds=1
     )
     with pytest.raises(ValueError, match=r"'y'"):
-        fitted.personalise(newcomer().without("y"), rounds=1)
+        fitted.personalize(newcomer().without("y"), rounds=1)
 
 
 def test_scores_need_labels(fitted: hierfl.Fit, data: ClientData) -> None:

@@ -23,7 +23,7 @@ ACCEPT = 0.99  # at 0.95 there are divergences in the horseshoe's funnels
 
 
 def model(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> None:
-    """Sample the recipe's sites, slopes and shifts non-centred."""
+    """Sample the recipe's sites, slopes and shifts non-centered."""
     # A half-Cauchy as Normal over the root of a Gamma (Piironen and Vehtari 2017, appendix C): its tail is no obstacle.
     tau = TAU * half_cauchy("tau", ())
     own = half_cauchy("own", (COLUMNS,))

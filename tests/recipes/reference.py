@@ -3,7 +3,7 @@
 `python -m tests.recipes.reference NAME ...` runs them; a name is a script's, or `missing_covariates:imputed`.
 
 Each site's mean, sd, and the largest Monte Carlo error of a mean in posterior sds, one over the root of the effective
-draws. Sites of a small scale are sampled non-centred, or NUTS would be stuck near 0; it is the same posterior. Sites
+draws. Sites of a small scale are sampled non-centered, or NUTS would be stuck near 0; it is the same posterior. Sites
 with tails as heavy as a half-Cauchy's, which have no mean, are stored as logarithms (`LOGS`).
 
 Recipes of `IN_NUMPYRO` have a twin that NumPyro samples, since Pyro's NUTS takes hours: set `HIERFL_NUMPYRO` to a
@@ -40,7 +40,7 @@ from benchmarks import pooled_nuts
 
 ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("nuts.json")
-NON_CENTRED = {  # recipe -> the sites that NUTS samples non-centred
+NON_CENTERED = {  # recipe -> the sites that NUTS samples non-centered
     "autoregression": ("inertia",),
     "frailty": ("frailty",),
     "gaussian_process": ("level",),
@@ -71,17 +71,17 @@ def recipe(name: str) -> ModuleType:
 
 
 def sampled(
-    model: Callable[[Any], None], data: hierfl.ClientData, non_centred: tuple[str, ...]
+    model: Callable[[Any], None], data: hierfl.ClientData, non_centered: tuple[str, ...]
 ) -> dict[str, Tensor]:
     """Return draws of every latent site by NUTS, (chains, draws, ...), with clients where they have them.
 
     Args:
         model: the program.
         data: all clients' rows.
-        non_centred: sites to be sampled non-centred.
+        non_centered: sites to be sampled non-centered.
     """
     batch = hierfl.full_batch(data)
-    config: Any = {name: LocScaleReparam(centered=0.0) for name in non_centred}
+    config: Any = {name: LocScaleReparam(centered=0.0) for name in non_centered}
     free = poutine.reparam(model, config=config)
     pyro.set_rng_seed(0)
     start, potential, transforms, _ = initialize_model(free, model_args=(batch,))
@@ -117,7 +117,7 @@ def sampled(
         values = unflatten(run.get_samples()["z"])
         chains.append({name: transforms[name].inv(value) for name, value in values.items()})
     together = {name: torch.stack([chain[name] for chain in chains]) for name in chains[0]}
-    return constrained(free, batch, together, non_centred)
+    return constrained(free, batch, together, non_centered)
 
 
 def compiled(
@@ -148,19 +148,19 @@ def compiled(
 
 
 def constrained(
-    free: Any, batch: Any, drawn: dict[str, Tensor], non_centred: tuple[str, ...]
+    free: Any, batch: Any, drawn: dict[str, Tensor], non_centered: tuple[str, ...]
 ) -> dict[str, Tensor]:
-    """Return the draws with the non-centred sites as the program names them."""
+    """Return the draws with the non-centered sites as the program names them."""
     each: list[dict[str, Tensor]] = []
     for at in range(CHAINS * DRAWS):
         values = {name: value.flatten(0, 1)[at] for name, value in drawn.items()}
         nodes: dict[str, Any] = (
             poutine.trace(poutine.condition(free, values)).get_trace(batch).nodes
         )
-        each.append({name: nodes[name]["value"] for name in non_centred})
+        each.append({name: nodes[name]["value"] for name in non_centered})
     made = {
         name: torch.stack([values[name] for values in each]).unflatten(0, (CHAINS, DRAWS))
-        for name in non_centred
+        for name in non_centered
     }
     return {n: v for n, v in drawn.items() if not n.endswith("_decentered")} | made
 
@@ -193,7 +193,7 @@ def run(name: str) -> dict[str, Any]:
         drawn = sampled_in_numpyro(file, module.data())
     else:
         program = getattr(module, model or "model")
-        drawn = sampled(program, module.data(), NON_CENTRED.get(name, ()))
+        drawn = sampled(program, module.data(), NON_CENTERED.get(name, ()))
     return summary(on_their_scales(name, drawn))
 
 

@@ -19,7 +19,7 @@ from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
 from hierfl.models import map_network, network, poisson
 from hierfl.models.likelihood import normal
-from hierfl.optimisers import Adam
+from hierfl.optimizers import Adam
 from hierfl.report import Report
 from hierfl.report.blocks import listed, number, share
 from hierfl.runs.result import Fit
@@ -58,7 +58,7 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.words))
 
 
-def labelled(counts: tuple[int, ...] = (60, 50, 40, 30), *, seed: int = 1) -> ClientData:
+def labeled(counts: tuple[int, ...] = (60, 50, 40, 30), *, seed: int = 1) -> ClientData:
     """Return clients whose labels follow `logistic`."""
     data = federation(counts, seed=seed)
     g = torch.Generator().manual_seed(seed)
@@ -70,13 +70,13 @@ def labelled(counts: tuple[int, ...] = (60, 50, 40, 30), *, seed: int = 1) -> Cl
 @cache
 def fitted(kind: str) -> tuple[Fit, ClientData]:
     if kind == "binary":
-        train, test = labelled((120, 100, 80, 60)).split(0.5, seed=0)
+        train, test = labeled((120, 100, 80, 60)).split(0.5, seed=0)
         return fit(
             fedsvi(
                 logistic,
                 guides.structured,
-                optimiser=Adam(0.05),
-                local_optimiser=Adam(0.05),
+                optimizer=Adam(0.05),
+                local_optimizer=Adam(0.05),
                 num_particles=8,  # with one, means are 0.3 sd off
             ),
             train,
@@ -204,7 +204,7 @@ OTHERS: dict[str, Callable[[ClientData], Fit]] = {
     "the pooled engine": lambda d: fit(fedsvi(regression), d, rounds=2, engine="pooled"),
     "clients that joined": lambda d: fit(
         fedsvi(regression), federation((9, 9)), rounds=2
-    ).personalise(d, rounds=2),
+    ).personalize(d, rounds=2),
     "one client": lambda d: fit(fedsvi(regression), d.select([0]), rounds=2),
     "counts": lambda d: fit(fedsvi(poisson(y="visits")), d, rounds=2),
 }
@@ -238,7 +238,7 @@ def test_a_network_too_large_to_draw_is_reported_without_its_weights(
 def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     f, test = fitted("binary")
     with pytest.raises(
-        ValueError, match="no labels for site 'ill': pass labelled rows, or omit held_out"
+        ValueError, match="no labels for site 'ill': pass labeled rows, or omit held_out"
     ):
         f.report(tmp_path / "r.html", held_out=test.without("ill"))
     with pytest.raises(ValueError, match="at least one must be in both"):
@@ -261,7 +261,7 @@ def test_a_sound_fit_has_no_warnings(tmp_path: Path) -> None:
 
 def test_a_method_that_stops_by_itself_has_no_warning_of_its_run(tmp_path: Path) -> None:
     """Its own weights answer whether it has converged; no number of rounds is too few for that."""
-    data = labelled((30, 25, 20))
+    data = labeled((30, 25, 20))
     done = fit(methods.fedlaplace(logistic, weighed=512, enough=200), data, rounds=40)
     report = done.report(tmp_path / "r.html", draws=60)
     found = next(check for check in report.checks if check.question == "Has the run converged?")
@@ -270,7 +270,7 @@ def test_a_method_that_stops_by_itself_has_no_warning_of_its_run(tmp_path: Path)
 
 
 def test_a_run_that_cannot_be_judged_is_no_warning(tmp_path: Path) -> None:
-    point = fit(fedsvi(logistic, guides.delta), labelled(), rounds=3)
+    point = fit(fedsvi(logistic, guides.delta), labeled(), rounds=3)
     report = point.report(tmp_path / "r.html", draws=60)
     found = next(check for check in report.checks if check.question == "Has the run converged?")
     assert found.verdict == "not asked" and found.answer.startswith(

@@ -202,7 +202,7 @@ def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_pr
     [
         ("clients", [1, 0, 0, 1, 0, 0], "Did the clients take part in enough rounds?"),
         (
-            "held_out_log_score",
+            "validation_log_score",
             [-1.0, -0.5, -0.4, -0.42, -0.5, -0.6],
             "Is the held-out score still near its best?",
         ),
@@ -218,7 +218,7 @@ def test_problems_in_the_history_raise_warnings(
 ) -> None:
     f, test = fitted("binary")
     base = [
-        {"round": r, "clients": 4, "held_out_log_score": -1.0 / (r + 1), "effective_clients": 3.5}
+        {"round": r, "clients": 4, "validation_log_score": -1.0 / (r + 1), "effective_clients": 3.5}
         for r in range(6)
     ]
     good = replace(f, progress=replace(f.progress, history=tuple(base)))

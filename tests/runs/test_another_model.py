@@ -19,7 +19,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.methods import fedavg, fedsvi, pfedbred, pfedme
 from hierfl.methods.pfedbred_strategies import Place, Put, Strategy
 from hierfl.models.bregman import BregmanPrior
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.runs.records import digest
 from tests.programs import federation, fit, regression
 
@@ -128,9 +128,9 @@ OTHERS: dict[str, tuple[Callable[[], hierfl.Method], Callable[[], hierfl.Method]
         "client: value of closure's 'by'",
     ),
     "a setting": (
-        lambda: fedsvi(regression, optimiser=SGD(0.1)),
-        lambda: fedsvi(regression, optimiser=SGD(0.2)),
-        "optimiser lr: 0.1 there, 0.2 here",
+        lambda: fedsvi(regression, optimizer=SGD(0.1)),
+        lambda: fedsvi(regression, optimizer=SGD(0.2)),
+        "optimizer lr: 0.1 there, 0.2 here",
     ),
     "a guide": (
         lambda: fedsvi(regression, guides.mean_field),
@@ -167,7 +167,7 @@ def test_where_learned_weights_start_may_differ(tmp_path: Path) -> None:
     data = federation((3, 2))
     flat = models.network(net(seed=0), likelihood=models.likelihood.normal(1.0))
     other = models.network(net(seed=1), likelihood=models.likelihood.normal(1.0))
-    whole = fit(fedavg(flat), data, rounds=4, checkpoint=tmp_path / "a", every=2)
+    whole = fit(fedavg(flat), data, rounds=4, checkpoint=tmp_path / "a", checkpoint_every=2)
     hierfl.load(tmp_path / "a", method=fedavg(other), data=data)
     newest = tmp_path / "a" / "round-00000004"
     for file in newest.iterdir():

@@ -16,7 +16,7 @@ import hierfl
 from hierfl import guides, models
 from hierfl.core.trees import named_leaves, tree_leaves
 from hierfl.method import Method
-from hierfl.optimisers import SGD, Adam, TorchOptimiser
+from hierfl.optimizers import SGD, Adam, TorchOptimizer
 from hierfl.runs import checkpoint as state
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
@@ -41,12 +41,12 @@ METHODS: dict[str, Callable[[], Method]] = {
     "pfedhn": lambda: hierfl.methods.pfedhn(common(), steps=2, batch_size=2),
     "structured": lambda: hierfl.methods.fedsvi(regression, batch_size=2, local_steps=1),
     "conditional": lambda: hierfl.methods.fedsvi(
-        regression, guides.conditional, optimiser=TorchOptimiser(torch.optim.NAdam, {"lr": 0.05})
+        regression, guides.conditional, optimizer=TorchOptimizer(torch.optim.NAdam, {"lr": 0.05})
     ),
     "pfedme": lambda: hierfl.methods.pfedme(personal(), steps=2, prox_steps=2, batch_size=2),
     "fedavg": lambda: hierfl.methods.fedavg(
         common(),
-        optimiser=SGD(0.01, 0.9),
+        optimizer=SGD(0.01, 0.9),
         steps=2,
         batch_size=2,
     ),
@@ -61,7 +61,7 @@ METHODS: dict[str, Callable[[], Method]] = {
         batch_size=2,
     ),
     "fedpop": lambda: hierfl.methods.fedpop(personal(), lr=1e-3, steps=3, burn_in=1, kept=4),
-    "quantised": lambda: hierfl.methods.quantised(
+    "quantized": lambda: hierfl.methods.quantized(
         hierfl.methods.ditto(common(), steps=2, batch_size=2)
     ),
 }
@@ -95,10 +95,19 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
 ) -> None:
     method, data = METHODS[name](), federation((5, 3, 7, 1, 2))
     whole = fit(method, data, rounds=7, seed=3, cohort=cohort)
-    cut = run_until(4, method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, every=2)
+    cut = run_until(
+        4, method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, checkpoint_every=2
+    )
     assert cut == 4
     resumed = fit(
-        method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, every=2, resume=True
+        method,
+        data,
+        rounds=7,
+        seed=3,
+        cohort=cohort,
+        checkpoint=tmp_path,
+        checkpoint_every=2,
+        resume=True,
     )
     same(whole, resumed)
     assert [p.name for p in state.checkpoints(tmp_path)] == ["round-00000006", "round-00000007"]
@@ -135,12 +144,14 @@ def run_until(last: int, method: Method, data: hierfl.ClientData, **options: Any
 
 def test_early_stopping_resumes_where_it_was(tmp_path: Path) -> None:
     train, test = federation((8, 8, 8)).split(0.6, seed=0)
-    options: dict[str, Any] = {"rounds": 60, "held_out": test, "score_every": 2, "patience": 3}
-    method = hierfl.methods.fedsvi(regression, optimiser=Adam(0.5), local_optimiser=Adam(0.5))
-    stopped = fit(method, train, checkpoint=tmp_path, every=1, **options)
+    options: dict[str, Any] = {"rounds": 60, "validation": test, "eval_every": 2, "patience": 3}
+    method = hierfl.methods.fedsvi(regression, optimizer=Adam(0.5), local_optimizer=Adam(0.5))
+    stopped = fit(method, train, checkpoint=tmp_path, checkpoint_every=1, **options)
     assert stopped.progress.round < 60, "otherwise this test would test nothing"
-    same(stopped, fit(method, train, checkpoint=tmp_path, every=1, resume=True, **options))
-    scores = stopped.history["held_out_log_score"].dropna().tolist()
+    same(
+        stopped, fit(method, train, checkpoint=tmp_path, checkpoint_every=1, resume=True, **options)
+    )
+    scores = stopped.history["validation_log_score"].dropna().tolist()
     assert max(scores) == scores[-4], "the last three scores were no better"
 
 
@@ -252,7 +263,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, tmp_path: 
     file, change, message = DAMAGE[what]
     method, data = METHODS["structured"](), federation()
     whole = fit(method, data, rounds=6)
-    run_until(4, method, data, rounds=6, checkpoint=tmp_path, every=2)
+    run_until(4, method, data, rounds=6, checkpoint=tmp_path, checkpoint_every=2)
     path = damaged(tmp_path, file, change)
     with pytest.warns(
         UserWarning, match=f"passed over damaged checkpoints.*round-00000004: .*{message}"
@@ -263,7 +274,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, tmp_path: 
 
 def test_a_missing_file_falls_back_too_and_no_checkpoint_left_is_an_error(tmp_path: Path) -> None:
     method, data = METHODS["structured"](), federation()
-    run_until(4, method, data, rounds=6, checkpoint=tmp_path, every=2)
+    run_until(4, method, data, rounds=6, checkpoint=tmp_path, checkpoint_every=2)
     for checkpoint in state.checkpoints(tmp_path):
         (checkpoint / "local.safetensors").unlink()
     with pytest.raises(
@@ -304,10 +315,10 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         {"method": lambda: hierfl.methods.fedsvi(logistic, batch_size=2, local_steps=1)},
         r"differs in method \(model: ",
     ),
-    "optimiser": (
+    "optimizer": (
         {
             "method": lambda: hierfl.methods.fedsvi(
-                regression, batch_size=2, local_steps=1, optimiser=Adam(0.5)
+                regression, batch_size=2, local_steps=1, optimizer=Adam(0.5)
             )
         },
         "differs in method",
@@ -325,7 +336,9 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_checkpoint_of_another_run_is_refused(what: str, tmp_path: Path) -> None:
     options, message = OTHERS[what]
-    run_until(2, METHODS["structured"](), federation(), rounds=4, checkpoint=tmp_path, every=1)
+    run_until(
+        2, METHODS["structured"](), federation(), rounds=4, checkpoint=tmp_path, checkpoint_every=1
+    )
     made = {k: v() if callable(v) else v for k, v in options.items()}
     method, data = made.pop("method", METHODS["structured"]()), made.pop("data", federation())
     with pytest.raises(
@@ -337,9 +350,17 @@ def test_a_checkpoint_of_another_run_is_refused(what: str, tmp_path: Path) -> No
 def test_a_new_run_in_the_folder_of_an_old_one_is_refused(tmp_path: Path) -> None:
     """A forgotten resume=True must not overwrite the result of days of rounds."""
     data = federation()
-    old = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2)
+    old = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, checkpoint_every=2)
     with pytest.raises(ValueError, match="already holds a run: continue it with resume=True"):
-        fit(METHODS["conditional"](), data, rounds=3, checkpoint=tmp_path, every=1)
+        fit(METHODS["conditional"](), data, rounds=3, checkpoint=tmp_path, checkpoint_every=1)
     same(
-        old, fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, every=2, resume=True)
+        old,
+        fit(
+            METHODS["structured"](),
+            data,
+            rounds=6,
+            checkpoint=tmp_path,
+            checkpoint_every=2,
+            resume=True,
+        ),
     )

@@ -74,8 +74,8 @@ def wide(batch: ClientBatch, *, own: int = 1, shared: int = 1) -> None:
     with batch.clients():
         w = pyro.sample("w", dist.Normal(torch.zeros(own), 1.0).to_event(1))
         with batch.data():
-            centre = w.mean(-1) + mean.mean()
-            pyro.sample("y", dist.Normal(centre.expand(batch.y.shape), 1.0), obs=batch.y)
+            center = w.mean(-1) + mean.mean()
+            pyro.sample("y", dist.Normal(center.expand(batch.y.shape), 1.0), obs=batch.y)
 
 
 def normed() -> nn.Module:
@@ -269,7 +269,7 @@ def test_rounds_that_are_named_are_kept(quick: list[int]) -> None:
 def test_a_killed_run_chooses_the_same_and_goes_on(
     quick: list[int], kill: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = partial(fit, students, federation(), checkpoint=tmp_path, every=2)
+    run = partial(fit, students, federation(), checkpoint=tmp_path, checkpoint_every=2)
     whole = fit(students, federation())
     write, left = state.save, [kill]
 
@@ -317,7 +317,7 @@ def test_the_posterior_is_corrected_where_weights_allow(quick: list[int]) -> Non
     named = fit(methods.fedsvi(students), federation(), rounds=12)
     assert (named.posterior(draws=50)["posterior"]["mean"].values == plain).all()
     # the weights are those of the fitted clients
-    new = found.personalise(federation((4, 2), seed=3), rounds=2)
+    new = found.personalize(federation((4, 2), seed=3), rounds=2)
     assert (new.posterior(draws=50)["posterior"]["mean"].values == plain).all()
 
 

@@ -30,7 +30,7 @@ def full(*_: object, **__: object) -> None:
 def test_a_full_disk_is_named_and_the_last_checkpoint_stays(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"rounds": 4, "checkpoint": tmp_path, "every": 2}
+    options: dict[str, Any] = {"rounds": 4, "checkpoint": tmp_path, "checkpoint_every": 2}
     whole = fit(fedsvi(regression), federation(), rounds=4)
     saves = state.save
     calls = []

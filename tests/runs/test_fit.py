@@ -19,7 +19,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 
@@ -38,7 +38,7 @@ def test_history_has_one_row_per_round() -> None:
         "the gradient, the ELBO, and a weight for each"
     )
     assert (table["seconds"] > 0).all()
-    assert "held_out_log_score" not in table
+    assert "validation_log_score" not in table
 
 
 @pytest.mark.parametrize("cohort", [None, 2])
@@ -57,25 +57,25 @@ def test_the_logged_elbo_is_that_of_the_pooled_program(cohort: int | None) -> No
     assert np.mean(list(found)) == pytest.approx(whole, rel=1e-8)
 
 
-@pytest.mark.parametrize("score_every", [1, 3])
-def test_held_out_scores_are_of_the_current_params(score_every: int) -> None:
+@pytest.mark.parametrize("eval_every", [1, 3])
+def test_held_out_scores_are_of_the_current_params(eval_every: int) -> None:
     """This also holds in the first half of a run, before params are averaged."""
     train, test = federation((12, 9, 10)).split(0.6, seed=0)
-    method = fedsvi(regression, optimiser=Adam(0.1), local_optimiser=Adam(0.1))
-    fitted = fit(method, train, rounds=12, held_out=test, score_every=score_every)
-    scores = fitted.history["held_out_log_score"]
-    assert scores.notna().tolist() == [(r + 1) % score_every == 0 for r in range(12)]
-    assert len(set(scores.dropna())) == 12 // score_every, "no score is repeated"
-    first = scores.dropna().iloc[: 6 // score_every]
-    assert first.iloc[-1] > first.iloc[0] or score_every > 1
+    method = fedsvi(regression, optimizer=Adam(0.1), local_optimizer=Adam(0.1))
+    fitted = fit(method, train, rounds=12, validation=test, eval_every=eval_every)
+    scores = fitted.history["validation_log_score"]
+    assert scores.notna().tolist() == [(r + 1) % eval_every == 0 for r in range(12)]
+    assert len(set(scores.dropna())) == 12 // eval_every, "no score is repeated"
+    first = scores.dropna().iloc[: 6 // eval_every]
+    assert first.iloc[-1] > first.iloc[0] or eval_every > 1
     last = fitted.predict(test, draws=50).log_score
     assert last is not None
     assert scores.iloc[-1] == pytest.approx(float(last.mean()), abs=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "sequential", "pooled"])
-def test_on_round_sees_the_fit_after_each_round(
-    engine: Literal["vectorised", "sequential", "pooled"],
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
+def test_callback_sees_the_fit_after_each_round(
+    engine: Literal["vectorized", "sequential", "pooled"],
 ) -> None:
     data = federation((12, 9, 10))
     seen: list[tuple[int, Tensor]] = []
@@ -84,9 +84,9 @@ def test_on_round_sees_the_fit_after_each_round(
         seen.append((fitted.progress.round, fitted.predict(data, draws=5, seed=1).mean))
 
     method = fedsvi(regression)
-    fitted = fit(method, data, rounds=3, engine=engine, on_round=look)
+    fitted = fit(method, data, rounds=3, engine=engine, callback=look)
     assert [number for number, _ in seen] == [1, 2, 3]
-    short = fit(method, data, rounds=3, engine=engine, on_round=None)
+    short = fit(method, data, rounds=3, engine=engine, callback=None)
     for found, expected in (
         (seen[2][1], fitted.predict(data, draws=5, seed=1).mean),
         (fitted.history["elbo"], short.history["elbo"]),
@@ -95,14 +95,14 @@ def test_on_round_sees_the_fit_after_each_round(
     assert not np.array_equal(seen[0][1], seen[2][1])
 
 
-def test_an_error_of_on_round_ends_the_run_after_its_checkpoint(tmp_path: Path) -> None:
+def test_an_error_of_callback_ends_the_run_after_its_checkpoint(tmp_path: Path) -> None:
     def stop(fitted: Fit) -> None:
         if fitted.progress.round == 2:
             raise KeyboardInterrupt
 
     data, method = federation(), fedsvi(regression)
     with pytest.raises(KeyboardInterrupt):
-        fit(method, data, rounds=4, checkpoint=tmp_path / "run", every=1, on_round=stop)
+        fit(method, data, rounds=4, checkpoint=tmp_path / "run", checkpoint_every=1, callback=stop)
     seen: list[int] = []
     fit(
         method,
@@ -110,33 +110,33 @@ def test_an_error_of_on_round_ends_the_run_after_its_checkpoint(tmp_path: Path) 
         rounds=4,
         checkpoint=tmp_path / "run",
         resume=True,
-        on_round=lambda fitted: seen.append(fitted.progress.round),
+        callback=lambda fitted: seen.append(fitted.progress.round),
     )
     assert seen == [3, 4]
-    with pytest.raises(TypeError, match="on_round is 3"):
-        fit(method, data, rounds=1, on_round=3)
+    with pytest.raises(TypeError, match="callback is 3"):
+        fit(method, data, rounds=1, callback=3)
 
 
 def test_early_stopping_waits_for_patience_and_keeps_the_last_params() -> None:
     train, test = federation((12, 9, 10)).split(0.6, seed=0)
     wild = fedsvi(
-        regression, optimiser=Adam(0.8), local_optimiser=Adam(0.8), schedule="constant", average=0.0
+        regression, optimizer=Adam(0.8), local_optimizer=Adam(0.8), schedule="constant", average=0.0
     )
-    stopped = fit(wild, train, rounds=100, held_out=test, score_every=2, patience=3)
-    scores = stopped.history["held_out_log_score"].dropna().tolist()
+    stopped = fit(wild, train, rounds=100, validation=test, eval_every=2, patience=3)
+    scores = stopped.history["validation_log_score"].dropna().tolist()
     assert stopped.progress.round < 100
     assert len(scores) >= 4
     assert max(scores) == scores[-4] and all(s <= scores[-4] for s in scores[-3:])
-    same = fit(wild, train, rounds=100, held_out=test, score_every=2, patience=50)
+    same = fit(wild, train, rounds=100, validation=test, eval_every=2, patience=50)
     assert (
         same.history["elbo"].tolist()[: stopped.progress.round] == stopped.history["elbo"].tolist()
     )
     kind = fit(
-        fedsvi(regression, optimiser=Adam(0.02)),
+        fedsvi(regression, optimizer=Adam(0.02)),
         train,
         rounds=20,
-        held_out=test,
-        score_every=1,
+        validation=test,
+        eval_every=1,
         patience=20,
     )
     assert kind.progress.round == 20
@@ -163,7 +163,7 @@ def path(method: Any, rounds: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("average", [0.0, 0.25, 0.5, 0.9])
 def test_predictions_read_the_mean_of_the_last_rounds(average: float) -> None:
-    *steps, read = path(fedsvi(regression, guides.delta, optimiser=SGD(0.02), average=average), 8)
+    *steps, read = path(fedsvi(regression, guides.delta, optimizer=SGD(0.02), average=average), 8)
     last = max(1, 8 - math.floor((1.0 - average) * 8)) if average else 1
     assert torch.allclose(read, torch.stack(steps[8 - last :]).mean(0), atol=1e-12)
 
@@ -178,7 +178,7 @@ def tilted(batch: ClientBatch) -> None:
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
 def test_step_sizes_over_the_rounds(schedule: Any) -> None:
-    method = fedsvi(tilted, lambda batch: None, optimiser=SGD(0.01), schedule=schedule)
+    method = fedsvi(tilted, lambda batch: None, optimizer=SGD(0.01), schedule=schedule)
     steps = torch.stack([torch.zeros(()), *path(method, 6)[:-1]]).diff()
     rates = [
         0.5 * (1 + math.cos(math.pi * r / 6)) if schedule == "cosine" else 1.0 for r in range(6)
@@ -218,9 +218,9 @@ def test_predictions_of_binary_labels_are_means_over_draws() -> None:
     assert torch.allclose(found.mean, p.mean(0), atol=1e-12)
     assert torch.allclose(found.log_score, density.mean(0).log(), atol=1e-12)
     assert torch.allclose(found.sd, (p.mean(0) * (1 - p.mean(0))).sqrt(), atol=1e-9)
-    unlabelled = binary.predict(rows.without("ill"), draws=30, seed=4)
-    assert unlabelled.log_score is None
-    assert torch.equal(unlabelled.mean, found.mean)
+    unlabeled = binary.predict(rows.without("ill"), draws=30, seed=4)
+    assert unlabeled.log_score is None
+    assert torch.equal(unlabeled.mean, found.mean)
 
 
 def test_predictions_of_classes_are_means_over_draws() -> None:
@@ -365,7 +365,7 @@ def two_labels(batch: ClientBatch) -> None:
 
 def test_with_two_observed_sites_predict_needs_a_name_and_held_out_scores_use_both() -> None:
     data = federation()
-    fitted = fit(fedsvi(two_labels, guides.delta), data, rounds=1, held_out=data, score_every=1)
+    fitted = fit(fedsvi(two_labels, guides.delta), data, rounds=1, validation=data, eval_every=1)
     with pytest.raises(
         ValueError, match="observes a row are 'y', 'ill': say which to predict, site="
     ):
@@ -373,7 +373,7 @@ def test_with_two_observed_sites_predict_needs_a_name_and_held_out_scores_use_bo
     with pytest.raises(KeyError, match="no site 'z' a row; those it does are 'y', 'ill'"):
         fitted.predict(data, site="z")
     both = sum(fitted.predict(data, site=site, draws=50).known()[1].mean() for site in ("y", "ill"))
-    assert fitted.history["held_out_log_score"].iloc[-1] == pytest.approx(float(both))
+    assert fitted.history["validation_log_score"].iloc[-1] == pytest.approx(float(both))
     assert fitted.predict(data.without("y"), site="ill").kind == "binary"
 
 

@@ -22,7 +22,7 @@ from hierfl.runs import checkpoint as state
 
 folder, rounds = sys.argv[1], 40
 method, data = hierfl.methods.fedsvi(regression, batch_size=2, local_steps=1), federation((5, 3, 7, 1, 2))
-options = dict(rounds=rounds, seed=3, cohort=3, every=1)
+options = dict(rounds=rounds, seed=3, cohort=3, checkpoint_every=1)
 
 def run(where):
     fit(method, data, checkpoint=where, resume=True, **options)
@@ -91,7 +91,7 @@ def test_an_interrupted_write_leaves_the_previous_checkpoint(tmp_path: Path) -> 
 
     method, data = hierfl.methods.fedsvi(regression), federation()
     whole = fit(method, data, rounds=3)
-    fit(method, data, rounds=3, checkpoint=tmp_path, every=1)
+    fit(method, data, rounds=3, checkpoint=tmp_path, checkpoint_every=1)
     newest = state.checkpoints(tmp_path)[-1]
     for kept in ([], ["global.safetensors"], ["global.safetensors", "local.safetensors"]):
         draft = tmp_path / ".draft-00000003-1"
@@ -103,7 +103,7 @@ def test_an_interrupted_write_leaves_the_previous_checkpoint(tmp_path: Path) -> 
         if newest.exists():
             newest.rmdir()
         assert [p.name for p in state.checkpoints(tmp_path)] == ["round-00000002"]
-        again = fit(method, data, rounds=3, checkpoint=tmp_path, every=1, resume=True)
+        again = fit(method, data, rounds=3, checkpoint=tmp_path, checkpoint_every=1, resume=True)
         ours, theirs = named_leaves(whole.progress.server), named_leaves(again.progress.server)
         assert all(value.equal(theirs[name]) for name, value in ours.items())
         assert not draft.exists()

@@ -30,7 +30,7 @@ ROUNDS = ["round-00000002", "round-00000004"]
 
 
 def run(folder: Path, **options: Any) -> hierfl.Fit:
-    asked = {"rounds": 4, "checkpoint": folder, "every": 2, **options}
+    asked = {"rounds": 4, "checkpoint": folder, "checkpoint_every": 2, **options}
     return fit(fedsvi(regression), federation(), **asked)
 
 
@@ -46,7 +46,7 @@ def others() -> dict[str, Callable[[hierfl.Fit], hierfl.Fit]]:
         "of another method": lambda _: fit(
             fedsvi(regression, batch_size=2), federation(), rounds=4
         ),
-        "its own new clients": lambda fitted: fitted.personalise(new, rounds=1),
+        "its own new clients": lambda fitted: fitted.personalize(new, rounds=1),
         "of fewer rounds": lambda _: fit(fedsvi(regression), federation(), rounds=2),
     }
 
@@ -92,7 +92,7 @@ def test_the_users_own_files_stay(tmp_path: Path) -> None:
         path.write_text(f"mine: {name}")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        fitted = run(tmp_path, every=1)
+        fitted = run(tmp_path, checkpoint_every=1)
     assert [str(w.message).split("'")[1][-14:] for w in said] == [
         "round-00000002",
         "round-00000003",
@@ -109,12 +109,12 @@ def test_the_users_own_files_stay(tmp_path: Path) -> None:
 def test_an_old_checkpoint_with_a_note_in_it_is_kept(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hierfl.runs.run_folder.KEPT", 10)
-        run(tmp_path / "whole", every=1)
+        run(tmp_path / "whole", checkpoint_every=1)
     early = tmp_path / "run" / "round-00000001"
     early.parent.mkdir()
     (tmp_path / "whole" / "round-00000001").rename(early)
     (early / "notes.txt").write_text("mine")
-    run(tmp_path / "run", every=1, resume=True)
+    run(tmp_path / "run", checkpoint_every=1, resume=True)
     assert [p.name for p in state.checkpoints(tmp_path / "run")] == [
         "round-00000001",
         "round-00000003",
@@ -273,7 +273,7 @@ def test_the_engine_is_part_of_a_runs_identity(engine: str, tmp_path: Path) -> N
     (tmp_path / "whole" / ROUNDS[0]).rename(tmp_path / "run" / ROUNDS[0])
     with pytest.raises(
         hierfl.CheckpointError,
-        match=rf'differs in engine \(engine: "{engine}" there, "vectorised" here\)',
+        match=rf'differs in engine \(engine: "{engine}" there, "vectorized" here\)',
     ):
         run(tmp_path / "run", resume=True)
     resumed = run(tmp_path / "run", resume=True, engine=engine)

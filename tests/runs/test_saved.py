@@ -18,7 +18,7 @@ import hierfl
 from hierfl import guides, models
 from hierfl.core.trees import named_leaves
 from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme
-from hierfl.optimisers import SGD, Adam, TorchOptimiser
+from hierfl.optimizers import SGD, Adam, TorchOptimizer
 from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import describe, remake
 from hierfl.runs.result import Fit
@@ -90,7 +90,7 @@ def test_a_checkpoint_loads_with_client_names_and_features(tmp_path: Path) -> No
 
 def test_new_clients_are_saved_and_loaded(tmp_path: Path) -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
-    new = fitted.personalise(
+    new = fitted.personalize(
         hierfl.ClientData(**_renamed(federation((4, 2), seed=8), "n")), rounds=3
     )
     new.save(tmp_path, with_data=True)
@@ -168,7 +168,9 @@ def test_damaged_rows_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_damaged_fit_falls_back_to_the_one_before(tmp_path: Path) -> None:
-    fitted = fit(fedsvi(regression), federation(), rounds=4, checkpoint=tmp_path, every=2)
+    fitted = fit(
+        fedsvi(regression), federation(), rounds=4, checkpoint=tmp_path, checkpoint_every=2
+    )
     (tmp_path / "round-00000004" / "global.safetensors").write_bytes(b"")
     with pytest.warns(
         UserWarning, match="passed over damaged .*round-00000004: global.safetensors is truncated"
@@ -191,15 +193,15 @@ def own_guide(batch: Any) -> None:
 
 REMADE: dict[str, Callable[[], Any]] = {
     "hierfl's": lambda: fedsvi(
-        models.logistic(), guides.structured(full=True), optimiser=SGD(0.1, momentum=0.5)
+        models.logistic(), guides.structured(full=True), optimizer=SGD(0.1, momentum=0.5)
     ),
     "shared posterior": lambda: fedsvi(
         models.linear(), guides.conditional(shared=guides.diagonal_normal, newton_steps=0)
     ),
-    "torch's optimiser": lambda: fedsvi(
-        regression, optimiser=TorchOptimiser(torch.optim.NAdam, {"lr": 0.01, "betas": (0.8, 0.9)})
+    "torch's optimizer": lambda: fedsvi(
+        regression, optimizer=TorchOptimizer(torch.optim.NAdam, {"lr": 0.01, "betas": (0.8, 0.9)})
     ),
-    "a model of one's own": lambda: fedsvi(regression, optimiser=Adam(0.1, betas=(0.5, 0.6))),
+    "a model of one's own": lambda: fedsvi(regression, optimizer=Adam(0.1, betas=(0.5, 0.6))),
     "one under another name": lambda: fedsvi(scaled, own_guide),
     "fedavg": lambda: fedavg(regression, steps=3, prox=0.5, unit="epoch"),
     "pfedme": lambda: pfedme(regression, lam=3.0),

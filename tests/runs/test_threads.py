@@ -60,7 +60,7 @@ def test_two_threads_in_one_folder(tmp_path: Any) -> None:
     """The second waits for the first, and then resumes what is done already."""
 
     def go() -> list[float]:
-        options = {"rounds": 3, "checkpoint": tmp_path, "every": 1, "resume": True}
+        options = {"rounds": 3, "checkpoint": tmp_path, "checkpoint_every": 1, "resume": True}
         found: list[float] = (
             fit(fedsvi(regression), federation(), **options).history["elbo"].tolist()
         )

@@ -100,7 +100,7 @@ def test_most_rounds_is_at_least_one() -> None:
 # ------------------------------------------------------------ on disk
 def test_a_finished_run_stays_as_it_is_and_loads(tmp_path: Path) -> None:
     method, data = fedlaplace(means, **SMALL), three()
-    fitted = fit(method, data, checkpoint=tmp_path, every=3)
+    fitted = fit(method, data, checkpoint=tmp_path, checkpoint_every=3)
     same(fitted, fit(method, data, checkpoint=tmp_path, resume=True))
     same(fitted, fit(method, data, rounds=MOST_ROUNDS, checkpoint=tmp_path, resume=True))
     same(fitted, hierfl.load(tmp_path, method=method, data=data))
@@ -123,7 +123,7 @@ def test_interrupted_and_resumed_bit_for_bit(
     with monkeypatch.context() as patched:
         patched.setattr(Rounds, "update", update)
         with pytest.raises(KeyboardInterrupt):
-            fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, every=1)
+            fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, checkpoint_every=1)
     assert checkpoints(tmp_path)[-1].name == f"round-{last:08d}"
     same(whole, fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, resume=True))
 

@@ -35,7 +35,7 @@ def personal() -> Method:
 METHODS: dict[str, Callable[[], Method]] = {
     "structured": lambda: fedsvi(regression),
     "conditional": lambda: fedsvi(regression, FAMILIES["conditional"]),
-    "not centred": lambda: fedsvi(models.poisson(y="visits")),
+    "not centered": lambda: fedsvi(models.poisson(y="visits")),
     "fedlaplace": lambda: fedlaplace(
         models.logistic(y="ill", intercept=None), points=8, weighed=64, enough=8, corrections=1
     ),
@@ -55,7 +55,7 @@ def of_clients(fitted: Fit) -> list[Tensor]:
 
 
 def of_others(fitted: Fit) -> list[Tensor]:
-    new = fitted.personalise(new_clients(), rounds=2)
+    new = fitted.personalize(new_clients(), rounds=2)
     return [
         new.predict(new_clients(), draws=5).mean,
         hierfl.predict_from_prior(fitted, new_clients(), draws=5).mean,
@@ -133,7 +133,9 @@ def test_nothing_of_the_rows_is_on_disk(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ names and hashes
 def test_files_are_their_owners_alone(tmp_path: Path) -> None:
-    fitted = fit(fedsvi(regression), federation(), rounds=2, checkpoint=tmp_path / "run", every=1)
+    fitted = fit(
+        fedsvi(regression), federation(), rounds=2, checkpoint=tmp_path / "run", checkpoint_every=1
+    )
     fitted.save(tmp_path / "saved", with_data=True)
     found = [
         p for part in ("run", "saved") for p in [tmp_path / part, *(tmp_path / part).rglob("*")]

@@ -57,7 +57,7 @@ RUNS: dict[str, tuple[Callable[[], Method], float]] = {
         lambda: methods.fedsvi(
             models.linear(prior_loc=dist.Normal(0.0, 1.0), prior_scale=dist.HalfNormal(1.0)),
             guide=guides.structured(shared=guides.low_rank_normal),
-            optimiser=hierfl.optimisers.Adam(0.02),
+            optimizer=hierfl.optimizers.Adam(0.02),
         ),
         -0.8461015964209901,
     ),
@@ -124,7 +124,7 @@ def test_the_names_of_one_run() -> None:
         "hierfl.guides.structured",
         "hierfl.methods.fedsvi",
         "hierfl.models.linear",
-        "hierfl.optimisers.Adam",
+        "hierfl.optimizers.Adam",
         "pyro.distributions.HalfNormal",
         "pyro.distributions.Normal",
     }

@@ -124,7 +124,7 @@ def rows_of(data: ClientData) -> set[bytes]:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bytes]]:
     """Return the rows that runs hand to each function from now on."""
-    found: dict[str, set[bytes]] = {"fit": set(), "personalise": set(), "predict": set()}
+    found: dict[str, set[bytes]] = {"fit": set(), "personalize": set(), "predict": set()}
 
     def spied(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def called(one: Any, data: ClientData, **options: Any) -> Any:
@@ -134,7 +134,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bytes]]:
         return called
 
     monkeypatch.setattr(hierfl, "fit", spied("fit", hierfl.fit))
-    for name in ("personalise", "predict"):
+    for name in ("personalize", "predict"):
         monkeypatch.setattr(Fit, name, spied(name, getattr(Fit, name)))
     return found
 
@@ -143,7 +143,7 @@ def test_test_rows_are_predicted_alone(seen: dict[str, set[bytes]]) -> None:
     train, test = (rows_of(data) for data in baselines.federation(SMALL, 0))
     assert not train & test
     baselines.one("fedavg+FT", 0, SMALL, 0.1)
-    assert seen == {"fit": train, "personalise": train, "predict": test}
+    assert seen == {"fit": train, "personalize": train, "predict": test}
 
 
 def test_a_trial_sees_training_rows_alone_and_scores_those_it_keeps(
@@ -153,13 +153,13 @@ def test_a_trial_sees_training_rows_alone_and_scores_those_it_keeps(
     tuning = replace(SMALL, tuning_rounds=1)
     baselines.trial("fedavg+FT", 0, tuning, {"lr": 0.1})
     assert seen["fit"] | seen["predict"] == train
-    assert seen["personalise"] == seen["fit"] and not seen["fit"] & seen["predict"]
+    assert seen["personalize"] == seen["fit"] and not seen["fit"] & seen["predict"]
 
 
 def test_numbers_without_own_rows_are_those_of_the_common_model() -> None:
     numbers = baselines.one("fedavg+FT", 0, SMALL, 0.1)
     assert numbers["global"] == baselines.one("fedavg", 0, SMALL, 0.1)["global"]
-    alone = baselines.one("individual", 0, SMALL, 0.1)
+    alone = baselines.one("local_only", 0, SMALL, 0.1)
     untrained = baselines.one("fedavg", 0, SMALL, 0.0)
     assert alone["global"] == untrained["personal"] == untrained["global"]
     assert alone["personal"] > alone["global"] + 20.0
@@ -198,7 +198,7 @@ def test_step_sizes_are_chosen_from_one_grid_for_every_method(tmp_path: Path) ->
     lines: list[str] = []
     tuning = replace(SMALL, tuning_rounds=1)
     found = baselines.run(
-        tmp_path, say=lines.append, seeds=1, settings=[tuning], methods=["fedavg", "individual"]
+        tmp_path, say=lines.append, seeds=1, settings=[tuning], methods=["fedavg", "local_only"]
     )
     assert sum("tuning" in line for line in lines) == 2 * len(RATES)
     assert set(found.scores["lr"]) <= set(RATES)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hierfl.datasets import Labelled
+from hierfl.datasets import Labeled
 from hierfl.engine.chunks import ClientError
 from hierfl.studies import image_splits as images
 from hierfl.studies import lines
@@ -86,7 +86,7 @@ def test_pixels_are_scaled_by_training_rows_alone(kind: Any) -> None:
     noise = torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
     x = noise * torch.arange(1.0, 7.0) + 3.0
     rows = images.equal_classes(y, clients=10, classes=2, train=10, test=5, seed=0)
-    train, test = images.dealt(Labelled(x, y, ()), *rows)
+    train, test = images.dealt(Labeled(x, y, ()), *rows)
     assert train.num_rows == 200 and test.num_rows == 100
     scaling = images.scaling_of(train, kind)
     values = scaling.apply(train).fields["x"]

@@ -66,7 +66,7 @@ def gaussian(batch: ClientBatch) -> None:
 
 
 def spread(batch: ClientBatch) -> None:
-    """Means with an unknown spread, centred."""
+    """Means with an unknown spread, centered."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
     tau = pyro.sample("tau", dist.HalfNormal(1.0))
     with batch.clients():
@@ -76,7 +76,7 @@ def spread(batch: ClientBatch) -> None:
 
 
 def spread_raw(batch: ClientBatch) -> None:
-    """`spread`, non-centred."""
+    """`spread`, non-centered."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
     tau = pyro.sample("tau", dist.HalfNormal(1.0))
     with batch.clients():
@@ -103,7 +103,7 @@ def _correlated() -> tuple[Tensor, Tensor]:
 
 
 def slopes_lkj(batch: ClientBatch) -> None:
-    """Correlated slopes, centred."""
+    """Correlated slopes, centered."""
     loc, scale_tril = _correlated()
     with batch.clients():
         w = pyro.sample("w", dist.MultivariateNormal(loc, scale_tril=scale_tril))
@@ -112,7 +112,7 @@ def slopes_lkj(batch: ClientBatch) -> None:
 
 
 def slopes_lkj_raw(batch: ClientBatch) -> None:
-    """`slopes_lkj`, non-centred."""
+    """`slopes_lkj`, non-centered."""
     loc, scale_tril = _correlated()
     with batch.clients():
         e = pyro.sample("e", dist.Normal(torch.zeros(2), 1.0).to_event(1))

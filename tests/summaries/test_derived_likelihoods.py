@@ -16,15 +16,15 @@ from hierfl.summaries.reading import read_likelihood
 from tests.programs import federation
 
 
-@pytest.mark.parametrize("centred", [True, False])
-def test_the_predictors_of_hierfls_own_logistic_regression_are_found(centred: bool) -> None:
-    model = models.logistic("x", "ill", prior_scale=dist.HalfNormal(1.0), centred=centred)
+@pytest.mark.parametrize("centered", [True, False])
+def test_the_predictors_of_hierfls_own_logistic_regression_are_found(centered: bool) -> None:
+    model = models.logistic("x", "ill", prior_scale=dist.HalfNormal(1.0), centered=centered)
     data = federation((30, 20))
     for labels in (data.fields["ill"], data.fields["ill"].long()):
         program = hierfl.read(model, guides.conditional, data.with_fields(ill=labels))
         reading = read_likelihood(program)
         assert seen_line(reading).inside.tolist() == list(range(reading.size))
-        assert (reading.effects is None) == centred
+        assert (reading.effects is None) == centered
 
 
 def test_a_derived_likelihood_with_another_density_has_no_predictor() -> None:

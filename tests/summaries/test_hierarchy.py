@@ -99,16 +99,16 @@ def test_chained_local_sites_of_each_client_by_hand() -> None:
         assert torch.allclose(found.log_det[k], -covariance.logdet())
 
 
-def test_the_effects_of_a_non_centred_program_have_the_prior_of_the_centred_one() -> None:
-    """Measured in units of z0, w = t + T e: undone, the prior is that of the centred program."""
-    centred, raw = seen(programs.slopes_lkj), seen(programs.slopes_lkj_raw)
+def test_the_effects_of_a_non_centered_program_have_the_prior_of_the_centered_one() -> None:
+    """Measured in units of z0, w = t + T e: undone, the prior is that of the centered program."""
+    centered, raw = seen(programs.slopes_lkj), seen(programs.slopes_lkj_raw)
     assert raw.reading.effects is not None
     g = torch.Generator().manual_seed(3)
     z = 0.5 * torch.randn(len(raw.reading.origin), generator=g)
     fn = raw.program.latents.global_block.unflatten(raw.reading.origin)[0]
     loc, unit = _units(fn)
     with torch.no_grad(), pyro.validation_enabled(False):
-        one, other = centred.local(z, centred.batch({})), raw.local(z, raw.batch({}))
+        one, other = centered.local(z, centered.batch({})), raw.local(z, raw.batch({}))
     covariance = unit @ other.precision[0].inverse() @ unit.mT
     assert torch.allclose(loc + unit @ other.mean[0], one.mean[0], atol=1e-8)
     assert torch.allclose(covariance, one.precision[0].inverse(), atol=1e-8)
@@ -164,7 +164,7 @@ def turned(batch: ClientBatch) -> None:
             pyro.sample("ill", dist.Bernoulli(logits=eta), obs=batch.ill)
 
 
-def test_a_scale_that_is_no_effect_is_refused_with_the_centred_form() -> None:
+def test_a_scale_that_is_no_effect_is_refused_with_the_centered_form() -> None:
     """Moving tau turns the columns of the design: no effect stands for it."""
     with pytest.raises(
         ProgramError, match=r"'tau' as a scale of local site 'e'.*Normal\(mu, tau\)"

@@ -184,7 +184,7 @@ def test_what_is_sampled_is_seen(
 
 @hierfl.model
 def raw(batch: ClientBatch) -> None:
-    """A horseshoe, non-centred."""
+    """A horseshoe, non-centered."""
     mu, tau = _above()
     with batch.clients():
         lam = pyro.sample("lam", dist.HalfCauchy(torch.ones(())))
@@ -192,8 +192,8 @@ def raw(batch: ClientBatch) -> None:
         _gaussian(mu + tau * lam * e, batch)
 
 
-def test_a_program_that_is_also_non_centred_is_refused() -> None:
+def test_a_program_that_is_also_non_centered_is_refused() -> None:
     with pytest.raises(
-        ProgramError, match=r"'tau' as a scale of local site .* write the program centred"
+        ProgramError, match=r"'tau' as a scale of local site .* write the program centered"
     ):
         fit(two_stage(raw), people(EIGHT), rounds=2)

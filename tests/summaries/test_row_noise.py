@@ -35,7 +35,7 @@ def model() -> Any:
         y="ill",
         prior_scale=dist.HalfNormal(0.5),
         intercept_scale=dist.HalfNormal(1.0),
-        centred=True,
+        centered=True,
     )
 
 

@@ -177,13 +177,13 @@ def flipped(data: hierfl.ClientData, names: list[str], by: Any) -> hierfl.Client
 @pytest.mark.slow
 def test_real_data() -> None:
     """Radon in 85 counties and heart disease in four hospitals: honest ones raise no alarm, wrong ones are named."""
-    from benchmarks.reference_models import radon_centred
+    from benchmarks.reference_models import radon_centered
 
-    hospitals = models.logistic(prior_scale=dist.HalfNormal(0.5), centred=True)
+    hospitals = models.logistic(prior_scale=dist.HalfNormal(0.5), centered=True)
     radon, heart = hierfl.datasets.radon(), hierfl.datasets.heart_disease()
     cases: list[tuple[Any, hierfl.ClientData, list[str]]] = [
-        (radon_centred, radon, []),
-        (radon_centred, flipped(radon, ["ANOKA"], lambda y: -y), ["ANOKA"]),
+        (radon_centered, radon, []),
+        (radon_centered, flipped(radon, ["ANOKA"], lambda y: -y), ["ANOKA"]),
         (hospitals, heart, []),
         (hospitals, flipped(heart, ["cleveland"], lambda y: 1 - y), ["cleveland"]),
     ]

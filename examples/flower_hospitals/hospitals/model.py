@@ -8,7 +8,7 @@ from hierfl.method import Method
 
 FEATURES = 27
 hierarchy = models.logistic(
-    prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centred=True
+    prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centered=True
 )
 
 

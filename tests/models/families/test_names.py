@@ -77,8 +77,8 @@ def test_scales_of_the_intercept() -> None:
     assert families.gaussian().scale(response) == (4.0, 3.0)
     assert families.gaussian("inverse").scale(response) == (0.25, 3.0 / 16.0)
     assert families.bernoulli().scale(Response(0.1, 0.3)) == (0.0, 2.5)
-    centre, spread = families.poisson().scale(response)
-    assert centre == pytest.approx(np.log(4.0))
+    center, spread = families.poisson().scale(response)
+    assert center == pytest.approx(np.log(4.0))
     # the log-normal of this location and spread has the response's mean and sd
     location, same = families.lognormal().scale(response)
     assert same == pytest.approx(spread)

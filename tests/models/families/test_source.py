@@ -79,10 +79,10 @@ def test_default_priors_can_be_written_out_and_drawn_from(name: str) -> None:
         fn: Any = prior
         drawn = fn.sample((2000,))
         assert bool(fn.support.check(drawn).all()) and bool(drawn.isfinite().all())
-    centre, spread = made.scale(response)
+    center, spread = made.scale(response)
     check_equal(
-        families.intercept_prior(centre, spread),
-        evaluated(as_source(families.intercept_prior(centre, spread))),
+        families.intercept_prior(center, spread),
+        evaluated(as_source(families.intercept_prior(center, spread))),
     )
 
 

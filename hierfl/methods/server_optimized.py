@@ -1,6 +1,6 @@
-"""FedOpt: an optimiser at the server, for any method that averages.
+"""FedOpt: an optimizer at the server, for any method that averages.
 
-    theta <- theta + optimiser(theta - theta')      theta' the method's own next theta
+    theta <- theta + optimizer(theta - theta')      theta' the method's own next theta
 
 Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 1: the mean change of the clients, negated, is taken for a
 gradient. SGD(1.0) is the method itself, SGD(lr, momentum) FedAvgM, Adam(lr) FedAdam.
@@ -13,20 +13,20 @@ from dataclasses import replace
 from hierfl.core.trees import Tree, sub
 from hierfl.method import Clock, Method, Server
 from hierfl.methods.averaging_server import check_averages
-from hierfl.optimisers import Optimiser, Stepped, step
+from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
 
 
 @recorded
-def server_optimised(method: Method, optimiser: Optimiser) -> Method:
-    """Return the method with its server's change taken by an optimiser.
+def server_optimized(method: Method, optimizer: Optimizer) -> Method:
+    """Return the method with its server's change taken by an optimizer.
 
     Params that the server does not send in a round, such as a head, are left as they are.
 
     Args:
         method: any method whose server averages its clients' copies of the global params.
-        optimiser: of the server; its state is kept from round to round.
+        optimizer: of the server; its state is kept from round to round.
 
     Raises:
         ProgramError: (at fit) the server does more than average.
@@ -35,20 +35,20 @@ def server_optimised(method: Method, optimiser: Optimiser) -> Method:
     def server(program: Program) -> Server:
         plain = method.server(program)
         mend = "set the options of its own server"
-        check_averages("server_optimised", method, program, plain, mend)
-        return with_optimiser(plain, optimiser)
+        check_averages("server_optimized", method, program, plain, mend)
+        return with_optimizer(plain, optimizer)
 
     name = f"{method.name}+opt"
-    # an optimiser with momentum may never settle: the method's `most_rounds` says nothing of it
+    # an optimizer with momentum may never settle: the method's `most_rounds` says nothing of it
     return replace(method, name=name, server=server, pooled=None, most_rounds=None)
 
 
-def with_optimiser(plain: Server, optimiser: Optimiser) -> Server:
-    """Return a server whose state is `theta`, moved by an optimiser, and the optimiser's `memory`.
+def with_optimizer(plain: Server, optimizer: Optimizer) -> Server:
+    """Return a server whose state is `theta`, moved by an optimizer, and the optimizer's `memory`.
 
     Args:
         plain: its state is a dict of global params, and its message those that move.
-        optimiser: takes the negated change of the plain server for a gradient.
+        optimizer: takes the negated change of the plain server for a gradient.
     """
     moved = tuple(plain.down(plain.state, Clock(0, 1)))
 
@@ -58,11 +58,11 @@ def with_optimiser(plain: Server, optimiser: Optimiser) -> Server:
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         before = part(state["theta"])
         change = sub(before, part(plain.update(state["theta"], means, clock)))
-        new = step(optimiser, change, Stepped(before, state["memory"]))
+        new = step(optimizer, change, Stepped(before, state["memory"]))
         return {"theta": {**state["theta"], **new.params}, "memory": new.state}
 
     return Server(
-        state={"theta": plain.state, "memory": optimiser.init(part(plain.state))},
+        state={"theta": plain.state, "memory": optimizer.init(part(plain.state))},
         update=update,
         down=lambda state, clock: plain.down(state["theta"], clock),
         final=lambda state, clock: plain.last(state["theta"], clock),

@@ -14,13 +14,13 @@ from torch.distributions import constraints
 Above = dict[str, Tensor]
 
 
-class Penalised(TorchDistribution):
-    """A tensor with the unnormalised density exp(-penalty(w)).
+class Penalized(TorchDistribution):
+    """A tensor with the unnormalized density exp(-penalty(w)).
 
     It is for point estimates (guide `delta`), not for draws.
 
     Args:
-        centre: (*event), where guides start.
+        center: (*event), where guides start.
         penalty: a smooth function w (*event) -> ().
         batch_shape: shape of the plates around it.
     """
@@ -28,10 +28,10 @@ class Penalised(TorchDistribution):
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012 (torch's own form)
 
     def __init__(
-        self, centre: Tensor, penalty: Callable[[Tensor], Tensor], batch_shape: tuple[int, ...] = ()
+        self, center: Tensor, penalty: Callable[[Tensor], Tensor], batch_shape: tuple[int, ...] = ()
     ) -> None:
-        self.centre, self.penalty = centre, penalty
-        super().__init__(torch.Size(batch_shape), centre.shape, validate_args=False)
+        self.center, self.penalty = center, penalty
+        super().__init__(torch.Size(batch_shape), center.shape, validate_args=False)
 
     @property
     def support(self) -> Any:
@@ -40,12 +40,12 @@ class Penalised(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """The centre."""
-        return self.centre.expand(self.batch_shape + self.event_shape)
+        """The center."""
+        return self.center.expand(self.batch_shape + self.event_shape)
 
-    def expand(self, batch_shape: Any, _instance: object = None) -> Penalised:
+    def expand(self, batch_shape: Any, _instance: object = None) -> Penalized:
         """Return the same distribution with another batch shape."""
-        return Penalised(self.centre, self.penalty, tuple(batch_shape))
+        return Penalized(self.center, self.penalty, tuple(batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return minus the penalty of each tensor, (*batch)."""
@@ -59,7 +59,7 @@ class Penalised(TorchDistribution):
         return each.reshape(lead).expand(torch.broadcast_shapes(lead, self.batch_shape))
 
 
-def centre_param(name: str, start: Tensor) -> Tensor:
+def center_param(name: str, start: Tensor) -> Tensor:
     """Declare the global param theta, which starts at the module's values."""
     value: Tensor = pyro.param(f"theta.{name}", start.clone)
     return value

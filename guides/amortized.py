@@ -1,4 +1,4 @@
-"""The amortised guide: one network for all clients maps a client's rows to its local posterior."""
+"""The amortized guide: one network for all clients maps a client's rows to its local posterior."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hierfl.program.sites import Guide, Latents, Model, family
 
 
 @family
-def amortised(
+def amortized(
     model: Model,
     latents: Latents,
     *,
@@ -30,7 +30,7 @@ def amortised(
     A and B are networks of two layers (Zaheer et al. 2017, arXiv:1703.06114). The mean over rows makes the
     result independent of their order. m and log s are relative to the prior's middle and to `init_scale`.
     Every weight is global: clients keep no state, and a new client is inferred without a single step. Rows
-    should be standardised.
+    should be standardized.
 
     Params: those of `shared`, and `_encoder.<layer>.weight` and `.bias`, all global.
 
@@ -38,7 +38,7 @@ def amortised(
         model: unused; all guide families have the same signature.
         latents: the latent sites of the model.
         fields: names of the fields that the network reads. Default None: every field, labels included.
-            Without the labels, a client that has none can be personalised all the same.
+            Without the labels, a client that has none can be personalized all the same.
         hidden: width of all layers.
         shared: posterior of the global sites, from `hierfl.guides.global_sites`.
         init_scale: initial standard deviation of the local sites, unconstrained, > 0.
@@ -77,8 +77,8 @@ def _rows(batch: ClientBatch, fields: tuple[str, ...] | None) -> Tensor:
     missing = [name for name in names if batch.fields.get(name) is None]
     if missing:
         raise ValueError(
-            f"the amortised guide reads the field '{missing[0]}', which the data do not have: "
-            f"add it, or leave it out with guides.amortised(fields=...)"
+            f"the amortized guide reads the field '{missing[0]}', which the data do not have: "
+            f"add it, or leave it out with guides.amortized(fields=...)"
         )
     parts = [getattr(batch, name).to(batch.counts.dtype) for name in names]
     return torch.cat([part.reshape(*part.shape[:2], -1) for part in parts], -1)

@@ -1,4 +1,4 @@
-"""The centre of a prior, computed without a draw: the starting point of guides and of inner searches."""
+"""The center of a prior, computed without a draw: the starting point of guides and of inner searches."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def has_mean(fn: Any) -> bool:
         return False
 
 
-def centre(fn: Any, by_mean: bool) -> Tensor:
-    """Return the centre of a distribution, of shape `fn.shape()`.
+def center(fn: Any, by_mean: bool) -> Tensor:
+    """Return the center of a distribution, of shape `fn.shape()`.
 
     Args:
         fn: the distribution.
@@ -37,11 +37,11 @@ def centre(fn: Any, by_mean: bool) -> Tensor:
     return value
 
 
-class Centre(Messenger):
-    """Sets every latent site to its prior's centre given the sites before it, or to `start` in its `infer`.
+class Center(Messenger):
+    """Sets every latent site to its prior's center given the sites before it, or to `start` in its `infer`.
 
     Args:
-        by_mean: site -> whether to take the mean as centre. Of a site that is not in it the mean is taken if
+        by_mean: site -> whether to take the mean as center. Of a site that is not in it the mean is taken if
             it lies inside the support; that check reads values, which a compiled graph cannot do.
     """
 
@@ -57,7 +57,7 @@ class Centre(Messenger):
             msg["value"], msg["done"] = torch.as_tensor(start).expand(msg["fn"].shape()), True
             return
         by_mean = self.by_mean[msg["name"]] if msg["name"] in self.by_mean else has_mean(msg["fn"])
-        msg["value"], msg["done"] = centre(msg["fn"], by_mean), True
+        msg["value"], msg["done"] = center(msg["fn"], by_mean), True
 
 
 class Middle(Messenger):

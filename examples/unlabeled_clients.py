@@ -1,10 +1,10 @@
-"""FedVI personalises clients without labels, by their inputs alone.
+"""FedVI personalizes clients without labels, by their inputs alone.
 
 Each client's rows come from one of two groups. In one group the label increases with a feature, in the other
 it decreases. Another feature is shifted slightly, in a direction that depends on the group. A single row
 hardly reveals the group, but the rows of a client together do.
 
-Usage: `python examples/unlabelled_clients.py [--smoke]`.
+Usage: `python examples/unlabeled_clients.py [--smoke]`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import hierfl
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 
 
 def clients(names: range, seed: int) -> hierfl.ClientData:
@@ -33,7 +33,7 @@ def clients(names: range, seed: int) -> hierfl.ClientData:
 
 
 def main(rounds: int = 160) -> None:
-    """Train on 30 clients; then personalise 10 new ones by half of their inputs and score the other half."""
+    """Train on 30 clients; then personalize 10 new ones by half of their inputs and score the other half."""
     torch.manual_seed(0)
     train, new = clients(range(30), seed=1), clients(range(30, 40), seed=2)
     support, scored = new.split(0.5, seed=0)
@@ -41,14 +41,14 @@ def main(rounds: int = 160) -> None:
     heads = hierfl.models.PersonalHeads(embedding, outputs=2, features=32, local_features=12)
     one_for_all = hierfl.models.network(nn.Sequential(embedding, nn.Linear(32, 2)))
     methods = {
-        "FedAvg": hierfl.methods.fedavg(one_for_all, optimiser=SGD(0.3), steps=5, batch_size=None),
+        "FedAvg": hierfl.methods.fedavg(one_for_all, optimizer=SGD(0.3), steps=5, batch_size=None),
         "FedVI": hierfl.methods.fedvi(
-            heads, optimiser=SGD(0.3), server_optimiser=SGD(1.0, momentum=0.9), hidden=32
+            heads, optimizer=SGD(0.3), server_optimizer=SGD(1.0, momentum=0.9), hidden=32
         ),
     }
     for name, method in methods.items():
         fit = hierfl.fit(method, train, rounds=rounds)
-        found = fit.personalise(support.without("y")).predict(scored.without("y"), draws=20)
+        found = fit.personalize(support.without("y")).predict(scored.without("y"), draws=20)
         right = (found.mean.argmax(-1) == scored.fields["y"]).double().mean()
         print(f"{name}, new clients without labels: accuracy {100 * float(right):.0f} %")
 

@@ -1,7 +1,7 @@
-"""Optimisers as pure functions of trees, for the clients' steps and for the server.
+"""Optimizers as pure functions of trees, for the clients' steps and for the server.
 
 They run under `torch.vmap` and inside a graph. The transformations of `torchopt` have the same two functions
-and can be used wherever an optimiser is expected. SGD and Adam are provided here because torchopt's update in
+and can be used wherever an optimizer is expected. SGD and Adam are provided here because torchopt's update in
 place (`addcmul_`), which vmap can only run one client at a time.
 """
 
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves, tree_map, with_leaves, zeros_like
 
-__all__ = ["SGD", "Adam", "Optimiser", "Stepped", "TorchOptimiser", "step"]
+__all__ = ["SGD", "Adam", "Optimizer", "Stepped", "TorchOptimizer", "step"]
 
 
-class Optimiser(Protocol):
-    """The two functions of an optimiser.
+class Optimizer(Protocol):
+    """The two functions of an optimizer.
 
     `init(params) -> state` and `update(gradients, state, params=) -> (what to add to the params, state)`.
     """
@@ -36,7 +36,7 @@ class Optimiser(Protocol):
         Args:
             updates: gradients of the loss, of the params' shapes.
             state: from `init` or the previous `update`.
-            params: where the gradients were taken; some optimisers need them.
+            params: where the gradients were taken; some optimizers need them.
             inplace: torchopt's flag; always False here.
         """
 
@@ -111,14 +111,14 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class TorchOptimiser:
-    """Any `torch.optim` optimiser as a pure function: `TorchOptimiser(torch.optim.NAdam, {"lr": 0.01})`.
+class TorchOptimizer:
+    """Any `torch.optim` optimizer as a pure function: `TorchOptimizer(torch.optim.NAdam, {"lr": 0.01})`.
 
-    It is for the server. A client's step needs SGD, Adam or a torchopt transformation, because the optimisers
+    It is for the server. A client's step needs SGD, Adam or a torchopt transformation, because the optimizers
     of torch.optim count their steps on the host, which vmap does not allow.
 
     Args:
-        kind: class of the optimiser.
+        kind: class of the optimizer.
         options: its keyword arguments.
     """
 
@@ -128,7 +128,7 @@ class TorchOptimiser:
     def init(self, params: Tree) -> Tree:
         """Return a state of zeros before the first step; only its shapes matter.
 
-        The torch optimiser makes its own initial values at the first step.
+        The torch optimizer makes its own initial values at the first step.
         """
         _, state = self._step(params, zeros_like(params), None)
         return {"begun": torch.zeros(()), "of": zeros_like(state)}
@@ -142,30 +142,30 @@ class TorchOptimiser:
             ValueError: `params` is None.
         """
         if params is None:
-            raise ValueError("TorchOptimiser.update needs the params: pass params=")
+            raise ValueError("TorchOptimizer.update needs the params: pass params=")
         moved, kept = self._step(params, updates, state["of"] if bool(state["begun"]) else None)
         return moved, {"begun": torch.ones(()), "of": kept}
 
     def _step(self, params: Tree, gradients: Tree, state: Tree | None) -> tuple[Tree, Tree]:
-        """Take one step of a new torch optimiser from the saved state, or from the beginning if it is None.
+        """Take one step of a new torch optimizer from the saved state, or from the beginning if it is None.
 
         Returns:
-            What to add to the params, and the state to save: for each leaf, the optimiser's tensors by name.
+            What to add to the params, and the state to save: for each leaf, the optimizer's tensors by name.
         """
         names, leaves = zip(*named_leaves(params).items(), strict=True)
         moving = [torch.nn.Parameter(leaf.detach().clone()) for leaf in leaves]
-        optimiser = self.kind(moving, **self.options)
+        optimizer = self.kind(moving, **self.options)
         if state is not None:
-            loaded = optimiser.state_dict()
+            loaded = optimizer.state_dict()
             loaded["state"] = {
                 i: {k: v.clone() for k, v in own.items()} for i, own in enumerate(state)
             }
-            optimiser.load_state_dict(loaded)
+            optimizer.load_state_dict(loaded)
         for leaf, gradient in zip(moving, named_leaves(gradients).values(), strict=True):
             leaf.grad = gradient.detach().clone()
-        optimiser.step()
+        optimizer.step()
         kept = [
-            {k: v for k, v in optimiser.state.get(p, {}).items() if isinstance(v, Tensor)}
+            {k: v for k, v in optimizer.state.get(p, {}).items() if isinstance(v, Tensor)}
             for p in moving
         ]
         moved = {n: (p.detach() - leaf) for n, p, leaf in zip(names, moving, leaves, strict=True)}
@@ -173,19 +173,19 @@ class TorchOptimiser:
 
 
 class Stepped(NamedTuple):
-    """Params and the state of their optimiser."""
+    """Params and the state of their optimizer."""
 
     params: Tree
     state: Tree
 
 
-def step(optimiser: Optimiser, gradient: Tree, at: Stepped, rate: float | Tensor = 1.0) -> Stepped:
-    """Take one step of an optimiser.
+def step(optimizer: Optimizer, gradient: Tree, at: Stepped, rate: float | Tensor = 1.0) -> Stepped:
+    """Take one step of an optimizer.
 
     Args:
-        optimiser: SGD, Adam or a torchopt transformation; on the server also `TorchOptimiser`.
+        optimizer: SGD, Adam or a torchopt transformation; on the server also `TorchOptimizer`.
         gradient: of the loss, of the params' shapes.
-        at: the params and the optimiser's state before the step.
+        at: the params and the optimizer's state before the step.
         rate: factor of the step, in [0, 1], such as that of a schedule; 1 leaves the step as it is.
 
     Returns:
@@ -193,7 +193,7 @@ def step(optimiser: Optimiser, gradient: Tree, at: Stepped, rate: float | Tensor
     """
     if not at.params:
         return at
-    move, state = optimiser.update(gradient, at.state, params=at.params, inplace=False)
+    move, state = optimizer.update(gradient, at.state, params=at.params, inplace=False)
     # A rate of 1 is not multiplied in: the compiler then sees params + number * gradient, and fuses the step
     # into the product.
     full = isinstance(rate, float) and rate == 1.0

@@ -29,7 +29,7 @@ UNSENT = "unsent"  # entry of the client state: what rounding has lost, e_k
 
 
 @recorded
-def quantised(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True) -> Method:
+def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True) -> Method:
     """Return the method with its clients' updates sent as whole numbers of few bits.
 
     A client sends how far its steps moved what it would send, rounded, with one scale for each tensor. It keeps what
@@ -58,8 +58,8 @@ def quantised(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True
     def parts(program: Program) -> tuple[Client, Server]:
         plain = method.server(program)
         what = "rounds the terms of a mean over clients"
-        mend = "wrap such a method, or fedsvi; server_optimised goes around quantised"
-        check_takes_means("quantised", what, method, program, plain, mend)
+        mend = "wrap such a method, or fedsvi; server_optimized goes around quantized"
+        check_takes_means("quantized", what, method, program, plain, mend)
         return method.client(program), plain
 
     def client(program: Program) -> Client:
@@ -107,7 +107,7 @@ def _check_copies(name: str, up: Up, params: Params) -> None:
             raise ProgramError(f"'{name}' is in few bits already: wrap the method once")
         if not (isinstance(up[share], Share) and _are_params(value, params)):
             raise ProgramError(
-                f"quantised rounds copies of the global params, and '{name}' sends {share}, which is none: wrap a "
+                f"quantized rounds copies of the global params, and '{name}' sends {share}, which is none: wrap a "
                 f"method whose clients send copies, such as fedavg"
             )
 

@@ -1,4 +1,4 @@
-"""Generalisation gaps: from training rows to held-out rows, and to new clients; and the effective number of clients."""
+"""Generalization gaps: from training rows to held-out rows, and to new clients; and the effective number of clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hierfl.posterior.prediction import Prediction, expect_prediction
 
 def _shown(found: Gap) -> Shown:
     words = f"{len(found.clients)} clients; each one's gaps are in .clients, a row a client."
-    return Shown("Generalisation gaps: positive is worse", found.scores, words)
+    return Shown("Generalization gaps: positive is worse", found.scores, words)
 
 
 @shown_as(_shown)
@@ -43,7 +43,7 @@ class Gap:
 
 
 @one_at_a_time
-def generalisation_gap(
+def generalization_gap(
     train: Prediction,
     held_out: Prediction,
     *,
@@ -53,9 +53,9 @@ def generalisation_gap(
     """Compare predictions of training rows, of held-out rows of the same clients, and of new clients.
 
     Args:
-        train: of labelled training rows.
-        held_out: of other labelled rows of the same clients.
-        new_clients: of labelled rows of other clients.
+        train: of labeled training rows.
+        held_out: of other labeled rows of the same clients.
+        new_clients: of labeled rows of other clients.
         terms: from `hierfl.pac_bayes`, kept in the result.
 
     Raises:

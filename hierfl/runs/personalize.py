@@ -18,7 +18,7 @@ from hierfl.posterior.snapshot import Snapshot, check_rows
 
 
 @one_at_a_time
-def personalised(
+def personalized(
     fit: Snapshot, data: ClientData, rounds: int, *, anew: bool = True
 ) -> tuple[Federation, Progress]:
     """Infer the client states of new clients; no global param moves.
@@ -43,7 +43,7 @@ def personalised(
     _check_labels(fit, federation)
     start = None if anew else subset(fit.progress.table, _places(fit, data))
     table = adapt(federation, fit.progress.server, rounds, start)
-    # weights of these clients alone would correct the draws towards a posterior without the fitted ones
+    # weights of these clients alone would correct the draws toward a posterior without the fitted ones
     history = without_correction(fit.progress.history)
     return federation, replace(fit.progress, table=table, history=history)
 
@@ -64,7 +64,7 @@ def _places(fit: Snapshot, data: ClientData) -> torch.Tensor:
 
 
 def _check_labels(fit: Snapshot, federation: Federation) -> None:
-    """Refuse unlabelled new clients where their client states or their guide depend on labels."""
+    """Refuse unlabeled new clients where their client states or their guide depend on labels."""
     given = {**federation.data.fields, **federation.data.client_fields}
     missing = [name for name in fit.program.labels.values() if name not in given]
     if not missing:
@@ -83,6 +83,6 @@ def _check_labels(fit: Snapshot, federation: Federation) -> None:
 def _needs(label: str) -> ValueError:
     return ValueError(
         f"new clients are inferred from their labels, and the rows have no field '{label}': give it, "
-        f"or fit with a guide that does without, guides.amortised(fields=...); before any label, "
+        f"or fit with a guide that does without, guides.amortized(fields=...); before any label, "
         f"predict_from_prior(fit, rows)"
     )

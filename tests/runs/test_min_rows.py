@@ -1,4 +1,4 @@
-"""Clients with fewer rows than `least_rows` take no part in a fit, and may join it afterwards."""
+"""Clients with fewer rows than `min_rows` take no part in a fit, and may join it afterwards."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ COUNTS = (5, 2, 7, 1)
 def test_the_fit_is_that_of_the_clients_with_rows_enough() -> None:
     data = federation(COUNTS)
     names = [name for name, count in zip(data.names, COUNTS, strict=True) if count >= 5]
-    with pytest.warns(UserWarning, match=r"2 of 4 clients have fewer than 5 rows.*personalise"):
-        fitted = fit(fedsvi(regression), data, rounds=2, least_rows=5, held_out=data, score_every=1)
+    with pytest.warns(UserWarning, match=r"2 of 4 clients have fewer than 5 rows.*personalize"):
+        fitted = fit(fedsvi(regression), data, rounds=2, min_rows=5, validation=data, eval_every=1)
     alone = fit(
-        fedsvi(regression), data.select(names), rounds=2, held_out=data.select(names), score_every=1
+        fedsvi(regression),
+        data.select(names),
+        rounds=2,
+        validation=data.select(names),
+        eval_every=1,
     )
     assert list(fitted.clients) == names
     ours, theirs = (tree_leaves([f.progress.server, f.progress.table]) for f in (fitted, alone))
@@ -30,9 +34,9 @@ def test_the_fit_is_that_of_the_clients_with_rows_enough() -> None:
 def test_those_left_out_may_join_afterwards() -> None:
     data = federation(COUNTS)
     with pytest.warns(UserWarning, match="take no part"):
-        fitted = fit(fedsvi(regression), data, rounds=2, least_rows=5)
+        fitted = fit(fedsvi(regression), data, rounds=2, min_rows=5)
     few = data.select([name for name in data.names if name not in fitted.clients])
-    joined = fitted.personalise(few, rounds=1)
+    joined = fitted.personalize(few, rounds=1)
     assert joined.predict(few).mean.isfinite().all()
     ours, theirs = (tree_leaves(f.progress.server) for f in (fitted, joined))
     assert all(map(torch.equal, ours, theirs)), "they move no global param"
@@ -40,6 +44,6 @@ def test_those_left_out_may_join_afterwards() -> None:
 
 def test_bad_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="no client has as many rows: the most are 7"):
-        hierfl.fit(fedsvi(regression), federation(COUNTS), rounds=1, least_rows=8)
-    with pytest.raises(ValueError, match="least_rows is 0: it must be 1 or more"):
-        hierfl.fit(fedsvi(regression), federation(COUNTS), rounds=1, least_rows=0)
+        hierfl.fit(fedsvi(regression), federation(COUNTS), rounds=1, min_rows=8)
+    with pytest.raises(ValueError, match="min_rows is 0: it must be 1 or more"):
+        hierfl.fit(fedsvi(regression), federation(COUNTS), rounds=1, min_rows=0)

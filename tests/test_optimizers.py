@@ -1,4 +1,4 @@
-"""Optimisers agree with torch.optim step by step, run under vmap, and wrap the optimisers of torch."""
+"""Optimizers agree with torch.optim step by step, run under vmap, and wrap the optimizers of torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.optimisers import SGD, Adam, Stepped, TorchOptimiser, step
+from hierfl.optimizers import SGD, Adam, Stepped, TorchOptimizer, step
 
 KINDS: dict[str, tuple[Any, type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (SGD(0.1), torch.optim.SGD, {"lr": 0.1}),
@@ -21,28 +21,28 @@ KINDS: dict[str, tuple[Any, type[torch.optim.Optimizer], dict[str, Any]]] = {
     ),
     "adamw": (Adam(0.1, weight_decay=0.2), torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.2}),
     "wrapped sgd": (
-        TorchOptimiser(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}),
+        TorchOptimizer(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}),
         torch.optim.SGD,
         {"lr": 0.1, "momentum": 0.5},
     ),
-    "wrapped adam": (TorchOptimiser(torch.optim.Adam, {"lr": 0.1}), torch.optim.Adam, {"lr": 0.1}),
+    "wrapped adam": (TorchOptimizer(torch.optim.Adam, {"lr": 0.1}), torch.optim.Adam, {"lr": 0.1}),
     "wrapped nadam": (
-        TorchOptimiser(torch.optim.NAdam, {"lr": 0.1}),
+        TorchOptimizer(torch.optim.NAdam, {"lr": 0.1}),
         torch.optim.NAdam,
         {"lr": 0.1},
     ),
     "wrapped adagrad": (
-        TorchOptimiser(torch.optim.Adagrad, {"lr": 0.1}),
+        TorchOptimizer(torch.optim.Adagrad, {"lr": 0.1}),
         torch.optim.Adagrad,
         {"lr": 0.1},
     ),
     "wrapped rprop": (
-        TorchOptimiser(torch.optim.Rprop, {"lr": 0.1}),
+        TorchOptimizer(torch.optim.Rprop, {"lr": 0.1}),
         torch.optim.Rprop,
         {"lr": 0.1},
     ),
     "wrapped rmsprop": (
-        TorchOptimiser(torch.optim.RMSprop, {"lr": 0.1}),
+        TorchOptimizer(torch.optim.RMSprop, {"lr": 0.1}),
         torch.optim.RMSprop,
         {"lr": 0.1},
     ),
@@ -62,12 +62,12 @@ def test_steps_agree_with_torch_optim(name: str) -> None:
     start = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
     at = Stepped(start, ours.init(start))
     moving = [torch.nn.Parameter(v.clone()) for v in start.values()]
-    optimiser: Any = theirs(moving, **options)
+    optimizer: Any = theirs(moving, **options)
     for gradient in gradients(6):
         at = step(ours, gradient, at)
         for leaf, g in zip(moving, gradient.values(), strict=True):
             leaf.grad = g
-        optimiser.step()
+        optimizer.step()
         for leaf, value in zip(moving, at.params.values(), strict=True):
             assert torch.allclose(leaf, value, rtol=1e-12, atol=1e-14)
     assert torch.equal(start["a"], torch.ones(3)), "the params passed in are not changed"
@@ -109,5 +109,5 @@ def test_empty_params_are_left_alone_and_missing_params_raise() -> None:
         Adam(0.1, weight_decay=0.1).update(
             {"a": torch.ones(1)}, Adam(0.1).init({"a": torch.ones(1)})
         )
-    with pytest.raises(ValueError, match=r"TorchOptimiser\.update needs the params"):
-        TorchOptimiser(torch.optim.SGD, {"lr": 0.1}).update({"a": torch.ones(1)}, [])
+    with pytest.raises(ValueError, match=r"TorchOptimizer\.update needs the params"):
+        TorchOptimizer(torch.optim.SGD, {"lr": 0.1}).update({"a": torch.ones(1)}, [])

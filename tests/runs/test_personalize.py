@@ -18,7 +18,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi, pfedme
-from hierfl.optimisers import SGD, Adam
+from hierfl.optimizers import SGD, Adam
 from tests.programs import FAMILIES, federation, fit, means, regression, slopes, three
 
 
@@ -34,26 +34,26 @@ def test_local_steps_equal_torchs_adam(family: str) -> None:
     The noise is keyed by the client's name, and the step size follows a cosine.
     """
     fitted = fit(
-        fedsvi(regression, FAMILIES[family], local_optimiser=Adam(0.05), average=0.0),
+        fedsvi(regression, FAMILIES[family], local_optimizer=Adam(0.05), average=0.0),
         federation(),
         rounds=3,
         seed=2,
     )
     rounds = 6
-    new = fitted.personalise(newcomers(), rounds=rounds)
+    new = fitted.personalize(newcomers(), rounds=rounds)
     for k in range(2):
         own = {
             name: v.clone().requires_grad_()
             for name, v in fitted.federation.client.own["params"].items()
         }
-        optimiser = torch.optim.Adam(list(own.values()), 0.05)
+        optimizer = torch.optim.Adam(list(own.values()), 0.05)
         for r in range(rounds):
-            optimiser.param_groups[0]["lr"] = 0.05 * 0.5 * (1.0 + math.cos(math.pi * r / rounds))
+            optimizer.param_groups[0]["lr"] = 0.05 * 0.5 * (1.0 + math.cos(math.pi * r / rounds))
             batch = full_batch(newcomers(), torch.tensor([k]), seed=2, at=(r, 0, 0))
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             terms = fitted.program.terms({**fitted.message["params"], **own}, batch)
             terms.loss(fitted.program.share).sum().backward()
-            optimiser.step()
+            optimizer.step()
         for name, value in own.items():
             assert torch.allclose(new.progress.table["params"][name][k], value, atol=1e-10), name
 
@@ -63,7 +63,7 @@ def test_global_params_and_fitted_clients_do_not_change(family: str) -> None:
     fitted = fit(fedsvi(regression, FAMILIES[family]), federation(), rounds=2)
     before = {**named_leaves(fitted.progress.server), **named_leaves(fitted.progress.table)}
     kept = {name: leaf.clone() for name, leaf in before.items()}
-    new = fitted.personalise(newcomers(), rounds=3)
+    new = fitted.personalize(newcomers(), rounds=3)
     assert all(torch.equal(leaf, kept[name]) for name, leaf in before.items())
     assert all(
         torch.equal(a, named_leaves(new.message)[n])
@@ -82,21 +82,21 @@ def test_clients_of_the_fit_go_on_from_their_states() -> None:
     fitted = fit(fedsvi(regression, FAMILIES["mean_field"]), federation(), rounds=3)
     rows = federation()
     turned = rows.select(list(reversed(rows.names)))
-    kept = fitted.personalise(turned, rounds=0, anew=False)
+    kept = fitted.personalize(turned, rounds=0, anew=False)
     for name, leaf in named_leaves(fitted.progress.table).items():
         assert torch.equal(named_leaves(kept.progress.table)[name], leaf.flip(0)), name
     before = {name: leaf.clone() for name, leaf in named_leaves(fitted.progress.table).items()}
-    fitted.personalise(rows, rounds=2, anew=False)
+    fitted.personalize(rows, rounds=2, anew=False)
     assert all(torch.equal(v, before[n]) for n, v in named_leaves(fitted.progress.table).items())
     with pytest.raises(ValueError, match=r"client 'new' is new, and has no state.*anew=True"):
-        fitted.personalise(newcomers(), rounds=1, anew=False)
+        fitted.personalize(newcomers(), rounds=1, anew=False)
 
 
 def test_new_clients_do_not_depend_on_each_other() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=2)
-    both = fitted.personalise(newcomers(), rounds=4)
-    turned = fitted.personalise(newcomers().select([1, 0]), rounds=4)
-    one = fitted.personalise(newcomers().select([1]), rounds=4)
+    both = fitted.personalize(newcomers(), rounds=4)
+    turned = fitted.personalize(newcomers().select([1, 0]), rounds=4)
+    one = fitted.personalize(newcomers().select([1]), rounds=4)
     for name, rows in named_leaves(both.progress.table).items():
         assert torch.allclose(rows.flip(0), named_leaves(turned.progress.table)[name], atol=1e-12)
         assert torch.allclose(rows[1:], named_leaves(one.progress.table)[name], atol=1e-12)
@@ -111,7 +111,7 @@ def test_the_conditional_guide_is_exact_without_steps(case: str) -> None:
     y = Normal(V (x'y / v + L^-1 m), V + V L^-1 Cov(g) L^-1 V).
     """
     model, data = (means, three()) if case == "means" else (slopes, federation())
-    fitted = fit(fedsvi(model, guides.conditional, optimiser=Adam(0.2)), data, rounds=5)
+    fitted = fit(fedsvi(model, guides.conditional, optimizer=Adam(0.2)), data, rounds=5)
     if case == "means":
         new = ClientData.from_clients({"new": {"y": [2.0, -1.0, 0.5]}})
         x, y, spread, v = torch.ones(3, 1), new.fields["y"], torch.eye(1), 1.0
@@ -120,7 +120,7 @@ def test_the_conditional_guide_is_exact_without_steps(case: str) -> None:
         from tests.programs import NOISE, SPREAD_TRIL
 
         x, y, spread, v = new.fields["x"], new.fields["y"], SPREAD_TRIL @ SPREAD_TRIL.T, NOISE**2
-    inferred = fitted.personalise(new)
+    inferred = fitted.personalize(new)
     assert named_leaves(inferred.progress.table) == {}
     params = fitted.message["params"]
     scale = torch.nn.functional.softplus(params["_shared.scale"])
@@ -137,23 +137,23 @@ def test_the_conditional_guide_is_exact_without_steps(case: str) -> None:
     )
 
 
-def test_the_amortised_guide_takes_no_steps_and_needs_no_labels() -> None:
-    guide = guides.amortised(fields=("x",), hidden=8)
+def test_the_amortized_guide_takes_no_steps_and_needs_no_labels() -> None:
+    guide = guides.amortized(fields=("x",), hidden=8)
     fitted = fit(
-        fedsvi(regression, guide, optimiser=Adam(0.02)), federation((8, 9, 10, 4)), rounds=20
+        fedsvi(regression, guide, optimizer=Adam(0.02)), federation((8, 9, 10, 4)), rounds=20
     )
-    unlabelled = (
+    unlabeled = (
         newcomers()
         .without("y", "ill", "visits")
         .with_fields(ill=torch.zeros(8), visits=torch.zeros(8))
     )
-    there = fitted.personalise(newcomers(), rounds=50)
-    blind = fitted.personalise(unlabelled, rounds=50)
+    there = fitted.personalize(newcomers(), rounds=50)
+    blind = fitted.personalize(unlabeled, rounds=50)
     assert named_leaves(blind.progress.table) == {}
     assert torch.equal(blind.draws(10).own["slope"], there.draws(10).own["slope"])
-    mean = blind.predict(unlabelled, draws=10).mean
+    mean = blind.predict(unlabeled, draws=10).mean
     assert torch.equal(mean, there.predict(newcomers(), draws=10).mean)
-    assert blind.predict(unlabelled, draws=10).log_score is None
+    assert blind.predict(unlabeled, draws=10).log_score is None
 
 
 def test_local_steps_give_a_new_client_its_exact_posterior() -> None:
@@ -162,10 +162,10 @@ def test_local_steps_give_a_new_client_its_exact_posterior() -> None:
     Its posterior equals the closed form given those params and rows.
     """
     method = fedsvi(
-        means, guides.structured, optimiser=Adam(0.1), local_optimiser=Adam(0.1), num_particles=64
+        means, guides.structured, optimizer=Adam(0.1), local_optimizer=Adam(0.1), num_particles=64
     )
     fitted = fit(method, three().select(["a", "b"]), rounds=10)
-    new = fitted.personalise(three().select(["c"]), rounds=150)
+    new = fitted.personalize(three().select(["c"]), rounds=150)
     params = fitted.message["params"]
     var = torch.nn.functional.softplus(params["_shared.scale"]).square().item()
     draws: Tensor = new.draws(20_000).own["b"][:, 0]
@@ -175,7 +175,7 @@ def test_local_steps_give_a_new_client_its_exact_posterior() -> None:
     assert draws.var().item() == pytest.approx(0.25 + var / 16.0, rel=0.05)
 
 
-def test_pfedme_personalises_by_its_prox() -> None:
+def test_pfedme_personalizes_by_its_prox() -> None:
     net = torch.nn.Linear(2, 1)
     model: Any = models.bayesian_network(
         net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
@@ -185,7 +185,7 @@ def test_pfedme_personalises_by_its_prox() -> None:
         federation(),
         rounds=2,
     )
-    new = fitted.personalise(newcomers(), rounds=1)
+    new = fitted.personalize(newcomers(), rounds=1)
     theta = {name: value for name, value in fitted.message.items()}
     x = torch.cat([newcomers().fields["x"][:6], torch.ones(6, 1)], 1)
     middle = torch.cat([theta["theta.weight"].flatten(), theta["theta.bias"]])
@@ -198,13 +198,13 @@ def test_pfedme_personalises_by_its_prox() -> None:
 
 
 def test_rounds_of_sgd_keep_their_own_schedule() -> None:
-    """A personalised fit is a `Fit`: it predicts, saves and personalises again from the same start."""
-    fitted = fit(fedsvi(regression, local_optimiser=SGD(0.01)), federation(), rounds=2)
+    """A personalized fit is a `Fit`: it predicts, saves and personalizes again from the same start."""
+    fitted = fit(fedsvi(regression, local_optimizer=SGD(0.01)), federation(), rounds=2)
     once, twice = (
-        fitted.personalise(newcomers(), rounds=3),
-        fitted.personalise(newcomers(), rounds=3),
+        fitted.personalize(newcomers(), rounds=3),
+        fitted.personalize(newcomers(), rounds=3),
     )
-    again = once.personalise(newcomers(), rounds=3)
+    again = once.personalize(newcomers(), rounds=3)
     for name, leaf in named_leaves(once.progress.table).items():
         assert torch.equal(leaf, named_leaves(twice.progress.table)[name])
         assert torch.equal(leaf, named_leaves(again.progress.table)[name])

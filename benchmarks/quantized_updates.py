@@ -1,7 +1,7 @@
-"""What rounded updates cost in accuracy, and save in bytes: `python -m benchmarks.quantised_updates`.
+"""What rounded updates cost in accuracy, and save in bytes: `python -m benchmarks.quantized_updates`.
 
 FedAvg of a network with one hidden layer on scikit-learn's 8 x 8 digits, twenty clients that have mostly a few digits
-each (Dirichlet 0.3), 40 rounds of 10 steps. Each line is the same runs with `hierfl.methods.quantised`, of three seeds
+each (Dirichlet 0.3), 40 rounds of 10 steps. Each line is the same runs with `hierfl.methods.quantized`, of three seeds
 of the start, the split and the mini-batches. Prints the table of docs/methods.md.
 """
 
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 import hierfl
 from hierfl.data.partition import dirichlet
 from hierfl.method import Method
-from hierfl.methods import fedavg, quantised
+from hierfl.methods import fedavg, quantized
 from hierfl.models import network
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 
 SEEDS = (0, 1, 2)
 TRAIN, CLIENTS, ROUNDS = 1200, 20, 40
 LINES: dict[str, Callable[[Method], Method]] = {
     "32": lambda m: m,
-    "16": lambda m: quantised(m, bits=16),
-    "8": lambda m: quantised(m),
-    "8, `feedback=False`": lambda m: quantised(m, feedback=False),
+    "16": lambda m: quantized(m, bits=16),
+    "8": lambda m: quantized(m),
+    "8, `feedback=False`": lambda m: quantized(m, feedback=False),
 }
 
 
@@ -41,9 +41,9 @@ def measured(wrap: Callable[[Method], Method], seed: int) -> tuple[Tensor, float
     test = hierfl.ClientData.from_arrays(["all"] * (len(y) - TRAIN), x=x[TRAIN:], y=y[TRAIN:])
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    plain = fedavg(network(net), optimiser=SGD(0.2), steps=10, unit="step", batch_size=20)
+    plain = fedavg(network(net), optimizer=SGD(0.2), steps=10, unit="step", batch_size=20)
     fitted = hierfl.fit(wrap(plain), train, rounds=ROUNDS, seed=seed)
-    scores = fitted.personalise(test, rounds=0).predict(test).scores()
+    scores = fitted.personalize(test, rounds=0).predict(test).scores()
     weights = torch.cat([v.reshape(-1) for v in fitted.message.values()])
     return weights, float(scores["accuracy"].mean()), int(fitted.history["bytes_up"][0])
 

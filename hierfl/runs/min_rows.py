@@ -10,34 +10,34 @@ NAMED = 5  # clients in a warning
 
 
 def with_rows(
-    data: ClientData, held_out: ClientData | None, least: int
+    data: ClientData, validation: ClientData | None, least: int
 ) -> tuple[ClientData, ClientData | None]:
     """Return the clients with at least so many rows, and their held-out rows; a warning names the others.
 
     Args:
         data: the clients' training rows.
-        held_out: rows of the same clients, or None.
+        validation: rows of the same clients, or None.
         least: training rows, 1 or more.
 
     Raises:
         ValueError: `least` is below 1, or no client has as many rows.
     """
     if least < 1:
-        raise ValueError(f"least_rows is {least}: it must be 1 or more")
+        raise ValueError(f"min_rows is {least}: it must be 1 or more")
     few = [name for name, n in zip(data.names, data.counts.tolist(), strict=True) if n < least]
     if not few:
-        return data, held_out
+        return data, validation
     if len(few) == data.num_clients:
         raise ValueError(
-            f"least_rows is {least}, and no client has as many rows: the most are {int(data.counts.max())}"
+            f"min_rows is {least}, and no client has as many rows: the most are {int(data.counts.max())}"
         )
     more = f" and {len(few) - NAMED} more" if len(few) > NAMED else ""
     warnings.warn(
         f"{len(few)} of {data.num_clients} clients have fewer than {least} rows and take no part: "
-        f"{', '.join(few[:NAMED])}{more}; fit.personalise(rows) infers their own numbers at home",
+        f"{', '.join(few[:NAMED])}{more}; fit.personalize(rows) infers their own numbers at home",
         stacklevel=3,
     )
-    return _without(data, few), None if held_out is None else _without(held_out, few)
+    return _without(data, few), None if validation is None else _without(validation, few)
 
 
 def _without(data: ClientData, names: list[str]) -> ClientData:

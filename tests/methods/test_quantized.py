@@ -27,10 +27,10 @@ from hierfl.methods import (
     fedsvi,
     fine_tuned,
     over_relaxed,
-    quantised,
+    quantized,
     robust,
     scaffold,
-    server_optimised,
+    server_optimized,
     two_stage,
 )
 from hierfl.models import bayesian_network, network
@@ -39,15 +39,15 @@ from hierfl.nodes.asking import Answer
 from hierfl.nodes.client_state import kept
 from hierfl.nodes.messages import from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
-from hierfl.optimisers import SGD
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.engine.test_engines import _shared
 from tests.methods.test_robust import attacked, digits
 from tests.nodes.one_process import machines
 from tests.programs import federation, fit, regression
 
-SMALL: dict[str, Any] = {"optimiser": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
-STEP: dict[str, Any] = {"optimiser": SGD(0.1), "steps": 1, "unit": "step", "batch_size": None}
+SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
+STEP: dict[str, Any] = {"optimizer": SGD(0.1), "steps": 1, "unit": "step", "batch_size": None}
 
 
 def wide() -> Any:
@@ -69,7 +69,7 @@ def rows(counts: tuple[int, ...] = (5, 3)) -> hierfl.ClientData:
 def test_two_rounds_by_hand() -> None:
     """The gradients of a linear regression, rounded in the order of the module's docstring."""
     data = rows()
-    fitted = fit(quantised(fedavg(wide(), **STEP)), data, rounds=2)
+    fitted = fit(quantized(fedavg(wide(), **STEP)), data, rounds=2)
     theta = {k: v.clone() for k, v in fitted.federation.server.state.items()}
     unsent = [{k: torch.zeros_like(v) for k, v in theta.items()} for _ in range(2)]
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_two_rounds_by_hand() -> None:
 def test_with_feedback_it_ends_where_the_method_ends() -> None:
     """Real images, a convex loss: without feedback each client's rounding pulls to one side in every round."""
     train, _ = digits()
-    plain = fedavg(network(nn.Linear(64, 10)), **{**STEP, "optimiser": SGD(0.5)})
+    plain = fedavg(network(nn.Linear(64, 10)), **{**STEP, "optimizer": SGD(0.5)})
 
     def end(method: Method) -> Tensor:
         torch.manual_seed(0)
@@ -105,7 +105,7 @@ def test_with_feedback_it_ends_where_the_method_ends() -> None:
 
     wanted = end(plain)
     near, far = (
-        float((end(quantised(plain, feedback=how)) - wanted).norm() / wanted.norm())
+        float((end(quantized(plain, feedback=how)) - wanted).norm() / wanted.norm())
         for how in (True, False)
     )
     assert near < 1e-4 and far > 10.0 * near
@@ -116,7 +116,7 @@ def test_bytes_are_those_that_cross(bits: Any) -> None:
     data = rows((5, 3, 4))
     plain, found = (
         fit(method, data, rounds=2).history["bytes_up"].tolist()
-        for method in (fedavg(wide(), **STEP), quantised(fedavg(wide(), **STEP), bits=bits))
+        for method in (fedavg(wide(), **STEP), quantized(fedavg(wide(), **STEP), bits=bits))
     )
     rest = 8 + 2 * 8  # the loss, and the weights of two shares
     assert plain == [3 * (41 * 8 + rest)] * 2
@@ -127,7 +127,7 @@ def test_bytes_are_those_that_cross(bits: Any) -> None:
 @pytest.mark.parametrize("made", [ditto, fedavg])
 def test_every_engine(made: Callable[..., Method], way: dict[str, Any]) -> None:
     data = federation((5, 3, 7, 4, 2))
-    method = quantised(made(_shared(), **({} if made is ditto else SMALL)))
+    method = quantized(made(_shared(), **({} if made is ditto else SMALL)))
     one, two = (fit(method, data, rounds=4, cohort=3, **how) for how in ({}, way))
     for tree in ("server", "table"):
         there = named_leaves(getattr(two.progress, tree))
@@ -138,13 +138,13 @@ def test_every_engine(made: Callable[..., Method], way: dict[str, Any]) -> None:
 def test_a_new_client_starts_with_nothing_unsent() -> None:
     data = federation((5, 3, 7))
     for method in (fedavg(_shared(), **SMALL), ditto(_shared())):
-        new = fit(quantised(method), data, rounds=2).personalise(federation((4,)), rounds=0)
+        new = fit(quantized(method), data, rounds=2).personalize(federation((4,)), rounds=0)
         assert not any(bool(v.any()) for v in tree_leaves(new.progress.table["unsent"]))
 
 
 # ------------------------------------------------------------------------------------------------ over nodes
 def test_whole_numbers_cross_and_the_error_stays(tmp_path: Path) -> None:
-    method, data = quantised(fedavg(wide(), **STEP)), rows((5, 3, 4))
+    method, data = quantized(fedavg(wide(), **STEP)), rows((5, 3, 4))
     around = machines(method, data, tmp_path)
     over = fit_nodes(method, around.agreement, around.ask, rounds=3)
     here = fit(method, data, rounds=3)
@@ -177,7 +177,7 @@ def test_whole_numbers_cross_and_the_error_stays(tmp_path: Path) -> None:
 def test_a_wrong_message_is_left_out(
     wrong: Callable[[Tensor, Tensor], Any], why: str, tmp_path: Path
 ) -> None:
-    method, data = quantised(fedavg(wide(), **STEP)), rows((5, 3, 4))
+    method, data = quantized(fedavg(wide(), **STEP)), rows((5, 3, 4))
     around = machines(method, data, tmp_path)
 
     def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
@@ -205,28 +205,28 @@ def same(one: hierfl.Fit, two: hierfl.Fit, atol: float = 1e-12) -> None:
 def test_wrappers_around_it() -> None:
     """Those that change nothing give the same numbers; the others move as they do without it."""
     data, plain = federation((5, 3, 7, 6)), fedavg(_shared(), **SMALL)
-    base = fit(quantised(plain), data, rounds=3)
+    base = fit(quantized(plain), data, rounds=3)
     for method in (
-        server_optimised(quantised(plain), SGD(1.0)),
-        over_relaxed(quantised(plain), 1.0),
-        averaging_some(quantised(plain), share=1.0),
+        server_optimized(quantized(plain), SGD(1.0)),
+        over_relaxed(quantized(plain), 1.0),
+        averaging_some(quantized(plain), share=1.0),
     ):
         same(base, fit(method, data, rounds=3))
     for wrap in (
         lambda m: over_relaxed(m, 1.7),
         by_rows,
-        lambda m: server_optimised(m, SGD(0.5, 0.9)),
+        lambda m: server_optimized(m, SGD(0.5, 0.9)),
         lambda m: robust(m, rule="median"),
         lambda m: fine_tuned(m, steps=2),
     ):
-        found, wanted = (fit(wrap(m), data, rounds=3) for m in (quantised(plain, bits=16), plain))
+        found, wanted = (fit(wrap(m), data, rounds=3) for m in (quantized(plain, bits=16), plain))
         same(wanted, found, atol=1e-4)
 
 
 def test_a_posterior_from_rounded_gradients() -> None:
     data = federation((8, 6, 7, 9, 5))
     plain, found = (
-        fit(m, data, rounds=40) for m in (fedsvi(regression), quantised(fedsvi(regression)))
+        fit(m, data, rounds=40) for m in (fedsvi(regression), quantized(fedsvi(regression)))
     )
     for name, value in named_leaves(plain.message["params"]).items():
         torch.testing.assert_close(
@@ -236,7 +236,7 @@ def test_a_posterior_from_rounded_gradients() -> None:
 
 def test_what_is_not_finite_is_refused_as_without_it() -> None:
     data = rows((5, 3, 4))
-    method = quantised(attacked(fedavg(wide(), **STEP), 3, torch.inf))
+    method = quantized(attacked(fedavg(wide(), **STEP), 3, torch.inf))
     with pytest.raises(ClientError, match=r"client '1' is not finite"):
         fit(method, data, rounds=1)
     some = fit(method, data, rounds=2, on_client_error="skip")
@@ -246,7 +246,7 @@ def test_what_is_not_finite_is_refused_as_without_it() -> None:
 
 def test_what_it_refuses(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bits is 4: it must be 8 or 16"):
-        quantised(fedavg(_shared()), bits=4)  # type: ignore[arg-type]
+        quantized(fedavg(_shared()), bits=4)  # type: ignore[arg-type]
     data, plain = federation((5, 3, 7)), fedavg(_shared(), **SMALL)
     personal = bayesian_network(
         nn.Linear(2, 1), likelihood=normal(1.0), prior_loc="learned", prior_scale="learned"
@@ -258,13 +258,13 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         (robust(plain), "uses what each client sends by itself"),
         (scaffold(_shared(), lr=0.01), "'scaffold' does not"),
         (fedpa(_shared()), "'fedpa' does not"),
-        (server_optimised(plain, SGD(1.0)), "server_optimised goes around quantised"),
+        (server_optimized(plain, SGD(1.0)), "server_optimized goes around quantized"),
         (fedabml(personal, server="exact"), "'fedabml' sends moments, which is none"),
-        (quantised(plain), "'fedavg 8 bits' is in few bits already"),
+        (quantized(plain), "'fedavg 8 bits' is in few bits already"),
     ):
         with pytest.raises(ProgramError, match=why):
-            fit(quantised(method), data, rounds=1)
-    few = quantised(fedavg(wide(), **STEP))
+            fit(quantized(method), data, rounds=1)
+    few = quantized(fedavg(wide(), **STEP))
     around = machines(few, rows(), tmp_path)
     never: Any = lambda contents, size: None  # noqa: E731
     with pytest.raises(ValueError, match=r"fedavg 8 bits sends theta as whole numbers .* secure"):
