@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.conditional import chosen
+from hierfl.effects.conditional_effects import chosen
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.intervals import share_above, statistics
 from hierfl.effects.predictor import Scale, asked, check_scale, on_scale, predictor
-from hierfl.effects.rows import checked, typical
+from hierfl.effects.predictor_rows import checked, typical
 from hierfl.formulas.columns import Column
 from hierfl.posterior.snapshot import Snapshot
 
@@ -69,7 +69,7 @@ def contrasts(
 ) -> Contrasts:
     """Compare the response between values of one column, the other columns held at typical values.
 
-    No rows are read, as in `hierfl.effects.conditional.effects`.
+    No rows are read, as in `hierfl.effects.conditional_effects.effects`.
 
     Args:
         fit: of a `hierfl.formula`.

@@ -18,7 +18,7 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.intervals import statistics
-from hierfl.effects.rows import Rows, typical
+from hierfl.effects.predictor_rows import Rows, typical
 from hierfl.formulas.layout import GroupTerm
 from hierfl.posterior.snapshot import Snapshot
 
@@ -67,7 +67,7 @@ def icc(
 
     Args:
         fit: of a `hierfl.formula` with groups.
-        at: column -> value, of the row, as in `hierfl.effects.conditional.effects`.
+        at: column -> value, of the row, as in `hierfl.effects.conditional_effects.effects`.
         draws: S, of the posterior.
         seed: of the draws.
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
-from hierfl.effects.conditional import chosen, few
+from hierfl.effects.conditional_effects import chosen, few
 from hierfl.effects.contrasts import pairs, several
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.intervals import statistics
 from hierfl.effects.predictor import mean_response, predictor
-from hierfl.effects.rows import Rows, evaluated, predictors, rows_of_client, typical
+from hierfl.effects.predictor_rows import Rows, evaluated, predictors, rows_of_client, typical
 from hierfl.formulas.columns import by_client, complete, prepared
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.frames import Frames

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hierfl.effects.drawn import Drawn
-from hierfl.effects.rows import Rows
+from hierfl.effects.predictor_rows import Rows
 from hierfl.formulas.layout import GroupTerm
 
 Who = int | Literal["new"] | None

@@ -21,7 +21,7 @@ from hierfl.effects.funnel import beyond, funnel_curves, ratio_interval
 from hierfl.effects.intervals import HIGH, LOW, statistics
 from hierfl.effects.marginal_means import in_turn
 from hierfl.effects.predictor import mean_response, predictor
-from hierfl.effects.rows import rows_of_client, typical
+from hierfl.effects.predictor_rows import rows_of_client, typical
 from hierfl.posterior.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.intervals import statistics
 from hierfl.effects.marginal_means import in_turn
 from hierfl.effects.predictor import distribution, mean_response, predictor
-from hierfl.effects.rows import rows_of_client
+from hierfl.effects.predictor_rows import rows_of_client
 from hierfl.posterior.snapshot import Snapshot
 
 

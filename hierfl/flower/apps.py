@@ -1,6 +1,6 @@
 """A run as a Flower ServerApp and ClientApp, for its simulation and for SuperNodes.
 
-    query.schema      of a formula without a schema: a node tells counts and sums (`hierfl.nodes.schema`)
+    query.schema      of a formula without a schema: a node tells counts and sums (`hierfl.nodes.agreed_schema`)
     query.introduce   a node tells of its client: name, number of rows, form of the rows
     query.agree       the node gets what all agreed on, and tells what it starts from
     train             one round: the method's message, and the client's update

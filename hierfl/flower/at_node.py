@@ -61,7 +61,8 @@ class Clients:
         return answered
 
     def _tell(self, content: bytes, context: Context) -> bytes:
-        from hierfl.nodes.schema import tell  # pandas and formulae, which most models do not need
+        # here: pandas and formulae, which most models do not need
+        from hierfl.nodes.agreed_schema import tell
 
         if not self.call.lacks_schema:
             raise Refused("this node's app has no formula that lacks a schema")
@@ -84,7 +85,7 @@ class Clients:
             return self.call, found
         if not self.call.lacks_schema:
             return self.call, formula.data(found)
-        from hierfl.nodes.schema import with_schema
+        from hierfl.nodes.agreed_schema import with_schema
 
         try:
             text = (Path(self.folder(context)) / SCHEMA).read_bytes()

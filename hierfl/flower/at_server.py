@@ -82,7 +82,7 @@ class Nodes:
         """
         # here: pandas and formulae, which most models do not need
         from hierfl.formulas.formula import Formula
-        from hierfl.nodes.schema import agreed_over
+        from hierfl.nodes.agreed_schema import agreed_over
 
         assert isinstance(call.method, Formula)
 

@@ -10,13 +10,13 @@ from typing import Any
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.formulas.agree import Rare, agreed
+from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete
 from hierfl.formulas.declaration import Declaration, Missing
 from hierfl.formulas.dims import Dims, dims
 from hierfl.formulas.layout import Layout, layout
 from hierfl.formulas.priors import all_priors
 from hierfl.formulas.questions import Kinds, of_rows
-from hierfl.formulas.rows import Inside, client_data
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import additions_of, source
 from hierfl.models import families
@@ -80,19 +80,39 @@ class Formula:
         """The prior of every site, or of each column of it, the user's and the defaults."""
         return all_priors(self.declared, self.agreed, self.layout, self.priors)
 
-    def on(self, frames: Any, **options: Any) -> Formula:
-        """Return the formula with the schema that some frames agree on; its own where it has one.
+    def on(
+        self,
+        frames: Any,
+        *,
+        units: Mapping[str, str] | None = None,
+        levels: Mapping[str, Sequence[Any]] | None = None,
+        min_count: int = 5,
+        rare: Rare = "refuse",
+    ) -> Formula:
+        """Return the formula with the schema that some frames agree on, or itself where it has one.
 
         Args:
             frames: one frame with the column of clients, or {client: frame}.
-            **options: of `hierfl.schema`: units, levels, min_count, rare.
+            units: as in `hierfl.schema`.
+            levels: as in `hierfl.schema`.
+            min_count: as in `hierfl.schema`.
+            rare: as in `hierfl.schema`.
 
         Raises:
-            KeyError, TypeError, ValueError: as `schema`.
+            KeyError, TypeError, ValueError: as `hierfl.schema`.
         """
         if self.has_schema:
             return self
-        return replace(self, schema=schema(frames, self, start=self.schema, **options))
+        agreed_on = schema(
+            frames,
+            self,
+            units=units,
+            levels=levels,
+            min_count=min_count,
+            rare=rare,
+            start=self.schema,
+        )
+        return replace(self, schema=agreed_on)
 
     def program(self) -> str:
         """Return the Pyro program that the formula stands for. It is the text that runs: copy it, and change it.

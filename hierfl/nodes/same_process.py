@@ -83,7 +83,7 @@ class InProcess:
             return call, rows
         # here: pandas and formulae, which most models do not need
         from hierfl.formulas.formula import Formula
-        from hierfl.nodes.schema import agreed_over, tell
+        from hierfl.nodes.agreed_schema import agreed_over, tell
 
         asked, frames = call.method, {name: {name: part} for name, part in self.parts.items()}
         if not isinstance(asked, Formula):

@@ -40,7 +40,7 @@ def conditional_effect(
 
     Args:
         ax: axes to draw on.
-        frame: of `hierfl.effects.conditional.Effects`.
+        frame: of `hierfl.effects.conditional_effects.Effects`.
         variable: the column along the x axis.
         by: the column whose values are drawn apart. Default None.
         label: of the y axis.

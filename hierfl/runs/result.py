@@ -16,13 +16,15 @@ from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
 from hierfl.diagnostics.summary import Summary, brief, summary
-from hierfl.effects.conditional import Effects, effects
-from hierfl.effects.contrasts import Contrasts, contrasts
-from hierfl.effects.icc import Icc, icc
-from hierfl.effects.marginal_means import MarginalMeans, marginal_means
-from hierfl.effects.profile import Profile, profile
-from hierfl.effects.r2 import R2, r2
-from hierfl.effects.survival import Survival, survival
+from hierfl.effects import (
+    conditional_effects,
+    contrasts,
+    icc,
+    marginal_means,
+    profile,
+    r2,
+    survival_curves,
+)
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of, is_corrected
 from hierfl.formulas.frames import Frames, rows_of
@@ -255,35 +257,14 @@ class Fit:
         """
         return summary(self, draws=draws, seed=seed)
 
-    def effects(self, variable: str, **options: Any) -> Effects:
-        """Return the response along one column of a formula: `hierfl.effects.conditional.effects`."""
-        return effects(self, variable, **options)
-
-    def contrasts(self, variable: str, **options: Any) -> Contrasts:
-        """Compare the response between values of a column of a formula: `hierfl.effects.contrasts.contrasts`."""
-        return contrasts(self, variable, **options)
-
-    def marginal_means(
-        self, variable: str, rows: Frames | None = None, **options: Any
-    ) -> MarginalMeans:
-        """Average the response at values of a column over rows: `hierfl.effects.marginal_means.marginal_means`."""
-        return marginal_means(self, variable, rows, **options)
-
-    def profile(self, column: str = "Intercept", **options: Any) -> Profile:
-        """Return clients' own effects, ranks and standardized ratios: `hierfl.effects.profile.profile`."""
-        return profile(self, column, **options)
-
-    def survival(self, **options: Any) -> Survival:
-        """Return survival curves of a formula's times: `hierfl.effects.survival.survival`."""
-        return survival(self, **options)
-
-    def r2(self, **options: Any) -> R2:
-        """Return the Bayesian R2 of a formula, conditional and marginal: `hierfl.effects.r2.r2`."""
-        return r2(self, **options)
-
-    def icc(self, **options: Any) -> Icc:
-        """Return intraclass correlations of a formula's groups: `hierfl.effects.icc.icc`."""
-        return icc(self, **options)
+    # What a fit of a formula says: a function of each module, whose first argument is the fit.
+    effects = conditional_effects.effects
+    contrasts = contrasts.contrasts
+    marginal_means = marginal_means.marginal_means
+    profile = profile.profile
+    survival = survival_curves.survival
+    r2 = r2.r2
+    icc = icc.icc
 
     def check(self, against: Literal["nuts"] = "nuts", **options: Any) -> AgainstNuts:
         """Compare the posterior with NUTS on all rows together: `hierfl.diagnostics.against_nuts`.

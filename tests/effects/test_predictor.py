@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hierfl.effects.predictor import asked, mean_response, predictor
-from hierfl.effects.rows import evaluated, predictors, rows_of_client, typical
+from hierfl.effects.predictor_rows import evaluated, predictors, rows_of_client, typical
 from hierfl.formulas.columns import prepared
 from hierfl.models import families
 from tests.effects.made import CLIENTS, drawn, frame, of_program, repeated

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hierfl.effects.icc import correlated
+from hierfl.effects.predictor_rows import rows_of_client
 from hierfl.effects.r2 import explained
-from hierfl.effects.rows import rows_of_client
 from tests.effects.made import drawn, frame, repeated, with_shared
 
 

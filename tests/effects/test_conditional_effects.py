@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hierfl.effects.conditional import conditional
+from hierfl.effects.conditional_effects import conditional
 from tests.effects.made import drawn, frame, repeated, with_shared
 
 

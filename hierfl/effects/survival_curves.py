@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.conditional import fixed
+from hierfl.effects.conditional_effects import fixed
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.intervals import statistics
 from hierfl.effects.predictor import EACH, asked, distribution, predictor
-from hierfl.effects.rows import typical
+from hierfl.effects.predictor_rows import typical
 from hierfl.models.families.survival import hazards
 from hierfl.posterior.snapshot import Snapshot
 
@@ -78,7 +78,7 @@ def survival(
 
     Args:
         fit: of a `hierfl.formula` for times: exponential, weibull, lognormal or piecewise_exponential.
-        at: column -> value, as in `hierfl.effects.conditional.effects`.
+        at: column -> value, as in `hierfl.effects.conditional_effects.effects`.
         times: 0 or later, in the unit of the response. Default None: 50 times up to twice the mean of the response,
             censored times included.
         client: as in `effects`. Default "each": every client, and a new one.

@@ -15,7 +15,7 @@ from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.drawn import Drawn, drawn
 from hierfl.effects.intervals import statistics
 from hierfl.effects.predictor import Scale, asked, check_scale, on_scale, predictor
-from hierfl.effects.rows import predictors, typical
+from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.terms import stateful_calls

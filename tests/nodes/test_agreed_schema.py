@@ -18,9 +18,9 @@ from hierfl.core.trees import named_leaves
 from hierfl.flower import apps
 from hierfl.formulas.questions import Question
 from hierfl.nodes import TooFewNodes, in_process
+from hierfl.nodes.agreed_schema import agreed_over, tell, with_schema
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
-from hierfl.nodes.schema import agreed_over, tell, with_schema
 from tests.flower.test_apps import Grid, identity
 from tests.formulas.frames import patients
 
