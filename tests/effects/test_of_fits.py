@@ -105,6 +105,6 @@ def test_a_client_that_came_later_has_its_effects() -> None:
 
 def test_a_scale_and_too_few_draws_are_refused() -> None:
     with pytest.raises(ValueError, match="scale is 'odds'"):
-        bernoulli().effects("age", scale="odds")
+        bernoulli().effects("age", scale="odds")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="draws is 5: a 90 % interval needs 20 or more"):
         bernoulli().effects("age", draws=5)
