@@ -100,6 +100,7 @@ def mapped(prior: Any = None) -> Any:
 
 
 SMALL: dict[str, Any] = {"steps": 3, "batch_size": 2}
+TUNED: dict[str, Any] = {**SMALL, "unit": "step"}
 FAMILIES = {
     "delta": guides.delta,
     "mean_field": guides.mean_field,
@@ -118,6 +119,13 @@ def bred(strategy: Any) -> Method:
     return methods.pfedbred(personal(), strategy, **SMALL)
 
 
+def mirror_tuned(method: Method, steps: int) -> Method:
+    """Return a method of pFedBreD with its fine-tuning, "+FT" of the paper."""
+    return methods.fine_tuned(
+        method, steps=steps, unit="step", batch_size=2, when="every round", mirror=True
+    )
+
+
 CASES: dict[str, Callable[[], Method]] = {
     **{
         f"fedsvi {name}": partial(methods.fedsvi, regression, guide=guide)
@@ -133,10 +141,10 @@ CASES: dict[str, Callable[[], Method]] = {
     "bfi": lambda: methods.bfi(regression, steps=2),
     "fedavg": lambda: methods.fedavg(common(), **SMALL),
     "fedavg epochs": lambda: methods.fedavg(common(), steps=2, unit="epoch", batch_size=2),
-    "fedavg +FT": lambda: methods.fedavg(common(), fine_tune=True, **SMALL),
-    "fedavg +AM": lambda: methods.fedavg(common(), beta=2.0, **SMALL),
-    "fedprox +AM +FT": lambda: methods.fedavg(
-        common(), prox=0.1, beta=1.5, fine_tune=True, **SMALL
+    "fedavg +FT": lambda: methods.fine_tuned(methods.fedavg(common(), **SMALL), **TUNED),
+    "fedavg +AM": lambda: methods.over_relaxed(methods.fedavg(common(), **SMALL), 2.0),
+    "fedprox +AM +FT": lambda: methods.over_relaxed(
+        methods.fine_tuned(methods.fedavg(common(), prox=0.1, **SMALL), **TUNED), 1.5
     ),
     "fedbn": lambda: methods.fedbn(
         models.batch_norm_network(batch_normed(), likelihood=models.likelihood.normal(1.0))
@@ -144,20 +152,22 @@ CASES: dict[str, Callable[[], Method]] = {
     "ditto": lambda: methods.ditto(common(), lam=0.5, **SMALL),
     "local_only": lambda: methods.local_only(common(), **SMALL),
     "pfedme": lambda: methods.pfedme(personal(), **SMALL),
-    "pfedme +AM": lambda: methods.pfedme(personal(), beta=2.0, **SMALL),
+    "pfedme +AM": lambda: methods.over_relaxed(methods.pfedme(personal(), **SMALL), 2.0),
     "pfedbayes": lambda: methods.pfedbayes(personal("learned"), draws=2, **SMALL),
-    "pfedbayes +AM": lambda: methods.pfedbayes(personal("learned"), beta=2.0, **SMALL),
+    "pfedbayes +AM": lambda: methods.over_relaxed(
+        methods.pfedbayes(personal("learned"), **SMALL), 2.0
+    ),
     "fedabml": lambda: methods.fedabml(
         personal("learned"), steps=2, batch_size=2, draws=2, inner_steps=2
     ),
-    "fedabml by rows": lambda: methods.fedabml(
-        personal("learned"), by_rows=True, beta=1.5, **SMALL
+    "fedabml by rows": lambda: methods.over_relaxed(
+        methods.by_rows(methods.fedabml(personal("learned"), **SMALL)), 1.5
     ),
     "fedabml first": lambda: methods.fedabml(personal("learned"), meta="first", draws=1, **SMALL),
     "fedabml full": lambda: methods.fedabml(personal("learned"), meta="full", draws=1, **SMALL),
     "fedabml exact": lambda: methods.fedabml(personal("learned"), server="exact", **SMALL),
-    "fedabml exact +AM": lambda: methods.fedabml(
-        personal("learned"), server="exact", beta=1.5, by_rows=True, **SMALL
+    "fedabml exact +AM": lambda: methods.over_relaxed(
+        methods.by_rows(methods.fedabml(personal("learned"), server="exact", **SMALL)), 1.5
     ),
     **{f"pfedbred {name}": partial(bred, name) for name in BREDS},
     "pfedbred exact jacobian": lambda: methods.pfedbred(
@@ -167,13 +177,11 @@ CASES: dict[str, Callable[[], Method]] = {
         personal(), "meg", prox_start="global", **SMALL
     ),
     "pfedbred moved prox": lambda: methods.pfedbred(personal(), "lg", prox_start="moved", **SMALL),
-    "pfedbred +FT": lambda: methods.pfedbred(personal(), "mh", fine_tune=2, **SMALL),
-    "pfedbred +AM by rows": lambda: methods.pfedbred(
-        personal(), "mh", beta=2.0, by_rows=True, **SMALL
-    ),
-    "pfedbred averaged": lambda: methods.pfedbred(personal(), "mh", averaged=0.5, **SMALL),
-    "pfedbred averaged by rows +FT": lambda: methods.pfedbred(
-        personal(), "mh-code", averaged=0.5, by_rows=True, fine_tune=1, **SMALL
+    "pfedbred +FT": lambda: mirror_tuned(bred("mh"), 2),
+    "pfedbred +AM by rows": lambda: methods.over_relaxed(methods.by_rows(bred("mh")), 2.0),
+    "pfedbred averaged": lambda: methods.averaging_some(bred("mh"), share=0.5),
+    "pfedbred averaged by rows +FT": lambda: mirror_tuned(
+        methods.averaging_some(methods.by_rows(bred("mh-code")), share=0.5), 1
     ),
     "fedmap": lambda: methods.fedmap(mapped(), steps=2, batch_size=2),
     "fedmap gradient": lambda: methods.fedmap(

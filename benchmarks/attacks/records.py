@@ -31,7 +31,6 @@ from benchmarks.attacks.mutations import JSON, mutated, watched
 from hierfl import guides, methods, models
 from hierfl.core.trees import named_leaves
 from hierfl.program.differences import differences
-from hierfl.program.old_records import translated
 from hierfl.program.recipes import describe
 
 REFUSALS = (hierfl.CheckpointError, hierfl.CannotRemake, hierfl.RowsNotSaved)
@@ -253,7 +252,7 @@ def _is_right(folder: Path, fit: hierfl.Fit) -> bool:
     """Return whether a fit is what the files of its folder say; an option they do not name has its default."""
     newest = sorted(folder.glob("round-*"))[-1]
     record = json.loads((newest / "state.json").read_text())
-    method = translated(record["about"]["method"])
+    method = record["about"]["method"]
     states = (("global", fit.progress.server), ("local", fit.progress.table))
     return (
         not differences(method, _named_in(method, describe(fit.method))).differs

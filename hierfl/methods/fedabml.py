@@ -25,14 +25,12 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Server
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.fedabml_client import Setting, abml_client
-from hierfl.methods.old_options import BETA, BY_ROWS, old_options
 from hierfl.methods.prior_params import moments_of
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Family, Guide, Model
 
 
-@old_options(by_rows=BY_ROWS, beta=BETA)
 @recorded
 def fedabml(
     model: Model,

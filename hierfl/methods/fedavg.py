@@ -20,14 +20,12 @@ from hierfl.method import Client, Method, Server, Share, Up, half_square
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.common_params import common_params
 from hierfl.methods.descent import Descent
-from hierfl.methods.old_options import BETA, FINE_TUNE_OF_FEDAVG, old_options
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@old_options(fine_tune=FINE_TUNE_OF_FEDAVG, beta=BETA)
 @recorded
 def fedavg(
     model: Model,

@@ -15,7 +15,6 @@ from __future__ import annotations
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
-from hierfl.methods.old_options import BETA, old_options
 from hierfl.methods.prior_params import at_prior
 from hierfl.optimizers import Adam
 from hierfl.program.program import Params, Program
@@ -23,7 +22,6 @@ from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@old_options(beta=BETA)
 @recorded
 def pfedbayes(
     model: Model,

@@ -25,7 +25,6 @@ from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Server
 from hierfl.methods.averaging_server import averaging_server
 from hierfl.methods.mirror import domains_of_params, kept_inside
-from hierfl.methods.old_options import AVERAGED, BETA, BY_ROWS, FINE_TUNE_OF_PFEDBRED, old_options
 from hierfl.methods.pfedbred_client import Setting, bred_client
 from hierfl.methods.pfedbred_strategies import Strategy, Word, strategy_of
 from hierfl.program.program import Program
@@ -33,7 +32,6 @@ from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@old_options(by_rows=BY_ROWS, averaged=AVERAGED, fine_tune=FINE_TUNE_OF_PFEDBRED, beta=BETA)
 @recorded
 def pfedbred(
     model: Model,

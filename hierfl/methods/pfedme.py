@@ -16,13 +16,11 @@ from __future__ import annotations
 from hierfl.guides.delta import delta
 from hierfl.method import Method
 from hierfl.methods.alternating import Alternating
-from hierfl.methods.old_options import BETA, old_options
 from hierfl.optimizers import SGD
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 
-@old_options(beta=BETA)
 @recorded
 def pfedme(
     model: Model,

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hierfl.program.fingerprints import PYTHON, differing
-from hierfl.program.old_records import translated
 
 JSON = Any
 
@@ -23,15 +22,14 @@ def differences(found: JSON, wanted: JSON, where: str = "") -> Differences:
     """Compare two descriptions.
 
     Functions are compared by their fingerprints, and not by their names where both have one: a script's model
-    is the same when the script is imported. An older record has no fingerprints: then names are compared, and
-    the rest is unknown.
+    is the same when the script is imported.
 
     Args:
-        found: of a record, perhaps of an earlier release; it need not be well formed.
+        found: of a record; it need not be well formed.
         wanted: as `describe` has made it, or of another record.
         where: what is compared, for the messages; "" for a whole method.
     """
-    told = list(_compared(translated(found), translated(wanted), where))
+    told = list(_compared(found, wanted, where))
     return Differences([t for sure, t in told if sure], [t for sure, t in told if not sure])
 
 
@@ -77,11 +75,8 @@ def _compared_by_code(
     if not isinstance(one, Mapping) or not isinstance(two, Mapping):
         if _text(_name_of(found)) != _text(_name_of(wanted)):
             yield True, f"{what}: {_short(_name_of(found))} there, {_short(_name_of(wanted))} here"
-        elif isinstance(two, Mapping):
-            yield (
-                False,
-                f"{what}: the record is of an earlier release, and does not say what it was",
-            )
+        else:
+            yield True, f"{what}: one of the two does not say what its code is"
         return
     for part in differing(one, two):
         yield True, f"{what}: {part}"

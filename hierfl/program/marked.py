@@ -117,8 +117,8 @@ def marked(kind: Kind, name: str) -> Any:
 
     Args:
         kind: "model" or "guide".
-        name: the name it is marked under; or "module:qualname", as records of hierfl 0.1.0 have it, of a
-            marked function.
+        name: the name it is marked under; or "module:qualname" of a marked guide family, which a record names
+            so where options of the family are set.
 
     Returns:
         The function, or None where the running program has marked none.

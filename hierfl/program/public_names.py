@@ -71,35 +71,6 @@ NAMES = {
     ),
 }
 
-# Runs written by hierfl 0.1.0 name the defining module instead: public module -> the modules that defined its
-# names in that release.
-MODULES_OF_0_1_0 = {
-    "hierfl": ("hierfl.method",),
-    "hierfl.guides": tuple(
-        f"hierfl.guides.{name}"
-        for name in (
-            "amortized conditional constructed delta low_rank mean_field shared structured unrolled"
-        ).split()
-    ),
-    "hierfl.methods": tuple(
-        f"hierfl.methods.{name}"
-        for name in (
-            "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi pfedbayes pfedbred pfedme pvi"
-        ).split()
-    ),
-    "hierfl.models": tuple(
-        f"hierfl.models.{name}"
-        for name in (
-            "batch_norm bayes_net bregman_net linear logistic map_network personal_heads poisson softmax"
-        ).split()
-    ),
-    "hierfl.models.bregman": ("hierfl.models.bregman",),
-    "hierfl.models.likelihood": ("hierfl.models.likelihood",),
-    "hierfl.models.map_priors": ("hierfl.models.map_priors",),
-    "hierfl.optimizers": ("hierfl.optimizers",),
-}
-PUBLIC_OF = {old: public for public, olds in MODULES_OF_0_1_0.items() for old in olds}
-
 HAND_IN = "hand the method in: load(..., method=...)"
 
 
@@ -116,9 +87,6 @@ def public_name(name: str) -> str:
     'my_study:my_model'
     """
     module, _, qualname = name.partition(":")
-    if module in PUBLIC_OF:
-        public = PUBLIC_OF[module]
-        return f"{public}.{qualname}" if exported(public, qualname) is not None else name
     for public in NAMES:
         ours, below = public.startswith("hierfl"), f"{module}.".startswith(f"{public}.")
         found = exported(public, qualname) if ours or below else None
@@ -138,12 +106,12 @@ def find(name: str) -> Any:
     """Return what a name in a recipe stands for.
 
     Args:
-        name: a public name, or "module:qualname" as hierfl 0.1.0 wrote it.
+        name: a public name, such as "hierfl.models.logistic".
 
     Raises:
         CannotRemake: the name is not on the list.
     """
-    module, _, last = public_name(name).rpartition(".")
+    module, _, last = name.rpartition(".")
     found = exported(module, last)
     if found is None:
         raise CannotRemake(f"'{_short(name)}' is not a public name of hierfl: {HAND_IN}")

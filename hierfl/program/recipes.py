@@ -19,7 +19,6 @@ import torch
 from hierfl.program.differences import differences
 from hierfl.program.fingerprints import RELEASED, fingerprint
 from hierfl.program.marked import Kind, marked, name_of
-from hierfl.program.old_records import translated
 from hierfl.program.public_names import HAND_IN, CannotRemake, exported, find, public_name
 from hierfl.program.sites import Family
 
@@ -168,7 +167,7 @@ def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any
             neither public nor marked, or describes something else than what is marked or handed in.
     """
     handed = dict(handed or {})
-    made = _remade(translated(description), "", handed)
+    made = _remade(description, "", handed)
     if handed:  # what is used is taken out
         name = next(iter(handed))
         raise CannotRemake(f"the record has no {name} to hand in for: leave {name}= out")
@@ -216,7 +215,7 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
     form = "made_by" if "made_by" in description else "family"
     name, given = _checked(description, form, str), _checked(description, "with", dict)
     factory = _factory(name, form, place)
-    of_method = public_name(name).startswith(("hierfl.methods.", "hierfl.Method"))
+    of_method = name.startswith(("hierfl.methods.", "hierfl.Method"))
     options = {}
     for key, value in given.items():
         if of_method and key in handed:
@@ -254,7 +253,7 @@ def _factory(name: str, form: str, place: str) -> Any:
 
 
 def _is_public(name: str) -> bool:
-    module, _, last = public_name(name).rpartition(".")
+    module, _, last = name.rpartition(".")
     return exported(module, last) is not None
 
 

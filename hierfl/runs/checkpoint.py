@@ -34,7 +34,7 @@ from hierfl.runs.records import check_record, digest, read_json
 from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, round_of, sync
 from hierfl.runs.run_folder import checkpoints as checkpoints
 
-FORMAT, VERSION = "hierfl-run", 1
+FORMAT, VERSION = "hierfl-run", 2
 
 
 def save(

@@ -20,8 +20,6 @@ from hierfl.program.recipes import describe
 
 # hashes of the clients' names and rows: whoever has a guess can confirm it by an unsalted hash
 PRIVATE = ("clients", "rows")
-# what records of earlier releases do not hold
-LATER = ("engine", "device")
 # how the numbers were computed: two fits that differ in nothing else are still the same run
 HOW = ("engine", "device")
 
@@ -106,7 +104,7 @@ def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Compared:
     """Compare a run on disk with another; of private things, only say that they differ.
 
     Args:
-        record: what identifies the run on disk, as `sealed` returned it, or as earlier releases wrote it.
+        record: what identifies the run on disk, as `sealed` returned it.
         about: what identifies the other, or a part of that.
     """
     salt = record.get("salt")
@@ -115,7 +113,7 @@ def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Compared:
     differs = {"method": f"method ({'; '.join(method.differs[:3])})"} if method.differs else {}
     for key in sorted(here.keys() - {"salt"}):
         there = record.get(key)
-        if there == here[key] or (key in LATER and key not in record):
+        if there == here[key]:
             continue
         both = f"{_short(there)} there, {_short(here[key])} here"
         differs[key] = f"{key} ({key}: {'others there than here' if key in PRIVATE else both})"

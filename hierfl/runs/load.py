@@ -69,7 +69,7 @@ def load(
         raise state.CheckpointError(f"'{folder}' holds no hierfl run")
     newest, record = saved.newest_record(found)
     who = record["about"]
-    there = saved.SavedData(data, None) if data is not None else saved.read(root, newest, record)
+    there = saved.SavedData(data, None) if data is not None else saved.read(newest, record)
     same = {"method": who["method"] if method is None else describe(method)}
     if there.data is not None:
         same |= about_data(there.data)

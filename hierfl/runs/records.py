@@ -51,7 +51,6 @@ def checked_schema(schema: Any) -> dict[str, Any]:
         CheckpointError: an entry is missing, or is not what `save` writes.
     """
     _check(schema if isinstance(schema, dict) else {}, "fit.json", SCHEMA)
-    _check({"levels": {}, **schema}, "fit.json", LABELS)
     return dict(schema)
 
 
@@ -107,10 +106,10 @@ ABOUT: dict[str, Callable[[Any], bool]] = {
     "rows": lambda value: isinstance(value, str),
     "fields": lambda value: isinstance(value, dict),
 }
-SCHEMA: dict[str, Callable[[Any], bool]] = {"names": _are_words}
-LABELS: dict[str, Callable[[Any], bool]] = {
-    part: lambda value: isinstance(value, dict) and all(map(_are_words, value.values()))
-    for part in ("features", "levels")  # fits of 0.1.0 have no levels
+SCHEMA: dict[str, Callable[[Any], bool]] = {
+    "names": _are_words,
+    "features": lambda value: isinstance(value, dict) and all(map(_are_words, value.values())),
+    "levels": lambda value: isinstance(value, dict) and all(map(_are_words, value.values())),
 }
 
 

@@ -124,7 +124,7 @@ class SavedData:
 
     Args:
         data: the clients' rows; None: they were not saved.
-        schema: what the data look like; None: a checkpoint of `fit`, or a fit saved by hierfl 0.1.0.
+        schema: what the data look like; None: a checkpoint of `fit`.
     """
 
     data: ClientData | None
@@ -163,11 +163,10 @@ def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
     raise state.CheckpointError(f"no checkpoint can be read: {'; '.join(reasons)}")
 
 
-def read(root: Path, checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
+def read(checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
     """Read what a saved fit holds of its data.
 
     Args:
-        root: of the fit.
         checkpoint: the one that is loaded.
         record: of it.
 
@@ -180,11 +179,11 @@ def read(root: Path, checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
             raise state.CheckpointError(
                 f"'{checkpoint / name}' is missing, truncated or changed: {HAND_IN}"
             )
-    place = checkpoint if SCHEMA in hashes else root  # 0.1.0 put them beside its checkpoints
-    schema = _schema(place) if SCHEMA in hashes or (root / SCHEMA).exists() else None
-    if schema is None or not (place / ROWS).exists():
-        return SavedData(None, schema if SCHEMA in hashes else None)
-    return SavedData(_rows(place / ROWS, schema), schema)
+    if SCHEMA not in hashes:
+        return SavedData(None, None)
+    schema = _schema(checkpoint)
+    rows = _rows(checkpoint / ROWS, schema) if ROWS in hashes else None
+    return SavedData(rows, schema)
 
 
 def _schema(place: Path) -> dict[str, Any]:

@@ -1,11 +1,7 @@
-"""Wrappers of a method: equal to the options they replace, equal in two engines, and refused by name.
-
-A wrapper is refused for the methods where it has no meaning.
-"""
+"""Wrappers of a method: what they change, equal in two engines, refused by name where they mean nothing."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,12 +85,6 @@ def embedded() -> Any:
     )
 
 
-def old(method: Callable[..., Method], *args: Any, **options: Any) -> Method:
-    """Build a method with its old options and expect their warning."""
-    with pytest.warns(DeprecationWarning, match="will be removed from its options; write "):
-        return method(*args, **options)
-
-
 def assert_same(one: hierfl.Fit, two: hierfl.Fit) -> None:
     """Assert bit-for-bit equality of server, clients, history, predictions and new clients."""
     data, new = federation((5, 3, 7)), federation((4, 2), seed=8)
@@ -114,74 +104,7 @@ def assert_same(one: hierfl.Fit, two: hierfl.Fit) -> None:
     np.testing.assert_array_equal(one.history[kept].to_numpy(), two.history[kept].to_numpy())
 
 
-# ------------------------------------------------------------ equal to the options
 TUNING = {"optimizer": SGD(0.01), "when": "every round", "mirror": True, **FEW}
-PAIRS: dict[str, tuple[Callable[[], Method], Callable[[], Method]]] = {
-    "fedavg fine_tune": (
-        lambda: old(fedavg, common(), fine_tune=True, **SMALL),
-        lambda: fine_tuned(fedavg(common(), **SMALL), unit="step", **SMALL),
-    ),
-    "fedavg fine_tune epochs": (
-        lambda: old(fedavg, common(), fine_tune=True, unit="epoch", optimizer=SGD(0.1), **SMALL),
-        lambda: fine_tuned(
-            fedavg(common(), unit="epoch", optimizer=SGD(0.1), **SMALL),
-            optimizer=SGD(0.1),
-            batch_size=2,
-        ),
-    ),
-    "fedavg beta": (
-        lambda: old(fedavg, common(), beta=2.0, **SMALL),
-        lambda: over_relaxed(fedavg(common(), **SMALL)),
-    ),
-    "pfedme beta": (
-        lambda: old(pfedme, personal(), beta=1.5, **SMALL),
-        lambda: over_relaxed(pfedme(personal(), **SMALL), 1.5),
-    ),
-    "pfedbayes beta": (
-        lambda: old(pfedbayes, personal("learned"), beta=1.5, **SMALL),
-        lambda: over_relaxed(pfedbayes(personal("learned"), **SMALL), beta=1.5),
-    ),
-    "fedabml by_rows, beta": (
-        lambda: old(fedabml, personal("learned"), by_rows=True, beta=1.5, **SMALL),
-        lambda: over_relaxed(by_rows(fedabml(personal("learned"), **SMALL)), 1.5),
-    ),
-    "fedabml exact beta": (
-        lambda: old(fedabml, personal("learned"), server="exact", beta=1.5, **SMALL),
-        lambda: over_relaxed(fedabml(personal("learned"), server="exact", **SMALL), 1.5),
-    ),
-    "pfedbred fine_tune": (
-        lambda: old(pfedbred, personal(), fine_tune=2, **SMALL),
-        lambda: fine_tuned(pfedbred(personal(), **SMALL), steps=2, **TUNING),
-    ),
-    "pfedbred all of them": (
-        lambda: old(
-            pfedbred, personal(), averaged=0.5, by_rows=True, fine_tune=1, beta=2.0, **SMALL
-        ),
-        lambda: over_relaxed(
-            fine_tuned(averaging_some(by_rows(pfedbred(personal(), **SMALL)), share=0.5), **TUNING)
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_wrapper_equals_the_option_it_replaces(name: str) -> None:
-    given, wrapped = PAIRS[name]
-    data, run = federation((5, 3, 7)), dict[str, Any](rounds=2, seed=3, cohort=2)
-    assert_same(fit(given(), data, **run), fit(wrapped(), data, **run))
-
-
-def test_old_options_warn_with_their_replacement_and_defaults_do_not_warn() -> None:
-    expected = r"write over_relaxed\(by_rows\(pfedbred\(\.\.\.\)\), beta=2\.0\)"
-    with pytest.warns(DeprecationWarning, match="pfedbred: by_rows, beta will be .*" + expected):
-        options: dict[str, Any] = {"beta": 2.0, "by_rows": True}
-        pfedbred(personal(), **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        defaults: dict[str, Any] = {"beta": 1.0, "fine_tune": False}
-        assert fedavg(common(), **defaults).name == "fedavg"
-    with pytest.raises(TypeError, match="unexpected keyword argument 'betas'"):
-        fedavg(common(), **dict[str, Any](betas=2.0))
 
 
 # ------------------------------------------------------------ two engines
@@ -246,11 +169,6 @@ def test_a_wrapped_method_is_rebuilt_from_its_description(make: Any, tmp_path: P
     half = fit(method, data, rounds=1, seed=3, checkpoint=tmp_path)
     again = hierfl.load(tmp_path, data=data)
     assert_same(half, again)
-
-
-def test_an_old_option_is_recorded_as_the_wrapper() -> None:
-    given = describe(old(fedavg, shared_slope, beta=2.0, fine_tune=True))
-    assert given == describe(over_relaxed(fine_tuned(fedavg(shared_slope), steps=20, unit="step")))
 
 
 # ------------------------------------------------------------ effects

@@ -44,7 +44,7 @@ def test_names() -> None:
     assert name_of(named, "model") == "a name of its own"
     assert name_of(unmarked, "model") is None
     assert marked("model", "plain") is plain
-    assert marked("model", f"{__name__}:plain") is plain, "records of 0.1.0 have this form"
+    assert marked("model", f"{__name__}:plain") is plain
     assert marked("model", f"{__name__}:unmarked") is None
     assert marked("guide", "plain") is None
 

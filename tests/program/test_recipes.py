@@ -1,11 +1,10 @@
-"""Recipes: each public name, old name and value comes back from JSON as what it was."""
+"""Recipes: each public name and value comes back from JSON as what it was."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import pyro.distributions as dist
@@ -15,14 +14,7 @@ import torch
 import hierfl
 from hierfl import guides, methods, models, optimizers
 from hierfl.models import bregman, likelihood, map_priors
-from hierfl.program.differences import differences
-from hierfl.program.old_records import translated
-from hierfl.program.public_names import (
-    MODULES_OF_0_1_0,
-    NAMES,
-    exported,
-    public_name,
-)
+from hierfl.program.public_names import NAMES, exported
 from hierfl.program.recipes import describe, remake
 from hierfl.program.sites import Family
 
@@ -139,77 +131,3 @@ def test_recipes_name_no_module_of_hierfl_that_is_not_public() -> None:
     assert "hierfl.guides.spline_flow" in record and "global_sites" not in record
     assert describe(models.likelihood.poisson())["made_by"] == "hierfl.models.likelihood.poisson"
     assert describe(bregman.poisson())["made_by"] == "hierfl.models.bregman.BregmanPrior"
-
-
-# ------------------------------------------------------------------ names of 0.1.0
-OLD_NAMES = {
-    "hierfl.guides.shared:full_normal": "hierfl.guides.full_normal",
-    "hierfl.guides.mean_field:mean_field": "hierfl.guides.mean_field",
-    "hierfl.method:Method": "hierfl.Method",
-    "hierfl.methods.ditto:local_only": "hierfl.methods.local_only",
-    "hierfl.models.batch_norm:batch_norm_network": "hierfl.models.batch_norm_network",
-    "hierfl.models.bayes_net:bayesian_network": "hierfl.models.bayesian_network",
-    "hierfl.models.bayes_net:network": "hierfl.models.network",
-    "hierfl.models.bregman_net:bregman_network": "hierfl.models.bregman_network",
-    "hierfl.models.likelihood:Likelihood": "hierfl.models.likelihood.Likelihood",
-    "hierfl.models.map_priors:InputConvex": "hierfl.models.map_priors.InputConvex",
-    "hierfl.optimizers:TorchOptimizer": "hierfl.optimizers.TorchOptimizer",
-    "pyro.distributions.torch:HalfNormal": "pyro.distributions.HalfNormal",
-    "pyro.distributions.delta:Delta": "pyro.distributions.Delta",
-    "torch.optim.nadam:NAdam": "torch.optim.NAdam",
-    # Not public: as it was.
-    "hierfl.models.bregman:_same": "hierfl.models.bregman:_same",
-    "hierfl.guides.shared:nothing": "hierfl.guides.shared:nothing",
-    "my_study:my_model": "my_study:my_model",
-}
-
-
-@pytest.mark.parametrize("old", OLD_NAMES)
-def test_an_old_name_is_translated(old: str) -> None:
-    assert public_name(old) == OLD_NAMES[old]
-    record = {"made_by": old, "with": {"a": {"sequence": [{"named": old}, {"family": old}]}}}
-    new = OLD_NAMES[old]
-    assert translated(record) == {
-        "made_by": new,
-        "with": {"a": {"sequence": [{"named": new}, {"family": new}]}},
-    }
-    assert translated(translated(record)) == translated(record)
-
-
-def test_a_retired_option_counts_only_where_it_was_used() -> None:
-    old = {"model": None, "beta": 1.0, "fine_tune": False}
-    record = {"made_by": "hierfl.methods.fedavg:fedavg", "with": old}
-    assert translated(record) == {"made_by": "hierfl.methods.fedavg", "with": {"model": None}}
-    record["with"] = {**old, "beta": 2.0}
-    assert translated(record) == {
-        "made_by": "hierfl.methods.over_relaxed",
-        "with": {
-            "method": {"made_by": "hierfl.methods.fedavg", "with": {"model": None}},
-            "beta": 2.0,
-        },
-    }
-    assert translated(translated(record)) == translated(record)
-    mine = {"made_by": "my_study:my_method", "with": old}
-    assert translated(mine) == mine
-
-
-def test_every_factory_of_0_1_0_is_found_by_its_old_name() -> None:
-    assert set(MODULES_OF_0_1_0) < set(NAMES)
-    old = {
-        "hierfl.methods": "bfi ditto fedabml fedavg fedbn fedlaplace fedmap fedsvi fedvi pfedbayes pfedbred pfedme pvi",
-        "hierfl.models": "linear logistic map_network poisson softmax",
-        "hierfl.guides": "amortized conditional constructed delta low_rank mean_field structured unrolled",
-    }
-    for module, names in old.items():
-        for name in names.split():
-            found = remake({"named": f"{module}.{name}:{name}"})
-            assert found is getattr(import_module(module), name)
-
-
-def test_an_option_that_an_earlier_record_does_not_hold_had_its_default() -> None:
-    model = hierfl.models.softmax(2)
-    for own_steps in (True, False):
-        method = hierfl.methods.fine_tuned(hierfl.methods.ditto(model), own_steps=own_steps)
-        now = describe(method)
-        earlier = {**now, "with": {k: v for k, v in now["with"].items() if k != "own_steps"}}
-        assert bool(differences(earlier, now).differs) != own_steps

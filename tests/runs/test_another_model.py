@@ -215,11 +215,9 @@ def test_under_another_python_the_rest_is_compared_and_a_warning_says_so(tmp_pat
         hierfl.load(tmp_path, method=fedsvi(scaled(2.0)), data=data)
 
 
-def test_a_record_of_an_earlier_release_is_accepted_with_a_warning(tmp_path: Path) -> None:
+def test_a_record_without_a_fingerprint_is_refused(tmp_path: Path) -> None:
     data, method = federation((3, 2)), fedsvi(scaled(1.0))
     fit(method, data, rounds=1, checkpoint=tmp_path)
     rewritten(tmp_path, lambda model: model.pop("code"))
-    with pytest.warns(
-        UserWarning, match="is not certain: model: the record is of an earlier release"
-    ):
+    with pytest.raises(hierfl.CheckpointError, match="model: one of the two does not say what its"):
         fit(method, data, rounds=1, checkpoint=tmp_path, resume=True)
