@@ -195,7 +195,7 @@ def pooled_nuts(
     Returns:
         Site -> mean, standard deviation and Monte Carlo standard error of the mean, each (*shape).
     """
-    answer = hierfl.nuts(
+    answer = hierfl.diagnostics.nuts(
         problem.sampled,
         problem.data(),
         draws=draws,

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hierfl.data.batch import ClientBatch, full_batch
     from hierfl.data.clients import ClientData
     from hierfl.data.preprocess import Scaling, fill_missing, standardize
-    from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
     from hierfl.effects.prior_predictive import prior_predictive
     from hierfl.engine.chunks import ClientError
     from hierfl.engine.client_store import CheckpointError
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from hierfl.formulas.schema import Schema
     from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
     from hierfl.posterior.new_clients import predict_from_prior
-    from hierfl.posterior.nuts import nuts
     from hierfl.posterior.prediction import Prediction
     from hierfl.program.marked import guide, model
     from hierfl.program.program import Program, ProgramError
@@ -57,7 +55,6 @@ __all__ = [
     "Formula",
     "LogShare",
     "Method",
-    "PacBayes",
     "Phase",
     "Prediction",
     "Program",
@@ -79,9 +76,7 @@ __all__ = [
     "methods",
     "model",
     "models",
-    "nuts",
     "optimizers",
-    "pac_bayes",
     "partition",
     "plots",
     "predict_from_prior",
@@ -106,7 +101,6 @@ _MODULE_OF = {
     "Formula": "hierfl.formulas.formula",
     "LogShare": "hierfl.method",
     "Method": "hierfl.method",
-    "PacBayes": "hierfl.diagnostics.pac_bayes",
     "Phase": "hierfl.method",
     "Prediction": "hierfl.posterior.prediction",
     "Program": "hierfl.program.program",
@@ -128,9 +122,7 @@ _MODULE_OF = {
     "methods": "hierfl.methods",
     "model": "hierfl.program.marked",
     "models": "hierfl.models",
-    "nuts": "hierfl.posterior.nuts",
     "optimizers": "hierfl.optimizers",
-    "pac_bayes": "hierfl.diagnostics.pac_bayes",
     "partition": "hierfl.data.partition",
     "plots": "hierfl.plots",
     "predict_from_prior": "hierfl.posterior.new_clients",

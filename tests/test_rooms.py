@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).parent.parent
 LINTER = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
@@ -67,6 +70,13 @@ def test_no_type_only_import_goes_up() -> None:
         and LEVELS[room] >= LEVELS[path.parent.name]
     ]
     assert not upward, "\n".join(upward)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Inside rooms too, and type-only imports included."""
+    graph = grimp.build_graph("hierfl", cache_dir=None)
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    graphlib.TopologicalSorter(imported).prepare()  # raises CycleError, which names the circle
 
 
 def packages() -> set[str]:

@@ -66,7 +66,7 @@ NAMES = (
     "importlib:import_module shutil:rmtree shutil:copyfile pickle:loads torch:load torch.load torch:save "
     "torch.hub:load torch.serialization:load numpy:load runpy:run_path ctypes:CDLL socket:create_connection "
     "hierfl.runs.checkpoint:shutil.rmtree hierfl.runs.checkpoint:save hierfl.runs.checkpoint.save hierfl.load "
-    "hierfl.fit hierfl.nuts hierfl.Fit hierfl.report.write hierfl.datasets.files:load "
+    "hierfl.fit hierfl.diagnostics.nuts hierfl.Fit hierfl.report.write hierfl.datasets.files:load "
     "hierfl.models:torch.os.system hierfl.methods.fedavg.__globals__ hierfl.methods.fedavg:fedavg.__globals__ "
     "hierfl.methods.__dict__ hierfl.program.public_names.find hierfl.program.recipes:remake hierfl.cli:main "
     "pyro:clear_param_store pyro.distributions.SpanningTree pyro.distributions.Rejector torch.optim.Optimizer "

@@ -15,6 +15,7 @@ from hierfl.diagnostics.coherence import Coherence, client_slopes, coherence, lo
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.diagnostics.generalization import Gap, effective_clients, generalization_gap
 from hierfl.diagnostics.loo import Loo, compare, loo
+from hierfl.diagnostics.nuts import Reference, nuts
 from hierfl.diagnostics.ood import (
     OutOfDistribution,
     auroc,
@@ -24,6 +25,7 @@ from hierfl.diagnostics.ood import (
     out_of_distribution,
     predictive_entropy,
 )
+from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
 from hierfl.diagnostics.sbc import Sbc, ecdf_band, sbc
 from hierfl.diagnostics.scores import across_clients, client_scores, crps
 from hierfl.diagnostics.summary import Summary, summary
@@ -39,6 +41,8 @@ __all__ = [
     "Gap",
     "Loo",
     "OutOfDistribution",
+    "PacBayes",
+    "Reference",
     "Sbc",
     "Summary",
     "across_clients",
@@ -66,7 +70,9 @@ __all__ = [
     "loo",
     "loss_deviations",
     "mutual_information",
+    "nuts",
     "out_of_distribution",
+    "pac_bayes",
     "predictive_entropy",
     "sbc",
     "summary",

@@ -15,9 +15,9 @@ from hierfl.core.arguments import expect_integer
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch
+from hierfl.diagnostics.nuts import Reference, nuts
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
-from hierfl.posterior.nuts import Reference, nuts
 from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.program import ProgramError

@@ -56,7 +56,7 @@ def generalization_gap(
         train: of labeled training rows.
         held_out: of other labeled rows of the same clients.
         new_clients: of labeled rows of other clients.
-        terms: from `hierfl.pac_bayes`, kept in the result.
+        terms: from `hierfl.diagnostics.pac_bayes`, kept in the result.
 
     Raises:
         TypeError: an argument is no prediction.

@@ -19,7 +19,7 @@ FAILS = (RowsNotSaved, RuntimeError, ValueError, TypeError, AttributeError, Inde
 TRIES = 3  # random points at which the curvature must be the same
 UNSEEN = (
     "These weights do not see the error of Laplace's approximation of each client's integral over its local sites, "
-    "which was not checked: methods.two_stage(model) does without it, and fit.check(against='nuts') shows it where "
+    "which was not checked: methods.two_stage(model) does without it, and diagnostics.against_nuts(fit) shows it where "
     "rows may be pooled."
 )
 

@@ -17,7 +17,7 @@ bound on the others:
 
     first, second = data.split(0.5, seed=0)
     before = hierfl.fit(method, first)
-    hierfl.pac_bayes(before.personalize(second), prior=before).bound()
+    diagnostics.pac_bayes(before.personalize(second), prior=before).bound()
 
 Sources: Catoni 2007, arXiv:0712.0248; Germain, Bach, Lacoste and Lacoste-Julien 2016; Alquier, Ridgway and Chopin
 2016, arXiv:1506.04091, section 4; priors from a part of the data, Dziugaite et al. 2021, arXiv:2006.10929.

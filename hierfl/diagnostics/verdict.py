@@ -150,7 +150,7 @@ def _converged(fit: Snapshot, seed: int) -> Verdict:
         return Verdict(
             None,
             f"Whether to trust this fit is not known: {error}. Fit for more rounds, or compare with NUTS, "
-            f"fit.check(against='nuts'), where rows may be pooled.",
+            f"diagnostics.against_nuts(fit), where rows may be pooled.",
         )
     lead = "Trustworthy as far as the run tells" if found.converged else "Not trustworthy"
     return Verdict(found.converged, f"{lead}. {found.verdict}")

@@ -38,7 +38,7 @@ def pooled_rounds(
     if not federation.program.keyed:
         raise ValueError(
             "engine='pooled' draws for all clients at once, which the guide's own sampler cannot: use "
-            "engine='sequential', or a guide of Normals (hierfl.nuts samples the model itself)"
+            "engine='sequential', or a guide of Normals (hierfl.diagnostics.nuts samples the model itself)"
         )
     check_padded(federation.data)
     move = method.pooled(federation.program)

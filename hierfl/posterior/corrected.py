@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,10 +33,9 @@ from torch import Tensor
 from hierfl.core.arguments import expect_integer
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed
 from hierfl.core.one_at_a_time import one_at_a_time
-from hierfl.core.tables import shown_as
+from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior import printed
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.proposals import log_density, points_of, refitted
@@ -58,7 +58,28 @@ POINTS, AT_POINT = 10, 400  # draws of z, and of local sites at each, that judge
 EQUAL = 1e-6  # log weights this close are equal up to rounding, and have no tail
 
 
-@shown_as(printed.corrected)
+def _shown(found: Corrected) -> Shown:
+    values: dict[str, Any] = {
+        "k-hat of the weights": found.k_hat,
+        "k-hat of the guide": found.k_hat_guide,
+        "effective draws": found.effective,
+        "weighted draws": found.proposals,
+        "rounds": found.rounds,
+        "log evidence, nats": found.log_evidence,
+    }
+    worst = found.k_hat_clients.dropna()
+    if len(worst):
+        values[f"k-hat of client '{worst.idxmax()}', the worst"] = float(worst.max())
+    bad = found.k_hat >= K_HAT
+    return Shown(
+        f"{found.draws.count} resampled draws",
+        pd.DataFrame({"value": values}, dtype=object),
+        f"The weights' k-hat is {'not ' if bad else ''}below {K_HAT}: "
+        f"{'do not trust the draws' if bad else 'the draws can be trusted'}.",
+    )
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Corrected:
     """Importance-resampled draws of the posterior, and how far to trust them.

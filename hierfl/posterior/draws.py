@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import pandas as pd
 import torch
 from pyro import poutine
 
 from hierfl.core.one_at_a_time import one_at_a_time
-from hierfl.core.tables import shown_as
+from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.posterior import printed
 from hierfl.posterior.client_loop import (
     CLIENTS_AT_ONCE,
     Chunk,
@@ -37,7 +37,23 @@ from hierfl.program.sites import Values
 from hierfl.program.traces import Site
 
 
-@shown_as(printed.draws)
+def _shown(found: Draws) -> Shown:
+    clients = next((f" of {value.shape[1]} clients" for value in found.own.values()), "")
+    count = found.count if found.shared or found.own else 0
+    frame = pd.DataFrame(sites_of(found.shared, found.own), columns=["site", "level", "shape"])
+    note = "fit.summary() shows means, sds and intervals; .shared[site] and .own[site] are the tensors."
+    return Shown(f"{count} draws{clients}", frame, note)
+
+
+def sites_of(shared: Values, own: Values) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return the name, the level and the shape of each site."""
+    return [
+        *((name, "global", tuple(value.shape[1:])) for name, value in shared.items()),
+        *((name, "local", tuple(value.shape[2:])) for name, value in own.items()),
+    ]
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Draws:
     """S draws of the latent and deterministic sites.

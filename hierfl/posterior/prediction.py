@@ -15,11 +15,10 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect_count, shown
 from hierfl.core.one_at_a_time import one_at_a_time
-from hierfl.core.tables import shown_as
+from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.posterior import printed
 from hierfl.posterior.client_loop import MOST_NUMBERS, Chunk, each_draw
 from hierfl.posterior.draws import Draws, at_draws, mapped_or_in_turn
 from hierfl.posterior.snapshot import Snapshot, restricted
@@ -28,8 +27,26 @@ from hierfl.program.check_distributions import kind_of as kind_of_distribution
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
+MOST_COLUMNS = 8  # classes, or scalars of an event, that are printed
 
-@shown_as(printed.prediction)
+
+def _shown(found: Prediction) -> Shown:
+    data = found.data
+    title = f"Prediction of '{found.site}' ({found.kind}): {data.num_rows} rows of {len(data.names)} clients"
+    if found.label is not None and found.log_score is not None:
+        score = float(found.log_score.double().mean())
+        words = f"Mean log score of a row: {score:.3f} nats; higher is better."
+        return Shown(title, found.scores(), words)
+    client = np.asarray(data.names)[data.row_client.numpy()]
+    flat = found.mean.reshape(len(found.mean), -1).double().numpy()
+    columns = ["mean"] if flat.shape[1] == 1 else [f"mean {i}" for i in range(flat.shape[1])]
+    frame = pd.DataFrame(flat, columns=columns).groupby(client, sort=False).mean()
+    frame = frame.iloc[:, :MOST_COLUMNS].rename_axis("client")
+    frame.insert(0, "rows", data.counts.numpy())
+    return Shown(title, frame, "The rows have no labels; means are those of each client's rows.")
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """The posterior predictive distribution of every row of some clients, flat, client after client as in `data`.

@@ -49,8 +49,8 @@ def check_steps(program: Program, batch: ClientBatch) -> Program:
         if not _works(_alone, loss, params, batch):
             raise ProgramError(
                 f"{_at_fault(_alone, program, params, batch)} has no gradient by torch.func.grad, which every "
-                f"method takes: use another distribution, or torch functions in place of NumPy's (hierfl.nuts "
-                f"can sample a model whose gradients torch.autograd alone can take)"
+                f"method takes: use another distribution, or torch functions in place of NumPy's "
+                f"(hierfl.diagnostics.nuts can sample a model whose gradients torch.autograd alone can take)"
             )
         if not program.keyed:
             return program

@@ -14,7 +14,6 @@ from hierfl.core.arguments import expect_path
 from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics.against_nuts import AgainstNuts, against_nuts
 from hierfl.diagnostics.summary import Summary, brief, summary
 from hierfl.effects import (
     conditional_effects,
@@ -265,20 +264,6 @@ class Fit:
     survival = survival_curves.survival
     r2 = r2.r2
     icc = icc.icc
-
-    def check(self, against: Literal["nuts"] = "nuts", **options: Any) -> AgainstNuts:
-        """Compare the posterior with NUTS on all rows together: `hierfl.diagnostics.against_nuts`.
-
-        Args:
-            against: "nuts".
-            **options: `draws`, `warmup`, `chains`, `seed`, `correct`, `reference`, as there.
-
-        Raises:
-            ValueError: `against` is not "nuts"; or as there.
-        """
-        if against != "nuts":
-            raise ValueError(f"against is {against!r}: it must be 'nuts'")
-        return against_nuts(self, **options)
 
     def save(self, folder: str | Path, *, with_data: bool = False) -> None:
         """Write the fit to a folder: global state in `global.safetensors`, client states in `local.safetensors`.

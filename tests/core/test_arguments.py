@@ -54,7 +54,7 @@ COUNTS: dict[str, Callable[[hierfl.Fit, Any], Any]] = {
     "predict_from_prior": lambda f, v: hierfl.predict_from_prior(f, federation(), draws=v),
     "personalize": lambda f, v: f.personalize(federation(), rounds=v),
     "summary": lambda f, v: f.summary(draws=v),
-    "check": lambda f, v: f.check(draws=v),
+    "against_nuts": lambda f, v: diagnostics.against_nuts(f, draws=v),
     "loo": lambda f, v: diagnostics.loo(f, draws=v),
     "corrected": lambda f, v: diagnostics.corrected(f, v),
     "convergence": lambda f, v: diagnostics.convergence(f, draws=v),
@@ -77,7 +77,7 @@ FITS: dict[str, Callable[[Any], Any]] = {
     "client_slopes": diagnostics.client_slopes,
     "loo": diagnostics.loo,
     "against_nuts": diagnostics.against_nuts,
-    "the prior of pac_bayes": lambda v: hierfl.pac_bayes(fitted(), prior=v),
+    "the prior of pac_bayes": lambda v: hierfl.diagnostics.pac_bayes(fitted(), prior=v),
 }
 
 

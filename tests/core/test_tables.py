@@ -15,7 +15,7 @@ import hierfl
 from hierfl import ClientData, diagnostics, guides, methods
 from hierfl.core.tables import FIRST, LAST, Shown, cell, html_of, text_of
 from hierfl.datasets import Labeled
-from hierfl.posterior.nuts import Reference
+from hierfl.diagnostics.nuts import Reference
 from tests.programs import fit, regression
 
 MOST_LINES = 60
@@ -52,7 +52,7 @@ def results() -> dict[str, Any]:
             "gap": diagnostics.generalization_gap(prediction, prediction),
             "ood": diagnostics.out_of_distribution(prediction, prediction),
             "sbc": diagnostics.Sbc({}, {"w": ranks}, 9, data.names, sizes, np.zeros(9)),
-            "pac_bayes": hierfl.pac_bayes(found, clip=(0.0, 5.0), draws=5),
+            "pac_bayes": hierfl.diagnostics.pac_bayes(found, clip=(0.0, 5.0), draws=5),
             "program": found.program,
             "federation": found.federation,
             "progress": found.progress,

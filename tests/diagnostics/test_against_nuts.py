@@ -10,8 +10,8 @@ import torch
 from hierfl import guides
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics import AgainstNuts, against_nuts
+from hierfl.diagnostics.nuts import Reference
 from hierfl.methods import fedlaplace, fedsvi
-from hierfl.posterior.nuts import Reference
 from hierfl.program.program import ProgramError
 from tests.methods.test_pvi import close
 from tests.posterior.test_corrected import planted
@@ -21,14 +21,14 @@ from tests.programs import exact, federation, fit, means, slopes, three
 @pytest.mark.filterwarnings("ignore:NUTS itself has not converged")
 def test_an_exact_fit_agrees_with_nuts() -> None:
     fitted = fit(fedlaplace(means, corrections=0, radius=10.0, points=4), three(), rounds=4)
-    found = fitted.check(against="nuts", draws=300, warmup=150, chains=1)
+    found = against_nuts(fitted, draws=300, warmup=150, chains=1)
     assert isinstance(found, AgainstNuts) and list(found.table.index) == ["g", "b"]
     assert found.table["numbers"].tolist() == [1, 3]
     assert found.table["mean_off"].max() < 0.3 and found.table["sd_ratio_min"].min() > 0.75
     assert found.entries.loc[found.entries["site"] == "b", "client"].tolist() == list(
         fitted.clients
     )
-    again = fitted.check(reference=found.reference)
+    again = against_nuts(fitted, reference=found.reference)
     assert again.table["mean_off"].max() < 0.3, (
         "a given reference is used and NUTS is not run again"
     )
@@ -84,7 +84,7 @@ def test_learned_params_are_held_at_their_fitted_values() -> None:
     data = federation()
     fitted = fit(fedsvi(learned, guides.conditional(newton_steps=0)), data, rounds=15)
     scale = fitted.message["params"]["scale"].exp()
-    found = fitted.check(draws=300, warmup=150, chains=1)
+    found = against_nuts(fitted, draws=300, warmup=150, chains=1)
     precision = data.counts + scale**-2
     mean = torch.stack([y.sum() for y in data.fields["y"].split(data.counts.tolist())]) / precision
     close(found.reference.own["b"].mean(0), mean, 0.15)
@@ -94,13 +94,11 @@ def test_learned_params_are_held_at_their_fitted_values() -> None:
 def test_invalid_arguments_are_refused() -> None:
     fitted = planted()
     with pytest.raises(ValueError, match="draws is 5 and chains 2"):
-        fitted.check(draws=5)
-    with pytest.raises(ValueError, match="against is 'vi'"):
-        fitted.check("vi")  # type: ignore[arg-type]
+        against_nuts(fitted, draws=5)
     with pytest.raises(ValueError, match="the reference has no site 'g'"):
-        fitted.check(reference=Reference({}, {}, {}, 0.0))
+        against_nuts(fitted, reference=Reference({}, {}, {}, 0.0))
     other = fit(fedsvi(own_param, guides.mean_field), federation(), rounds=1)
     with pytest.raises(ProgramError, match="param 'shift' of the model is local, and NUTS"):
-        other.check(draws=60)
+        against_nuts(other, draws=60)
     with pytest.warns(UserWarning, match="NUTS itself has not converged: R-hat of site"):
-        fit(fedsvi(slopes), federation(), rounds=1).check(draws=60, warmup=1, chains=2)
+        against_nuts(fit(fedsvi(slopes), federation(), rounds=1), draws=60, warmup=1, chains=2)

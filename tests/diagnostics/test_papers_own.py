@@ -144,7 +144,7 @@ def test_generalization_gaps_are_differences_of_scores() -> None:
         fitted.predict(rest.select([0, 1, 2]), draws=1),
     )
     new = predict_from_prior(fitted, rest.select([3, 4]), draws=20)
-    terms = hierfl.PacBayes(0.2, 3.0, 45)
+    terms = hierfl.diagnostics.PacBayes(0.2, 3.0, 45)
     found = generalization_gap(here, there, new_clients=new, terms=terms)
     assert found.pac_bayes is terms
     log = found.scores.loc["log_score"]

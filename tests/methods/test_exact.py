@@ -289,7 +289,7 @@ def test_a_federated_run_reaches_the_posterior(
 
 def test_nuts_on_the_pooled_rows_gives_the_same_posterior() -> None:
     data, truth = three(), exact(three(), "means")
-    reference = hierfl.nuts(means, data, draws=300, warmup=100, seed=1)
+    reference = hierfl.diagnostics.nuts(means, data, draws=300, warmup=100, seed=1)
     assert reference.shared["g"].mean().item() == pytest.approx(truth.loc.item(), abs=0.12)
     assert reference.own["b"].shape == (300, 3)
     assert torch.allclose(reference.own["b"].mean(0), truth.own_loc[:, 0], atol=0.15)

@@ -159,7 +159,7 @@ def test_weights_are_not_taken_twice() -> None:
     with pytest.raises(ValueError, match="two_stage has weighted its draws already"):
         gaussian().posterior(100, correct="psis")
     with pytest.raises(ValueError, match="two_stage has resampled its draws"):
-        hierfl.pac_bayes(gaussian())
+        hierfl.diagnostics.pac_bayes(gaussian())
 
 
 @pytest.mark.filterwarnings("ignore:the rounds ended")
@@ -195,7 +195,10 @@ def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
     found = fit(two_stage(model, draws=4000), data)
     model = getattr(programs, f"{name}_raw", model)
     assert found.history["k_hat"].iloc[-1] < 0.7
-    drawn, known = found.draws(4000), hierfl.nuts(model, data, draws=3000, warmup=500, seed=1)
+    drawn, known = (
+        found.draws(4000),
+        hierfl.diagnostics.nuts(model, data, draws=3000, warmup=500, seed=1),
+    )
     for mine, theirs in ((drawn.shared, known.shared), (drawn.own, known.own)):
         for site in mine.keys() & theirs.keys():
             values = theirs[site]

@@ -21,7 +21,7 @@ from hierfl import guides
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.posterior.nuts import sampled_program
+from hierfl.diagnostics.nuts import sampled_program
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from hierfl.program.terms import log_joint

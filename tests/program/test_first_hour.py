@@ -326,7 +326,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "rounds as a float": (run(rounds=5.0), r"rounds is 5\.0: it must be an integer, rounds=5"),
     "rounds as a truth": (run(rounds=True), r"rounds is True: it must be an integer$"),
     "rows for a fit": (
-        lambda: hierfl.pac_bayes(federation()),  # type: ignore[arg-type]
+        lambda: hierfl.diagnostics.pac_bayes(federation()),  # type: ignore[arg-type]
         r"fit is a ClientData: hand over what hierfl\.fit",
     ),
     "a method for a fit": (

@@ -190,7 +190,7 @@ def test_a_client_of_four_rows_has_the_sd_of_four_rows(
 
 
 def test_nuts_leaves_padding_out(data: ClientData) -> None:
-    found = hierfl.nuts(one_density, data, draws=80, warmup=60).own["w"].std(0)
+    found = hierfl.diagnostics.nuts(one_density, data, draws=80, warmup=60).own["w"].std(0)
     assert found.flatten().tolist() == pytest.approx(SD, rel=0.5)
 
 

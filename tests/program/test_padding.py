@@ -115,7 +115,7 @@ def test_an_observed_site_outside_the_data_plate_is_refused(
         match=rf"(?s)site '{site}' is observed inside batch\.clients\(\) but outside batch\.data\(\).*{mends}",
     ):
         if engine == "nuts":
-            hierfl.nuts(program, data)
+            hierfl.diagnostics.nuts(program, data)
         else:
             fit(methods.fedsvi(program, guides.delta), data, rounds=1, engine=engine)
 
@@ -344,7 +344,7 @@ def test_clients_that_depend_on_each_other_are_refused_where_all_are_together(as
     fit(method, data, rounds=1)
     calls: dict[str, Callable[[], Any]] = {
         "pooled": lambda: fit(method, data, rounds=1, engine="pooled"),
-        "nuts": lambda: hierfl.nuts(program, data),
+        "nuts": lambda: hierfl.diagnostics.nuts(program, data),
         "sbc": lambda: hierfl.diagnostics.sbc(program, guides.structured, data),
     }
     with pytest.raises(ProgramError, match=r"site 'y' depends on which clients are in the batch"):

@@ -19,7 +19,7 @@ from torch.nn.functional import dropout, linear
 import hierfl
 from hierfl import guides
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.nuts import nuts
+from hierfl.diagnostics import against_nuts, nuts
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from tests.programs import federation, fit, read
@@ -267,5 +267,5 @@ def test_the_comparison_with_nuts_holds_a_registered_module_at_its_fitted_weight
     assert abs(float(bias) - 3.0) > 1.0
     rows = data.fields["y"] - bias
     exact = float(rows.sum() / (len(rows) + 100.0))
-    compared = found.check(draws=200, warmup=100, chains=1).entries
+    compared = against_nuts(found, draws=200, warmup=100, chains=1).entries
     assert float(compared["nuts_mean"].iloc[0]) == pytest.approx(exact, abs=0.05)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 import pyro
 import torch
 from pyro import poutine
@@ -14,12 +16,12 @@ from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 
 from hierfl.core.one_at_a_time import one_at_a_time
-from hierfl.core.tables import shown_as
+from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import check_padded
 from hierfl.guides.delta import delta
-from hierfl.posterior import printed
+from hierfl.posterior.draws import sites_of
 from hierfl.program.check_apart import check_apart
 from hierfl.program.check_distributions import kind_of
 from hierfl.program.handlers import unchecked, untouched_store
@@ -30,7 +32,18 @@ from hierfl.program.sites import Model, Values
 from hierfl.program.traces import Site
 
 
-@shown_as(printed.reference)
+def _shown(found: Reference) -> Shown:
+    sites = sites_of(found.shared, found.own)
+    rows = [(*site, found.r_hat.get(site[0], math.nan)) for site in sites]
+    count = next((len(v) for v in {**found.shared, **found.own}.values()), 0)
+    return Shown(
+        f"{count} draws of pooled NUTS, {found.seconds:.0f} s",
+        pd.DataFrame(rows, columns=["site", "level", "shape", "r_hat"]),
+        "diagnostics.against_nuts(fit, reference=...) compares a fit with them.",
+    )
+
+
+@shown_as(_shown)
 @dataclass(frozen=True, eq=False)
 class Reference:
     """Draws of a model's posterior by NUTS on all clients' rows together.
@@ -126,7 +139,7 @@ def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program
         if params:
             raise ProgramError(
                 f"param '{params[0]}' of the model has no prior, and NUTS samples sites alone: give it a "
-                f"prior, pyro.sample, or fit a method first and call fit.check(against='nuts')"
+                f"prior, pyro.sample, or fit a method first and call diagnostics.against_nuts(fit)"
             )
         for site in program.latents.sites:
             fn = nodes[site.name]["fn"]
