@@ -269,8 +269,8 @@ class Method:
         name: shown in reports and messages.
         model: the generative program, a function of a `ClientBatch`.
         guide: a guide function, or a family from `hierfl.guides`.
-        client: program -> Client.
-        server: program -> Server.
+        client: program -> Client; what it draws is a function of the run's seed, `program.seed`.
+        server: program -> Server; likewise.
         pooled: program -> (server state, client states, batch of all clients, clock) -> (server state, client
             states, logged numbers): a round as one step of the pooled program; None: the method has no such
             form.
