@@ -92,15 +92,13 @@ def one(number: int, seed: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            fit = hierfl.fit(
-                method,
-                of.data,
-                rounds=rounds,
-                seed=number,
-                engine="pooled" if way in GUIDES else "vectorized",  # the quicker
-                compile=False,
-                progress=False,
-            )
+            if way in GUIDES:  # the quicker
+                fit = hierfl.fit_pooled(method, of.data, rounds=rounds, seed=number)
+            else:
+                eager = hierfl.Settings(compile=False)
+                fit = hierfl.fit(
+                    method, of.data, rounds=rounds, seed=number, settings=eager, progress=False
+                )
         except (RuntimeError, ValueError) as error:
             return {**record, "answer": "no fit", "why": str(error)[:200]}
         began = time.perf_counter()

@@ -245,7 +245,12 @@ def here(clients: int, cohort: int, rounds: int) -> tuple[Measured, Any]:
     data = together(population(clients))
     began = time.perf_counter()
     fit = hierfl.fit(
-        space["model"], data, rounds=rounds, cohort=cohort, compile=False, progress=False
+        space["model"],
+        data,
+        rounds=rounds,
+        cohort=cohort,
+        settings=hierfl.Settings(compile=False),
+        progress=False,
     )
     seconds = time.perf_counter() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -25,7 +25,7 @@ from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.client_state import NodeFailed
-from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes

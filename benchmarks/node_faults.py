@@ -210,7 +210,14 @@ def compared(plan: Plan, agreement: Agreement, deaths: int, seconds: float) -> O
 def undisturbed(rounds: int) -> tuple[dict[str, float], dict[str, float]]:
     """Return means and sds of every site, of the fit on all rows together."""
     data = clients()
-    fit = hierfl.fit(method(), data, rounds=rounds, seed=SEED, compile=False, progress=False)
+    fit = hierfl.fit(
+        method(),
+        data,
+        rounds=rounds,
+        seed=SEED,
+        settings=hierfl.Settings(compile=False),
+        progress=False,
+    )
     drawn = fit.draws(4000, seed=1)
     mean, sd = {}, {}
     for k, name in enumerate(data.names):

@@ -169,7 +169,12 @@ def measure(
     )
     began = time.perf_counter()
     fit = hierfl.fit(
-        method, problem.data(), rounds=way.rounds, seed=seed, cohort=way.cohort, compile=False
+        method,
+        problem.data(),
+        rounds=way.rounds,
+        seed=seed,
+        cohort=way.cohort,
+        settings=hierfl.Settings(compile=False),
     )
     seconds = time.perf_counter() - began
     drawn = (

@@ -67,7 +67,7 @@ def ragged(longest: int, others: int) -> None:
     method = methods.pfedme(models.bayesian_network(net, prior_scale=1.0), steps=10, batch_size=20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
-    hierfl.fit(method, data, rounds=1, compile=False, progress=False)
+    hierfl.fit(method, data, rounds=1, settings=hierfl.Settings(compile=False), progress=False)
     seconds = time.perf_counter() - began
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
     print(json.dumps({"rows": longest, "others": others, "seconds": seconds, "peak_mb": peak}))
@@ -78,7 +78,14 @@ def first_round() -> None:
     work = WORKLOADS["W1"]
     data, method = work.data(), fedavg(work)
     began = time.perf_counter()
-    hierfl.fit(method, data, rounds=1, cohort=work.cohort, compile=True, progress=False)
+    hierfl.fit(
+        method,
+        data,
+        rounds=1,
+        cohort=work.cohort,
+        settings=hierfl.Settings(compile=True),
+        progress=False,
+    )
     print(json.dumps({"seconds": time.perf_counter() - began}))
 
 

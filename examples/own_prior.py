@@ -40,7 +40,9 @@ def main(rounds: int = 30) -> None:
         model = bregman_network(net, prior, likelihood=likelihood.bernoulli())
         method = pfedbred(model, "mh", lam=0.5, lr=0.05, eta=0.2, steps=10)
         scores = (
-            hierfl.fit(method, train, rounds=rounds, seed=0, compile=False)
+            hierfl.fit(
+                method, train, rounds=rounds, seed=0, settings=hierfl.Settings(compile=False)
+            )
             .predict(test, draws=1)
             .scores()
         )

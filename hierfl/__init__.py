@@ -17,7 +17,7 @@ from hierfl.core.allocator import keep_memory
 keep_memory()
 
 if TYPE_CHECKING:
-    from hierfl import datasets, diagnostics, guides, methods, models, optimizers, plots
+    from hierfl import datasets, diagnostics, guides, methods, models, nodes, optimizers, plots
     from hierfl.data import partition
     from hierfl.data.absent import RowsNotSaved
     from hierfl.data.batch import ClientBatch, full_batch
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hierfl.effects.prior_predictive import prior_predictive
     from hierfl.engine.chunks import ClientError
     from hierfl.engine.client_store import CheckpointError
+    from hierfl.engine.settings import Settings
     from hierfl.formulas.formula import Formula, formula, schema
     from hierfl.formulas.schema import Schema
     from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from hierfl.runs.fit import fit
     from hierfl.runs.folder_lock import FolderInUse
     from hierfl.runs.load import load
+    from hierfl.runs.pooled import fit_pooled
     from hierfl.runs.result import Fit
 
 __version__ = "0.1.0"
@@ -63,11 +65,13 @@ __all__ = [
     "Scaling",
     "Schema",
     "Server",
+    "Settings",
     "Share",
     "datasets",
     "diagnostics",
     "fill_missing",
     "fit",
+    "fit_pooled",
     "formula",
     "full_batch",
     "guide",
@@ -76,6 +80,7 @@ __all__ = [
     "methods",
     "model",
     "models",
+    "nodes",
     "optimizers",
     "partition",
     "plots",
@@ -109,11 +114,13 @@ _MODULE_OF = {
     "Scaling": "hierfl.data.preprocess",
     "Schema": "hierfl.formulas.schema",
     "Server": "hierfl.method",
+    "Settings": "hierfl.engine.settings",
     "Share": "hierfl.method",
     "datasets": "hierfl.datasets",
     "diagnostics": "hierfl.diagnostics",
     "fill_missing": "hierfl.data.preprocess",
     "fit": "hierfl.runs.fit",
+    "fit_pooled": "hierfl.runs.pooled",
     "formula": "hierfl.formulas.formula",
     "full_batch": "hierfl.data.batch",
     "guide": "hierfl.program.marked",
@@ -122,6 +129,7 @@ _MODULE_OF = {
     "methods": "hierfl.methods",
     "model": "hierfl.program.marked",
     "models": "hierfl.models",
+    "nodes": "hierfl.nodes",
     "optimizers": "hierfl.optimizers",
     "partition": "hierfl.data.partition",
     "plots": "hierfl.plots",

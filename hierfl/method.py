@@ -97,7 +97,6 @@ class Surprise(NamedTuple):
 Up = Mapping[str, Share | LogShare | Each]
 Step = Callable[[Tree, Tree, ClientBatch], Tree]
 Rows = Literal["all", "support", "query"]
-Pooled = Callable[[Tree, Tree, ClientBatch, Clock], tuple[Tree, Tree, dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,8 @@ class Phase:
         scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so that any
             row will do.
         nested: the step takes derivatives of derivatives, in graphs that differ from round to round: compiling
-            them takes minutes, so `fit(..., compile="auto")` leaves the method eager.
-        eager: the step is of operations that inductor does not lower: `fit(..., compile=True)` leaves the method
+            them takes minutes, so `Settings(compile="auto")` leaves the method eager.
+        eager: the step is of operations that inductor does not lower: `Settings(compile=True)` leaves the method
             eager as well, and says so.
 
     Raises:
@@ -269,11 +268,8 @@ class Method:
         name: shown in reports and messages.
         model: the generative program, a function of a `ClientBatch`.
         guide: a guide function, or a family from `hierfl.guides`.
-        client: program -> Client; what it draws is a function of the run's seed, `program.seed`.
-        server: program -> Server; likewise.
-        pooled: program -> (server state, client states, batch of all clients, clock) -> (server state, client
-            states, logged numbers): a round as one step of the pooled program; None: the method has no such
-            form.
+        client: program -> Client.
+        server: program -> Server.
         everyone: whether every client must take part in every round; a smaller cohort is then refused.
         discloses: what the server has to see. "sums": only sums over clients, so that secure aggregation will
             do. "summaries": each client's own estimate and information matrix, as in a meta-analysis.
@@ -293,7 +289,6 @@ class Method:
     guide: Guide | Family
     client: Callable[[Program], Client]
     server: Callable[[Program], Server]
-    pooled: Callable[[Program], Pooled] | None = None
     everyone: bool = False
     discloses: Literal["sums", "summaries"] = "sums"
     most_rounds: int | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pyro
@@ -22,9 +21,22 @@ from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family
 
 NAMES = ("north", "south", "east", "west", "mid")  # not in alphabetical order
-# compiling does not pay for a few rounds; the compiled step has tests of its own
-fit = partial(hierfl.fit, compile=False)
+FLAT = {field.name for field in fields(hierfl.Settings)}
 read = hierfl.read
+
+
+def settings(**options: Any) -> hierfl.Settings:
+    """Settings of an eager run: compiling does not pay for a few rounds, and has tests of its own."""
+    return hierfl.Settings(**{"compile": False, **options})
+
+
+def fit(method: Any, data: Any, **options: Any) -> hierfl.Fit:
+    """`hierfl.fit`, eager, with the fields of Settings as arguments; engine="pooled" is `hierfl.fit_pooled`."""
+    if options.get("engine") == "pooled":
+        return hierfl.fit_pooled(method, data, **{k: options[k] for k in options if k != "engine"})
+    flat = {name: options.pop(name) for name in FLAT & options.keys()}
+    return hierfl.fit(method, data, settings=settings(**flat), **options)
+
 
 FAMILIES: dict[str, Family] = {
     "delta": guides.delta,

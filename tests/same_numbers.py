@@ -220,6 +220,9 @@ def numbers(name: str, method: Method, options: dict[str, Any]) -> Iterator[tupl
     train, new = clients((5, 3, 7, 4), "a", 0), clients((4, 2), "b", 8)
     if method.everyone and "cohort" in options:
         options = {**options, "cohort": None}
+    if hasattr(hierfl, "Settings"):  # an old checkout has no such class
+        flat = {k: options[k] for k in options if k != "cohort"}
+        options = {"cohort": options.get("cohort"), "settings": hierfl.Settings(**flat)}
     fit = hierfl.fit(method, train, rounds=3, seed=4, progress=False, **options)
     yield from leaves("server", fit.progress.server)
     yield from leaves("clients", fit.progress.table)

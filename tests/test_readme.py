@@ -65,7 +65,7 @@ def run(page: str, first: int = 0, last: int | None = None, **names: Any) -> dic
 def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # a busy machine makes compile="auto" compile even these
-    monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, compile=False))
+    monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
     # a model is given to the fastest method that it can be given to, for a few rounds
     monkeypatch.setattr(choice, "MOST_SHARED", 0)
     monkeypatch.setattr(until_good, "ATTEMPTS", (4,))

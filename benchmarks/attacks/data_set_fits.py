@@ -48,7 +48,9 @@ def fitted(model: Any, ids: Ids, x: Any, y: Any, **fields: Any) -> hierfl.Fit:
     """Return a fit of one round."""
     data = ClientData.from_arrays(ids, x=x, y=y, **fields)
     method = hierfl.methods.fedsvi(model, guides.delta)
-    return hierfl.fit(method, data, rounds=1, compile=False, progress=False)
+    return hierfl.fit(
+        method, data, rounds=1, settings=hierfl.Settings(compile=False), progress=False
+    )
 
 
 def modes(fit: hierfl.Fit) -> dict[str, list[float]]:
@@ -116,7 +118,9 @@ def arguments_to_refuse(ids: Ids, y: Numbers, x: Matrix, rng: np.random.Generato
     """Other things than a method and its data."""
     data = ClientData.from_arrays(ids, x=x, y=y)
     method = hierfl.methods.fedsvi(normal, guides.delta)
-    run: Any = partial(hierfl.fit, rounds=1, compile=False, progress=False)
+    run: Any = partial(
+        hierfl.fit, rounds=1, settings=hierfl.Settings(compile=False), progress=False
+    )
     made: list[tuple[Callable[[], Any], str]] = [
         (lambda: run(data, method), "swapped"),
         (lambda: run(normal, data), "method"),

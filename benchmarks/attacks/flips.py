@@ -51,7 +51,7 @@ def run(folder: Path, *, resume: bool = False) -> hierfl.Fit:
         rows(),
         rounds=ROUNDS,
         cohort=2,
-        compile=False,
+        settings=hierfl.Settings(compile=False),
         progress=False,
         checkpoint=folder,
         checkpoint_every=1,

@@ -72,7 +72,7 @@ def run(folder: Path | None, **options: Any) -> hierfl.Fit:
         "seed": 3,
         "cohort": 3,
         "checkpoint_every": 1,
-        "compile": False,
+        "settings": hierfl.Settings(compile=False),
         "resume": True,
     }
     method = hierfl.methods.fedsvi(model, batch_size=2, local_steps=1)

@@ -217,7 +217,9 @@ def saved(folder: Path) -> None:
         {"a": {"x": [[1.0], [2.0]], "y": [1.0, 2.0]}, "b": {"x": [[3.0]], "y": [0.5]}}
     )
     method = methods.fedsvi(models.linear(centered=True), guide=guides.mean_field)
-    hierfl.fit(method, data, rounds=1, compile=False, progress=False).save(folder, with_data=True)
+    hierfl.fit(
+        method, data, rounds=1, settings=hierfl.Settings(compile=False), progress=False
+    ).save(folder, with_data=True)
 
 
 def crafted(folder: Path, number: int, how: random.Random, recipes: list[JSON]) -> None:

@@ -246,7 +246,11 @@ def here(method: str) -> dict[str, torch.Tensor]:
 
     rounds = 5 if method == "fedavg" else None
     fit = hierfl.fit(
-        method_of(method), training_rows(), rounds=rounds, compile=False, progress=False
+        method_of(method),
+        training_rows(),
+        rounds=rounds,
+        settings=hierfl.Settings(compile=False),
+        progress=False,
     )
     return dict(named_leaves(fit.message))
 

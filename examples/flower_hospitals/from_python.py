@@ -1,4 +1,4 @@
-"""The four hospitals fitted from this process: `hierfl.fit(model, nodes=...)` against a running SuperLink.
+"""The four hospitals fitted from this process: `hierfl.nodes.fit(model, nodes)` against a running SuperLink.
 
 A SuperLink and four SuperNodes are started on this machine as by `deploy.py`, with TLS and node authentication. The
 SuperLink leaves the server of a run to this process, which has no patient's row; one hospital lets its summaries and
@@ -56,11 +56,11 @@ def served(folder: Path, secret: Path, data: hierfl.ClientData) -> None:
         root_certificates=folder / "ca.crt",
         secret=secret,
     ) as there:
-        fitted = hierfl.fit(hierarchy, nodes=there, checkpoint=folder / "server")
+        fitted = hierfl.nodes.fit(hierarchy, there, checkpoint=folder / "server")
         print(fitted.chosen)
         print(fitted.history[["round", "clients", "seconds"]].to_string(index=False))
         print(f"fit over nodes: {time.monotonic() - began:.0f} s")
-        here = hierfl.fit(hierarchy, data, compile=False, progress=False)
+        here = hierfl.fit(hierarchy, data, settings=hierfl.Settings(compile=False), progress=False)
         print(f"its last message: within {apart(fitted, here):.1e} of hierfl.fit on all rows")
         found, expected = fitted.posterior().posterior, here.posterior().posterior
         for name in found.data_vars:  # as arrays: the nodes' columns have other names
@@ -81,8 +81,10 @@ def served(folder: Path, secret: Path, data: hierfl.ClientData) -> None:
 
         began = time.monotonic()
         named = methods.fedsvi(hierarchy)  # the nodes make it of their own model
-        again = hierfl.fit(named, nodes=there, rounds=1, seed=1)
-        beside = hierfl.fit(named, data, rounds=1, seed=1, compile=False, progress=False)
+        again = hierfl.nodes.fit(named, there, rounds=1, seed=1)
+        beside = hierfl.fit(
+            named, data, rounds=1, seed=1, settings=hierfl.Settings(compile=False), progress=False
+        )
         differ = apart(again, beside)
         print(f"fedsvi, seed 1, one round: {time.monotonic() - began:.0f} s, within {differ:.1e}")
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import nn
 
-import hierfl
 from hierfl.comparisons.federations import Federation, of_study
 from hierfl.comparisons.measures import Watch
 from hierfl.comparisons.study_data import LINES, REGRESSION
@@ -24,10 +23,12 @@ from hierfl.core.outputs import replace_text
 from hierfl.core.trees import nbytes
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
+from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.methods import averaging_some
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
+from hierfl.runs.fit import fit
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_builders import Budget, tuning
@@ -44,7 +45,7 @@ Options = Mapping[str, float]
 @cache
 def code() -> str:
     """Return a digest of the source that numbers depend on, and of the versions of what it calls."""
-    root = Path(hierfl.__file__).parent
+    root = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
@@ -214,13 +215,13 @@ def trained(
 ) -> Fit:
     """Fit a method to clients' rows."""
     taken, cohort = plan_of(study, entry, train.num_clients, rounds)
-    return hierfl.fit(
+    return fit(
         method_of(study, entry, options, train, classes, taken, seed),
         train,
         rounds=taken,
         cohort=cohort,
         seed=seed,
-        compile=study.run.compiled,
+        settings=Settings(compile=study.run.compiled),
         progress=False,
         callback=callback,
     )

@@ -243,7 +243,8 @@ def with_everyone(fit: Fit) -> Fit:
     federation = fit.federation
     # as many clients at once as before: compiled steps are of one shape
     parts = federation.parts(torch.arange(federation.cohort), fit.message)
-    whole = replace(federation, cohort=len(fit.clients), chunk=max(map(len, parts)))
+    settings = replace(federation.settings, chunk=max(map(len, parts)))
+    whole = replace(federation, cohort=len(fit.clients), settings=settings)
     after = one_round(whole, fit.progress, fit.rounds + 1)
     return replace(fit, progress=after, rounds=fit.rounds + 1)
 

@@ -71,6 +71,6 @@ def check_padded(data: ClientData) -> None:
     if wide > 10 * rows and wide * row_bytes > ONE_BATCH:
         raise ValueError(
             f"one batch of {data.num_clients} clients is padded to the longest, {longest} rows: "
-            f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows; use engine='vectorized', or leave the "
+            f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows; use hierfl.fit, or leave the "
             f"longest clients out"
         )

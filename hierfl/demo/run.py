@@ -45,6 +45,7 @@ from hierfl.datasets import heart_disease
 from hierfl.demo import scores as report
 from hierfl.demo.scores import JOINED, LOCAL, MAP, POOLED, POSTERIOR, TRAINED, UNSEEN
 from hierfl.demo.workers import beside
+from hierfl.engine.settings import Settings
 from hierfl.guides import conditional, delta
 from hierfl.method import Method
 from hierfl.methods.fedsvi import fedsvi
@@ -261,7 +262,7 @@ def as_one(data: ClientData) -> ClientData:
 
 def fit_all(train: ClientData, effort: Effort, seed: int) -> dict[str, Fit]:
     """Fit the four methods to the same rows; not compiled, since runs of a minute are too short to gain."""
-    go = partial(fit, seed=seed, compile=False, progress=False)
+    go = partial(fit, seed=seed, progress=False, settings=Settings(compile=False))
     with warnings.catch_warnings():
         if effort.rounds is not None:  # quick: that too few rounds are taken is known
             warnings.filterwarnings("ignore", message="the rounds ended while")

@@ -87,7 +87,7 @@ def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Do
     """
     with on(federation.device):
         task = moved(task, federation.device)
-        if federation.on_client_error == "skip":
+        if federation.settings.on_client_error == "skip":
             task, ups, own, left_out = _skipping(federation, phases, task)
         else:
             left_out = ()
@@ -313,7 +313,8 @@ def _failing(
     federation: Federation, phases: tuple[Phase, ...], task: Task
 ) -> Iterator[tuple[int, Exception]]:
     """Run the clients of a chunk one by one; yield the position and the error of each that fails."""
-    alone = replace(federation, engine="sequential", graphs=None)
+    settings = replace(federation.settings, engine="sequential")
+    alone = replace(federation, settings=settings, graphs=None)
     for i in range(len(task.ids)):
         own, ids = tree_map(lambda v, i=i: v[i : i + 1], (task.own, task.ids))
         try:

@@ -10,18 +10,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.device import CPU, device_of
+from hierfl.core.device import device_of
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
-from hierfl.engine.check_setting import check_mail, check_setting, check_steps_fit
+from hierfl.engine.check_steps import check_everyone, check_mail, check_steps_fit
 from hierfl.engine.compiled import Graphs
+from hierfl.engine.settings import Settings
 from hierfl.method import Client, Method, Server, step_sizes
 from hierfl.program.program import Program
 from hierfl.program.read import read
 
-Engine = Literal["vectorized", "sequential", "pooled"]
-OnClientError = Literal["raise", "skip"]
 # at least: with fewer clients of a small network, starting an operation takes as long as the operation itself
 CLIENTS_PER_CORE = 4
 CHUNK_BYTES = 13 << 20  # of a chunk of clients: a larger one leaves the caches and is no faster
@@ -43,13 +42,9 @@ class Federation:
         data: the clients' rows.
         seed: of everything random.
         cohort: clients a round, 1..N.
-        engine: "vectorized", "sequential" or "pooled"; what is asked of a pooled fit is answered vectorized.
-        chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
+        settings: of the fit.
         graphs: compiled steps; None: steps run eagerly.
-        device: where clients work.
         rates: options of the method that set its step sizes, for messages.
-        on_client_error: what happens to a client that fails or sends what is not finite: "raise" stops the
-            run, "skip" leaves the client out of the round.
         discloses: what the server sees of the clients' updates, as the method declares.
     """
 
@@ -59,19 +54,20 @@ class Federation:
     data: ClientData
     seed: int = 0
     cohort: int = 1
-    engine: Engine = "vectorized"
-    chunk: int | None = None
+    settings: Settings = Settings()  # noqa: RUF009 (frozen)
     graphs: Graphs | None = None
-    device: torch.device = CPU
     rates: tuple[str, ...] = ()
-    on_client_error: OnClientError = "raise"
     discloses: Literal["sums", "summaries"] = "sums"
 
     def __repr__(self) -> str:
         """The clients, the cohort and the engine."""
-        return (
-            f"Federation({self.data!r}, cohort of {self.cohort}, {self.engine}, seed {self.seed})"
-        )
+        engine = self.settings.engine
+        return f"Federation({self.data!r}, cohort of {self.cohort}, {engine}, seed {self.seed})"
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where clients work."""
+        return device_of(self.settings.device)
 
     @cached_property
     def rows(self) -> ClientData:
@@ -81,15 +77,15 @@ class Federation:
     @property
     def at_once(self) -> bool:
         """Whether clients are carried under `torch.vmap`, even one alone, and steps may be compiled."""
-        return self.engine != "sequential" and self.program.in_vmap
+        return self.settings.engine != "sequential" and self.program.in_vmap
 
     @property
     def slots(self) -> int:
         """Clients carried at once, at most."""
         if not self.at_once:
             return 1
-        if self.chunk is not None:
-            return self.chunk
+        if self.settings.chunk is not None:
+            return self.settings.chunk
         rows = max(
             [p.batch_size or int(self.data.counts.max()) for p in self.client.phases if p.count],
             default=1,
@@ -148,7 +144,7 @@ class Federation:
         return cut_ragged(
             parts,
             self.data.counts,
-            most=self.chunk or max(1, min(4096, CHUNK_BYTES // (self._row_bytes + state))),
+            most=self.settings.chunk or max(1, min(4096, CHUNK_BYTES // (self._row_bytes + state))),
             few=CHUNK_BYTES // max(1, self._row_bytes),
             padding=PADDING_BYTES // max(1, self._row_bytes),
         )
@@ -178,10 +174,7 @@ def federate(
     *,
     seed: int = 0,
     cohort: int | float | None = None,
-    engine: Engine = "vectorized",
-    chunk: int | None = None,
-    device: str | torch.device = "cpu",
-    on_client_error: str = "raise",
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
     program: Program | None = None,
 ) -> Federation:
     """Check a method's program against the data, and set up what stays the same from round to round.
@@ -191,24 +184,21 @@ def federate(
         data: the clients' rows.
         seed: of everything random.
         cohort: clients a round, as in `cohort_size`.
-        engine: "vectorized", "sequential" or "pooled".
-        chunk: clients carried at once; None: as many as fit `CHUNK_BYTES`.
-        device: where clients work.
-        on_client_error: "raise" or "skip".
+        settings: of the fit.
         program: the checked program. Default None: it is read from the data.
 
     Raises:
-        ValueError: `engine` is none of the three; `on_client_error` is neither of the two, or "skip" for an
-            engine or a method that cannot leave a client out; `chunk` is below 1; `cohort` is out of range, or smaller
-            than N for a method that needs all clients in every round; bad data; a device that is not
-            available.
+        ValueError: `cohort` is out of range; the method needs all clients in every round, and `cohort` is smaller
+            than N or clients may be skipped; bad data; a device that is not available.
         ProgramError: a model or guide that cannot be run as it is written.
     """
     size = cohort_size(cohort, data.num_clients)
-    check_setting(method, engine, chunk, on_client_error, all_clients=size == data.num_clients)
+    if method.everyone:
+        check_everyone(method, settings, all_clients=size == data.num_clients)
+    device_of(settings.device)
     program = program or read(method.model, method.guide, data, seed=seed)
     client, server = method.client(program), method.server(program)
-    check_steps_fit(program, client, data, engine)
+    check_steps_fit(program, client, data)
     check_mail(method, client, server)
     return Federation(
         program=program,
@@ -217,11 +207,8 @@ def federate(
         data=data,
         seed=seed,
         cohort=size,
-        engine=engine,
-        chunk=chunk,
-        device=device_of(device),
+        settings=settings,
         rates=step_sizes(method),
-        on_client_error="skip" if on_client_error == "skip" else "raise",
         discloses=method.discloses,
     )
 

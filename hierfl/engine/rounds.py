@@ -241,7 +241,7 @@ def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
     """Return what the history says of clients that are left out, and of updates that are far out."""
     names = federation.data.names
     said: dict[str, Any] = {}
-    if federation.on_client_error == "skip":
+    if federation.settings.on_client_error == "skip":
         said["left_out"] = [
             {"client": names[one.client], "reason": one.reason} for one in cohort.left_out
         ]

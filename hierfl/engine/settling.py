@@ -54,6 +54,6 @@ def settle(federation: Federation, last: Tree, table: Table) -> None:
         some = ", ".join(f"'{name}'" for name in without[:NAMED])
         warnings.warn(
             f"{len(without)} clients have too few rows for what predictions need of them, so that theirs are NaN "
-            f"({some}{', ...' if len(without) > NAMED else ''}): leave them out, fit(..., min_rows=2)",
+            f"({some}{', ...' if len(without) > NAMED else ''}): leave them out, Settings(min_rows=2)",
             stacklevel=3,
         )

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hierfl.data.clients import ClientData
+from hierfl.engine.settings import Disclose
 from hierfl.method import Method
+from hierfl.nodes.call import FitCall
 from hierfl.program.sites import Model
-from hierfl.runs.choice import Disclose
-from hierfl.runs.over_nodes import FitCall
 
 try:
     from flwr.app import Context
@@ -35,7 +35,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hierfl.nodes.fit import FitOverNodes
+    from hierfl.nodes.fit_over_nodes import FitOverNodes
 
 
 @dataclass(frozen=True)

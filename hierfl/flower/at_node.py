@@ -15,11 +15,11 @@ from hierfl.core.disk import private_folder, write_private
 from hierfl.data.clients import ClientData
 from hierfl.flower.secure import asked_for, in_parts, masked
 from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.call import FitCall
 from hierfl.nodes.choosing import at_node
 from hierfl.nodes.client_state import Node, NodeFailed
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import answer, introduce, introduced, node
-from hierfl.runs.over_nodes import FitCall
 
 PAYLOAD, WRONG, RECORD = "payload", "wrong", "hierfl"
 AGREEMENT, SCHEMA = "agreement.json", "schema.json"

@@ -15,14 +15,14 @@ from hierfl.flower.at_node import PAYLOAD, RECORD, payload_of
 from hierfl.flower.secure import sum_of
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Answer
+from hierfl.nodes.call import FitCall
 from hierfl.nodes.choosing import decided
-from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.nodes.together import Summed
 from hierfl.program.recipes import describe
-from hierfl.runs.over_nodes import FitCall
 
 ONCE_MORE = 1.0  # seconds between two looks for nodes
 # seconds between two looks for answers: at first, at most, and by how much they grow

@@ -1,4 +1,4 @@
-"""A SuperLink whose run is served by this process, such as a notebook: the value of `nodes=` in `hierfl.fit`."""
+"""A SuperLink whose run is served by this process, such as a notebook: what `hierfl.nodes.fit` fits over."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Self
 
 from hierfl.flower.at_server import Nodes, Server
 from hierfl.flower.task import Address, Task, served
-from hierfl.nodes.fit import FitOverNodes
-from hierfl.runs.over_nodes import FitCall
+from hierfl.nodes.call import FitCall
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class SuperLink:
     task: Task
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
-        """Fit over the nodes of the SuperLink; `hierfl.fit(method, nodes=...)` calls it.
+        """Fit over the nodes of the SuperLink; `hierfl.nodes.fit` calls it.
 
         Raises:
             TooFewNodes: nodes are missing, or cannot take part.
@@ -82,7 +82,7 @@ def superlink(
         timeout: seconds that a fit waits for nodes, and for their answers in a round.
 
     Returns:
-        The link, for `hierfl.fit(model, nodes=link)`. It may serve several fits, one after the other. After a fit,
+        The link, for `hierfl.nodes.fit(model, link)`. It may serve several fits, one after the other. After a fit,
         the nodes answer questions of that fit alone.
 
     Raises:

@@ -61,7 +61,6 @@ def averaging_some(method: Method, *, share: float) -> Method:
         name=name,
         client=client,
         server=server,
-        pooled=None,
         most_rounds=None,
         traits=method.traits | {"leaves out"},
     )

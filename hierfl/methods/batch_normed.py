@@ -50,7 +50,7 @@ def batch_normed(method: Method) -> Method:
     mode. A client that joins later finds its statistics in `fit.personalize`, in 0 rounds too.
 
     Where layers are dense, a mini-batch of one row is normalized to the shift alone: choose larger ones. A client with
-    one row has no variance there, and its predictions are NaN: leave it out, `fit(..., min_rows=2)`. A bias before
+    one row has no variance there, and its predictions are NaN: leave it out, `Settings(min_rows=2)`. A bias before
     such a layer has no effect and no gradient, whose rounding Adam takes for a direction: leave it out, `bias=False`.
 
     Args:
@@ -81,7 +81,6 @@ def batch_normed(method: Method) -> Method:
         guide=_guide(method.guide),
         client=client,
         server=server,
-        pooled=None,
     )
 
 

@@ -47,7 +47,7 @@ def by_rows(method: Method) -> Method:
         check_averages("by_rows", method, program, plain, mend)
         return plain
 
-    return replace(method, name=f"{method.name} by rows", client=client, server=server, pooled=None)
+    return replace(method, name=f"{method.name} by rows", client=client, server=server)
 
 
 def _weighted(share: object, rows: Tensor) -> Share:

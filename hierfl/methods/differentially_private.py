@@ -81,7 +81,7 @@ def differentially_private(
 
     name = f"{method.name} with noise {noise:g}"
     # noise keeps it from settling: the method's `most_rounds` says nothing of it
-    return replace(method, name=name, client=client, server=server, pooled=None, most_rounds=None)
+    return replace(method, name=name, client=client, server=server, most_rounds=None)
 
 
 def _check_takes_means(method: Method, program: Program) -> None:

@@ -19,9 +19,9 @@ from __future__ import annotations
 from typing import Literal
 
 from hierfl.guides.structured import structured
-from hierfl.method import Client, Method, Pooled, Server
+from hierfl.method import Client, Method, Server
 from hierfl.methods.fedsvi_client import Setting, svi_client
-from hierfl.methods.fedsvi_server import svi_pooled, svi_server
+from hierfl.methods.fedsvi_server import svi_server
 from hierfl.optimizers import Adam, Optimizer
 from hierfl.program.program import Program
 from hierfl.program.recipes import recorded
@@ -63,8 +63,7 @@ def fedsvi(
             the params of the last round.
 
     Raises:
-        ValueError: `average` is outside [0, 1), or `global_steps` or `num_particles` is below 1; (at fit) the
-            pooled engine is asked for other than one joint step a round.
+        ValueError: `average` is outside [0, 1), or `global_steps` or `num_particles` is below 1.
         ProgramError: (at fit) the guide reads all rows of a client, and `batch_size` is given.
     """
     if not 0.0 <= average < 1.0:
@@ -93,7 +92,4 @@ def fedsvi(
     def server(program: Program) -> Server:
         return svi_server(program, how)
 
-    def pooled(program: Program) -> Pooled:
-        return svi_pooled(program, how)
-
-    return Method("fedsvi", model, guide, client, server, pooled, traits=frozenset({"gradients"}))
+    return Method("fedsvi", model, guide, client, server, traits=frozenset({"gradients"}))

@@ -73,7 +73,7 @@ def fine_tuned(
         how = {"each_round": each, "own_steps": own_steps, "mirror": mirror}
         return tuned(program, plain, first, optimizer, taken, **how)
 
-    return replace(method, name=f"{method.name}+FT", client=client, pooled=None)
+    return replace(method, name=f"{method.name}+FT", client=client)
 
 
 def tuned(

@@ -42,7 +42,7 @@ def over_relaxed(method: Method, beta: float = 2.0) -> Method:
         return _relaxed(plain, beta)
 
     # a server that moves further stops elsewhere, if at all: the method's `most_rounds` says nothing of it
-    return replace(method, name=f"{method.name}+AM", server=server, pooled=None, most_rounds=None)
+    return replace(method, name=f"{method.name}+AM", server=server, most_rounds=None)
 
 
 def _relaxed(server: Server, beta: float) -> Server:

@@ -79,7 +79,6 @@ def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True
         name=name,
         client=client,
         server=server,
-        pooled=None,
         most_rounds=None,
         traits=method.traits | {"rounded"},
     )

@@ -38,7 +38,7 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
     Every client counts as one, whatever its number of rows: a weight that a client tells is one more number that may
     be wrong. Shares that are a single number are only logged, and stay means. The server has to see each client's
     update, so that the method discloses summaries. Updates that are not finite are refused before
-    (`fit(..., on_client_error="skip")` leaves their clients out).
+    (`Settings(on_client_error="skip")` leaves their clients out).
 
     Args:
         method: any method whose server averages its clients' copies of the global params; or fedsvi, whose server takes
@@ -80,9 +80,7 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
         return replace(plain, update=update)
 
     name = f"{method.name} {rule}"
-    return replace(
-        method, name=name, client=client, server=server, pooled=None, discloses="summaries"
-    )
+    return replace(method, name=name, client=client, server=server, discloses="summaries")
 
 
 def _by_itself(name: str, share: object) -> Share | Each:

@@ -40,7 +40,7 @@ def server_optimized(method: Method, optimizer: Optimizer) -> Method:
 
     name = f"{method.name}+opt"
     # an optimizer with momentum may never settle: the method's `most_rounds` says nothing of it
-    return replace(method, name=name, server=server, pooled=None, most_rounds=None)
+    return replace(method, name=name, server=server, most_rounds=None)
 
 
 def with_optimizer(plain: Server, optimizer: Optimizer) -> Server:

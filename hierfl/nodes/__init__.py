@@ -8,8 +8,9 @@ from hierfl.nodes.node import answer, introduce, introduced, node
 if TYPE_CHECKING:
     from hierfl.nodes.agreement import Agreement, Introduction
     from hierfl.nodes.asking import Answer
+    from hierfl.nodes.call import fit
     from hierfl.nodes.client_state import Node, NodeFailed
-    from hierfl.nodes.fit import FitOverNodes
+    from hierfl.nodes.fit_over_nodes import FitOverNodes
     from hierfl.nodes.messages import Refused
     from hierfl.nodes.policy import Policy
     from hierfl.nodes.run import TooFewNodes, fit_nodes
@@ -27,6 +28,7 @@ __all__ = [
     "Refused",
     "TooFewNodes",
     "answer",
+    "fit",
     "fit_nodes",
     "in_process",
     "introduce",
@@ -39,7 +41,7 @@ __all__ = [
 _MODULE_OF = {
     "Agreement": "hierfl.nodes.agreement",
     "Answer": "hierfl.nodes.asking",
-    "FitOverNodes": "hierfl.nodes.fit",
+    "FitOverNodes": "hierfl.nodes.fit_over_nodes",
     "InProcess": "hierfl.nodes.same_process",
     "Introduction": "hierfl.nodes.agreement",
     "Node": "hierfl.nodes.client_state",
@@ -47,6 +49,7 @@ _MODULE_OF = {
     "Policy": "hierfl.nodes.policy",
     "Refused": "hierfl.nodes.messages",
     "TooFewNodes": "hierfl.nodes.run",
+    "fit": "hierfl.nodes.call",
     "fit_nodes": "hierfl.nodes.run",
     "in_process": "hierfl.nodes.same_process",
 }

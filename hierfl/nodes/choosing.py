@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from hierfl.data.absent import FILLS
+from hierfl.engine.settings import Disclose, Settings
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.call import FitCall
 from hierfl.nodes.messages import Refused
 from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import remake
 from hierfl.program.sites import Model
-from hierfl.runs.choice import Choice, Disclose, choose
-from hierfl.runs.over_nodes import FitCall
+from hierfl.runs.choice import Choice, choose
 
 ROUNDS = (
     200  # of a chosen method that does not stop by itself, as the first attempt of `hierfl.fit`
@@ -44,9 +45,8 @@ def chosen(
         data = agreement.few_made_up(fills)
         try:
             # nodes may be missing from a round
-            return choose(
-                model, data, disclose=disclose, cohort=cohort, seed=seed, on_client_error="skip"
-            )
+            settings = Settings(disclose=disclose, on_client_error="skip")
+            return choose(model, data, settings=settings, cohort=cohort, seed=seed)
         except ValueError as error:  # labels outside their support, for example
             failed = failed or error
     raise ValueError(

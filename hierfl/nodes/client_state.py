@@ -122,6 +122,11 @@ def keep(node: Node, state: Kept) -> None:
     sync(node.folder)
 
 
+def forget(node: Node) -> None:
+    """Remove the client state that a node has kept, so that its run begins again."""
+    _file(node).unlink(missing_ok=True)
+
+
 def _file(node: Node) -> Path:
     return node.folder / f"{node.run}.state"
 

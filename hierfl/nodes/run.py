@@ -23,10 +23,11 @@ from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round,
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import CHOSEN, begin
 from hierfl.engine.rounds import rounds as run_rounds
+from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
-from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, like, to_bytes
 from hierfl.nodes.node import run_name
 from hierfl.nodes.together import AskSum, check_sums, size_of, sums_of
@@ -280,8 +281,10 @@ def _without_rows(
                 data,
                 seed=seed,
                 cohort=cohort,
-                chunk=len(agreement.names),
-                on_client_error="raise" if method.everyone else "skip",
+                settings=Settings(
+                    chunk=len(agreement.names),
+                    on_client_error="raise" if method.everyone else "skip",
+                ),
                 program=program,
             )
             return federation, fills

@@ -11,12 +11,13 @@ from urllib.parse import quote
 from hierfl.data.clients import ClientData
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Answer
+from hierfl.nodes.call import FitCall
 from hierfl.nodes.choosing import decided
-from hierfl.nodes.client_state import Node, NodeFailed
-from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.client_state import Node, NodeFailed, forget
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.nodes.run import fit_nodes
-from hierfl.runs.over_nodes import FitCall
+from hierfl.runs.run_folder import checkpoints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +38,7 @@ class InProcess:
     fewest: int
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
-        """Fit over the nodes; `hierfl.fit(method, nodes=...)` calls it.
+        """Fit over the nodes; `hierfl.nodes.fit` calls it.
 
         Raises:
             Forbidden: a node's policy does not allow the run.
@@ -46,9 +47,13 @@ class InProcess:
         agreement = Agreement.between([Introduction.of(part) for part in parts.values()])
         method, rounds, why = decided(call, agreement)
         each: dict[str, Node] = {}
+        # no server goes on from a checkpoint: what an earlier fit has left at the nodes is not of this run
+        begins = not (call.resume and call.checkpoint and checkpoints(call.checkpoint))
         for name, part in parts.items():
             introduce(method, part, self.folders[name])
             each[name] = node(method, part, agreement, self.folders[name], seed=call.seed)
+            if begins:
+                forget(each[name])
         starts = {name: str(introduced(one)["start"]) for name, one in each.items()}
 
         def ask(contents: Mapping[str, bytes]) -> Iterator[Answer]:
@@ -99,7 +104,7 @@ class InProcess:
 def in_process(
     data: ClientData | Mapping[str, pd.DataFrame], folder: str | Path, *, fewest: int = 1
 ) -> InProcess:
-    """Return a node for each client, all in this process, for `hierfl.fit(model, nodes=...)`.
+    """Return a node for each client, all in this process, for `hierfl.nodes.fit`.
 
     Args:
         data: the rows of all clients, each node has those of its own; or for a `hierfl.formula` client -> its frame.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Literal
 
 from hierfl import methods
 from hierfl.data.clients import ClientData
-from hierfl.engine.federation import Engine, OnClientError, cohort_size, federate
+from hierfl.engine.federation import cohort_size, federate
+from hierfl.engine.settings import Disclose, Settings
 from hierfl.guides.delta import delta
 from hierfl.guides.mean_field import mean_field
 from hierfl.guides.structured import structured
@@ -21,8 +21,6 @@ from hierfl.program.sites import Model
 from hierfl.summaries.expectations import seen_line
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
-
-Disclose = Literal["summaries", "sums"]
 
 # The numbers that a likelihood reads, v, for which two_stage is taken: a client's factor is a matrix of v x v, and it
 # is the mean of one such matrix for each of its rows, 80 KB at 100.
@@ -57,30 +55,25 @@ def choose(
     model: Model,
     data: ClientData,
     *,
-    disclose: Disclose = "summaries",
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
     cohort: int | float | None = None,
-    engine: Engine = "vectorized",
     seed: int = 0,
-    on_client_error: OnClientError = "raise",
 ) -> Choice:
     """Choose a method for a model by the rule of docs/methods.md. The same arguments give the same choice.
 
     Args:
         model: a function of a `ClientBatch`.
         data: the clients' training rows.
-        disclose: what the server may see, as in `hierfl.fit`.
+        settings: of the fit: what the server may see, and whether clients may be missing from a round.
         cohort: clients a round, as in `hierfl.fit`.
-        engine: as in `hierfl.fit`.
         seed: of the run.
-        on_client_error: as in `hierfl.fit`; with "skip" clients may be missing from a round.
 
     Raises:
-        ValueError: `disclose` is another word; bad data; `cohort` is out of range.
+        ValueError: bad data; `cohort` is out of range.
         ProgramError: a model that cannot be run as it is written.
     """
-    check_word(disclose)
     whole = cohort_size(cohort, data.num_clients) == data.num_clients
-    everyone = whole and on_client_error != "skip"
+    everyone = whole and settings.on_client_error != "skip"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run of the chosen method says them
         program = read(model, delta, data, seed=seed)
@@ -94,9 +87,7 @@ def choose(
             return _chosen(methods.fedsvi(model, mean_field), "the model is a Bayesian network")
         if not program.latents.global_block.size:
             return _structured(model, "no site is global, so that clients have nothing in common")
-        if engine == "pooled":
-            return _structured(model, "engine='pooled' is for methods that can pool rows")
-        if disclose == "summaries":
+        if settings.disclose == "summaries":
             return _two_stage(model, program, data)
         return _of_sums(model, program, data, everyone=everyone)
 
@@ -107,28 +98,17 @@ def check_disclosed(method: Method, data: ClientData, disclose: Disclose) -> Non
     Args:
         method: to run.
         data: the clients' training rows.
-        disclose: as in `hierfl.fit`.
+        disclose: what the server may see.
 
     Raises:
-        ValueError: `disclose` is another word, or the method discloses more; the message names another method.
+        ValueError: the method discloses more; the message names another method.
     """
-    check_word(disclose)
     if disclose == "sums" and method.discloses == "summaries":
-        other = choose(method.model, data, disclose="sums").method.name
+        other = choose(method.model, data, settings=Settings(disclose="sums")).method.name
         raise ValueError(
             f"disclose is 'sums', and method '{method.name}' shows the server a summary of each client: take "
             f"hierfl.methods.{other}(model)"
         )
-
-
-def check_word(disclose: object) -> None:
-    """Refuse a value of `disclose` that is neither of the two words.
-
-    Raises:
-        ValueError: it is another one.
-    """
-    if disclose not in ("summaries", "sums"):
-        raise ValueError(f"disclose is {disclose!r}: it must be 'summaries' or 'sums'")
 
 
 # ------------------------------------------------------------------------------------ rows of the table

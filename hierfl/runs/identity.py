@@ -35,7 +35,7 @@ def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]
         "method": describe(method),
         "rounds": rounds,
         "seed": federation.seed,
-        "engine": federation.engine,
+        "engine": federation.settings.engine,
         "device": federation.device.type,
         "cohort": federation.cohort,
         **about_data(federation.data),

@@ -11,6 +11,7 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import begin
+from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.program.recipes import describe
 from hierfl.program.sites import Family, Guide, Model
@@ -77,9 +78,8 @@ def load(
     made = remade(who, handed) if method is None else method
 
     def set_up() -> Federation:
-        federated = partial(
-            federate, made, seed=who["seed"], engine=who.get("engine", "vectorized")
-        )
+        settings = Settings(engine=who.get("engine", "vectorized"))
+        federated = partial(federate, made, seed=who["seed"], settings=settings)
         if there.data is None:
             return without_rows(there, str(folder), federated)
         return federated(there.data)

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 from hierfl.data.clients import ClientData
+from hierfl.runs.call import Call
 
 NAMED = 5  # clients in a warning
 
 
-def with_rows(
-    data: ClientData, validation: ClientData | None, least: int
-) -> tuple[ClientData, ClientData | None]:
-    """Return the clients with at least so many rows, and their held-out rows; a warning names the others.
+def with_rows(data: ClientData, call: Call) -> tuple[ClientData, Call]:
+    """Return the clients with at least `min_rows` rows, and the call for them; a warning names the others.
 
     Args:
         data: the clients' training rows.
-        validation: rows of the same clients, or None.
-        least: training rows, 1 or more.
+        call: whose validation rows are of the same clients.
 
     Raises:
-        ValueError: `least` is below 1, or no client has as many rows.
+        ValueError: no client has as many rows.
     """
-    if least < 1:
-        raise ValueError(f"min_rows is {least}: it must be 1 or more")
+    least, validation = call.settings.min_rows, call.validation
     few = [name for name, n in zip(data.names, data.counts.tolist(), strict=True) if n < least]
     if not few:
-        return data, validation
+        return data, call
     if len(few) == data.num_clients:
         raise ValueError(
             f"min_rows is {least}, and no client has as many rows: the most are {int(data.counts.max())}"
@@ -34,10 +32,12 @@ def with_rows(
     more = f" and {len(few) - NAMED} more" if len(few) > NAMED else ""
     warnings.warn(
         f"{len(few)} of {data.num_clients} clients have fewer than {least} rows and take no part: "
-        f"{', '.join(few[:NAMED])}{more}; fit.personalize(rows) infers their own numbers at home",
+        f"{', '.join(few[:NAMED])}{more}; fit.personalize(rows) fits their own parameters locally",
         stacklevel=3,
     )
-    return _without(data, few), None if validation is None else _without(validation, few)
+    if validation is not None:
+        call = replace(call, validation=_without(validation, few))
+    return _without(data, few), call
 
 
 def _without(data: ClientData, names: list[str]) -> ClientData:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hierfl.core.importance_sampling import K_HAT
@@ -13,10 +14,11 @@ from hierfl.diagnostics.trend import course_of
 from hierfl.diagnostics.weighted_moments import LEAST_EFFECTIVE
 from hierfl.engine.rounds import CORRECTED, JUDGED
 from hierfl.runs import checkpoint as state
+from hierfl.runs.call import Call
 from hierfl.runs.choice import Choice
 from hierfl.runs.folder_lock import held
 from hierfl.runs.identity import about, is_of
-from hierfl.runs.one_run import How, is_over, run
+from hierfl.runs.one_run import is_over, run
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import discard
 
@@ -27,55 +29,54 @@ DRAWS = 64  # for the gradient at the end
 WORK = 1e8  # rows x unknowns above which the gradient at the end is not estimated: it would take minutes
 
 
-def run_chosen(choice: Choice, data: ClientData, rounds: int | None, how: How) -> Fit:
+def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
     """Run a chosen method, and say which it is where progress is shown.
 
     Args:
         choice: the method and why.
         data: the clients' training rows.
-        rounds: as in `hierfl.fit`; None: until the method stops by itself, or until it is good.
-        how: the other arguments of `hierfl.fit`.
+        call: the other arguments of `hierfl.fit`; rounds=None: until the method stops by itself, or is good.
 
     Raises:
         ValueError, ProgramError, KeyError, ClientError: as `hierfl.fit`.
     """
     method = choice.method
-    if how.shown:
+    if call.shown:
         print(f"hierfl.fit chose {choice.why}", file=sys.stderr)
-    if rounds is None and method.most_rounds is None:
-        return _until_good(choice, data, how, ATTEMPTS)
-    fitted = run(method, data, rounds, how, chosen=choice.why)
+    if call.rounds is None and method.most_rounds is None:
+        return _until_good(choice, data, call, ATTEMPTS)
+    fitted = run(method, data, call, chosen=choice.why)
     if method.most_rounds is None:
-        _note(fitted, _judged(fitted, how))
+        _note(fitted, _judged(fitted, call))
     return fitted
 
 
-def _until_good(choice: Choice, data: ClientData, how: How, attempts: Sequence[int]) -> Fit:
+def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence[int]) -> Fit:
     """Run a method for more and more rounds, until it is good or more rounds will not help."""
-    done = _recorded(how.checkpoint) if how.resume else 0
+    done = _recorded(call.checkpoint) if call.resume else 0
     left = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]
     for rounds in left:
-        fitted = run(choice.method, data, rounds, how, chosen=choice.why)
-        found = _judged(fitted, how)
-        stopped = fitted.progress.round < rounds and is_over(fitted, how.patience)
-        if stopped or found.converged or rounds == left[-1] or _is_level(fitted, how):
+        fitted = run(choice.method, data, replace(call, rounds=rounds), chosen=choice.why)
+        found = _judged(fitted, call)
+        stopped = fitted.progress.round < rounds and is_over(fitted, call.patience)
+        if stopped or found.converged or rounds == left[-1] or _is_level(fitted, call):
             break
-        if how.shown:
+        if call.shown:
             print(f"{rounds} rounds are not enough: {found.verdict}", file=sys.stderr)
-        if how.checkpoint is not None:
-            _clear(how.checkpoint, fitted)
+        if call.checkpoint is not None:
+            _clear(call.checkpoint, fitted)
     _note(fitted, found)
     return fitted
 
 
-def _judged(fitted: Fit, how: How) -> Convergence:
+def _judged(fitted: Fit, call: Call) -> Convergence:
     """Judge a fit."""
-    return convergence(fitted, draws=_draws(fitted), seed=how.seed)
+    return convergence(fitted, draws=_draws(fitted), seed=call.seed)
 
 
-def _is_level(fitted: Fit, how: How) -> bool:
+def _is_level(fitted: Fit, call: Call) -> bool:
     """Return whether more rounds will not help."""
-    return course_of(fitted, draws=_draws(fitted), seed=how.seed).state == "level"
+    return course_of(fitted, draws=_draws(fitted), seed=call.seed).state == "level"
 
 
 def _draws(fitted: Fit) -> int:

@@ -32,13 +32,14 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-import hierfl
 from hierfl.core.trees import nbytes
 from hierfl.data.clients import ClientData
 from hierfl.datasets import Labeled
 from hierfl.diagnostics.calibration import calibration_error, confidence
 from hierfl.engine.chunks import ClientError
+from hierfl.engine.settings import Settings
 from hierfl.posterior.prediction import Prediction
+from hierfl.runs.fit import fit
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_builders import Budget, held_out
@@ -237,13 +238,13 @@ def trained(
         scale=setting.scale,
     )
     method = BASELINES[name].made(net_of(setting, seed), lr, budget)
-    return hierfl.fit(
+    return fit(
         method,
         train,
         rounds=rounds,
         cohort=setting.cohort,
         seed=seed,
-        compile="auto" if setting.compiled else False,
+        settings=Settings(compile="auto" if setting.compiled else False),
         progress=False,
         callback=look,
     )

@@ -18,6 +18,7 @@ import torch
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
+import hierfl
 from hierfl import cli, datasets, fit
 from hierfl.demo import run as demo
 from hierfl.demo import scores as demo_report
@@ -176,7 +177,9 @@ def test_workers_end_with_their_parent() -> None:
 # ------------------------------------------------------------------ scores
 def test_scores_of_patients_agree_with_those_of_the_prediction() -> None:
     train, test = datasets.heart_disease().split(0.7, seed=0)
-    prediction = fit(demo.alone(), train, rounds=1, compile=False).predict(test, draws=20)
+    prediction = fit(
+        demo.alone(), train, rounds=1, settings=hierfl.Settings(compile=False)
+    ).predict(test, draws=20)
     own = demo_report.summary(demo_report.patients(prediction, "trained", "local-only"))
     wide = own.pivot_table("value", "hospital", "metric").loc[HOSPITALS]
     pd.testing.assert_frame_equal(wide, prediction.scores()[wide.columns], check_names=False)

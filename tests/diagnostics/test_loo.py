@@ -286,13 +286,20 @@ def test_leaving_a_county_out_agrees_with_a_refit_without_it() -> None:
     """Twenty counties, from the largest to the smallest, are each left out of a fit from scratch."""
     data = RADON.data()
     method: Any = fedlaplace(radon_centered)
-    found = loo(hierfl.fit(method, data, rounds=20, compile=False), "client", draws=2000).table
+    found = loo(
+        hierfl.fit(method, data, rounds=20, settings=hierfl.Settings(compile=False)),
+        "client",
+        draws=2000,
+    ).table
     order = data.counts.argsort(descending=True)
     off = []
     for k in order[torch.linspace(0, data.num_clients - 1, 20).round().long()].tolist():
         name = data.names[k]
         rest = hierfl.fit(
-            method, data.select([n for n in data.names if n != name]), rounds=20, compile=False
+            method,
+            data.select([n for n in data.names if n != name]),
+            rounds=20,
+            settings=hierfl.Settings(compile=False),
         )
         given = weigh(rest.personalize(data.select([name])), 2000, inner=1, shared=False).log_own[
             :, 0

@@ -31,7 +31,9 @@ def spread_fit() -> hierfl.Fit:
 def test_numbers_are_those_of_the_draws() -> None:
     """Also where clients are carried in several chunks."""
     fitted = spread_fit()
-    chunked = replace(fitted, federation=replace(fitted.federation, chunk=2))
+    chunked = replace(
+        fitted, federation=replace(fitted.federation, settings=hierfl.Settings(chunk=2))
+    )
     drawn = fitted.draws(200, seed=3)
     for one in (fitted, chunked):
         frame = site_table(one, draws=200, seed=3).frame.set_index(["site", "entry", "client"])
@@ -99,7 +101,9 @@ def test_shrinkage_is_one_without_information_and_absent_where_undefined() -> No
 @pytest.mark.filterwarnings("ignore")
 def test_every_method_is_summarized(name: str) -> None:
     data = federation((3, 2, 4))
-    fitted = hierfl.fit(CASES[name](), data, rounds=2, compile=False, progress=False)
+    fitted = hierfl.fit(
+        CASES[name](), data, rounds=2, settings=hierfl.Settings(compile=False), progress=False
+    )
     found = fitted.summary(draws=50)
     assert all(kind.kind == "f" for kind in found.frame.dtypes[3:])
     assert list(found.frame) == "site entry client mean sd low high shrinkage".split()

@@ -20,6 +20,7 @@ from hierfl.core import noise
 from hierfl.core.trees import tree_leaves
 from hierfl.engine.bad_updates import far_out
 from hierfl.optimizers import SGD
+from tests.programs import fit
 
 # rows of the bad client are among those that the checks before the first round are made with
 pytestmark = [
@@ -85,8 +86,7 @@ def states(fitted: hierfl.Fit) -> list[Tensor]:
 
 
 def run(method: Any, data: ClientData, **options: Any) -> hierfl.Fit:
-    options = {"compile": False, "on_client_error": "skip", **options}
-    return hierfl.fit(method, data, rounds=3, **options)
+    return fit(method, data, rounds=3, **{"on_client_error": "skip", **options})
 
 
 def assert_same(one: hierfl.Fit, other: hierfl.Fit, tolerance: float = 1e-12) -> None:
@@ -109,7 +109,9 @@ def test_a_round_is_that_of_a_cohort_without_the_client(
 ) -> None:
     data = rows({BAD: FAULTS[fault]})
     skipped = run(METHODS[name](), data, engine=engine)
-    table = hierfl.fit(METHODS[name](), rows({}), rounds=1, compile=False).federation.client.own
+    table = hierfl.fit(
+        METHODS[name](), rows({}), rounds=1, settings=hierfl.Settings(compile=False)
+    ).federation.client.own
     kept = tree_leaves(skipped.progress.table)
     for leaf, start in zip(kept, tree_leaves(table), strict=True):
         assert torch.equal(leaf[BAD], start), "its state is what it was"
@@ -188,8 +190,6 @@ def test_a_resumed_run_is_that_of_one_that_was_not_stopped(tmp_path: Path) -> No
 
 def test_skipping_is_refused_where_no_client_can_be_left_out() -> None:
     data = rows({})
-    with pytest.raises(ValueError, match="engine='pooled' runs all clients in one step"):
-        run(methods.fedsvi(slopes), data, engine="pooled")
     with pytest.raises(ValueError, match="fedlaplace sums the updates of all clients"):
         run(methods.fedlaplace(slopes), data)
     with pytest.raises(ValueError, match="on_client_error is 'ignore'"):
@@ -226,7 +226,7 @@ def test_an_update_far_out_is_named_and_counted(tmp_path: Path) -> None:
         data = ClientData.from_arrays(ids, names=names, x=x, y=y)
         model = models.network(nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
         method = methods.fedavg(model, steps=5, batch_size=None)
-        return hierfl.fit(method, data, rounds=2, compile=False)
+        return hierfl.fit(method, data, rounds=2, settings=hierfl.Settings(compile=False))
 
     torch.manual_seed(0)
     assert "far_out" not in fitted(y).history, "honest clients are not named"

@@ -55,7 +55,8 @@ def apart(a: Any, b: Any) -> float:
 def test_compiled_and_eager_agree_for_stochastic_guides() -> None:
     method = hierfl.methods.fedsvi(hierarchy, guides.mean_field)
     eager, compiled = (
-        hierfl.fit(method, rows(), rounds=3, cohort=5, seed=4, compile=c) for c in (False, True)
+        hierfl.fit(method, rows(), rounds=3, cohort=5, seed=4, settings=hierfl.Settings(compile=c))
+        for c in (False, True)
     )
     assert compiled.progress.compiled
     assert apart(eager.progress.server, compiled.progress.server) < 1e-10
@@ -76,7 +77,9 @@ def test_priors_made_outside_the_program_are_compiled_too() -> None:
     method = hierfl.methods.fedsvi(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit = hierfl.fit(method, rows(), rounds=1, compile=True, progress=False)
+        fit = hierfl.fit(
+            method, rows(), rounds=1, settings=hierfl.Settings(compile=True), progress=False
+        )
     assert fit.progress.compiled
     with pytest.raises(ValueError, match="support"):
         spread.log_prob(torch.tensor(-1.0))
@@ -118,7 +121,10 @@ def test_compiled_and_eager_agree_on_ragged_mini_batches(momentum: float) -> Non
     )
     sgd = hierfl.optimizers.SGD(0.1, momentum=momentum)
     method = hierfl.methods.fedavg(net, optimizer=sgd, steps=2, unit="epoch", batch_size=4)
-    eager, compiled = (hierfl.fit(method, rows(), rounds=3, compile=c) for c in (False, True))
+    eager, compiled = (
+        hierfl.fit(method, rows(), rounds=3, settings=hierfl.Settings(compile=c))
+        for c in (False, True)
+    )
     assert apart(eager.message, compiled.message) < 1e-12
 
 
@@ -279,7 +285,7 @@ def test_auto_compiles_a_long_run_only() -> None:
     method = hierfl.methods.fedsvi(hierarchy, guides.delta)
     assert not hierfl.fit(method, rows(), rounds=2).progress.compiled
     with pytest.raises(ValueError, match="compile is 'yes'"):
-        hierfl.fit(method, rows(), rounds=2, compile="yes")  # type: ignore[call-overload]
+        hierfl.fit(method, rows(), rounds=2, settings=hierfl.Settings(compile="yes"))  # type: ignore[arg-type]
 
 
 def test_a_graph_made_before_is_read_from_disk() -> None:

@@ -58,7 +58,9 @@ def test_compiled_steps_of_every_method(name: str) -> None:
     for how in (False, True):
         torch.manual_seed(0)  # heads and constructors start at random
         data = federation((5, 3, 7, 1, 2))
-        fits.append(hierfl.fit(ALL[name](), data, rounds=3, seed=4, compile=how))
+        fits.append(
+            hierfl.fit(ALL[name](), data, rounds=3, seed=4, settings=hierfl.Settings(compile=how))
+        )
     assert [fit.progress.compiled for fit in fits] == [False, True]
     eager, compiled = (state_of(fit) for fit in fits)
     assert any(bool((value != 0.0).any()) for value in eager.values())

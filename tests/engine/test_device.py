@@ -143,7 +143,9 @@ def test_a_missing_device_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(ValueError, match=r"device='cuda' cannot be used here .*use device='cpu'"):
-        hierfl.fit(PROGRAMS["fedavg"](), federation(), rounds=1, device="cuda")
+        hierfl.fit(
+            PROGRAMS["fedavg"](), federation(), rounds=1, settings=hierfl.Settings(device="cuda")
+        )
     with pytest.raises(ValueError, match="device='gpu' cannot be used here"):
         device_of("gpu")
 

@@ -247,7 +247,7 @@ def test_copies_end_with_the_fit_whatever_is_still_held(
             rows(),
             rounds=4,
             cohort=16,
-            compile=True,
+            settings=hierfl.Settings(compile=True),
             checkpoint=tmp_path,
             checkpoint_every=1,
         )
@@ -321,14 +321,16 @@ def test_a_fit_does_not_depend_on_how_many_chunks_are_worked_on_at_once(two_core
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        fitted = hierfl.fit(fedabml(), rows(), rounds=3, cohort=16, seed=3, compile=True)
+        fitted = hierfl.fit(
+            fedabml(), rows(), rounds=3, cohort=16, seed=3, settings=hierfl.Settings(compile=True)
+        )
         found.append(tree_leaves((fitted.progress.server, fitted.progress.table)))
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
 def test_every_core_has_as_many_chunks(two_cores: None) -> None:
-    eager = federate(fedabml(), rows(), chunk=7)
+    eager = federate(fedabml(), rows(), settings=hierfl.Settings(chunk=7))
     compiled = replace(eager, graphs=Graphs())
     assert (eager.cores, compiled.cores) == (1, 2)
     assert [len(part) for part in eager.parts(torch.arange(17), {})] == [6, 6, 5]
@@ -341,9 +343,11 @@ def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
 ) -> None:
     torch.set_num_threads(1)
     graphs = Graphs()
-    compiled = replace(federate(fedabml(), rows(), chunk=7), graphs=graphs)
+    compiled = replace(
+        federate(fedabml(), rows(), settings=hierfl.Settings(chunk=7)), graphs=graphs
+    )
     assert {len(part) for part in compiled.parts(torch.arange(17), {})} == {5, 6}
-    eager = federate(fedabml(), rows(), chunk=7)
+    eager = federate(fedabml(), rows(), settings=hierfl.Settings(chunk=7))
     [*_, here] = rounds(compiled, begin(compiled), 2)
     [*_, there] = rounds(eager, begin(eager), 2)
     for one, two in zip(
@@ -369,4 +373,4 @@ def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(two_cores: None
         hierfl.models.network(nn.Linear(4, 3)), optimizer=hierfl.optimizers.SGD(1e200), steps=3
     )
     with pytest.raises(hierfl.ClientError, match=f"client '{data.names[5]}'"):
-        hierfl.fit(method, data, rounds=1, compile=True)
+        hierfl.fit(method, data, rounds=1, settings=hierfl.Settings(compile=True))

@@ -105,7 +105,11 @@ def test_the_table_is_written_in_place() -> None:
 def test_ten_thousand_clients_are_fitted_and_predicted() -> None:
     data = many(10_000)
     fitted = hierfl.fit(
-        fedsvi(logistic, guides.conditional), data, rounds=2, cohort=0.01, compile=False
+        fedsvi(logistic, guides.conditional),
+        data,
+        rounds=2,
+        cohort=0.01,
+        settings=hierfl.Settings(compile=False),
     )
     assert set(fitted.history["clients"]) == {COHORT}
     assert fitted.predict(data.select(["17", "9999"]), draws=3).mean.shape == (2 * ROWS,)
@@ -140,7 +144,7 @@ def test_predictions_follow_the_rows_and_not_the_longest_client(
 ) -> None:
     """Averages over a few draws at a time are those over all draws."""
     data = ragged(20_000, 16)
-    fitted = hierfl.fit(fedsvi(logistic), data, rounds=1, compile=False)
+    fitted = hierfl.fit(fedsvi(logistic), data, rounds=1, settings=hierfl.Settings(compile=False))
     whole = fitted.predict(data, draws=10)
     for module in ("prediction", "client_loop"):
         monkeypatch.setattr(f"hierfl.posterior.{module}.MOST_NUMBERS", 3 * 20_000)
@@ -170,7 +174,7 @@ def test_one_batch_of_all_clients_is_refused_where_it_is_padding(
     with pytest.raises(
         ValueError, match="one batch of 61 clients is padded to the longest, 5000 rows"
     ):
-        hierfl.fit(fedsvi(logistic), data, rounds=1, engine="pooled")
+        hierfl.fit_pooled(fedsvi(logistic), data, rounds=1)
 
 
 KEEPING = """
@@ -188,8 +192,9 @@ net = nn.Sequential(nn.Linear(100, 720), nn.ReLU(), nn.Linear(720, 10))
 print(sum(p.numel() for p in net.parameters()))
 method = methods.pfedme(models.bayesian_network(net, prior_scale=1.0), steps=2, batch_size=1)
 folder, rounds = sys.argv[1], int(sys.argv[2])
-fit = hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, checkpoint_every=1, resume=True, compile=False,
-                 progress=False) if rounds == 4 else None
+how = dict(rounds=4, cohort=50, checkpoint=folder, checkpoint_every=1, progress=False, \
+settings=hierfl.Settings(compile=False))
+fit = hierfl.fit(method, data, resume=True, **how) if rounds == 4 else None
 if fit is None:  # a run that is stopped
     class Enough(Exception): ...
     import hierfl.runs.checkpoint as state
@@ -201,8 +206,7 @@ if fit is None:  # a run that is stopped
         return done
     state.save = stop
     try:
-        hierfl.fit(method, data, rounds=4, cohort=50, checkpoint=folder, checkpoint_every=1, compile=False,
-                   progress=False)
+        hierfl.fit(method, data, **how)
     except Enough:
         pass
 else:

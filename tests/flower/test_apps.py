@@ -14,8 +14,9 @@ from flwr import app as flwr
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
+from hierfl.engine.settings import Settings
 from hierfl.flower import Apps, apps
-from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.run import TooFewNodes
 from hierfl.optimizers import SGD
 from hierfl.runs.choice import choose
@@ -164,7 +165,7 @@ def test_a_model_runs_by_the_method_that_fit_chooses(tmp_path: Path) -> None:
         disclose="sums",
     )
     run(pair, Grid(pair.client, tmp_path))
-    expected = choose(logistic, data, disclose="sums", on_client_error="skip")
+    expected = choose(logistic, data, settings=Settings(disclose="sums", on_client_error="skip"))
     assert done[0].chosen == expected.why
     here = fit(expected.method, data, rounds=2)
     for name, value in named_leaves(here.progress.server).items():

@@ -64,11 +64,11 @@ def apart(one: Any, other: Any) -> float:
 def test_the_server_names_method_and_seed_and_nodes_take_them(tmp_path: Path) -> None:
     method = methods.fedsvi(logistic)
     with linked(logistic, tmp_path) as there:
-        over = hierfl.fit(method, nodes=there, rounds=2, seed=3)
+        over = hierfl.nodes.fit(method, there, rounds=2, seed=3)
         assert apart(over, fit(method, rows(), rounds=2, seed=3)) < 1e-9
         (tmp_path / "west" / "policy.toml").write_text('may_leave = ["summaries"]\n')
         assert list(over.local_summary(10).given) == ["west"]
-        chosen = hierfl.fit(logistic, nodes=there, rounds=1, disclose="sums")
+        chosen = hierfl.nodes.fit(logistic, there, rounds=1, disclose="sums")
         assert chosen.chosen is not None
         assert apart(chosen, fit(chosen.method, rows(), rounds=1)) < 1e-9
         withheld = over.local_summary(10).withheld  # the nodes have gone on to the second fit
@@ -82,14 +82,14 @@ def test_a_node_that_would_run_something_else_is_found_before_the_first_round(
 ) -> None:
     there = linked(methods.fedsvi(logistic, local_steps=2), tmp_path)
     with pytest.raises(TooFewNodes, match="client 'east' would run another method, model or"):
-        hierfl.fit(methods.fedsvi(logistic), nodes=there, rounds=1)
+        hierfl.nodes.fit(methods.fedsvi(logistic), there, rounds=1)
     there = linked(logistic, tmp_path / "other")
 
     def own(batch: Any) -> Any:
         return logistic(batch)
 
     with pytest.raises(TooFewNodes, match=r"cannot take part: .*method cannot be made here"):
-        hierfl.fit(methods.fedsvi(own), nodes=there, rounds=1)
+        hierfl.nodes.fit(methods.fedsvi(own), there, rounds=1)
 
 
 def test_arguments_of_the_link_are_checked_before_anything_is_reached(tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ def test_a_superlink_hands_its_run_to_this_process(
         with superlink(address, secret=secret, timeout=2.0, **how) as there:
             assert sorted(runs()) == ["finishedstopped"] * 2 + ["running"]
             with pytest.raises(TooFewNodes, match="0 nodes are connected after 2 s, and 4 are"):
-                hierfl.fit(logistic, nodes=there)
+                hierfl.nodes.fit(logistic, there)
         assert sorted(runs()) == ["finishedcompleted"] + ["finishedstopped"] * 2
         with pytest.raises(RuntimeError, match=r"is over .*call hierfl\.flower\.superlink again"):
-            hierfl.fit(logistic, nodes=there)
+            hierfl.nodes.fit(logistic, there)
         there.close()  # does nothing
         control.close()

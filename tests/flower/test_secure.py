@@ -19,7 +19,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.flower import apps
 from hierfl.flower.secure import masked
 from hierfl.method import Method, Share
-from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.run import TooFewNodes
 from hierfl.nodes.together import parts_of, size_of, sums_of

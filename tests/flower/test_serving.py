@@ -81,8 +81,12 @@ def test_nodes_served_by_forked_processes(tmp_path: Path, monkeypatch: pytest.Mo
             address, project=project, nodes=2, insecure=True, secret=secret, timeout=120.0
         )
         with link as there:
-            over = hierfl.fit(method, nodes=there, rounds=2)
-    here = named_leaves(hierfl.fit(method, data, rounds=2, compile=False, progress=False).message)
+            over = hierfl.nodes.fit(method, there, rounds=2)
+    here = named_leaves(
+        hierfl.fit(
+            method, data, rounds=2, settings=hierfl.Settings(compile=False), progress=False
+        ).message
+    )
     for name, value in named_leaves(over.message).items():
         assert float((value - here[name]).abs().max()) < 1e-9, name
     assert over.history["left_out"].map(len).tolist() == [0, 0]

@@ -386,7 +386,8 @@ def test_compiled_steps_give_the_numbers_of_eager_ones(name: str, kind: str) -> 
     make, shape = NETS[kind]
     method = batch_normed(METHODS[name](make()))
     eager, compiled = (
-        hierfl.fit(method, clients(shape), rounds=3, compile=c) for c in (False, True)
+        hierfl.fit(method, clients(shape), rounds=3, settings=hierfl.Settings(compile=c))
+        for c in (False, True)
     )
     assert apart(eager.progress.server, compiled.progress.server) < 1e-9
     assert apart(eager.progress.table, compiled.progress.table) < 1e-9

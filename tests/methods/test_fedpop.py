@@ -218,7 +218,7 @@ def test_one_step_without_noise_is_fedsvi_with_points(engine: Any) -> None:
     z = torch.linspace(-1.0, 1.0, 8).view(4, 2)
     found = []
     for method in (pop, svi):
-        run = federate(method, data, engine=engine)
+        run = federate(method, data, settings=hierfl.Settings(engine=engine))
         state = begin(run)
         down = run.server.down(state.server, Clock(0, 1))
         if method is pop:
@@ -388,7 +388,9 @@ def test_corrected_chains_agree_with_nuts_on_radon() -> None:
         schedule="cosine",
         corrected=True,
     )
-    fitted = hierfl.fit(method, data, rounds=1000, compile=True, progress=False)
+    fitted = hierfl.fit(
+        method, data, rounds=1000, settings=hierfl.Settings(compile=True), progress=False
+    )
     drawn = fitted.draws(10_000)
     found = [*drawn.shared["slope"][0], drawn.shared["log_sigma"][0]]
     found = [drawn.shared["mu"][0], drawn.shared["log_tau"][0], *found]

@@ -304,7 +304,7 @@ def test_a_round_holds_no_other_clients_rows() -> None:
 
     data = labeled()
     method = hierfl.methods.fedsvi(spy, guides.delta, batch_size=4, local_steps=2)
-    run = federate(method, data, engine="sequential")
+    run = federate(method, data, settings=hierfl.Settings(engine="sequential"))
     start = begin(run)
     seen.clear()
     for k in range(4):

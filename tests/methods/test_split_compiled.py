@@ -80,7 +80,10 @@ def states(fitted: hierfl.Fit) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", METHODS)
 def test_compiled_steps_of_a_convolutional_network(name: str) -> None:
     data, method = federation((5, 3, 7, 1, 2)), METHODS[name](convolutional(), LAST)
-    eager, compiled = (hierfl.fit(method, data, rounds=3, compile=c) for c in (False, True))
+    eager, compiled = (
+        hierfl.fit(method, data, rounds=3, settings=hierfl.Settings(compile=c))
+        for c in (False, True)
+    )
     assert apart(states(eager), states(compiled)) < 1e-10
 
 

@@ -43,8 +43,8 @@ def test_compiling_is_left_out_and_changes_nothing() -> None:
     """The graph of a client's factor takes minutes to trace, and inductor does not lower it."""
     method, data = two_stage(exact_means, draws=200), three()
     with pytest.warns(UserWarning, match="compile is True, and local steps of 'two_stage' cannot"):
-        compiled = hierfl.fit(method, data, compile=True)
-    same(compiled, hierfl.fit(method, data, compile=False))
+        compiled = hierfl.fit(method, data, settings=hierfl.Settings(compile=True))
+    same(compiled, hierfl.fit(method, data, settings=hierfl.Settings(compile=False)))
 
 
 # ------------------------------------------------------------------------------------ clients that fail

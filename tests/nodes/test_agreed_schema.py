@@ -61,9 +61,11 @@ def test_nodes_agree_on_the_schema_of_frames_that_are_together(tmp_path: Path) -
 @pytest.mark.filterwarnings("ignore:k-hat")  # of two rounds
 def test_a_fit_over_nodes_is_the_fit_of_the_frames(tmp_path: Path) -> None:
     parts, text = frames(), "y ~ scale(age) + sex + (1 | site)"
-    over = hierfl.fit(made(text), nodes=in_process(parts, tmp_path), rounds=2, disclose="sums")
+    over = hierfl.nodes.fit(made(text), in_process(parts, tmp_path), rounds=2, disclose="sums")
     data = made(text).on(parts).data(parts)
-    here = hierfl.fit(over.method, data, rounds=2, progress=False, compile=False)
+    here = hierfl.fit(
+        over.method, data, rounds=2, progress=False, settings=hierfl.Settings(compile=False)
+    )
     ours, theirs = named_leaves(over.message), named_leaves(here.message)
     for name, value in theirs.items():
         assert float((ours[name] - value).abs().max()) < 1e-9, name
@@ -72,7 +74,7 @@ def test_a_fit_over_nodes_is_the_fit_of_the_frames(tmp_path: Path) -> None:
 def test_columns_above_the_clients_over_nodes(tmp_path: Path) -> None:
     """Nodes and server start from the prior of the same made-up client, whatever the fields of their own."""
     text, parts = "y ~ beds + (1 | site)", frames(20)
-    over = hierfl.fit(made(text), nodes=in_process(parts, tmp_path))
+    over = hierfl.nodes.fit(made(text), in_process(parts, tmp_path))
     assert (over.chosen or "").startswith("two_stage")
     assert over.history["k_hat"].iloc[-1] < 0.5 and over.history["effective"].iloc[-1] > 1000
     whole = pd.concat(parts.values())
@@ -227,4 +229,4 @@ def test_no_string_of_a_schema_becomes_code(evil: str) -> None:
 
 def test_frames_are_of_a_formula(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="the nodes have frames"):
-        hierfl.fit(hierfl.models.logistic(), nodes=in_process(frames(), tmp_path))
+        hierfl.nodes.fit(hierfl.models.logistic(), in_process(frames(), tmp_path))

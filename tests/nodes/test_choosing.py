@@ -12,13 +12,14 @@ import torch
 
 from hierfl import methods, models
 from hierfl.data.clients import ClientData
+from hierfl.engine.settings import Disclose, Settings
 from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.call import FitCall
 from hierfl.nodes.choosing import chosen, decided, made_by
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
 from hierfl.program.recipes import describe
-from hierfl.runs.choice import Disclose, choose
-from hierfl.runs.over_nodes import FitCall
+from hierfl.runs.choice import choose
 from tests.methods.test_messages import normed
 from tests.programs import federation, logistic, regression
 
@@ -67,7 +68,7 @@ def between(data: ClientData) -> Agreement:
 def test_the_choice_is_that_of_fit(name: str, disclose: Disclose) -> None:
     data, model = federation((5, 3, 7, 2)), MODELS[name]()
     found = chosen(model, between(data), disclose=disclose)
-    expected = choose(model, data, disclose=disclose, on_client_error="skip")
+    expected = choose(model, data, settings=Settings(disclose=disclose, on_client_error="skip"))
     assert found.why == expected.why
     assert describe(found.method) == describe(expected.method)
     told = json.loads(json.dumps(describe(found.method)))

@@ -18,7 +18,7 @@ from hierfl.engine.chunks import counted
 from hierfl.method import Method
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.client_state import kept
-from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from hierfl.runs.result import Fit
@@ -93,7 +93,7 @@ def test_two_stage_over_nodes_is_two_stage(tmp_path: Path) -> None:
     )
     around = machines(method, data, tmp_path)
     over = fit_nodes(method, around.agreement, around.ask, starts=around.starts())
-    here = hierfl.fit(method, data, compile=False)
+    here = hierfl.fit(method, data, settings=hierfl.Settings(compile=False))
     assert over.progress.round == here.progress.round
     same(over, here, around)
     found: Any = over.posterior(200, seed=3)

@@ -15,7 +15,7 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Share
 from hierfl.nodes.asking import Answer
 from hierfl.nodes.client_state import kept
-from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes

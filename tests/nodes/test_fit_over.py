@@ -1,7 +1,9 @@
-"""`hierfl.fit(model, nodes=...)` is `hierfl.fit(model, data)`, and refuses by name what means nothing over nodes."""
+"""`hierfl.nodes.fit` gives the numbers of `hierfl.fit`, and refuses by name what means nothing over nodes."""
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import hierfl
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
-from hierfl.nodes import FitOverNodes, InProcess, in_process
-from hierfl.runs.over_nodes import MENDS
+from hierfl.nodes import FitOverNodes, InProcess, in_process, same_process
+from hierfl.nodes.call import ELSEWHERE
+from hierfl.nodes.node import answer as node_answer
+from hierfl.runs import call as runs_call
+from tests.formulas.frames import patients
 from tests.programs import federation, fit, logistic, regression
 
 
@@ -31,7 +36,7 @@ def same(over: FitOverNodes, here: Any) -> None:
 
 def test_a_named_method_gives_the_numbers_of_a_fit_here(tmp_path: Path) -> None:
     method = methods.fedsvi(regression)
-    over = hierfl.fit(method, nodes=in_process(rows(), tmp_path), rounds=3, seed=4, cohort=3)
+    over = hierfl.nodes.fit(method, in_process(rows(), tmp_path), rounds=3, seed=4, cohort=3)
     here = fit(method, rows(), rounds=3, seed=4, cohort=3)
     same(over, here)
     assert over.chosen is None
@@ -43,7 +48,7 @@ def test_a_named_method_gives_the_numbers_of_a_fit_here(tmp_path: Path) -> None:
 
 
 def test_a_model_runs_by_the_method_that_fit_chooses(tmp_path: Path) -> None:
-    over = hierfl.fit(logistic, nodes=in_process(rows(), tmp_path), rounds=2, disclose="sums")
+    over = hierfl.nodes.fit(logistic, in_process(rows(), tmp_path), rounds=2, disclose="sums")
     assert over.chosen is not None and over.method.discloses == "sums"
     same(over, fit(over.method, rows(), rounds=2))
 
@@ -52,63 +57,90 @@ def test_a_run_that_has_ended_is_asked_again_from_its_checkpoint(tmp_path: Path)
     """As by a notebook that was restarted: no round is run twice, and the nodes answer as before."""
     how: dict[str, Any] = {"rounds": 2, "checkpoint": tmp_path / "server"}
     method = methods.fedsvi(regression)
-    first = hierfl.fit(method, nodes=in_process(rows(), tmp_path / "nodes"), **how)
+    first = hierfl.nodes.fit(method, in_process(rows(), tmp_path / "nodes"), **how)
     (tmp_path / "nodes" / "east" / "policy.toml").write_text('may_leave = ["scores"]\n')
     before = first.scores().table
-    again = hierfl.fit(method, nodes=in_process(rows(), tmp_path / "nodes"), resume=True, **how)
+    again = hierfl.nodes.fit(method, in_process(rows(), tmp_path / "nodes"), resume=True, **how)
     assert len(again.history) == 2
     pd.testing.assert_frame_equal(again.scores().table, before)
     how["rounds"] = 4
     with pytest.raises(ValueError, match="already holds a run: continue it with resume=True"):
-        hierfl.fit(method, nodes=in_process(rows(), tmp_path / "nodes"), **how)
+        hierfl.nodes.fit(method, in_process(rows(), tmp_path / "nodes"), **how)
 
 
-OTHERS: dict[str, Any] = {
-    "data": federation((5, 3, 7, 2)),
-    "validation": federation((5, 3, 7, 2)),
-    "eval_every": 5,
-    "patience": 2,
-    "engine": "sequential",
-    "chunk": 2,
-    "compile": True,
-    "device": "cuda",
-    "checkpoint_every": 2,
-    "progress": True,
-    "callback": print,
-    "on_client_error": "skip",
-    "min_rows": 2,
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_arguments_that_mean_nothing_over_nodes_are_refused(name: str, tmp_path: Path) -> None:
-    assert set(OTHERS) == set(MENDS)
-    loose: Any = hierfl.fit
-    with pytest.raises(ValueError, match=f"nodes and {name} do not go together: "):
-        loose(regression, nodes=in_process(rows(), tmp_path), rounds=1, **{name: OTHERS[name]})
+def test_arguments_that_mean_nothing_over_nodes_are_refused(tmp_path: Path) -> None:
+    loose: Any = hierfl.nodes.fit
+    for name, fix in ELSEWHERE.items():
+        with pytest.raises(TypeError, match=f"fit has no argument '{name}': {re.escape(fix)}"):
+            loose(regression, in_process(rows(), tmp_path), rounds=1, **{name: None})
     assert not list(tmp_path.iterdir())  # no node was set up
+    known = inspect.signature(hierfl.fit).parameters.keys() | set(runs_call.ELSEWHERE)
+    here = inspect.signature(hierfl.nodes.fit).parameters.keys() | {"nodes", "method"}
+    assert known - here == set(ELSEWHERE)
 
 
 def test_other_wrong_arguments_are_named(tmp_path: Path) -> None:
-    loose: Any = hierfl.fit
+    loose: Any = hierfl.nodes.fit
     around = in_process(rows(), tmp_path)
-    wrong: dict[str, dict[str, Any]] = {
-        "nodes is a str: make it with hierfl.flower.superlink": {"nodes": "127.0.0.1:8000"},
-        "rounds is '3': it must be an integer, rounds=3": {"nodes": around, "rounds": "3"},
-    }
-    for words, options in wrong.items():
-        with pytest.raises(TypeError, match=words):
-            loose(methods.fedsvi(regression), **options)
+    method = methods.fedsvi(regression)
+    with pytest.raises(TypeError, match=r"nodes is a str: make it with hierfl\.flower\.superlink"):
+        loose(method, "127.0.0.1:8000")
+    with pytest.raises(TypeError, match="rounds is '3': it must be an integer, rounds=3"):
+        loose(method, around, rounds="3")
     with pytest.raises(TypeError, match="'fedsvi', which is not called yet"):
-        loose(methods.fedsvi, nodes=around, rounds=1)
-    with pytest.raises(TypeError, match="data is a NoneType, not ClientData"):
-        loose(regression, rounds=1)
+        loose(methods.fedsvi, around, rounds=1)
     with pytest.raises(ValueError, match="method 'two_stage' shows the server a summary"):
-        loose(methods.two_stage(regression), nodes=around, disclose="sums")
+        loose(methods.two_stage(regression), around, disclose="sums")
     with pytest.raises(ValueError, match="resume is True, and there is no checkpoint"):
-        loose(methods.fedsvi(regression), nodes=around, rounds=1, resume=True)
+        loose(method, around, rounds=1, resume=True)
     with pytest.raises(ValueError, match="fewest is 5: it must be 1 to 4"):
         in_process(rows(), tmp_path, fewest=5)
+    here: Any = hierfl.fit
+    with pytest.raises(
+        TypeError, match=r"has no argument 'nodes': hierfl\.nodes\.fit\(model, nodes"
+    ):
+        here(regression, nodes=around)
+    with pytest.raises(TypeError, match=r"data is a InProcess: call hierfl\.nodes\.fit\(model"):
+        here(regression, around)
+
+
+# ------------------------------------------------------------------ again, over the same folders
+def test_fitting_again_begins_again(tmp_path: Path) -> None:
+    """The same model, another one between, and after a run that was interrupted: each is a run of its own."""
+    frames = {str(site): part for site, part in patients(rows=40).groupby("site")}
+
+    def fitted(text: str) -> FitOverNodes:
+        formula = hierfl.formula(text, clients="site")
+        around = in_process(frames, tmp_path)
+        return hierfl.nodes.fit(formula, around, rounds=2, disclose="sums")
+
+    first = fitted("y ~ age + (1 | site)")
+    other = fitted("y ~ dose + (1 | site)")
+    again = fitted("y ~ age + (1 | site)")
+    assert other.run != first.run == again.run
+    same(again, first)
+
+
+def test_a_run_that_was_interrupted_begins_again_or_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, around = methods.fedsvi(regression), in_process(rows(), tmp_path / "nodes")
+    whole = hierfl.nodes.fit(method, around, rounds=3)
+    asked = node_answer
+    left = iter(range(5))
+
+    def answer(*given: Any) -> bytes:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return asked(*given)
+
+    how: dict[str, Any] = {"rounds": 3, "checkpoint": tmp_path / "server"}
+    monkeypatch.setattr(same_process, "answer", answer)
+    with pytest.raises(KeyboardInterrupt):  # in the second round
+        hierfl.nodes.fit(method, around, **how)
+    monkeypatch.setattr(same_process, "answer", asked)
+    same(hierfl.nodes.fit(method, around, **how, resume=True), whole)
+    same(hierfl.nodes.fit(method, around, rounds=3), whole)
 
 
 def test_no_client_has_its_folder_outside(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.method import Method
 from hierfl.nodes.client_state import NodeFailed
-from hierfl.nodes.fit import FitOverNodes
+from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer
 from hierfl.nodes.run import fit_nodes

@@ -18,6 +18,7 @@ from hierfl.diagnostics.convergence import convergence
 from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.engine import client_store
 from hierfl.engine.client_store import Stored
+from hierfl.engine.settings import Settings
 from hierfl.guides import amortized, mean_field
 from hierfl.methods import fedsvi, two_stage
 from hierfl.posterior import client_loop, prediction
@@ -70,7 +71,9 @@ def test_client_states_in_a_file_change_no_answer(inside: Fit, outside: Fit) -> 
 
 
 def test_engines_and_chunks_change_no_answer(inside: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_by_one = replace(inside, federation=replace(inside.federation, engine="sequential"))
+    one_by_one = replace(
+        inside, federation=replace(inside.federation, settings=Settings(engine="sequential"))
+    )
     wanted = {name: ask(inside) for name, ask in ASKED.items()}
     for name, ask in ASKED.items():
         assert torch.allclose(ask(one_by_one), wanted[name], atol=1e-10), name

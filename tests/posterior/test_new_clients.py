@@ -10,6 +10,7 @@ import torch
 from hierfl import fit, guides, methods
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.engine.settings import Settings
 from hierfl.optimizers import Adam
 from hierfl.posterior.new_clients import expected_of_clients, predict_from_prior
 from hierfl.runs.result import Fit
@@ -34,7 +35,7 @@ def rows(names: list[str], n: int = 4, *, shift: float = 0.0) -> ClientData:
 @pytest.fixture
 def fitted() -> Fit:
     method = methods.fedsvi(gaussian, guides.conditional(newton_steps=0), optimizer=Adam(0.1))
-    return fit(method, rows(["a", "b", "c"]), rounds=40, compile=False)
+    return fit(method, rows(["a", "b", "c"]), rounds=40, settings=Settings(compile=False))
 
 
 def test_moments_are_those_of_the_prior_given_the_global_draws(fitted: Fit) -> None:
@@ -110,7 +111,9 @@ def test_new_clients_with_different_numbers_of_rows(fitted: Fit) -> None:
     assert found.mean.shape == (4,)
     alone = predict_from_prior(fitted, new.select(["q"]), draws=30)
     torch.testing.assert_close(found.mean[3:], alone.mean)
-    sequential = replace(fitted, federation=replace(fitted.federation, engine="sequential"))
+    sequential = replace(
+        fitted, federation=replace(fitted.federation, settings=Settings(engine="sequential"))
+    )
     torch.testing.assert_close(predict_from_prior(sequential, new, draws=30).mean, found.mean)
 
 
@@ -118,7 +121,7 @@ def test_a_mean_field_fit_predicts_new_clients() -> None:
     method = methods.fedsvi(
         gaussian, guides.mean_field, optimizer=Adam(0.1), local_optimizer=Adam(0.1)
     )
-    point = fit(method, rows(["a", "b", "c"]), rounds=5, compile=False)
+    point = fit(method, rows(["a", "b", "c"]), rounds=5, settings=Settings(compile=False))
     assert predict_from_prior(point, rows(["new"]), draws=200).scores().loc["new", "rmse"] > 0.0
 
 
@@ -139,7 +142,12 @@ def test_a_prior_that_torch_draws_itself_is_drawn_one_client_at_a_time(
             with batch.data():
                 pyro.sample("y", dist.Normal(w + batch.x, 0.5), obs=batch.y)
 
-    found = fit(methods.fedsvi(model, guides.mean_field), rows(["a", "b"]), rounds=2, compile=False)
+    found = fit(
+        methods.fedsvi(model, guides.mean_field),
+        rows(["a", "b"]),
+        rounds=2,
+        settings=Settings(compile=False),
+    )
     new = rows(["new", "other"], n=2)
     predicted = predict_from_prior(found, new, draws=400)
     expected = 4.0 / found.draws(400).shared["rate"].mean()

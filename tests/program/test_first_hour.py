@@ -21,7 +21,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.method import step_sizes
-from tests.programs import federation
+from tests.programs import federation, fit
 
 Body = Callable[[Any], Any]
 # untyped, to be called wrongly
@@ -130,7 +130,7 @@ def run(
     def start() -> Any:
         method = methods.fedsvi(model, **({} if guide is None else {"guide": guide}))
         rows = federation() if data is None else data(federation())
-        return hierfl.fit(method, rows, **{"rounds": 1, "compile": False, **options})
+        return fit(method, rows, **{"rounds": 1, **options})
 
     return start
 
@@ -141,7 +141,10 @@ def with_y(change: Callable[[torch.Tensor], Any]) -> Callable[[ClientData], Clie
 
 def network(net: torch.nn.Module, **options: Any) -> Callable[[], Any]:
     return lambda: hierfl.fit(
-        methods.fedavg(models.network(net, **options)), federation(), rounds=1, compile=False
+        methods.fedavg(models.network(net, **options)),
+        federation(),
+        rounds=1,
+        settings=hierfl.Settings(compile=False),
     )
 
 

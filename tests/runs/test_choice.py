@@ -172,7 +172,7 @@ def test_each_row_of_the_table(row: str) -> None:
 def test_sums_alone_never_give_a_method_that_discloses_summaries(row: str) -> None:
     make, name, *_ = ROWS[row]
     model = make()
-    found = choose(model, federation(), disclose="sums").method
+    found = choose(model, federation(), settings=hierfl.Settings(disclose="sums")).method
     assert found.discloses == "sums"
     if name == "two_stage":
         # fedlaplace maps the program over points, which one that looks at its values does not stand
@@ -183,16 +183,23 @@ def test_sums_with_cohorts_or_many_numbers_leave_fedlaplace_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = federation()
-    assert choose(logistic, data, disclose="sums").method.name == "fedlaplace"
-    found = choose(logistic, data, disclose="sums", cohort=2)
+    assert (
+        choose(logistic, data, settings=hierfl.Settings(disclose="sums")).method.name
+        == "fedlaplace"
+    )
+    found = choose(logistic, data, settings=hierfl.Settings(disclose="sums"), cohort=2)
     assert (found.method.name, found.method.guide) == ("fedsvi", structured)
     assert choose(logistic, data, cohort=2).method.name == "two_stage"
-    found = choose(logistic, data, disclose="sums", on_client_error="skip")
+    found = choose(
+        logistic, data, settings=hierfl.Settings(disclose="sums", on_client_error="skip")
+    )
     assert found.method.name == "fedsvi", "fedlaplace can leave no client out"
-    assert choose(logistic, data, on_client_error="skip").method.name == "two_stage"
-    assert choose(logistic, data, engine="pooled").method.pooled is not None
+    assert (
+        choose(logistic, data, settings=hierfl.Settings(on_client_error="skip")).method.name
+        == "two_stage"
+    )
     monkeypatch.setattr(choice, "SLOW", 3)
-    found = choose(logistic, data, disclose="sums")
+    found = choose(logistic, data, settings=hierfl.Settings(disclose="sums"))
     assert found.method.name == "fedsvi" and "2 x 2 unknowns" in found.why
 
 
@@ -206,13 +213,13 @@ def test_disclose_refuses_summaries_and_names_another_method() -> None:
         with pytest.raises(
             ValueError, match=rf"'{re.escape(method.name)}' shows .*methods\.{other}\(model\)"
         ):
-            hierfl.fit(method, data, disclose="sums")
+            hierfl.fit(method, data, settings=hierfl.Settings(disclose="sums"))
     for method in (methods.bfi(logistic), methods.pvi(logistic), methods.fedlaplace(logistic)):
         assert method.discloses == "sums"
     assert fit(methods.bfi(logistic), data, disclose="sums").progress.round == 1
     any_word: Any = "nothing"
     with pytest.raises(ValueError, match="disclose is 'nothing': it must be 'summaries' or 'sums'"):
-        hierfl.fit(methods.bfi(logistic), data, disclose=any_word)
+        hierfl.fit(methods.bfi(logistic), data, settings=hierfl.Settings(disclose=any_word))
 
 
 @pytest.mark.parametrize("wrap", [methods.by_rows, methods.fine_tuned, methods.over_relaxed])

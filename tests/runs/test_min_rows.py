@@ -44,6 +44,10 @@ def test_those_left_out_may_join_afterwards() -> None:
 
 def test_bad_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="no client has as many rows: the most are 7"):
-        hierfl.fit(fedsvi(regression), federation(COUNTS), rounds=1, min_rows=8)
+        hierfl.fit(
+            fedsvi(regression), federation(COUNTS), rounds=1, settings=hierfl.Settings(min_rows=8)
+        )
     with pytest.raises(ValueError, match="min_rows is 0: it must be 1 or more"):
-        hierfl.fit(fedsvi(regression), federation(COUNTS), rounds=1, min_rows=0)
+        hierfl.fit(
+            fedsvi(regression), federation(COUNTS), rounds=1, settings=hierfl.Settings(min_rows=0)
+        )

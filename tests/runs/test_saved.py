@@ -272,7 +272,7 @@ def test_a_model_defined_in_one_script_is_not_found_from_another(tmp_path: Path)
         "        with batch.data():\n"
         "            pyro.sample('y', dist.Normal(w, 1.), obs=batch.y)\n"
         "data = hierfl.ClientData.from_clients({'a': {'y': [1., 2.]}})\n"
-        "fit = hierfl.fit(hierfl.methods.fedsvi(my_model), data, rounds=1, compile=False)\n"
+        "fit = hierfl.fit(hierfl.methods.fedsvi(my_model), data, rounds=1, settings=hierfl.Settings(compile=False))\n"
         f"fit.save({str(tmp_path / 'run')!r})\n"
         f"assert hierfl.load({str(tmp_path / 'run')!r}).clients == ('a',)\n"
     )

@@ -190,6 +190,8 @@ def test_real_data() -> None:
     for model, data, wrong in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            history = hierfl.fit(two_stage(model), data, compile=False).history.iloc[-1]
+            history = hierfl.fit(
+                two_stage(model), data, settings=hierfl.Settings(compile=False)
+            ).history.iloc[-1]
         assert [one["client"] for one in history["conflicts"]] == wrong
         assert history["compared"] == data.num_clients

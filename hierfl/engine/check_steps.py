@@ -1,36 +1,26 @@
-"""Checks of a federation before its first round: engine, cohort and mini-batches against method and program."""
+"""Checks of a federation before its first round: cohort and mini-batches against method and program."""
 
 from __future__ import annotations
 
 from hierfl.data.clients import ClientData
+from hierfl.engine.settings import Settings
 from hierfl.method import Client, Method, Server
-from hierfl.program.check_apart import check_apart
 from hierfl.program.check_padding import check_mini_batches
 from hierfl.program.program import Program
 
 
-def check_setting(
-    method: Method, engine: str, chunk: int | None, on_client_error: str, *, all_clients: bool
-) -> None:
-    """Refuse a setting that the method cannot run in.
-
-    Args:
-        method: to run.
-        engine: "vectorized", "sequential" or "pooled".
-        chunk: clients carried at once, or None.
-        on_client_error: "raise" or "skip".
-        all_clients: every client takes part in every round.
+def check_everyone(method: Method, settings: Settings, *, all_clients: bool) -> None:
+    """Refuse smaller cohorts, and to skip clients, where a method needs all clients in every round.
 
     Raises:
-        ValueError: `engine` or `on_client_error` is another word, or "skip" where no client can be left out;
-            `chunk` is below 1; or the method needs all clients in every round.
+        ValueError: one of the two is asked for.
     """
-    if engine not in ("vectorized", "sequential", "pooled"):
-        raise ValueError(f"engine is '{engine}': it must be 'vectorized', 'sequential' or 'pooled'")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is {chunk}: it must be 1 or more")
-    _check_skipping(method, engine, on_client_error)
-    if method.everyone and not all_clients:
+    if settings.on_client_error == "skip":
+        raise ValueError(
+            f"{method.name} sums the updates of all clients in each round, so none can be left out: use "
+            f"on_client_error='raise', or remove the client from the data"
+        )
+    if not all_clients:
         raise ValueError(
             f"{method.name} sums the updates of all clients in each round, which a smaller cohort cannot "
             f"replace: leave cohort=None, or use a method of many small rounds (fedsvi)"
@@ -57,17 +47,14 @@ def check_mail(method: Method, client: Client, server: Server) -> None:
         )
 
 
-def check_steps_fit(program: Program, client: Client, data: ClientData, engine: str) -> None:
-    """Refuse mini-batches, halves, or one batch of all clients, that the program gives another density for.
+def check_steps_fit(program: Program, client: Client, data: ClientData) -> None:
+    """Refuse mini-batches or halves that the program gives another density for.
 
     Raises:
         ValueError: a factor of all of a client's rows, with mini-batches or halves of them.
-        ProgramError: a site that depends on several rows, with mini-batches or halves of them; clients that
-            depend on each other, with engine="pooled".
+        ProgramError: a site that depends on several rows, with mini-batches or halves of them.
     """
     _check_factors(program, client, int(data.counts.max()))
-    if engine == "pooled":
-        check_apart(program, data)
     each = [p for p in (*client.phases, *(client.adapt or ())) if p.count]
     phases = [p for p in each if p.batch_size or p.rows != "all"]
     if phases:
@@ -94,22 +81,4 @@ def _check_factors(program: Program, client: Client, most: int) -> None:
         raise ValueError(
             f"factor '{whole[0]}' has one value a client, computed from its rows, and half of its rows do not "
             f"give it: set split=False, or use a factor inside batch.data()"
-        )
-
-
-def _check_skipping(method: Method, engine: str, on_client_error: str) -> None:
-    """Refuse to skip clients where none can be left out."""
-    if on_client_error not in ("raise", "skip"):
-        raise ValueError(f"on_client_error is {on_client_error!r}: it must be 'raise' or 'skip'")
-    if on_client_error == "raise":
-        return
-    if engine == "pooled":
-        raise ValueError(
-            "engine='pooled' runs all clients in one step, so none can be left out: use "
-            "engine='vectorized' or 'sequential' with on_client_error='skip'"
-        )
-    if method.everyone:
-        raise ValueError(
-            f"{method.name} sums the updates of all clients in each round, so none can be left out: use "
-            f"on_client_error='raise', or remove the client from the data"
         )

@@ -1,0 +1,118 @@
+"""fedsvi with all clients in one Pyro plate, as if their rows were in one place: a reference for its rounds."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from hierfl.core.one_at_a_time import one_at_a_time
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.clients import ClientData
+from hierfl.data.ragged import check_padded
+from hierfl.engine.client_store import taken
+from hierfl.engine.federation import Federation, federate
+from hierfl.engine.rounds import Progress, begin
+from hierfl.method import Clock, Method, over_draws, slope
+from hierfl.methods.fedsvi_client import Setting
+from hierfl.optimizers import Stepped, step
+from hierfl.program.check_apart import check_apart
+from hierfl.program.handlers import unchecked
+from hierfl.program.recipes import recipe_of
+from hierfl.program.stacking import stacked
+from hierfl.runs.result import Fit
+
+JOINT_PHASE = 1  # the number of fedsvi's phase of joint steps, whose noise the pooled step shares
+
+
+@one_at_a_time
+def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) -> Fit:
+    """Fit fedsvi, each round as one step of the pooled program; the numbers are those of `hierfl.fit`.
+
+    Args:
+        method: made by `hierfl.methods.fedsvi`, with one joint step a round.
+        data: the clients' rows.
+        rounds: steps, 1 or more.
+        seed: of everything random.
+
+    Returns:
+        The fit, whose history has no bytes: nothing is sent.
+
+    Raises:
+        ValueError: the method is another one or takes other steps, `rounds` is below 1, the guide draws one client
+            at a time, or padding the clients to one length would take too much memory.
+        ProgramError: a model or guide that cannot be run as it is written, or whose clients depend on each other.
+    """
+    how = _setting(method)
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}: it must be 1 or more")
+    federation = federate(method, data, seed=seed)
+    program = federation.program
+    check_apart(program, data)
+    if not program.keyed:
+        raise ValueError(
+            "fit_pooled draws for all clients at once, which the guide's own sampler cannot: use "
+            "hierfl.fit, or a guide of Normals (hierfl.diagnostics.nuts samples the model itself)"
+        )
+    check_padded(data)
+    progress = begin(federation)
+    for _ in range(rounds):
+        progress = _one_step(federation, how, progress, rounds)
+    return Fit(method, federation, progress, rounds)
+
+
+def _setting(method: Method) -> Setting:
+    """Return the options of a method, which must be fedsvi with one joint step a round."""
+    recipe = recipe_of(method)
+    if recipe is None or recipe.factory.__name__ != "fedsvi":
+        raise ValueError(
+            f"method '{method.name}' has no pooled form: hand over hierfl.methods.fedsvi(model)"
+        )
+    how = Setting(**{k: v for k, v in recipe.options.items() if k not in ("model", "guide")})
+    if (how.local_steps, how.global_steps) != (0, 1):
+        raise ValueError(
+            f"fit_pooled takes one joint step a round: local_steps is {how.local_steps} and must be 0, "
+            f"global_steps is {how.global_steps} and must be 1"
+        )
+    return how
+
+
+def _one_step(federation: Federation, how: Setting, progress: Progress, rounds: int) -> Progress:
+    began = time.perf_counter()
+    clock = Clock(progress.round, rounds)
+    everyone = torch.arange(federation.data.num_clients)
+    at = (clock.round, JOINT_PHASE, 0)
+    with unchecked():
+        batch = full_batch(federation.rows, everyone, seed=federation.seed, at=at)
+        table = taken(progress.table, everyone)
+        server, table, elbo = _moved(federation, how, progress.server, table, batch, clock)
+    record = {"round": clock.round, "clients": len(everyone), "elbo": elbo}
+    record |= {"bytes_down": 0, "bytes_up": 0, "seconds": time.perf_counter() - began}
+    return Progress(server, table, (*progress.history, record), clock.round + 1)
+
+
+def _moved(
+    federation: Federation, how: Setting, state: Tree, table: Tree, batch: ClientBatch, clock: Clock
+) -> tuple[Tree, Tree, float]:
+    """Return the server's state and the client states after a step, and the ELBO before it."""
+    program, message = federation.program, how.message(state["params"], clock)
+
+    def loss(at: Tree) -> Tensor:
+        def one(b: ClientBatch) -> Tensor:
+            terms = program.terms({**at["shared"], **stacked(program, at["mine"])}, b)
+            return terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
+
+        return over_draws(one, batch, how.num_particles, keyed=program.in_vmap)
+
+    gradient, value = slope(loss, {"shared": state["params"], "mine": table["params"]})
+
+    def keep(own: Tree, of_own: Tree) -> Tree:
+        at = Stepped(own["params"], own["state"])
+        params, memory = step(how.local_optimizer, of_own, at, message["rate"])
+        return how.kept(params, memory, message, own)
+
+    rows = torch.vmap(keep)(table, gradient["mine"]) if table["params"] else table
+    new = federation.server.update(state, {"gradient": gradient["shared"]}, clock)
+    return new, rows, -float(value)
