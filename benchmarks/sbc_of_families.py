@@ -80,7 +80,7 @@ def ranked(name: str, seed: int) -> Record:
     with warnings.catch_warnings(), patch.object(surrogate, "_graph_of", one_graph(name)):
         warnings.simplefilter("ignore")  # of k-hat, which is kept
         try:
-            method = two_stage(program(name, additions_of(name)), seed=seed)
+            method = two_stage(program(name, additions_of(name)))
             fit = hierfl.fit(method, data, seed=seed, progress=False)
             found = fit.draws(DRAWS, seed=seed)
         except (RuntimeError, ValueError) as error:

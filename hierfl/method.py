@@ -268,8 +268,8 @@ class Method:
         name: shown in reports and messages.
         model: the generative program, a function of a `ClientBatch`.
         guide: a guide function, or a family from `hierfl.guides`.
-        client: program -> Client.
-        server: program -> Server.
+        client: program -> Client; what it draws is a function of the run's seed, `program.seed`.
+        server: program -> Server; likewise.
         everyone: whether every client must take part in every round; a smaller cohort is then refused.
         discloses: what the server has to see. "sums": only sums over clients, so that secure aggregation will
             do. "summaries": each client's own estimate and information matrix, as in a meta-analysis.

@@ -47,7 +47,6 @@ def fedem(
     batch_size: int | None = 128,
     fits: int = 10,
     starts: Sequence[Params] | None = None,
-    seed: int = 0,
 ) -> Method:
     """Return FedEM of a model whose params are all global, such as `hierfl.models.network`.
 
@@ -60,8 +59,7 @@ def fedem(
         batch_size: rows of a mini-batch; None: all.
         fits: updates of the shares of a client that joins later, in each round of `personalize`.
         starts: M sets of the model's params to start from. Default None: those of the model, each tensor's
-            numbers in M orders.
-        seed: of the orders.
+            numbers in M orders, drawn from the run's seed.
 
     Raises:
         ValueError: `components` or `fits` is below 1. (At fit) the model has latent sites, or observes another
@@ -119,7 +117,7 @@ def fedem(
     def server(program: Program) -> Server:
         given = {k: v for k, v in program.start()[0].items() if k.startswith("0.")}
         first = {name.removeprefix("0."): value for name, value in given.items()}
-        each = starts_of(first, components, seed, starts)
+        each = starts_of(first, components, program.seed, starts)
         return averaging_server(
             {f"{m}.{name}": v[m] for m in range(components) for name, v in each.items()}
         )

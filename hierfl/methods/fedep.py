@@ -64,7 +64,6 @@ def fedep(
     steps: int = 5,
     points: int = 64,
     limit: int = 300,
-    seed: int = 0,
 ) -> Method:
     """Return FedEP of a program with few global sites; local sites are integrated out.
 
@@ -81,7 +80,6 @@ def fedep(
         steps: Newton steps of a visit to the mode of the tilted posterior, 1 or more.
         points: quasi-random points of a visit, even. At least 4 K are taken.
         limit: largest K, the number of global unknowns.
-        seed: of the points.
 
     Raises:
         ValueError: `damping` is outside (0, 1], `points` is odd or below 2, `steps` is below 1, or `lost_prior`
@@ -102,7 +100,7 @@ def fedep(
 
     def client(program: Program) -> Client:
         check_integrable(program, limit)
-        standard = wide_points(points, program.latents.global_block.size, seed)
+        standard = wide_points(points, program.latents.global_block.size, program.seed)
         delta = program.share if damping is None else damping
         marginal = Marginal(program, seen_linear(program))
         moments = Moments(marginal, standard, steps=steps, full=full)
@@ -110,7 +108,7 @@ def fedep(
 
     def server(program: Program) -> Server:
         check_integrable(program, limit)
-        averaged = normal_points(points, program.latents.global_block.size, seed=seed)
+        averaged = normal_points(points, program.latents.global_block.size, seed=program.seed)
         if not shared_factor:
             return factor_server(Marginal(program), averaged, full=full)
 

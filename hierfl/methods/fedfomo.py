@@ -51,7 +51,6 @@ def fedfomo(
     steps: int = 5,
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 50,
-    seed: int = 0,
 ) -> Method:
     """Return FedFomo of a program whose params are all global, such as `hierfl.models.network`.
 
@@ -67,7 +66,6 @@ def fedfomo(
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
-        seed: of the random models.
 
     Raises:
         ValueError: `models` is negative, or `explore` outside [0, 1].
@@ -139,14 +137,16 @@ def fedfomo(
     def server(program: Program) -> Server:
         count = program.num_clients
         keys = program.client_keys
-        pairs = noise.fold(keys[:, None].expand(count, count, 2), keys[:, 0], keys[:, 1], seed)
+        pairs = noise.fold(
+            keys[:, None].expand(count, count, 2), keys[:, 0], keys[:, 1], program.seed
+        )
         first = at_each(common_params(program, "fedfomo"), count)
 
         def picked(affinity: Tensor, seen: Tensor, round_: int) -> tuple[Tensor, Tensor]:
             """Return which clients' models each client gets (N, M), and whether there is one, (N, M)."""
             at = noise.fold(pairs, round_)
             order = noise.uniforms(at, (), torch.float64)
-            dice = noise.uniforms(noise.fold(keys, seed, round_), (models,), torch.float64)
+            dice = noise.uniforms(noise.fold(keys, program.seed, round_), (models,), torch.float64)
             left = seen & ~torch.eye(count, dtype=torch.bool)
             eps, ids, there = max(explore - decay * round_, 0.0), [], []
             for m in range(models):

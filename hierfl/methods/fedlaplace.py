@@ -73,7 +73,6 @@ def fedlaplace(
     start: Mapping[str, Tensor | float] | None = None,
     radius: float = 1.0,
     limit: int = 300,
-    seed: int = 0,
 ) -> Method:
     """Return FedLaplace of a program with few global sites.
 
@@ -104,7 +103,6 @@ def fedlaplace(
         start: where the climb starts, site -> value; other sites start at the center of their prior.
         radius: largest length of the first step, in standard deviations of the prior.
         limit: largest K, the number of global unknowns. A client's time and its update grow with K^2.
-        seed: of the quasi-random points.
 
     Raises:
         ValueError: `points` or `weighed` is odd or below 2, or `corrections` is negative.
@@ -121,7 +119,7 @@ def fedlaplace(
         check_integrable(program, limit, start or {})
         size = program.latents.global_block.size
         return standard_points(
-            size, settle=points, weigh=weighed, corrections=corrections, seed=seed
+            size, settle=points, weigh=weighed, corrections=corrections, seed=program.seed
         )
 
     def client(program: Program) -> Client:

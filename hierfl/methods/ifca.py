@@ -44,11 +44,10 @@ def ifca(
     batch_size: int | None = None,
     weights: Literal["clients", "rows"] = "clients",
     starts: Sequence[Params] | None = None,
-    seed: int = 0,
 ) -> Method:
     """Return IFCA of a program whose params are all global, such as `hierfl.models.network`.
 
-    Clusters that start badly may all lose to one: try several seeds, and keep the run of the smallest loss.
+    Clusters that start badly may all lose to one: run several seeds of `fit`, and keep the run of the smallest loss.
 
     Args:
         model: a program with global params and no latent sites.
@@ -60,7 +59,6 @@ def ifca(
         weights: whether clients of a cluster count alike, or by their rows.
         starts: K sets of global params to start from. Default None: those of the model, each tensor's numbers
             in K orders.
-        seed: of the orders.
 
     Raises:
         ValueError: `clusters` is below 1.
@@ -123,7 +121,7 @@ def ifca(
                 "share": share,
             }
 
-        theta = starts_of(common_params(program, "ifca"), clusters, seed, starts)
+        theta = starts_of(common_params(program, "ifca"), clusters, program.seed, starts)
         return Server({"theta": theta, "share": torch.ones(clusters) / clusters}, update)
 
     return Method("ifca", model, delta, client, server)

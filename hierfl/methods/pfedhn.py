@@ -44,7 +44,6 @@ def pfedhn(
     steps: int = 50,
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = 64,
-    seed: int = 0,
 ) -> Method:
     """Return pFedHN of a program whose params are all global, such as `hierfl.models.network`.
 
@@ -58,7 +57,6 @@ def pfedhn(
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
-        seed: of the first phi and the first embeddings, N(0, 1).
 
     Raises:
         ValueError: `embedding` is below 1, or `clip` is not above 0.
@@ -111,8 +109,8 @@ def pfedhn(
 
     def server(program: Program) -> Server:
         like = common_params(program, "pfedhn")
-        phi = hypernetwork.start(like, size(program), noise.root_key(seed))
-        keys = noise.fold(program.client_keys, noise.word(f"embedding {seed}"))
+        phi = hypernetwork.start(like, size(program), noise.root_key(program.seed))
+        keys = noise.fold(program.client_keys, noise.word(f"embedding {program.seed}"))
         here = {"phi": phi, "embedding": noise.normals(keys, (size(program),))}
 
         def made(here: Tree) -> Params:

@@ -56,7 +56,6 @@ def pvi(
     steps: int = 3,
     points: int = 16,
     limit: int = 300,
-    seed: int = 0,
 ) -> Method:
     """Return PVI of a program with few global sites; with local sites, hierarchical PVI.
 
@@ -73,7 +72,6 @@ def pvi(
         steps: natural-gradient steps of a visit, 1 or more.
         points: quasi-random points that each step averages over, even.
         limit: largest K, the number of global unknowns.
-        seed: of the points.
 
     Raises:
         ValueError: `damping` is outside (0, 1], `points` is odd or below 2, or `steps` is below 1; (during a
@@ -89,7 +87,7 @@ def pvi(
 
     def client(program: Program) -> Client:
         check_integrable(program, limit)
-        standard = normal_points(points, program.latents.global_block.size, seed=seed)
+        standard = normal_points(points, program.latents.global_block.size, seed=program.seed)
         delta = program.share if damping is None else damping
         return _client(
             Marginal(program, seen_linear(program)),
@@ -101,7 +99,7 @@ def pvi(
 
     def server(program: Program) -> Server:
         check_integrable(program, limit)
-        standard = normal_points(points, program.latents.global_block.size, seed=seed)
+        standard = normal_points(points, program.latents.global_block.size, seed=program.seed)
         return factor_server(Marginal(program), standard, full=factors == "full")
 
     guide = factor_guide(full=factors == "full")

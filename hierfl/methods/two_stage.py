@@ -66,9 +66,7 @@ class Seen(NamedTuple):
 
 
 @recorded
-def two_stage(
-    model: Model, *, draws: int = 4000, seed: int = 0, row_noise: RowNoise | None = None
-) -> Method:
+def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = None) -> Method:
     """Return two-stage inference of a program, centered or non-centered.
 
     `fit` stops by itself. Its history has the next stage (0 gather, 1 weigh, 2 done), how far means moved (in
@@ -87,7 +85,6 @@ def two_stage(
             others (Student t, Cauchy, Laplace, the local scales of a horseshoe, Gamma rates) the server samples
             what it needs, one number for each of their entries and clients.
         draws: S, of the global sites.
-        seed: of the server's draws.
         row_noise: differential privacy of each row: clients send factors from clipped rows with noise, in a fixed
             number of rounds that need every client, and draws are not weighed. The posterior takes the noise for what
             it is, and is wider for it. Default None: no noise.
@@ -112,7 +109,7 @@ def two_stage(
 
     def server(program: Program) -> Server:
         gathers = None if row_noise is None else row_noise.rounds
-        rounds = Rounds(Surrogate(seen(program).hierarchy), draws, seed, gathers)
+        rounds = Rounds(Surrogate(seen(program).hierarchy), draws, program.seed, gathers)
         return Server(
             state=rounds.begin(),
             update=rounds.update,

@@ -105,6 +105,7 @@ class Program:
         supports: label field -> (its site, the values it can take).
         reads: the fields that model and guide read.
         num_clients: N.
+        seed: of the run, for what a method draws: of two runs with different seeds, nothing random is equal.
         client_keys: (N, 2) int32, a noise key of each client, by its name.
         prototype: a few rows of one client, used wherever a value does not depend on rows.
         keyed: every draw is a function of its key under `torch.vmap`; otherwise clients run one at a time.
@@ -127,6 +128,7 @@ class Program:
     num_clients: int
     client_keys: Tensor
     prototype: ClientBatch
+    seed: int = 0
     keyed: bool = True
     reads_all_rows: bool = False
     joint: Mapping[str, bool] = field(default_factory=dict)

@@ -62,7 +62,7 @@ def read(
         model: the generative program.
         guide: a guide function, or a family to make one of.
         data: the federation it will run on.
-        seed: of starting values that the program itself draws for its params.
+        seed: of the run: of starting values that the program draws for its params, and of what its method draws.
         learn: whether gradients will be taken as the clients' steps take them; False: the program is only
             read.
 
@@ -129,6 +129,7 @@ def _read(model: Model, guide: Guide | Family, data: ClientData, seed: int, lear
             num_clients=data.num_clients,
             client_keys=data.keys,
             prototype=one,
+            seed=seed,
             keyed=keyed,
             reads_all_rows=_reads_all_rows(guide),
             joint=joint,

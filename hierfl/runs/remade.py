@@ -20,7 +20,7 @@ T = TypeVar("T")
 FREE = frozenset(
     (
         "batch_size draws enough global_steps inner_steps limit local_steps num_particles personal_steps "
-        "prox_steps seed steps"
+        "prox_steps steps"
     ).split()
 )
 # Up to here the numbers of a recipe cannot add up to memory that matters: about a gigabyte.
