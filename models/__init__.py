@@ -13,14 +13,11 @@ from hierfl.models.batch_norm_network import batch_norm_network
 from hierfl.models.bayesian_network import bayesian_network, network
 from hierfl.models.bregman_network import bregman_network
 from hierfl.models.headed_network import HeadedNetwork
-from hierfl.models.linear import linear
-from hierfl.models.logistic import logistic
 from hierfl.models.map_network import map_network
 from hierfl.models.memory_network import MemoryNetwork
 from hierfl.models.mixture import mixture
 from hierfl.models.personal_heads import PersonalHeads
-from hierfl.models.poisson import poisson
-from hierfl.models.softmax import softmax
+from hierfl.models.regression import regression
 
 __all__ = [
     "HeadedNetwork",
@@ -32,12 +29,9 @@ __all__ = [
     "bregman_network",
     "families",
     "likelihood",
-    "linear",
-    "logistic",
     "map_network",
     "map_priors",
     "mixture",
     "network",
-    "poisson",
-    "softmax",
+    "regression",
 ]

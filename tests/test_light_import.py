@@ -146,7 +146,7 @@ data = hierfl.ClientData.from_clients(
     {name: {"x": torch.randn(6, 2), "y": torch.tensor([0., 1., 0., 1., 1., 0.])} for name in "abc"}
 )
 eager = hierfl.Settings(compile=False)
-fit = hierfl.fit(hierfl.methods.fedsvi(hierfl.models.logistic()), data, rounds=2, settings=eager)
+fit = hierfl.fit(hierfl.methods.fedsvi(hierfl.models.regression("bernoulli")), data, rounds=2, settings=eager)
 fit.posterior(20)
 if len(sys.argv) > 1:
     fit.report(sys.argv[1], held_out=data, draws=20)

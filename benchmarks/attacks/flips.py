@@ -41,7 +41,7 @@ def rows() -> hierfl.ClientData:
 
 def method() -> hierfl.Method:
     """Return a method that `load` can make again, with client states."""
-    return methods.fedsvi(models.linear(centered=True), guide=guides.mean_field)
+    return methods.fedsvi(models.regression("gaussian", centered=True), guide=guides.mean_field)
 
 
 def run(folder: Path, *, resume: bool = False) -> hierfl.Fit:

@@ -216,7 +216,7 @@ def saved(folder: Path) -> None:
     data = hierfl.ClientData.from_clients(
         {"a": {"x": [[1.0], [2.0]], "y": [1.0, 2.0]}, "b": {"x": [[3.0]], "y": [0.5]}}
     )
-    method = methods.fedsvi(models.linear(centered=True), guide=guides.mean_field)
+    method = methods.fedsvi(models.regression(centered=True), guide=guides.mean_field)
     hierfl.fit(
         method, data, rounds=1, settings=hierfl.Settings(compile=False), progress=False
     ).save(folder, with_data=True)

@@ -49,7 +49,7 @@ from hierfl.engine.settings import Settings
 from hierfl.guides import conditional, delta
 from hierfl.method import Method
 from hierfl.methods.fedsvi import fedsvi
-from hierfl.models import logistic
+from hierfl.models import regression
 from hierfl.optimizers import Adam
 from hierfl.posterior.new_clients import predict_from_prior
 from hierfl.posterior.prediction import Prediction
@@ -230,7 +230,9 @@ def alone() -> Method:
 
     It has no global site to learn, so one round completes the fit.
     """
-    model = logistic(prior_loc=0.0, prior_scale=2.5, intercept_scale=2.5, centered=True)
+    model = regression(
+        "bernoulli", prior_loc=0.0, prior_scale=2.5, intercept_scale=2.5, centered=True
+    )
     return fedsvi(model, conditional)
 
 
@@ -250,8 +252,11 @@ def hierarchy(*, centered: bool) -> Any:
 
     Centered, the coefficients themselves are sites; the posterior does not depend on it.
     """
-    return logistic(
-        prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centered=centered
+    return regression(
+        "bernoulli",
+        prior_scale=dist.HalfNormal(0.5),
+        intercept_scale=dist.HalfNormal(1.0),
+        centered=centered,
     )
 
 

@@ -50,7 +50,7 @@ from hierfl import models
 
 # Varying intercepts and slopes, with unknown means and spreads: of the field `x` for labels `y` of 0 and 1.
 # Any Pyro program that is a function of a hierfl ClientBatch may stand here.
-model = models.logistic(prior_scale=dist.HalfNormal(0.5), centered=True)
+model = models.regression("bernoulli", prior_scale=dist.HalfNormal(0.5), centered=True)
 '''
 
 DATA = '''\

@@ -1,6 +1,6 @@
 """Names that a saved recipe may hold, and what each of them stands for.
 
-A recipe records a public name, such as "hierfl.models.logistic" or "pyro.distributions.Normal", never the
+A recipe records a public name, such as "hierfl.models.regression" or "pyro.distributions.Normal", never the
 module that happens to define it: modules may move, and runs saved before can still be loaded.
 
 The list is explicit. What it names makes a value and does nothing else, whatever the arguments are: it reads
@@ -35,8 +35,8 @@ NAMES = {
     "hierfl.methods.hypernetworks": ("Mlp",),
     "hierfl.models": tuple(
         (
-            "HeadedNetwork MemoryNetwork PersonalHeads batch_norm_network bayesian_network bregman_network linear "
-            "logistic map_network mixture network poisson softmax"
+            "HeadedNetwork MemoryNetwork PersonalHeads batch_norm_network bayesian_network bregman_network "
+            "map_network mixture network regression"
         ).split()
     ),
     "hierfl.models.families": tuple(

@@ -88,7 +88,7 @@ def _blocks(site: LatentSite, value: Tensor) -> Tensor:
 
 
 def _clients_first(site: LatentSite, value: Tensor) -> Tensor:
-    # a distribution that was made outside the program, a prior handed to `models.linear`, has its own dtype
+    # a distribution that was made outside the program, a prior handed to `models.regression`, has its own dtype
     value = value.to(torch.get_default_dtype())
     if not site.is_local:
         return value[None]

@@ -158,7 +158,10 @@ def test_linear_predictors_of_real_programs_are_found() -> None:
 
 def test_a_likelihood_derived_from_one_with_a_predictor_is_found() -> None:
     """hierfl's own logistic regression observes a Bernoulli of its own, which takes labels of any dtype."""
-    made, program = hierfl.models.logistic("x", "ill", prior_scale=dist.HalfNormal(1.0)), {}
+    made, program = (
+        hierfl.models.regression("bernoulli", "x", "ill", prior_scale=dist.HalfNormal(1.0)),
+        {},
+    )
     for dtype in (torch.get_default_dtype(), torch.int64):
         data = federation()
         data = data.with_fields(ill=data.fields["ill"].to(dtype))

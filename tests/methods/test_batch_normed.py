@@ -436,7 +436,7 @@ def test_clients_in_no_cohort_and_new_ones_have_statistics_of_their_own() -> Non
 
 
 def test_it_is_rebuilt_from_its_description() -> None:
-    method = batch_normed(methods.ditto(models.linear("x"), steps=3))
+    method = batch_normed(methods.ditto(models.regression("gaussian", "x"), steps=3))
     assert method.name == "ditto+BN"
     assert describe(method)["with"]["method"]["with"]["steps"] == 3
     assert describe(remake(describe(method))) == describe(method)

@@ -276,7 +276,7 @@ def test_many_numbers_are_said_to_be_slow_before_the_first_round() -> None:
     """Of the demo's hierarchy, 56 x 28, and not of one with few local numbers, 4 x 2."""
     x, ill = torch.zeros(6, 27), torch.tensor([0.0, 1.0] * 3)
     data = ClientData.from_arrays(torch.tensor([0, 0, 0, 1, 1, 1]), x=x, y=ill)
-    model = hierfl.models.logistic(prior_scale=dist.HalfNormal(0.5), centered=True)
+    model = hierfl.models.regression("bernoulli", prior_scale=dist.HalfNormal(0.5), centered=True)
     program = hierfl.read(model, guides.conditional, data)
     with pytest.warns(
         UserWarning, match=r"28 local numbers twice in 56 .* Take two_stage\(model\)"

@@ -229,4 +229,4 @@ def test_no_string_of_a_schema_becomes_code(evil: str) -> None:
 
 def test_frames_are_of_a_formula(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="the nodes have frames"):
-        hierfl.nodes.fit(hierfl.models.logistic(), in_process(frames(), tmp_path))
+        hierfl.nodes.fit(hierfl.models.regression("bernoulli"), in_process(frames(), tmp_path))

@@ -89,7 +89,7 @@ def test_nodes_give_the_numbers_of_the_vectorized_engine(name: str, tmp_path: Pa
 def test_two_stage_over_nodes_is_two_stage(tmp_path: Path) -> None:
     data = hierfl.datasets.heart_disease()
     method = methods.two_stage(
-        models.logistic(prior_scale=dist.HalfNormal(0.5), centered=True), draws=500
+        models.regression("bernoulli", prior_scale=dist.HalfNormal(0.5), centered=True), draws=500
     )
     around = machines(method, data, tmp_path)
     over = fit_nodes(method, around.agreement, around.ask, starts=around.starts())

@@ -191,8 +191,8 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
         "value of attribute 'scale' of attribute 'base_dist' of closure's 'value'",
     ),
     "a model of hierfl": (
-        closure(models.linear(prior_scale=1.0)),
-        closure(models.linear(prior_scale=2.0)),
+        closure(models.regression("gaussian", prior_scale=1.0)),
+        closure(models.regression("gaussian", prior_scale=2.0)),
         "value of attribute 'prior_scale' of closure's 'value'",
     ),
     "a guide family": (

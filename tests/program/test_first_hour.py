@@ -286,8 +286,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"method and data are swapped: .*from_frame",
     ),
     "a model not built": (
-        lambda: FIT(models.linear, federation(), rounds=1),
-        r"method is 'linear', which makes a model .*: hand over .*models\.linear\(\.\.\.\)",
+        lambda: FIT(models.regression, federation(), rounds=1),
+        r"method is 'regression', which makes a model .*: hand over .*models\.regression\(\.\.\.\)",
     ),
     "a guide for a method": (
         lambda: FIT(guides.structured, federation(), rounds=1),

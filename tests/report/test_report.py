@@ -17,7 +17,8 @@ import torch
 from hierfl import guides, methods
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
-from hierfl.models import map_network, network, poisson
+from hierfl.models import map_network, network
+from hierfl.models import regression as regression_of
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import Adam
 from hierfl.report import Report
@@ -206,7 +207,7 @@ OTHERS: dict[str, Callable[[ClientData], Fit]] = {
         fedsvi(regression), federation((9, 9)), rounds=2
     ).personalize(d, rounds=2),
     "one client": lambda d: fit(fedsvi(regression), d.select([0]), rounds=2),
-    "counts": lambda d: fit(fedsvi(poisson(y="visits")), d, rounds=2),
+    "counts": lambda d: fit(fedsvi(regression_of("poisson", y="visits")), d, rounds=2),
 }
 
 

@@ -290,7 +290,7 @@ def test_dims_and_coords_of_the_posterior() -> None:
     named = ClientData(
         data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
     )
-    idata: Any = fit(fedsvi(models.linear()), named, rounds=2).posterior(draws=5, seed=3)
+    idata: Any = fit(fedsvi(models.regression()), named, rounds=2).posterior(draws=5, seed=3)
     posterior = idata.posterior
     assert posterior["slope_loc"].dims == ("chain", "draw", "x")
     assert posterior["slope_offset"].dims == ("chain", "draw", "client", "x")

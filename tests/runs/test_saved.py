@@ -193,10 +193,12 @@ def own_guide(batch: Any) -> None:
 
 REMADE: dict[str, Callable[[], Any]] = {
     "hierfl's": lambda: fedsvi(
-        models.logistic(), guides.structured(full=True), optimizer=SGD(0.1, momentum=0.5)
+        models.regression("bernoulli"),
+        guides.structured(full=True),
+        optimizer=SGD(0.1, momentum=0.5),
     ),
     "shared posterior": lambda: fedsvi(
-        models.linear(), guides.conditional(shared=guides.diagonal_normal, newton_steps=0)
+        models.regression(), guides.conditional(shared=guides.diagonal_normal, newton_steps=0)
     ),
     "torch's optimizer": lambda: fedsvi(
         regression, optimizer=TorchOptimizer(torch.optim.NAdam, {"lr": 0.01, "betas": (0.8, 0.9)})
@@ -206,8 +208,8 @@ REMADE: dict[str, Callable[[], Any]] = {
     "fedavg": lambda: fedavg(regression, steps=3, prox=0.5, unit="epoch"),
     "pfedme": lambda: pfedme(regression, lam=3.0),
     "pfedbayes": lambda: pfedbayes(regression, zeta=3.0),
-    "a prior": lambda: fedsvi(models.linear(prior_scale=dist.HalfNormal(2.0))),
-    "tensors": lambda: fedsvi(models.linear(prior_scale=torch.tensor([0.5, 2.0]))),
+    "a prior": lambda: fedsvi(models.regression("gaussian", prior_scale=dist.HalfNormal(2.0))),
+    "tensors": lambda: fedsvi(models.regression("gaussian", prior_scale=torch.tensor([0.5, 2.0]))),
 }
 
 

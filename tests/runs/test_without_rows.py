@@ -35,9 +35,13 @@ def personal() -> Method:
 METHODS: dict[str, Callable[[], Method]] = {
     "structured": lambda: fedsvi(regression),
     "conditional": lambda: fedsvi(regression, FAMILIES["conditional"]),
-    "not centered": lambda: fedsvi(models.poisson(y="visits")),
+    "not centered": lambda: fedsvi(models.regression("poisson", y="visits")),
     "fedlaplace": lambda: fedlaplace(
-        models.logistic(y="ill", intercept=None), points=8, weighed=64, enough=8, corrections=1
+        models.regression("bernoulli", y="ill", intercept=None),
+        points=8,
+        weighed=64,
+        enough=8,
+        corrections=1,
     ),
     "pfedme": personal,
 }

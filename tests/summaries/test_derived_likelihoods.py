@@ -18,7 +18,9 @@ from tests.programs import federation
 
 @pytest.mark.parametrize("centered", [True, False])
 def test_the_predictors_of_hierfls_own_logistic_regression_are_found(centered: bool) -> None:
-    model = models.logistic("x", "ill", prior_scale=dist.HalfNormal(1.0), centered=centered)
+    model = models.regression(
+        "bernoulli", "x", "ill", prior_scale=dist.HalfNormal(1.0), centered=centered
+    )
     data = federation((30, 20))
     for labels in (data.fields["ill"], data.fields["ill"].long()):
         program = hierfl.read(model, guides.conditional, data.with_fields(ill=labels))

@@ -31,7 +31,8 @@ DRAWS = 200
 
 def model() -> Any:
     """Return a logistic hierarchy of two slopes."""
-    return hierfl.models.logistic(
+    return hierfl.models.regression(
+        "bernoulli",
         y="ill",
         prior_scale=dist.HalfNormal(0.5),
         intercept_scale=dist.HalfNormal(1.0),

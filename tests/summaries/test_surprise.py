@@ -179,7 +179,7 @@ def test_real_data() -> None:
     """Radon in 85 counties and heart disease in four hospitals: honest ones raise no alarm, wrong ones are named."""
     from benchmarks.reference_models import radon_centered
 
-    hospitals = models.logistic(prior_scale=dist.HalfNormal(0.5), centered=True)
+    hospitals = models.regression("bernoulli", prior_scale=dist.HalfNormal(0.5), centered=True)
     radon, heart = hierfl.datasets.radon(), hierfl.datasets.heart_disease()
     cases: list[tuple[Any, hierfl.ClientData, list[str]]] = [
         (radon_centered, radon, []),

@@ -7,8 +7,11 @@ from hierfl import methods, models
 from hierfl.method import Method
 
 FEATURES = 27
-hierarchy = models.logistic(
-    prior_scale=dist.HalfNormal(0.5), intercept_scale=dist.HalfNormal(1.0), centered=True
+hierarchy = models.regression(
+    "bernoulli",
+    prior_scale=dist.HalfNormal(0.5),
+    intercept_scale=dist.HalfNormal(1.0),
+    centered=True,
 )
 
 
