@@ -15,7 +15,7 @@ from hierfl.models import families
 from hierfl.models.coefficients import Coefficients, Predictor
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.models.observe import field, observe
-from hierfl.models.priors import Prior, check_scale, either, given, is_distribution, varying
+from hierfl.models.priors import Prior, check_scale, given, is_distribution, varying
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
@@ -188,7 +188,10 @@ class _Parameters:
                 raise ValueError(
                     f"priors has '{name}', but {_choice(self.family, {*defaults, *spreads}, 'parameter')}"
                 )
-            if not isinstance(prior, str) and (name in positive or name in spreads):
+            if isinstance(prior, str):
+                if name in spreads or not _is_number(defaults[name]):
+                    raise ValueError(f"'{name}' is not one number a row: give a prior or its value")
+            elif name in positive or name in spreads:
                 check_scale(name, prior)
 
     def __call__(self, batch: ClientBatch, *, centered: bool) -> Callable[[], dict[str, Tensor]]:
@@ -201,9 +204,9 @@ class _Parameters:
                 field(batch, prior) if isinstance(prior, str) else given(name, prior, shape)
             )
             if name in self.differ:
-                prior = self.priors.get(f"{name}_spread")
-                assert not isinstance(prior, str)
-                spreads[name] = given(f"{name}_spread", either(prior, lambda: dist.HalfNormal(0.5)))
+                spread = self.priors.get(f"{name}_spread", dist.HalfNormal(0.5))
+                assert not isinstance(spread, str)
+                spreads[name] = given(f"{name}_spread", spread)
         return lambda: {
             name: varying(f"log_{name}", value.log(), spreads[name], centered=centered).exp()
             if name in spreads
@@ -212,9 +215,14 @@ class _Parameters:
         }
 
 
+def _is_number(prior: Prior) -> bool:
+    """Return whether a prior is that of one number."""
+    return is_distribution(prior) and prior.shape() == torch.Size()
+
+
 def _is_positive(prior: Prior) -> bool:
     """Return whether a prior is that of one number of which all positive values are possible."""
-    if not is_distribution(prior) or prior.shape() != torch.Size():
+    if not _is_number(prior) or not is_distribution(prior):
         return False
     few = torch.tensor([-1.0, 0.5, 2.0])
     return bool(prior.support.check(few).tolist() == [False, True, True])

@@ -106,7 +106,7 @@ def find(name: str) -> Any:
     """Return what a name in a recipe stands for.
 
     Args:
-        name: a public name, such as "hierfl.models.logistic".
+        name: a public name, such as "hierfl.models.regression".
 
     Raises:
         CannotRemake: the name is not on the list.

@@ -187,6 +187,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"varying": "sigma", "priors": {"sigma": "years"}},
         "'sigma' is the field 'years', which gives the value of each row: it cannot be in varying",
     ),
+    ({"varying": "sigma", "priors": {"sigma_spread": "years"}}, "'sigma_spread' is not one number"),
+    (
+        {"family": "ordinal", "num_classes": 3, "priors": {"thresholds": "years"}},
+        "'thresholds' is not one number a row: give a prior or its value",
+    ),
     ({"priors": {"sigma": -1.0}}, "sigma is -1.0, but a scale must be > 0"),
     (
         {"varying": "sigma", "priors": {"sigma_spread": dist.Normal(0.0, 1.0)}},
