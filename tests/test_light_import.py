@@ -73,7 +73,9 @@ def test_fitting_loads_neither_arviz_nor_plots() -> None:
 
 def test_an_app_of_a_node_loads_nothing_of_fits_and_servers() -> None:
     """On Flower each message starts a process, which imports all of it again."""
-    added = loaded("import hierfl.flower, hierfl; hierfl.methods.two_stage, hierfl.models.logistic")
+    added = loaded(
+        "import hierfl.flower, hierfl; hierfl.methods.two_stage, hierfl.models.regression"
+    )
     assert "hierfl.nodes.node" in added
     assert not added & {*HEAVY, "sympy", "sqlalchemy", "hierfl.runs.result", "hierfl.nodes.run"}
 

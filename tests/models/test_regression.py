@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyro.distributions as dist
@@ -14,7 +14,7 @@ from scipy.stats import t as student
 
 import hierfl
 from benchmarks.family_programs import LEVELS, NAMES, additions_of, drawn, family_of, response_of
-from hierfl import guides, methods, models
+from hierfl import Settings, guides, methods, models
 from hierfl.data.clients import ClientData
 from hierfl.program.read import read
 from tests.models.scene import (
@@ -29,6 +29,7 @@ from tests.models.scene import (
     values_at_random,
 )
 
+ENGINES: tuple[Literal["vectorized", "sequential"], ...] = ("vectorized", "sequential")
 LOCAL = {"intercept", "slope", "log_sigma"}
 MODELS: dict[str, Any] = {
     "gaussian": models.regression(centered=True),
@@ -86,8 +87,8 @@ def test_every_family_is_fitted_on_both_engines(name: str) -> None:
         fields["num_classes"] = len(LEVELS[name])
     method = methods.fedsvi(models.regression(family, **fields), guides.mean_field)
     one, other = (
-        hierfl.fit(method, data, rounds=1, engine=engine, compile=False, progress=False)
-        for engine in ("vectorized", "sequential")
+        hierfl.fit(method, data, rounds=1, settings=Settings(engine=engine, compile=False))
+        for engine in ENGINES
     )
     assert {*family.parameters(response_of(name))} <= {*one.draws(2).shared}
     np.testing.assert_allclose(other.history["elbo"], one.history["elbo"], rtol=1e-8)
