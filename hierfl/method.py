@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from hierfl.core.misspelled import spelled
 from hierfl.core.trees import Tree, sizes, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
@@ -99,6 +100,7 @@ Step = Callable[[Tree, Tree, ClientBatch], Tree]
 Rows = Literal["all", "support", "query"]
 
 
+@spelled
 @dataclass(frozen=True)
 class Phase:
     """Local steps of one kind.
@@ -156,6 +158,7 @@ def _own_params(message: Tree, own: Tree) -> Params:
     return params
 
 
+@spelled
 @dataclass(frozen=True, eq=False)
 class Client:
     """One round of one client.
@@ -209,6 +212,7 @@ def _nothing(state: Tree) -> dict[str, float]:
     return {}
 
 
+@spelled
 @dataclass(frozen=True, eq=False)
 class Server:
     """State, update and message of the server.
@@ -260,6 +264,7 @@ class Server:
 Trait = Literal["gradients", "by rows", "leaves out", "rounded", "own statistics"]
 
 
+@spelled
 @dataclass(frozen=True, eq=False)
 class Method:
     """A federated method: a model, a guide, a client and a server.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from hierfl.core.misspelled import spelled
 from hierfl.core.trees import Tree, named_leaves, tree_map, with_leaves, zeros_like
 
 __all__ = ["SGD", "Adam", "Optimizer", "Stepped", "TorchOptimizer", "step"]
@@ -41,6 +42,7 @@ class Optimizer(Protocol):
         """
 
 
+@spelled
 @dataclass(frozen=True)
 class SGD:
     """Gradient descent: v <- momentum v + g; params <- params - lr v, with v = g where momentum is 0.
@@ -67,6 +69,7 @@ class SGD:
         return tree_map(lambda v: -self.lr * v, velocity), {"velocity": velocity}
 
 
+@spelled
 @dataclass(frozen=True)
 class Adam:
     """Adam (Kingma and Ba 2015, Algorithm 1), or AdamW with `weight_decay`.
@@ -110,6 +113,7 @@ class Adam:
         return move, {"first": first, "second": second, "steps": steps}
 
 
+@spelled
 @dataclass(frozen=True)
 class TorchOptimizer:
     """Any `torch.optim` optimizer as a pure function: `TorchOptimizer(torch.optim.NAdam, {"lr": 0.01})`.

@@ -24,12 +24,15 @@ from torch.distributions import constraints, transform_to
 from torch.distributions.constraints import Constraint
 from torch.func import grad, jacrev
 
+from hierfl.core.misspelled import spelled
+
 __all__ = ["BregmanPrior", "bernoulli", "exponential", "gaussian", "poisson"]
 
 # Newton steps of `natural_of` without a closed form: damped far from the root, quadratic near it
 NEWTON_STEPS = 40
 
 
+@spelled
 @dataclass(frozen=True, eq=False)
 class BregmanPrior:
     """A family of priors, given by a strictly convex, twice differentiable log-normalizer g.
@@ -142,6 +145,7 @@ class BregmanPrior:
         return difference - (slope if difference.dim() else slope.sum())
 
 
+@spelled
 def gaussian(precision: float | Tensor = 1.0) -> BregmanPrior:
     """Return the Gaussian family, for real values.
 
@@ -177,6 +181,7 @@ def _identity(values: Tensor) -> Tensor:
     return values
 
 
+@spelled
 def bernoulli() -> BregmanPrior:
     """Return the Bernoulli family, for values in (0, 1).
 
@@ -191,6 +196,7 @@ def bernoulli() -> BregmanPrior:
     )
 
 
+@spelled
 def poisson() -> BregmanPrior:
     """Return the Poisson family, for values > 0.
 
@@ -205,6 +211,7 @@ def poisson() -> BregmanPrior:
     )
 
 
+@spelled
 def exponential() -> BregmanPrior:
     """Return the exponential family, for values > 0.
 

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 from torch import Tensor, nn
 
+from hierfl.core.misspelled import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import (
     apply,
@@ -22,6 +23,7 @@ from hierfl.models.observe import field, observe
 from hierfl.program.program import Params
 
 
+@spelled
 class HeadedNetwork:
     """A classifier of features phi(x; body), read by a head.
 

@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hierfl.core import noise
+from hierfl.core.misspelled import spelled
 from hierfl.models.penalized import Above, Penalized, center_param
 
 START = -4.0  # of the raw weights out of the last layer and between layers: the penalty starts near |w - theta|^2
 
 
+@spelled
 @dataclass(frozen=True)
 class InputConvex:
     """A learned penalty that is jointly convex in a client's tensor and theta, as in the authors' later code.

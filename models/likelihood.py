@@ -9,12 +9,14 @@ import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
+from hierfl.core.misspelled import spelled
 from hierfl.models.priors import Prior, check_scale, either, given
 from hierfl.program.recipes import recorded
 
 __all__ = ["Bernoulli", "Likelihood", "bernoulli", "categorical", "normal", "poisson"]
 
 
+@spelled
 @dataclass(frozen=True)
 class Likelihood:
     """A likelihood of each row given the network's output, with global unknowns of its own if it needs any.

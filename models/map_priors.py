@@ -18,6 +18,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.core.misspelled import spelled
 from hierfl.models.input_convex import InputConvex
 from hierfl.models.penalized import Above, Penalized, center_param
 
@@ -45,6 +46,7 @@ class MapPrior(Protocol):
         """Return the penalty on the global params themselves, ()."""
 
 
+@spelled
 @dataclass(frozen=True)
 class Isotropic:
     """A Normal prior of known variance, up to its constant.
@@ -84,6 +86,7 @@ class Isotropic:
         return {"theta": mean}
 
 
+@spelled
 @dataclass(frozen=True)
 class LearnedVariance:
     """A penalty with a learned precision for each weight, as in the paper.
@@ -145,6 +148,7 @@ class LearnedVariance:
         return {"theta": theta, "s": s}
 
 
+@spelled
 @dataclass(frozen=True)
 class LearnedNormal:
     """A Normal prior with a learned variance for each weight, normalizer included: empirical Bayes.

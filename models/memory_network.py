@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from hierfl.core.misspelled import spelled
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, inputs_of, known_layer, weights
@@ -29,6 +30,7 @@ def without_memory() -> Iterator[None]:
         _BLANK.reset(token)
 
 
+@spelled
 class MemoryNetwork:
     """Classes by a network, mixed with those of a client's own rows whose features are nearest.
 

@@ -11,9 +11,12 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from hierfl.core.misspelled import spelled
+
 Above = dict[str, Tensor]
 
 
+@spelled
 class Penalized(TorchDistribution):
     """A tensor with the unnormalized density exp(-penalty(w)).
 

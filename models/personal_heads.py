@@ -11,6 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
 from hierfl.core import noise
+from hierfl.core.misspelled import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.likelihood import Likelihood, as_likelihood
@@ -20,6 +21,7 @@ from hierfl.models.observe import field, observe
 Merge = Callable[[Tensor, Tensor], Tensor]
 
 
+@spelled
 class PersonalHeads:
     """A network with a global embedding E and head G, and a local head for each client.
 

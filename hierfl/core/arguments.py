@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 import os
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from typing import Any
 
 PLAIN = (str, int, float, bool, type(None))  # kinds of which a message shows the value
 
@@ -81,29 +74,3 @@ def expect_path(value: Any, what: str, like: str) -> Path:
     if isinstance(value, str | os.PathLike) and not isinstance(value, bytes):
         return Path(value)
     raise TypeError(f"{what} is {shown(value)}, not a path: name one, such as {like!r}")
-
-
-def unknown_refused(elsewhere: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Wrap a function so that it refuses an argument that it does not have, and names the right place.
-
-    Args:
-        elsewhere: name of such an argument -> what to write; for any other the nearest argument is named.
-    """
-
-    def wrap(function: Callable[P, R]) -> Callable[P, R]:
-        known = inspect.signature(function).parameters
-
-        @wraps(function)
-        def checked(*args: P.args, **options: P.kwargs) -> R:
-            for name in options:
-                if name not in known:
-                    near = get_close_matches(name, known, 1)
-                    fix = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(known)}"
-                    raise TypeError(
-                        f"{function.__name__} has no argument '{name}': {elsewhere.get(name, fix)}"
-                    )
-            return function(*args, **options)
-
-        return checked
-
-    return wrap

@@ -15,6 +15,7 @@ from pyro.poutine.mask_messenger import MaskMessenger
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.misspelled import spelled
 from hierfl.core.tables import shapes
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
@@ -220,6 +221,7 @@ class ClientBatch:
         return JointNormal(loc, covariance, self.packed(self.mask()))
 
 
+@spelled
 def full_batch(
     data: ClientData, ids: Tensor | None = None, *, seed: int = 0, at: tuple[int, ...] = (0,)
 ) -> ClientBatch:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.misspelled import spelled
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import (
     check_consistent,
@@ -33,6 +34,7 @@ from hierfl.data.selection import (
 OF_A_BATCH = ("clients", "data", "plate", "mask", "redrawn")  # that models call
 
 
+@spelled
 @dataclass(frozen=True, eq=False)
 class ClientData:
     """The rows of N clients, one client after another.

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hierfl.core.misspelled import spelled
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.clients import ClientData
 from hierfl.data.grouping import sort_by_client
@@ -31,6 +32,7 @@ from hierfl.data.partition_checks import (
 )
 
 
+@spelled
 def to_clients(ids: Tensor, **fields: Array) -> ClientData:
     """Return the `ClientData` of a partition, with clients named "0", "1", ... and without the rows left out.
 
@@ -62,6 +64,7 @@ def to_clients(ids: Tensor, **fields: Array) -> ClientData:
     return ClientData(fields=rows.fields, offsets=rows.offsets, names=rows.names)
 
 
+@spelled
 def label_table(labels: Array, ids: Tensor) -> Tensor:
     """Count the rows of each class on each client.
 
@@ -92,6 +95,7 @@ def label_table(labels: Array, ids: Tensor) -> Tensor:
     )
 
 
+@spelled
 def pathological(
     labels: Array,
     *,
@@ -150,6 +154,7 @@ def pathological(
         ) from error
 
 
+@spelled
 def dirichlet(
     labels: Array, *, num_clients: int, alpha: float, seed: int, min_rows: int = 1
 ) -> Tensor:
@@ -198,6 +203,7 @@ def dirichlet(
         ) from error
 
 
+@spelled
 def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> Tensor:
     """Give all clients equally many rows, and each its own mix of classes, drawn from Dirichlet(alpha L p).
 
@@ -242,6 +248,7 @@ def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> 
     return filled(ids, num_clients)
 
 
+@spelled
 def quantity_skew(
     num_rows: int,
     *,
@@ -293,6 +300,7 @@ def quantity_skew(
     return filled(ids[generator.permutation(num_rows)], num_clients)
 
 
+@spelled
 def label_skew(labels: Array, *, num_clients: int, share: float, seed: int) -> Tensor:
     """Give a `share` of each class to the clients whose majority class it is, and the rest evenly to all.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from hierfl.core.misspelled import spelled
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
@@ -150,6 +151,7 @@ def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
     return Scaling(field, total.mean.to(dtype), torch.where(constant, 1.0, sd).to(dtype))
 
 
+@spelled
 def standardize(
     train: ClientData, *others: ClientData, fields: Sequence[str] = ("x",)
 ) -> tuple[ClientData, ...]:
@@ -196,6 +198,7 @@ def missing_features(data: ClientData, field: str = "x") -> tuple[str, ...]:
     return tuple(name for name, missing in zip(_names(data, field), absent, strict=True) if missing)
 
 
+@spelled
 def fill_missing(
     data: ClientData,
     *,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hierfl.core.arguments import shown
+from hierfl.core.misspelled import spelled
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
@@ -23,6 +24,7 @@ from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 
 
+@spelled
 @one_at_a_time
 def prior_predictive(
     model: Model, data: ClientData | Frames, draws: int = 500, *, seed: int = 0

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from hierfl.core.arguments import expect_count
+from hierfl.core.misspelled import spelled
 
 Engine = Literal["vectorized", "sequential"]
 Disclose = Literal["summaries", "sums"]
@@ -21,6 +22,7 @@ WORDS: dict[str, tuple[object, ...]] = {
 }
 
 
+@spelled
 @dataclass(frozen=True)
 class Settings:
     """How a fit is computed, who takes part, and what the server may see.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from hierfl.core.misspelled import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.formulas.agree import Rare, agreed
@@ -24,6 +25,7 @@ from hierfl.models.families import ResponseFamily
 from hierfl.models.priors import Prior
 
 
+@spelled
 @dataclass(frozen=True, eq=False)
 class Formula:
     """A mixed model as one line of text; with a schema it is a Pyro model, a function of a `ClientBatch`.
@@ -174,6 +176,7 @@ class Formula:
                 )
 
 
+@spelled
 def formula(
     text: str,
     family: str | ResponseFamily = "gaussian",
@@ -226,6 +229,7 @@ def formula(
     return made
 
 
+@spelled
 def schema(
     frames: Any,
     formula: Formula | None = None,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.misspelled import spelled
 from hierfl.core.trees import Tree
 from hierfl.program.program import Params
 
@@ -31,6 +32,7 @@ class Hypernetwork(Protocol):
         """Return the params at an embedding (D,)."""
 
 
+@spelled
 @dataclass(frozen=True)
 class Mlp:
     """Dense layers of rectified units, and a dense layer for each tensor that comes out.

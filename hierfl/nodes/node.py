@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hierfl.core.disk import private_folder
+from hierfl.core.misspelled import spelled
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import full_batch
@@ -46,6 +47,7 @@ def run_name(method: Method, agreement: Agreement, seed: int) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
+@spelled
 def introduce(
     method: Method | None, data: ClientData, folder: str | Path, *, policy: str | Path | None = None
 ) -> bytes:
@@ -69,6 +71,7 @@ def introduce(
     return log.left(root, json.dumps(told.as_json()).encode(), "introduction")
 
 
+@spelled
 @one_at_a_time
 def node(
     method: Method,
@@ -122,6 +125,7 @@ def _set_up(
     return made
 
 
+@spelled
 def introduced(node: Node) -> dict[str, Any]:
     """Return what a node tells of a run before its first round: its name, and a hash of what it starts from.
 
@@ -135,6 +139,7 @@ def introduced(node: Node) -> dict[str, Any]:
     return said
 
 
+@spelled
 @one_at_a_time
 def answer(node: Node, content: bytes) -> bytes:
     """Answer a message of the server: go through one round, or draw and predict after the last one.

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hierfl.core.misspelled import spelled
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.rounding import restored
 from hierfl.core.trees import nbytes, tree_map
@@ -199,6 +200,7 @@ def _check_weights(up: Up) -> None:
             raise Refused(f"the weight of {name} is {float(weight.min()):g}: it must be 0 or more")
 
 
+@spelled
 @one_at_a_time
 def fit_nodes(
     method: Method,

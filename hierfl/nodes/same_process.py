@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from hierfl.core.misspelled import spelled
 from hierfl.data.clients import ClientData
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Answer
@@ -101,6 +102,7 @@ class InProcess:
         return replace(call, method=formula), {n: formula.data(frames[n]) for n in frames}
 
 
+@spelled
 def in_process(
     data: ClientData | Mapping[str, pd.DataFrame], folder: str | Path, *, fewest: int = 1
 ) -> InProcess:

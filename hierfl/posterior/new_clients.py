@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from pyro import poutine
 
+from hierfl.core.misspelled import spelled
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
@@ -26,6 +27,7 @@ from hierfl.program.sites import Values
 OfNewClient = Callable[[Params, Values, ClientBatch], Tree]
 
 
+@spelled
 @one_at_a_time
 def predict_from_prior(
     fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
+from hierfl.core.misspelled import spelled
+
 Kind = Literal["model", "guide"]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,6 +24,7 @@ _MARKED: dict[tuple[Kind, str], Any] = {}  # (kind, name) -> what bears that nam
 def model(function: F, /, *, name: str | None = None) -> F: ...
 @overload
 def model(*, name: str | None = None) -> Callable[[F], F]: ...
+@spelled
 def model(function: F | None = None, /, *, name: str | None = None) -> F | Callable[[F], F]:
     """Mark a model, so that `hierfl.load` finds it by its name: `@hierfl.model`, or `@hierfl.model(name="radon")`.
 
@@ -51,6 +54,7 @@ def model(function: F | None = None, /, *, name: str | None = None) -> F | Calla
 def guide(function: F, /, *, name: str | None = None) -> F: ...
 @overload
 def guide(*, name: str | None = None) -> Callable[[F], F]: ...
+@spelled
 def guide(function: F | None = None, /, *, name: str | None = None) -> F | Callable[[F], F]:
     """Mark a guide, or a guide family, so that `hierfl.load` finds it by its name; as `hierfl.model`.
 

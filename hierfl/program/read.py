@@ -16,6 +16,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch.distributions.constraints import Constraint
 
+from hierfl.core.misspelled import spelled
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.batch import ClientBatch, gather, keys_of
 from hierfl.data.clients import ClientData
@@ -52,6 +53,7 @@ from hierfl.program.traces import Site, is_deterministic, samples
 PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 
 
+@spelled
 @one_at_a_time
 def read(
     model: Model, guide: Guide | Family, data: ClientData, *, seed: int = 0, learn: bool = True

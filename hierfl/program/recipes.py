@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from hierfl.core.misspelled import check_names, keywords
 from hierfl.program.differences import differences
 from hierfl.program.fingerprints import RELEASED, fingerprint
 from hierfl.program.marked import Kind, marked, name_of
@@ -59,11 +60,15 @@ class Recipe:
 
 
 def recorded(factory: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a factory so that what it returns remembers the call: see `recipe_of`."""
-    signature = inspect.signature(factory)
+    """Wrap a factory so that what it returns remembers the call: see `recipe_of`.
+
+    A misspelled argument is a TypeError that names the nearest one.
+    """
+    signature, known = inspect.signature(factory), keywords(factory)
 
     @wraps(factory)
     def made(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_names(factory.__name__, kwargs, known)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         result = factory(*args, **kwargs)
@@ -226,8 +231,6 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
     if isinstance(factory, type) and issubclass(factory, torch.distributions.Distribution):
         options = {k: v for k, v in options.items() if SAME_PARAMETER.get(k) not in options}
     try:
-        if isinstance(factory, Family):
-            inspect.signature(factory.build).bind_partial(None, None, **options)
         return factory(**options)
     except CannotRemake:
         raise

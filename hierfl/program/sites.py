@@ -16,6 +16,7 @@ from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import _sum_rightmost
 
+from hierfl.core.misspelled import check_names, keywords
 from hierfl.data.batch import ClientBatch
 
 Model = Callable[[ClientBatch], Any]
@@ -182,6 +183,8 @@ class Family:
 
     def __call__(self, **options: Any) -> Family:
         """Return the same family with options set."""
+        known = keywords(self.build)
+        check_names(self.build.__name__, options, known and known[2:])
         return family(self.build, **{**self.options, **options})
 
     def on(self, model: Model, latents: Latents) -> Guide:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hierfl.core.arguments import expect_path, unknown_refused
+from hierfl.core.arguments import expect_path
+from hierfl.core.misspelled import spelled_or
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Settings
@@ -20,7 +21,7 @@ from hierfl.runs.result import Fit
 from hierfl.runs.until_good import run_chosen
 
 
-@unknown_refused(ELSEWHERE)
+@spelled_or(ELSEWHERE)
 @one_at_a_time
 def fit(
     model: Method | Model,

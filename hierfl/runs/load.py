@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from hierfl.core.arguments import expect_path
+from hierfl.core.misspelled import spelled
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Federation, federate
@@ -23,6 +24,7 @@ from hierfl.runs.remade import guarded, remade
 from hierfl.runs.result import Fit
 
 
+@spelled
 @one_at_a_time
 def load(
     folder: str | Path,
