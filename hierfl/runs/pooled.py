@@ -7,6 +7,7 @@ import time
 import torch
 from torch import Tensor
 
+from hierfl.core.misspelled import spelled
 from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch, full_batch
@@ -28,6 +29,7 @@ JOINT_PHASE = 1  # the number of fedsvi's phase of joint steps, whose noise the 
 
 
 @one_at_a_time
+@spelled
 def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) -> Fit:
     """Fit fedsvi, each round as one step of the pooled program; the numbers are those of `hierfl.fit`.
 

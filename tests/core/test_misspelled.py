@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def public() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     named += [("hierfl.data.partition", "dirichlet"), ("hierfl.nodes", "node")]
     named += [("hierfl.nodes", "fit")]
     for module, name in named:
-        thing = getattr(__import__(module, fromlist=[name]), name, None)
+        thing: Any = getattr(import_module(module), name)
         if not module.startswith("hierfl") or name in NOT_BUILDERS or inspect.ismodule(thing):
             continue
         if module == "hierfl.guides" and not isinstance(thing, Family):
@@ -50,7 +51,8 @@ def test_every_public_builder_names_the_nearest_argument() -> None:
             with pytest.raises(TypeError) as caught:
                 thing(**{wrong: None})
             message = str(caught.value)
-            assert message.startswith(f"{name}() has no argument '{wrong}': "), (name, message)
+            start = f"{name}() has no argument '{wrong}': "
+            assert message.startswith(start), f"decorate {name} with @spelled: {message}"
             assert "did you mean '" in message, (name, message)
 
 

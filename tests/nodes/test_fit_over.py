@@ -71,7 +71,9 @@ def test_a_run_that_has_ended_is_asked_again_from_its_checkpoint(tmp_path: Path)
 def test_arguments_that_mean_nothing_over_nodes_are_refused(tmp_path: Path) -> None:
     loose: Any = hierfl.nodes.fit
     for name, fix in ELSEWHERE.items():
-        with pytest.raises(TypeError, match=f"fit\\(\\) has no argument '{name}': {re.escape(fix)}"):
+        with pytest.raises(
+            TypeError, match=f"fit\\(\\) has no argument '{name}': {re.escape(fix)}"
+        ):
             loose(regression, in_process(rows(), tmp_path), rounds=1, **{name: None})
     assert not list(tmp_path.iterdir())  # no node was set up
     known = inspect.signature(hierfl.fit).parameters.keys() | set(runs_call.ELSEWHERE)
