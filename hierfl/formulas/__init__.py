@@ -1,4 +1,4 @@
-"""Formulas: mixed models as one line of text, the schema that clients agree on, and the Pyro program they stand for."""
+"""Formulas: mixed models as text, the schema that clients agree on, and the Pyro program."""
 
 from hierfl.formulas.columns import Column
 from hierfl.formulas.schema import Grouping, Margin, Schema

@@ -6,21 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
-
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import Column, ordered
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import Grouping, Level, Margin, Schema
 from hierfl.formulas.terms import options_of, stateful_calls
-from hierfl.formulas.transforms import (
-    STATEFUL,
-    Constants,
-    moments,
-    polynomials_of,
-    spline_of,
-)
+from hierfl.formulas.transforms import STATEFUL, Constants, moments, polynomials_of, spline_of
 
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into
@@ -38,7 +30,7 @@ def agreed(
     rare: Rare,
     start: Schema | None,
 ) -> Schema:
-    """Return what clients agree on, those of this process or those at nodes.
+    """Return what clients agree on, in this process or at nodes, by the answers that `ask` returns.
 
     Args:
         ask: asks all clients.
@@ -47,53 +39,24 @@ def agreed(
         declared: the formula; None: the schema is of columns alone.
         units: column -> unit.
         levels: column -> levels of a category, or groups, that are agreed beforehand.
-        min_count: smallest count of a level at one client that leaves it.
+        min_count: smallest count of a level that leaves a client.
         rare: what becomes of other levels.
         start: a schema of columns to begin with.
 
     Raises:
-        TypeError, ValueError: as `agree_on_columns` and `agree_on_formula`.
+        TypeError, ValueError: clients disagree, or the rows are not as the formula needs them.
     """
     if start is None or not set(kinds) <= set(start.columns):
-        start = agree_on_columns(
-            ask, kinds, clients, units=units, levels=levels, min_count=min_count, rare=rare
-        )
+        answers = ask(Question("columns", min_count, known=tuple(levels)))
+        columns = {}
+        for name in kinds:
+            of_one = {client: found[name] for client, found in answers.items()}
+            given = tuple(map(str, levels[name])) if name in levels else None
+            columns[name] = agreed_column(name, of_one, given, units.get(name, ""))
+            if columns[name].kind == "category":
+                columns[name] = _with_rare(name, columns[name], ask, rare, min_count)
+        start = Schema(clients, sum(ask(Question("rows")).values()), min_count, columns)
     return start if declared is None else agree_on_formula(start, declared, ask, levels)
-
-
-def agree_on_columns(
-    ask: Ask,
-    kinds: Kinds,
-    clients: str,
-    *,
-    units: Mapping[str, str],
-    levels: Mapping[str, Sequence[Any]],
-    min_count: int,
-    rare: Rare,
-) -> Schema:
-    """Return a schema of columns, from one answer of each client and a second one on rare levels.
-
-    Args:
-        ask: asks all clients.
-        kinds: column -> "number", "category", or None for what the column holds.
-        clients: the column that names the clients.
-        units: column -> unit.
-        levels: column -> levels that are agreed beforehand.
-        min_count: smallest count of a level at one client that leaves it.
-        rare: what becomes of other levels.
-
-    Raises:
-        TypeError, ValueError: clients disagree on a column; or a level is rare and `rare` is "refuse".
-    """
-    answers = ask(Question("columns", min_count, known=tuple(levels)))
-    columns = {}
-    for name in kinds:
-        of_one = {client: found[name] for client, found in answers.items()}
-        given = tuple(map(str, levels[name])) if name in levels else None
-        columns[name] = agreed_column(name, of_one, given, units.get(name, ""))
-        if columns[name].kind == "category":
-            columns[name] = _with_rare(name, columns[name], ask, rare, min_count)
-    return Schema(clients, sum(ask(Question("rows")).values()), min_count, columns)
 
 
 def _with_rare(name: str, column: Column, ask: Ask, rare: Rare, least: int) -> Column:
@@ -104,52 +67,41 @@ def _with_rare(name: str, column: Column, ask: Ask, rare: Rare, least: int) -> C
         return column
     if rare == "refuse":
         raise ValueError(
-            f"column '{name}' of client '{left[0]}' has values that no client has {least} rows of: agree on "
-            f"them beforehand, schema(..., levels={{'{name}': [...]}}), or merge them, rare='merge'"
+            f"column '{name}' of client '{left[0]}' has values that no client has {least} rows "
+            f"of: agree on them beforehand, schema(..., levels={{'{name}': [...]}}), or merge "
+            "them, rare='merge'"
         )
     return replace(column, levels=(*column.levels, OTHER), rare=OTHER)
 
 
 def levels_of(answers: list[OfColumn], name: str) -> tuple[str, ...]:
-    """Return the levels that some client names, in the order that the clients declare, or by number or alphabet.
-
-    Raises:
-        ValueError: clients declare different orders.
-    """
-    told: set[str] = {level for answer in answers for level in (answer.counts or {})}
+    """Return the levels that some client names, in declared, numerical or alphabetical order."""
+    seen: set[str] = {level for answer in answers for level in (answer.counts or {})}
     orders = {answer.declared for answer in answers if answer.declared}
     if len(orders) > 1:
         one, other = sorted(orders)[:2]
         raise ValueError(
-            f"column '{name}' has the levels {', '.join(one)} at one client and {', '.join(other)} at another: give "
-            f"all the same categories, or schema(..., levels={{'{name}': [...]}})"
+            f"column '{name}' has the levels {', '.join(one)} at one client and "
+            f"{', '.join(other)} at another: give all the same categories, or schema(..., "
+            f"levels={{'{name}': [...]}})"
         )
     if orders:
-        return tuple(level for level in next(iter(orders)) if level in told)
-    return ordered(np.array(sorted(told), dtype=np.str_))
+        return tuple(level for level in next(iter(orders)) if level in seen)
+    return ordered(seen)
 
 
 def agreed_column(
     name: str, answers: Mapping[str, OfColumn], levels: tuple[str, ...] | None, unit: str
 ) -> Column:
-    """Return what clients agree on of one column.
-
-    Args:
-        name: the column's.
-        answers: client -> its answer.
-        levels: that are known beforehand; None: those that clients name.
-        unit: declared by the user; "": what the clients' frames declare.
-
-    Raises:
-        ValueError: clients hold different kinds or units.
-    """
+    """Return what clients agree on about one column; levels and unit may be known beforehand."""
     first = next(iter(answers))
     for client, answer in answers.items():
         if answer.kind != answers[first].kind:
             kinds = {"number": "numbers", "category": "names"}
             raise ValueError(
-                f"column '{name}' holds {kinds[answers[first].kind]} at client '{first}' and {kinds[answer.kind]} at "
-                f"client '{client}': make it the same at all, or write C({name})"
+                f"column '{name}' holds {kinds[answers[first].kind]} at client '{first}' and "
+                f"{kinds[answer.kind]} at client '{client}': make it the same everywhere, or write "
+                f"C({name})"
             )
     units = {unit: "the declaration"} if unit else {}
     for client, answer in answers.items():
@@ -158,36 +110,22 @@ def agreed_column(
     if len(units) > 1:
         (one, at), (other, elsewhere) = list(units.items())[:2]
         raise ValueError(
-            f"column '{name}' is in {one} at '{at}' and in {other} at '{elsewhere}': convert one of them"
+            f"column '{name}' is in {one} at '{at}' and in {other} at '{elsewhere}': convert one "
+            "of them"
         )
     unit = next(iter(units), "")
     if answers[first].kind == "category":
-        return Column(
-            "category",
-            unit,
-            0.0,
-            0.0,
-            levels if levels is not None else levels_of(list(answers.values()), name),
-        )
+        known = levels_of(list(answers.values()), name) if levels is None else levels
+        return Column("category", unit, levels=known)
     mean, sd = moments([a.sums for a in answers.values() if a.sums is not None])
     return Column("number", unit, mean, sd)
 
 
-# ------------------------------------------------------------------------------------------ a formula's parts
+# ------------------------------------------------------------ a formula's parts
 def agree_on_formula(
     schema: Schema, declared: Declaration, ask: Ask, levels: Mapping[str, Sequence[Any]]
 ) -> Schema:
-    """Return a schema of columns with all that a formula needs besides: groups, constants and the design.
-
-    Args:
-        schema: of columns.
-        declared: the formula.
-        ask: asks all clients.
-        levels: grouping -> its groups, where they are agreed beforehand.
-
-    Raises:
-        ValueError: groups, transforms or the response are not as the formula needs them.
-    """
+    """Return a schema of columns with what a formula needs too: groups, constants, design."""
     groups = {":".join(by): _grouping(by, schema, ask, levels) for by in declared.groupings}
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
@@ -207,8 +145,8 @@ def agree_on_formula(
     for name, margin in margins.items():
         if margin.sd == 0.0:
             raise ValueError(
-                f"the term '{name}' has one value, {margin.mean:.6g}, in all rows of all clients, so that it has no "
-                f"effect: take it out of the formula"
+                f"the term '{name}' has one value, {margin.mean:.6g}, in all rows of all clients, "
+                "so that it has no effect: take it out of the formula"
             )
     responses = [answer.response for answer in answers if answer.response is not None]
     response = Margin(*moments(responses)) if responses else None
@@ -218,11 +156,7 @@ def agree_on_formula(
 def _grouping(
     by: tuple[str, ...], schema: Schema, ask: Ask, levels: Mapping[str, Sequence[Any]]
 ) -> Grouping:
-    """Return how groups lie to the clients.
-
-    Raises:
-        ValueError: it cannot be told, since some groups have too few rows to be named.
-    """
+    """Return how groups lie to the clients; refuse groups whose place cannot be known."""
     least, name = schema.min_count, ":".join(by)
     answers = ask(Question("groups", least, by=by))
     most = max(answer.distinct for answer in answers.values())
@@ -230,36 +164,38 @@ def _grouping(
         return Grouping("within", most=most)
     known = tuple(map(str, levels[name])) if name in levels else ()
     hidden = [client for client, a in answers.items() if a.distinct > len(a.counts)]
-    told = [group for a in answers.values() for group in a.counts]
+    seen = [group for a in answers.values() for group in a.counts]
     level: Level = "above" if most == 1 else "crossed"
-    if not known and most > 1 and not hidden and len(set(told)) == len(told):
+    if not known and most > 1 and not hidden and len(set(seen)) == len(seen):
         return Grouping("within", most=most)
-    groups = known or ordered(np.array(sorted(set(told)), dtype=np.str_))
+    groups = known or ordered(seen)
     outside = hidden and (known or most == 1)
     lost = ask(Question("outside", by=by, levels=groups)) if outside else {}
     for client in hidden if outside else ():
         if lost[client]:
             raise ValueError(
-                f"client '{client}' has a group of '{name}' that is not among {', '.join(groups)}: add it to "
-                f"schema(..., levels={{'{name}': [...]}})"
+                f"client '{client}' has a group of '{name}' that is not among "
+                f"{', '.join(groups)}: add it to schema(..., levels={{'{name}': [...]}})"
             )
     if hidden and not known and most > 1:
         raise ValueError(
-            f"client '{hidden[0]}' has groups of '{name}' with fewer than {least} rows, which it does not name, so "
-            f"that nobody can tell whether others share them: write ({schema.clients}:{name}) for groups within it, or "
-            f"schema(..., levels={{'{name}': [...]}}) for shared ones"
+            f"client '{hidden[0]}' has groups of '{name}' with fewer than {least} rows, which it "
+            "does not name, so that nobody can tell whether others share them: write "
+            f"({schema.clients}:{name}) for groups within it, or schema(..., "
+            f"levels={{'{name}': [...]}}) for shared ones"
         )
     return Grouping(level, groups)
 
 
 def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Constants:
-    """Return the constants of one transform: mean and sd first, then what is counted in units of them."""
+    """Return the constants of one transform: mean and sd first, then from counts or powers."""
     call = call_of(declared, schema, text)
     about = Question("call", schema.min_count, text=text, schema=schema)
     mean, sd = moments([answer.sums for answer in ask(about).values()])
     if sd == 0.0:
         raise ValueError(
-            f"the argument of '{text}' has one value, {mean:.6g}, everywhere: take it out of the formula"
+            f"the argument of '{text}' has one value, {mean:.6g}, everywhere: take it out of the "
+            "formula"
         )
     needs = STATEFUL[str(call.callee)]
     if not needs:

@@ -1,4 +1,4 @@
-"""What one client answers while clients agree on a schema: counts and sums of its rows, and nothing else."""
+"""What one client answers while clients agree on a schema: counts and sums of its rows alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hierfl.formulas.transforms import STATEFUL, Sums, counted, powers, sums
 
 @dataclass(frozen=True)
 class OfColumn:
-    """What a client answers of one column.
+    """What a client answers about one column.
 
     Args:
         kind: "number" or "category".
@@ -40,12 +40,7 @@ class OfColumn:
 
 @dataclass(frozen=True)
 class OfGroups:
-    """What a client answers of one kind of group.
-
-    Args:
-        distinct: the number of its groups.
-        counts: group -> rows, for groups of at least `min_count` rows; none where groups are named within clients.
-    """
+    """How many groups of one kind a client has, and group -> rows of those that it may name."""
 
     distinct: int
     counts: Mapping[str, int]
@@ -58,18 +53,7 @@ def of_columns(
     least: int,
     known: frozenset[str],
 ) -> dict[str, OfColumn]:
-    """Return a client's counts and sums of its columns.
-
-    Args:
-        frame: its rows, none of which misses a value.
-        kinds: column -> "number", "category", or None for what the column holds.
-        client: its name, for messages.
-        least: smallest count of a level that is named.
-        known: columns whose levels are agreed already, of which nothing is told.
-
-    Raises:
-        TypeError, ValueError: a column holds neither numbers nor categories, or not what the formula needs.
-    """
+    """Return a client's counts and sums of its columns, and no level of the `known` ones."""
     found = {}
     for name, wanted in kinds.items():
         unit = str(frame.attrs.get("units", {}).get(name, ""))
@@ -79,20 +63,20 @@ def of_columns(
         kind = wanted if wanted == "category" else kind_of(frame[name], name, client)
         if wanted == "number" and kind != "number":
             raise ValueError(
-                f"column '{name}' of client '{client}' holds {frame[name].tolist()[0]!r}, and the formula reads it as "
-                f"a number: convert it"
+                f"column '{name}' of client '{client}' holds {frame[name].tolist()[0]!r}, and the "
+                "formula reads it as a number: convert it"
             )
         if kind == "number":
             found[name] = OfColumn("number", unit, sums(numbers(frame[name])))
             continue
         counts = Counter(named(frame[name], name, client).tolist())
-        told = {level: n for level, n in counts.items() if n >= least}
-        found[name] = OfColumn("category", unit, None, told, _declared(frame[name]))
+        seen = {level: n for level, n in counts.items() if n >= least}
+        found[name] = OfColumn("category", unit, None, seen, _declared(frame[name]))
     return found
 
 
 def _declared(series: Any) -> tuple[str, ...]:
-    """Return the levels of an ordered category, the only order that is told."""
+    """Return the levels of an ordered category, the only order that leaves the client."""
     if hasattr(series, "cat") and series.cat.ordered:
         return tuple(map(str, series.cat.categories))
     return ()
@@ -101,7 +85,7 @@ def _declared(series: Any) -> tuple[str, ...]:
 def of_groups(
     frame: pd.DataFrame, by: tuple[str, ...], clients: str, client: str, least: int
 ) -> OfGroups:
-    """Return a client's counts of the groups of some columns; the names of groups within clients stay there."""
+    """Return a client's counts of groups; names of groups within clients stay there."""
     names = group_names(frame, tuple(name for name in by if name != clients), client)
     counts = Counter(names.tolist())
     if clients in by:
@@ -123,43 +107,23 @@ def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
 def count_outside(
     frame: pd.DataFrame, by: tuple[str, ...], client: str, groups: tuple[str, ...]
 ) -> int:
-    """Return how many rows of a client have a level, or lie in a group, that is not among the agreed ones."""
+    """Return how many rows have a level, or lie in a group, that is not among the agreed ones."""
     return int((~np.isin(group_names(frame, by, client), groups)).sum())
 
 
-# ------------------------------------------------------------------------------------------ the formula's parts
+# ------------------------------------------------------------ the formula's parts
 @dataclass(frozen=True)
 class OfCall:
-    """What a client answers of the argument of one transform.
-
-    Args:
-        sums: of the argument.
-        more: counts in bins for `bs`, sums of powers for `poly`; () before mean and sd are agreed.
-    """
+    """A client's sums of a transform's argument; `more`: counts of `bs`, powers of `poly`."""
 
     sums: Sums
     more: tuple[float, ...] = ()
 
 
 def of_call(
-    call: LazyCall,
-    schema: Schema,
-    frame: pd.DataFrame,
-    client: str,
-    at: tuple[float, float] | None,
+    call: LazyCall, schema: Schema, frame: pd.DataFrame, client: str, at: tuple[float, float] | None
 ) -> OfCall:
-    """Return a client's counts or sums of a transform's argument.
-
-    Args:
-        call: the transform; those inside it have their constants.
-        schema: what is agreed so far.
-        frame: the client's rows, none of which misses a value.
-        client: its name, for messages.
-        at: mean and sd of the argument, once agreed.
-
-    Raises:
-        ValueError: the argument is not finite in some row.
-    """
+    """Return a client's sums of a transform's argument, and more once mean and sd are agreed."""
     ready = prepared(frame, schema.columns, client)
     with np.errstate(all="ignore"):  # what is not finite is refused by name below
         values = np.asarray(call.args[0].eval(ready, ENVIRONMENT), dtype=np.float64)
@@ -178,7 +142,7 @@ def of_call(
 
 @dataclass(frozen=True)
 class OfDesign:
-    """What a client answers of the common columns and the response.
+    """What a client answers about the common columns and the response.
 
     Args:
         columns: of the design -> its sums.
@@ -194,18 +158,7 @@ class OfDesign:
 def of_design(
     common: Design, declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str
 ) -> OfDesign:
-    """Return a client's sums of the common columns and of the response.
-
-    Args:
-        common: the common columns.
-        declared: the formula.
-        schema: what is agreed so far.
-        frame: the client's rows, none of which misses a value.
-        client: its name, for messages.
-
-    Raises:
-        ValueError: a term is not finite in some row, or the response has a value that the family does not have.
-    """
+    """Return a client's sums of the common columns and of the response."""
     rows = prepared(frame, schema.columns, client)
     matrix, _ = common.evaluate(rows, client)
     names = common.columns

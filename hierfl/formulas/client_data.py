@@ -19,7 +19,7 @@ from hierfl.formulas.schema import Schema
 from hierfl.formulas.source import columns_field, index_of, rows_of_above
 
 Fields = dict[str, NDArray[Any]]
-# (client, grouping) -> the names of its groups, in the order of their numbers; it stays with the client
+# (client, grouping) -> the names of its groups, in the order of their indices; they stay there
 Inside = dict[tuple[str, str], tuple[str, ...]]
 # brms's words for its codes of censoring
 CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2}
@@ -41,12 +41,12 @@ def client_data(
         schema: that clients agree on.
         found: the formula's layout.
         frames: one frame with the column of clients, or {client: frame}.
-        inside: the groups within clients that are known; groups of other clients are added to it.
+        inside: the known groups within clients; groups of other clients are added to it.
         labeled: the frames have the response.
 
     Raises:
-        KeyError, TypeError, ValueError: a column is missing, or has a value that is not as agreed; the message
-            names the client, the column and the value.
+        KeyError, TypeError, ValueError: a column is missing, or has a value that is not as agreed;
+            the message names the client, the column and the value.
     """
     kinds = dict(declared.rows_of)
     if not labeled:
@@ -59,23 +59,18 @@ def client_data(
         rows[client], above[client] = _of_client(
             declared, schema, found, own, client, inside, labeled
         )
-    names = next(iter(above.values()))
-    tensors = {
-        name: torch.as_tensor(np.stack([fields[name] for fields in above.values()]))
-        for name in names
-    }
     return ClientData.from_clients(
         {client: {n: _tensor(v) for n, v in fields.items()} for client, fields in rows.items()},
-        client_fields={n: _of_dtype(v) for n, v in tensors.items()},
+        client_fields={
+            name: _tensor(np.stack([fields[name] for fields in above.values()]))
+            for name in next(iter(above.values()))
+        },
     )
 
 
 def _tensor(values: NDArray[Any]) -> torch.Tensor:
-    return _of_dtype(torch.tensor(values))
-
-
-def _of_dtype(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.get_default_dtype()) if values.is_floating_point() else values
+    made = torch.tensor(values)
+    return made.to(torch.get_default_dtype()) if made.is_floating_point() else made
 
 
 def _of_response(declared: Declaration) -> tuple[str, ...]:
@@ -138,19 +133,16 @@ def _check_constant(found: Layout, matrix: Any, place: Mapping[str, int], client
         values = matrix[:, place[name]]
         if np.ptp(values) != 0.0:
             raise ValueError(
-                f"the column '{name}' has several values at client '{client}', such as {values.min():.6g} and "
-                f"{values.max():.6g}; clients have agreed that it has one at each: agree on a schema anew"
+                f"the column '{name}' has several values at client '{client}', such as "
+                f"{values.min():.6g} and {values.max():.6g}; clients have agreed that it has one "
+                "at each: agree on a new schema"
             )
 
 
 def _of_group(
-    term: GroupTerm,
-    found: Layout,
-    ready: pd.DataFrame,
-    frame: pd.DataFrame,
-    client: str,
+    term: GroupTerm, found: Layout, ready: pd.DataFrame, frame: pd.DataFrame, client: str
 ) -> Fields:
-    """Return the columns of a term with a bar, and the number of each row's group."""
+    """Return the columns of a term with a bar, and the index of each row's group."""
     fields: Fields = {}
     matrix = term.evaluate(ready, client)
     if term.place == "above":
@@ -169,18 +161,14 @@ def _of_group(
 def _inside(
     term: GroupTerm, names: NDArray[np.str_], client: str, inside: Inside
 ) -> NDArray[np.int64]:
-    """Return the number of each row's group within its client, (n,).
-
-    Raises:
-        ValueError: there are more groups than clients have agreed on, or one that the client did not have before.
-    """
+    """Return the index of each row's group within its client, (n,); refuse new groups."""
     known = inside.get((client, term.group.name))
     if known is None:
         known = tuple(sorted(set(names.tolist())))
         if len(known) > term.size:
             raise ValueError(
-                f"client '{client}' has {len(known)} groups of '{term.group.name}', and clients have agreed on "
-                f"at most {term.size}: agree on a schema anew"
+                f"client '{client}' has {len(known)} groups of '{term.group.name}', and clients "
+                f"have agreed on at most {term.size}: agree on a new schema"
             )
         inside[client, term.group.name] = known
     place = {name: i for i, name in enumerate(known)}
@@ -188,36 +176,34 @@ def _inside(
     if odd:
         raise ValueError(
             f"client '{client}' has the group '{odd[0]}' of '{term.group.name}' in row "
-            f"{names.tolist().index(odd[0])}, which it did not have when it was fitted: leave the row out"
+            f"{names.tolist().index(odd[0])}, which it did not have when it was fitted: leave the "
+            "row out"
         )
     return np.array([place[name] for name in names.tolist()], dtype=np.int64)
 
 
 def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.int64]:
-    """Return the number of each row's group among the agreed ones, (n,).
-
-    Raises:
-        ValueError: a group is not among them.
-    """
+    """Return the index of each row's group among the agreed ones, (n,); refuse other groups."""
     names = group_names(frame, term.group.by, client)
     if term.place == "above" and len(set(names.tolist())) > 1:
         raise ValueError(
-            f"client '{client}' lies in the groups {', '.join(sorted(set(names.tolist()))[:2])} of "
-            f"'{term.group.name}'; clients have agreed that each lies in one: agree on a schema anew"
+            f"client '{client}' lies in the groups {', '.join(sorted(set(names.tolist()))[:2])} "
+            f"of '{term.group.name}'; clients have agreed that each lies in one: agree on a "
+            "schema anew"
         )
     place = {level: i for i, level in enumerate(term.levels)}
     codes = np.array([place.get(name, -1) for name in names.tolist()], dtype=np.int64)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         raise ValueError(
-            f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, which is none of "
-            f"{', '.join(term.levels)}: agree on a schema that has it"
+            f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, "
+            f"which is none of {', '.join(term.levels)}: agree on a schema that has it"
         )
     return codes
 
 
 def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, client: str) -> Fields:
-    """Return the response and its additions, once the family can have them."""
+    """Return the response and its additions, checked by the family."""
     column = ready[declared.parts.response]
     labels = column.cat.codes.to_numpy() if hasattr(column, "cat") else column.to_numpy()
     fields: Fields = {"y": np.asarray(labels, dtype=np.float64)}
@@ -236,7 +222,8 @@ def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, cli
     if "weights" in fields and not (fields["weights"] >= 0.0).all():
         row = int((fields["weights"] < 0.0).argmax())
         raise ValueError(
-            f"the weight in row {row} of client '{client}' is {fields['weights'][row]}: it must be 0 or more"
+            f"the weight in row {row} of client '{client}' is {fields['weights'][row]}: it must "
+            "be 0 or more"
         )
     read = {name: v for name, v in fields.items() if name in declared.family.additions}
     try:
@@ -255,7 +242,7 @@ def _ends(frame: pd.DataFrame, name: str, client: str) -> NDArray[np.float64]:
 
 
 def _unlabeled(declared: Declaration, ready: pd.DataFrame) -> Fields:
-    """Return the additions of rows without a response: trials as they are, times not censored, equal weights."""
+    """Return the additions of rows without a response: trials, no censoring, equal weights."""
     plain = {"cens": 0.0, "event": 0.0, "upper": 1.0, "entry": 0.0, "weights": 1.0}
     fields: Fields = {}
     for addition, name in declared.parts.additions.items():
@@ -268,26 +255,26 @@ def _unlabeled(declared: Declaration, ready: pd.DataFrame) -> Fields:
 
 
 def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
-    """Return brms's codes of censoring, of codes or of its words."""
+    """Return brms's codes of censoring, from codes or from its words."""
     if hasattr(values, "cat"):
         words = values.astype(str).tolist()
         odd = next((w for w in words if w not in CENSORED), None)
         if odd is not None:
             raise ValueError(
-                f"column '{name}' of client '{client}' has the value '{odd}': censoring is none, right, left "
-                f"or interval"
+                f"column '{name}' of client '{client}' has the value '{odd}': censoring is none, "
+                "right, left or interval"
             )
         return np.array([CENSORED[w] for w in words], dtype=np.float64)
     return values.to_numpy(dtype=np.float64)
 
 
 def _of_events(values: Any, name: str, client: str) -> NDArray[np.float64]:
-    """Return codes of censoring from events: 1 where a time was observed, 0 where it is right-censored."""
+    """Return codes of censoring from events: 1 for an observed time, 0 for a right-censored one."""
     found = values.to_numpy(dtype=np.float64)
     if not np.isin(found, (0.0, 1.0)).all():
         row = int((~np.isin(found, (0.0, 1.0))).argmax())
         raise ValueError(
-            f"column '{name}' of client '{client}' has the value {found[row]:g} in row {row}: event() is 1 for an "
-            f"observed time and 0 for a right-censored one"
+            f"column '{name}' of client '{client}' has the value {found[row]:g} in row {row}: "
+            "event() is 1 for an observed time and 0 for a right-censored one"
         )
     return 1.0 - found

@@ -1,9 +1,9 @@
-"""The columns of one client's frame, as numbers or as names of categories, checked against what clients agreed on."""
+"""The columns of a client's frame, as numbers or categories, checked against the agreed schema."""
 
 from __future__ import annotations
 
 import numbers as numbers_of
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ Names = NDArray[np.str_]
 
 @dataclass(frozen=True)
 class Column:
-    """What clients agree on of one column.
+    """What clients agree on about one column.
 
     Args:
         kind: "number" or "category".
@@ -28,7 +28,7 @@ class Column:
         mean: of a number over all rows.
         sd: of a number over all rows.
         levels: of a category, in order; the first is the reference.
-        rare: the level that stands for all that are not listed; "" where such values are refused.
+        rare: the level that stands for all levels not listed; "" where they are refused.
     """
 
     kind: Kind
@@ -40,17 +40,7 @@ class Column:
 
 
 def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
-    """Return each client's rows by its name.
-
-    Args:
-        frames: one pandas frame with a column of clients, or {client: frame}.
-        clients: the column's name.
-
-    Raises:
-        TypeError: `frames` is neither.
-        KeyError: the frame has no such column.
-        ValueError: a client has no rows, or no name.
-    """
+    """Return each client's rows by its name, from one frame or from {client: frame}."""
     if isinstance(frames, pd.DataFrame):
         if not is_column(frames, clients):
             raise KeyError(
@@ -71,8 +61,8 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
         isinstance(frame, pd.DataFrame) for frame in frames.values()
     ):
         raise TypeError(
-            f"frames is a {type(frames).__name__}: give one pandas frame with the column '{clients}', or a frame for "
-            f"each client, {{name: frame}}"
+            f"frames is a {type(frames).__name__}: give one pandas frame with the column "
+            f"'{clients}', or a frame for each client, {{name: frame}}"
         )
     if not frames:
         raise ValueError("frames is empty: give the frame of at least one client")
@@ -83,7 +73,7 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
 
 
 def _place(series: Any) -> Any:
-    """Return the order of a column's names: of its categories, by number, or by the alphabet."""
+    """Return the order of a column's names: of its categories, by number, or alphabetical."""
     if hasattr(series, "cat"):
         at = {level_name(v): i for i, v in enumerate(series.cat.categories)}
         return at.__getitem__
@@ -93,12 +83,7 @@ def _place(series: Any) -> Any:
 
 
 def kind_of(series: Any, name: str, client: str) -> Kind:
-    """Return whether a column holds numbers or categories.
-
-    Raises:
-        TypeError: it holds neither, such as dates.
-        ValueError: it holds numbers written as strings.
-    """
+    """Return whether a column holds numbers or categories; refuse dates and digits as strings."""
     if hasattr(series, "cat"):
         return "category"
     if series.dtype.kind in "iufb":
@@ -111,13 +96,15 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     if others:
         odd = words[0] if words else others[0]
         raise TypeError(
-            f"column '{name}' of client '{client}' holds {odd!r}: make it numbers, strings or categories"
+            f"column '{name}' of client '{client}' holds {odd!r}: make it numbers, strings or "
+            "categories"
         )
     digits = next((v for v in values if isinstance(v, str) and _is_number(v)), None)
     if digits is not None:
         raise ValueError(
-            f"column '{name}' of client '{client}' holds the number '{digits}' as a string: convert it with "
-            f"pandas.to_numeric, or make the column a category if its values are names"
+            f"column '{name}' of client '{client}' holds the number '{digits}' as a string: "
+            "convert it with pandas.to_numeric, or make the column a category if its values are "
+            "names"
         )
     return "category"
 
@@ -129,11 +116,7 @@ def numbers(series: Any) -> NDArray[np.float64]:
 
 
 def named(series: Any, name: str, client: str) -> Names:
-    """Return the names of a column's values, (n,), "" where one is missing; 1.0 is named "1".
-
-    Raises:
-        ValueError: two names look alike.
-    """
+    """Return the names of a column's values, (n,), "" where one is missing; 1.0 is named "1"."""
     found = np.array(
         ["" if _is_missing(v) else level_name(v) for v in series.tolist()], dtype=np.str_
     )
@@ -141,18 +124,16 @@ def named(series: Any, name: str, client: str) -> Names:
     alike = look_alike(different, "".join(different)) if different else None
     if alike:
         raise ValueError(
-            f"values {alike[0]!r} and {alike[1]!r} of column '{name}' of client '{client}' differ only in spaces or in "
-            f"Unicode form: make them one"
+            f"values {alike[0]!r} and {alike[1]!r} of column '{name}' of client '{client}' differ "
+            "only in spaces or in Unicode form: make them one"
         )
     return found
 
 
-def ordered(names: Names) -> tuple[str, ...]:
-    """Return the different names in order: by number where all of them are numbers, else by the alphabet."""
-    different = set(names.tolist()) - {""}
-    if different and all(map(_is_number, different)):
-        return tuple(sorted(different, key=float))
-    return tuple(sorted(different))
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the different names in order: numerical where all are numbers, else alphabetical."""
+    different = sorted(set(names) - {""})
+    return tuple(sorted(different, key=float) if all(map(_is_number, different)) else different)
 
 
 def level_name(value: Any) -> str:
@@ -174,37 +155,26 @@ def _is_number(text: str) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------ one client's frame
+# ------------------------------------------------------------ one client's frame
 def complete(
     frame: pd.DataFrame, columns: Mapping[str, Kind | None], client: str, missing: str
 ) -> pd.DataFrame:
-    """Return a client's rows without those that miss a value.
-
-    Args:
-        frame: the client's.
-        columns: column -> its kind, None where it is as the frame has it.
-        client: its name, for messages.
-        missing: "refuse" or "drop".
-
-    Raises:
-        KeyError: the frame lacks a column.
-        ValueError: a value is missing and `missing` is "refuse"; or every row misses one; or a number is
-            infinite.
-    """
+    """Return a client's rows without those that miss a value; "refuse" refuses them."""
     gone = np.zeros(len(frame), dtype=bool)
     for name in columns:
         check_column(frame, name, client)
         lost = np.array([_is_missing(v) for v in frame[name].tolist()], dtype=bool)
         if lost.any() and missing == "refuse":
             raise ValueError(
-                f"column '{name}' of client '{client}' has {int(lost.sum())} missing values, the first in row "
-                f"{int(lost.argmax())}: fill them, or leave their rows out with formula(..., missing='drop')"
+                f"column '{name}' of client '{client}' has {int(lost.sum())} missing values, the "
+                f"first in row {int(lost.argmax())}: fill them, or leave their rows out with "
+                "formula(..., missing='drop')"
             )
         gone |= lost
         if frame[name].dtype.kind == "f" and np.isinf(frame[name].to_numpy()).any():
             row = int(np.isinf(frame[name].to_numpy()).argmax())
             raise ValueError(
-                f"column '{name}' of client '{client}' is infinite in row {row}: mend the value"
+                f"column '{name}' of client '{client}' is infinite in row {row}: fix the value"
             )
     if gone.all():
         raise ValueError(
@@ -217,16 +187,13 @@ def check_column(frame: pd.DataFrame, name: str, client: str) -> None:
     """Refuse a client's frame without a column, or with two of its name."""
     if not is_column(frame, name):
         raise KeyError(
-            f"client '{client}' has no column '{name}': its columns are {list(map(str, frame.columns))}"
+            f"client '{client}' has no column '{name}': its columns are "
+            f"{list(map(str, frame.columns))}"
         )
 
 
 def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int64]:
-    """Return the numbers of a category's levels, (n,).
-
-    Raises:
-        ValueError: a value is none of the agreed levels.
-    """
+    """Return the index of each value among a category's levels, (n,); refuse other values."""
     names = named(series, name, client)
     place = {level: i for i, level in enumerate(column.levels)}
     codes = np.array(
@@ -235,22 +202,18 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         raise ValueError(
-            f"column '{name}' of client '{client}' has the value '{names[row]}' in row {row}, which is none of the "
-            f"agreed levels {', '.join(column.levels)}: correct it, or agree on a schema that has it"
+            f"column '{name}' of client '{client}' has the value '{names[row]}' in row {row}, "
+            f"which is none of the agreed levels {', '.join(column.levels)}: correct it, or agree "
+            "on a schema that has it"
         )
     return codes
 
 
 def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) -> pd.DataFrame:
-    """Return a client's columns as `formulae` is to see them: numbers as float64, categories with all their levels.
-
-    Args:
-        frame: the client's, without missing values.
-        columns: column -> what was agreed of it.
-        client: its name, for messages.
+    """Return columns for `formulae`: numbers as float64, categories with all agreed levels.
 
     Raises:
-        ValueError: a column is of another kind or unit than agreed, or has a value that is no agreed level.
+        ValueError: a column is of another kind or unit than agreed, or has an unknown level.
     """
     found: dict[str, Any] = {}
     for name, column in columns.items():
@@ -264,17 +227,18 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
             continue
         if kind_of(series, name, client) != "number":
             raise ValueError(
-                f"column '{name}' of client '{client}' holds {series.tolist()[0]!r}, and clients have agreed on "
-                f"numbers: convert it, or agree on a schema anew"
+                f"column '{name}' of client '{client}' holds {series.tolist()[0]!r}, and clients "
+                "have agreed on numbers: convert it, or agree on a new schema"
             )
         found[name] = numbers(series)
     return pd.DataFrame(found, index=range(len(frame)))
 
 
 def check_unit(frame: pd.DataFrame, name: str, client: str, unit: str) -> None:
-    """Refuse a column whose frame declares another unit, in `frame.attrs["units"]`, than clients have agreed on."""
+    """Refuse a column whose frame declares another unit, in `attrs["units"]`, than agreed."""
     own = str(frame.attrs.get("units", {}).get(name, ""))
     if own and unit and own != unit:
         raise ValueError(
-            f"column '{name}' of client '{client}' is in {own}, and clients have agreed on {unit}: convert it"
+            f"column '{name}' of client '{client}' is in {own}, and clients have agreed on "
+            f"{unit}: convert it"
         )

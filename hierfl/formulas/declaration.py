@@ -1,4 +1,4 @@
-"""What a user declares: a formula, a family and the column of the clients; and the columns that this reads."""
+"""What a user declares: a formula, a family and the column of the clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Declaration:
 
     @property
     def common(self) -> Any:
-        """The common terms as a new `formulae` model, which evaluation changes."""
+        """The common terms as a new `formulae` model; evaluation changes it."""
         return described(self.parts.common)
 
     def of_group(self, group: Group) -> Any:
@@ -57,7 +57,7 @@ class Declaration:
 
     @cached_property
     def columns(self) -> dict[str, Kind | None]:
-        """The columns that terms, response and additions read: "category" where C() makes one; None: as they are."""
+        """Column of a term, the response or an addition -> its kind; None: as the frame has it."""
         coded = {name for found in self.described for name in coded_columns(found)}
         names = [name for found in self.described for name in columns_of(found)]
         kinds: dict[str, Kind | None] = {
@@ -72,7 +72,7 @@ class Declaration:
 
     @property
     def rows_of(self) -> dict[str, Kind | None]:
-        """All columns of a frame that the formula reads, those of groups too, but for the clients'."""
+        """All columns that the formula reads, those of groups too, except the clients'."""
         by = {name: None for grouping in self.groupings for name in grouping}
         found: dict[str, Kind | None] = {**by, **self.columns}
         return {name: kind for name, kind in found.items() if name != self.clients}

@@ -1,4 +1,4 @@
-"""The columns of a design, evaluated on one client's rows with the constants and levels of the schema."""
+"""The columns of a design, evaluated on a client's rows as the schema says."""
 
 from __future__ import annotations
 
@@ -55,14 +55,7 @@ class Design:
         return tuple(name for term in self.terms for name in term.columns)
 
     def evaluate(self, frame: pd.DataFrame, client: str) -> tuple[Matrix, Matrix]:
-        """Evaluate the terms on a client's rows.
-
-        Args:
-            frame: as `hierfl.formulas.columns.prepared` returns it.
-            client: its name, for messages.
-
-        Returns:
-            The columns, (n, P), and the sum of the offsets, (n,).
+        """Return the columns of `prepared` rows, (n, P), and the sum of the offsets, (n,).
 
         Raises:
             ValueError: a value is not finite, such as the log of zero.
@@ -76,8 +69,8 @@ class Design:
             bad = ~np.isfinite(found.design_matrix[:, place]).all(axis=1)
             if bad.any():
                 raise ValueError(
-                    f"the term '{name}' is not finite in row {int(bad.argmax())} of client '{client}': correct the "
-                    f"row, or take another function"
+                    f"the term '{name}' is not finite in row {int(bad.argmax())} of client "
+                    f"'{client}': correct the row, or take another function"
                 )
         wanted = [found.design_matrix[:, found.slices[term.name]] for term in self.terms]
         offset = sum(found.design_matrix[:, found.slices[name]].sum(1) for name in self.offsets)
@@ -86,16 +79,13 @@ class Design:
 
 
 def design(found: Any, columns: Mapping[str, Column]) -> Design:
-    """Return the design of a `formulae` model.
+    """Return the design of a `formulae` model whose constants are set.
 
-    The model is evaluated once on a frame that is made of the schema, so that codings depend on nothing else.
-
-    Args:
-        found: from `hierfl.formulas.terms.described`, with its constants set.
-        columns: column -> what was agreed of it.
+    The model is evaluated once on a frame made of the schema, so that codings depend on nothing
+    else.
 
     Raises:
-        ValueError: a category has one level, so that it has no effect; or a term cannot be evaluated.
+        ValueError: a category has one level, and so no effect; or a term cannot be evaluated.
     """
     names = [name for name in columns_of(found) if name in columns]
     _check_levels(names, columns)
@@ -110,8 +100,8 @@ def design(found: Any, columns: Mapping[str, Column]) -> Design:
             matrix = DesignMatrices(found, frame, ENVIRONMENT).common
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"the terms {', '.join(t.name for t in found.common_terms)} cannot be evaluated ({error}): check the "
-                f"kinds of their columns"
+                f"the terms {', '.join(t.name for t in found.common_terms)} cannot be evaluated "
+                f"({error}): check the kinds of their columns"
             ) from error
     terms, offsets = [], []
     for name, term in matrix.terms.items():
@@ -130,7 +120,8 @@ def _check_levels(names: list[str], columns: Mapping[str, Column]) -> None:
         if columns[name].kind == "category" and len(columns[name].levels) < 2:
             level = next(iter(columns[name].levels), "")
             raise ValueError(
-                f"column '{name}' has the single level '{level}', so that it has no effect: take it out of the formula"
+                f"column '{name}' has the single level '{level}', so that it has no effect: take "
+                "it out of the formula"
             )
 
 

@@ -11,13 +11,7 @@ Dims = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims]:
-    """Return the name and the labels of each dimension of each site that has one.
-
-    Args:
-        declared: the formula.
-        schema: that clients agree on.
-        found: the formula's layout.
-    """
+    """Return the name and the labels of each dimension of each site that has one."""
     response = response_of(declared, schema)
     outputs = declared.family.outputs(response)
     # The first level of a category is the reference, which has no predictor.

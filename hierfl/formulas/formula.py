@@ -28,14 +28,14 @@ from hierfl.models.priors import Prior
 @spelled
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """A mixed model as one line of text; with a schema it is a Pyro model, a function of a `ClientBatch`.
+    """A mixed model as one line of text; with a schema it is a Pyro model of a `ClientBatch`.
 
     Args:
         text: the formula.
         family: of the response.
         clients: the column that names the clients.
-        priors: of sites, by name.
-        missing: "refuse" rows that miss a value, or "drop" them.
+        priors: site -> distribution.
+        missing: "refuse" rows with missing values, or "drop" them.
         schema: that clients have agreed on; None: `hierfl.fit` makes it first.
     """
 
@@ -45,7 +45,8 @@ class Formula:
     priors: Mapping[str, Prior] = field(default_factory=dict)
     missing: Missing = "refuse"
     schema: Schema | None = None
-    # The groups within clients, from the first rows of each client; clients keep them, and records leave them out.
+    # The groups within clients, from the first rows of each client; clients keep them, and records
+    # leave them out.
     _inside: Inside = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -62,8 +63,8 @@ class Formula:
         """
         if self.schema is None or self.schema.formula != self.text:
             raise ValueError(
-                f"clients have not agreed on a schema for '{self.text}' yet: fit it, hierfl.fit(formula, frames), "
-                f"or take formula.on(frames)"
+                f"clients have not agreed on a schema for '{self.text}' yet: fit it, "
+                "hierfl.fit(formula, frames), or take formula.on(frames)"
             )
         return self.schema
 
@@ -117,7 +118,7 @@ class Formula:
         return replace(self, schema=agreed_on)
 
     def program(self) -> str:
-        """Return the Pyro program that the formula stands for. It is the text that runs: copy it, and change it.
+        """Return the Pyro program of the formula: the text that runs, to copy and change.
 
         Raises:
             ValueError: clients have not agreed on a schema.
@@ -146,8 +147,8 @@ class Formula:
     def data(self, frames: Any, *, labeled: bool = True) -> ClientData:
         """Return clients' rows as the program reads them.
 
-        Groups within a client, such as wards, are numbered by its first rows that the formula sees, and keep their
-        numbers.
+        Groups within a client, such as wards, are numbered in the first rows that the formula sees,
+        and keep their numbers.
 
         Args:
             frames: one frame with the column of clients, or {client: frame}.
@@ -161,7 +162,7 @@ class Formula:
         )
 
     def check_inside(self, clients: Collection[str]) -> None:
-        """Refuse clients whose groups within them have numbers that are not known any more.
+        """Refuse clients whose numbering of the groups within them is not known any more.
 
         Raises:
             ValueError: there are such clients.
@@ -170,9 +171,9 @@ class Formula:
             lost = [name for name in clients if (name, term.group.name) not in self._inside]
             if lost:
                 raise ValueError(
-                    f"which group of '{term.group.name}' of client '{lost[0]}' was which is not known, since the fit "
-                    f"was loaded or made of ClientData: call formula.data(the rows it was fitted to) of "
-                    f"fit.method.model first"
+                    f"which group of '{term.group.name}' of client '{lost[0]}' was which is not "
+                    "known, since the fit was loaded or made of ClientData: call "
+                    "formula.data(the rows it was fitted to) of fit.method.model first"
                 )
 
 
@@ -188,34 +189,39 @@ def formula(
 ) -> Formula:
     """Declare a mixed model as one line of text.
 
-        hierfl.fit(hierfl.formula("mortality ~ age + (1 + age | hospital)", "bernoulli", clients="hospital"), frames)
+        model = hierfl.formula("died ~ age + (1 + age | hospital)", "bernoulli", clients="hospital")
+        fit = hierfl.fit(model, frames)
 
-    The syntax is that of brms and lme4. `(1 + age | hospital)` gives each hospital an intercept and a slope of its
-    own, which may be correlated; with `||` they are not. Groups other than the clients' are read off the data:
-    `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them is local, `(1 | year)` at several
-    of them is global. Products `a * b`, `C(x)`, `offset(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)` and
-    functions such as `log(x)` are terms. Additions to the response are `y | trials(n)`, `weights(w)`, and of times
-    `event(status)`, `cens(status, upper)`, `entry(start)`.
+    The syntax is that of brms and lme4. `(1 + age | hospital)` gives each hospital its own
+    intercept and slope, which may be correlated; with `||` they are independent. Other groups are
+    read off the data: `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them
+    is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`, `offset(x)`,
+    `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)` and functions such as `log(x)` are terms.
+    Additions to the response are `y | trials(n)`, `weights(w)`, and of times `event(status)`,
+    `cens(status, upper)`, `entry(start)`.
 
     Args:
         text: the formula.
-        family: of the response, or its name: docs/formulas.md lists them. Default "gaussian".
+        family: of the response, or its name, as listed in docs/formulas.md. Default "gaussian".
         clients: the column that names the clients.
-        priors: site -> distribution of Pyro: "age", or one column "sex[male]"; "b" for all common coefficients,
-            "sd" for all standard deviations of groups, "sd_hospital", "cor" (the concentration of an LKJ), "sigma".
-            Default: weakly informative ones, which `Formula.all_priors` has.
-        missing: "refuse" rows that miss a value, or "drop" them.
-        schema: that clients have agreed on. Default None: `hierfl.fit` makes it from their counts and sums.
+        priors: site -> distribution of Pyro: "age", or one column "sex[male]"; "b" for all common
+            coefficients, "sd" for all standard deviations of groups, "sd_hospital", "cor" (the
+            concentration of an LKJ), "sigma". Default: weakly informative ones, listed in
+            `Formula.all_priors`.
+        missing: "refuse" rows with missing values, or "drop" them.
+        schema: that clients have agreed on. Default None: `hierfl.fit` makes it from their counts
+            and sums.
 
     Raises:
         TypeError: an argument is of another kind.
-        ValueError: the formula cannot be read, or has what is not supported; the message names it and the
-            nearest thing that is.
+        ValueError: the formula cannot be read, or has an unsupported part; the message names it and
+            the nearest supported one.
     """
     chosen = families.named(family) if isinstance(family, str) else family
     if not isinstance(chosen, ResponseFamily):
         raise TypeError(
-            f"family is {family!r}: give a name such as 'bernoulli', or hierfl.models.families.bernoulli()"
+            f"family is {family!r}: give a name such as 'bernoulli', or "
+            "hierfl.models.families.bernoulli()"
         )
     if not isinstance(clients, str):
         raise TypeError(
@@ -241,23 +247,24 @@ def schema(
     rare: Rare = "refuse",
     start: Schema | None = None,
 ) -> Schema:
-    """Return what clients agree on before the first round, from counts and sums of each client alone.
+    """Return what clients agree on before the first round, from their counts and sums alone.
 
     Args:
-        frames: one frame with the column of clients, or {client: frame}. A unit may stand in
+        frames: one frame with the column of clients, or {client: frame}. Units may stand in
             `frame.attrs["units"]`, column -> unit.
         formula: what the schema is for. Default None: all columns, and nothing of a formula.
         clients: the column that names the clients, where there is no formula.
         units: column -> unit, such as {"age": "years"}.
-        levels: column -> levels of a category, or groups, that are agreed beforehand; clients tell nothing of them.
+        levels: column -> levels of a category, or groups, that are agreed beforehand; clients send
+            nothing about them.
         min_count: levels with fewer rows at a client are not named by it.
-        rare: what becomes of a level that no client names: "refuse", or "merge" into the level "other".
+        rare: what becomes of a level that no client names: "refuse", or "merge" into "other".
         start: a schema of columns to begin with.
 
     Raises:
         KeyError: a client lacks a column.
-        TypeError, ValueError: clients disagree on a column, or a value is not as the formula needs it; the
-            message names the client, the column and the value.
+        TypeError, ValueError: clients disagree on a column, or a value is not as the formula needs
+            it; the message names the client, the column and the value.
     """
     if formula is None and clients is None:
         raise TypeError(

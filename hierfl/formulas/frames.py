@@ -1,4 +1,4 @@
-"""Frames in the place of `ClientData`, wherever the model is a formula."""
+"""Frames in place of `ClientData`, wherever the model is a formula."""
 
 from __future__ import annotations
 
@@ -16,14 +16,9 @@ M = TypeVar("M")
 
 
 def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
-    """Return a model, its rows and held-out rows as `hierfl.fit` runs them: a formula has a schema then.
+    """Return model, rows and held-out rows as `hierfl.fit` runs them: a formula with its schema.
 
-    What is no formula is returned as it is.
-
-    Args:
-        model: a method, a model or a formula.
-        data: training rows.
-        validation: rows to score, or None.
+    Other models and rows are returned as they are.
 
     Raises:
         KeyError, TypeError, ValueError: as `hierfl.schema` and `Formula.data`.
@@ -35,11 +30,11 @@ def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
 
 
 def rows_of(model: object, rows: Any, fitted: Collection[str] = ()) -> Any:
-    """Return rows as a program reads them.
+    """Return rows as a program reads them; only frames of a formula are changed.
 
     Args:
         model: of a program.
-        rows: frames where the model is a formula; `ClientData` and all else is returned as it is.
+        rows: frames where the model is a formula.
         fitted: the clients of the fit, whose groups within them must be known.
 
     Raises:

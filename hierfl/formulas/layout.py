@@ -1,4 +1,4 @@
-"""Which coefficient of a formula is global, which is a client's own, and which rows and columns each multiplies."""
+"""Which coefficients of a formula are global, and which are a client's own."""
 
 from __future__ import annotations
 
@@ -43,19 +43,11 @@ class GroupTerm:
 
     @property
     def is_single(self) -> bool:
-        """It is `(1 | g)`: one number a group."""
+        """It is `(1 | g)`: one coefficient per group."""
         return self.columns == (INTERCEPT,)
 
     def evaluate(self, ready: pd.DataFrame, client: str) -> Matrix:
-        """Return its columns on a client's rows, (n, q).
-
-        Args:
-            ready: as `hierfl.formulas.columns.prepared` returns it.
-            client: its name, for messages.
-
-        Raises:
-            ValueError: a value is not finite.
-        """
+        """Return its columns on a client's `prepared` rows, (n, q)."""
         matrix, _ = self.design.evaluate(ready, client)
         if INTERCEPT not in self.columns:
             return matrix
@@ -84,9 +76,11 @@ class Layout:
     Args:
         common: the design of the common terms.
         has_intercept: the site Intercept exists.
-        is_centered: `Intercept`, or the thresholds in its place, are at the means of the common columns.
+        is_centered: `Intercept`, or the thresholds in its place, are at the means of the common
+            columns.
         groups: the terms with a bar.
-        own: column -> the term of `groups` at the clients whose coefficient takes the common one as its mean.
+        own: column -> the clients' term of `groups` whose coefficient has the common one as its
+            mean.
         above: common columns that are constant at each client and move its own intercept.
         read: the other common columns, which the likelihood reads.
     """
@@ -105,11 +99,7 @@ class Layout:
 
 
 def layout(declared: Declaration, schema: Schema) -> Layout:
-    """Return the layout of a formula under a schema.
-
-    Raises:
-        ValueError: two terms would have one name; the message names it.
-    """
+    """Return the layout of a formula under a schema; refuse two terms of one name."""
     common = design(with_constants(declared.common, schema.transforms), schema.columns)
     groups: list[GroupTerm] = []
     for group in declared.parts.groups:

@@ -1,7 +1,7 @@
 """The parts of a formula's text: the response with its additions, the common terms and the groups.
 
-`formulae` reads the common terms. What it does not read is separated here, on its own scanner's tokens: brms's
-additions to the response (`y | trials(n)`), uncorrelated groups (`||`) and nested groups (`a/b`).
+`formulae` reads the common terms. The rest is separated here, on the tokens of its scanner: brms's
+additions to the response (`y | trials(n)`), uncorrelated groups (`||`) and nested ones (`a/b`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Group:
 
     Args:
         terms: text on the left of the bar, "1 + age".
-        by: columns whose combinations are the groups, ("hospital",), or ("hospital", "ward") for `hospital:ward`.
+        by: columns whose combinations are the groups, ("hospital", "ward") for `hospital:ward`.
         correlated: its coefficients may be correlated: `|`, not `||`.
     """
 
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def text(self) -> str:
-        """The term as it is written in a formula."""
+        """The term as it stands in a formula."""
         return f"({self.terms} {'|' if self.correlated else '||'} {self.name})"
 
 
@@ -79,15 +79,11 @@ class Parts:
 
 
 def parse(text: str) -> Parts:
-    """Take a formula apart.
-
-    Args:
-        text: "y ~ x + (1 + x | hospital)".
+    """Take a formula such as "y ~ x + (1 + x | hospital)" apart.
 
     Raises:
         TypeError: `text` is no string.
-        ValueError: there is no `~` or no response; a parenthesis is open; an addition or a group is not
-            understood; the message names the part and what to write in its place.
+        ValueError: a part cannot be read; the message names it and what to write in its place.
 
     >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").groups[1]
     Group(terms='1 + age', by=('site', 'ward'), correlated=False)
@@ -103,7 +99,8 @@ def parse(text: str) -> Parts:
     left, right = tokens[: at[0]], tokens[at[0] + 1 :]
     if not left or not right:
         raise ValueError(
-            f"the formula '{text}' has nothing on one side of '~': write 'response ~ terms', '1' for no terms"
+            f"the formula '{text}' has nothing on one side of '~': write 'response ~ terms', '1' "
+            "for no terms"
         )
     response, additions = _response(left)
     common, groups = [], []
@@ -150,7 +147,7 @@ def _text(tokens: Sequence[Any]) -> str:
 
 
 def _summands(tokens: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the terms of a sum with their signs; what stands in parentheses is one term."""
+    """Yield the terms of a sum with their signs; parentheses make one term."""
     depth, sign = 0, "+"
     term: list[Any] = []
     for token in tokens:
@@ -167,7 +164,7 @@ def _summands(tokens: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _inside(term: Sequence[Any]) -> Sequence[Any]:
-    """Return what stands inside the parentheses of a term that is one pair of them."""
+    """Return what one pair of parentheses around a term holds."""
     wrapped = len(term) > 2 and term[0].kind == "LEFT_PAREN" and term[-1].kind == "RIGHT_PAREN"
     return term[1:-1] if wrapped else term
 
@@ -184,8 +181,8 @@ def _groups(tokens: Sequence[Any], bars: list[int]) -> Iterator[Group]:
     kinds = {token.kind for token in by}
     if not kinds <= {"IDENTIFIER", "BQNAME", "COLON", "SLASH"}:
         raise ValueError(
-            f"the groups '{_text(by)}' of '({whole})' are no columns: name one column, a:b for combinations, "
-            f"or a/b for b within a"
+            f"the groups '{_text(by)}' of '({whole})' are no columns: name one column, a:b for "
+            "combinations, or a/b for b within a"
         )
     columns = [token.lexeme.strip("`") for token in by if token.kind in ("IDENTIFIER", "BQNAME")]
     signs = [token.kind for token in by if token.kind in ("COLON", "SLASH")]
@@ -215,10 +212,10 @@ def _response(tokens: Sequence[Any]) -> tuple[str, dict[str, str]]:
     name = tokens[:bar]
     if len(name) != 1 or name[0].kind not in ("IDENTIFIER", "BQNAME"):
         called = name[0].lexeme if name else ""
-        mend = ELSEWHERE.get(called)
+        advice = ELSEWHERE.get(called)
         raise ValueError(
             f"the response '{_text(name)}' is no column: "
-            + (f"write {mend}" if mend else "make a column of it first")
+            + (f"write {advice}" if advice else "make a column of it first")
         )
     additions: dict[str, str] = {}
     if bar == len(tokens):
@@ -241,13 +238,14 @@ def _addition(term: Sequence[Any]) -> Iterator[tuple[str, str]]:
         *("LEFT_PAREN", "RIGHT_PAREN", "IDENTIFIER", "BQNAME", "COMMA")
     }
     if called not in ADDITIONS:
-        mend = ELSEWHERE.get(called)
-        known = f"write {mend}" if mend else f"the additions are {', '.join(ADDITIONS)}"
+        advice = ELSEWHERE.get(called)
+        known = f"write {advice}" if advice else f"the additions are {', '.join(ADDITIONS)}"
         raise ValueError(f"the addition '{_text(term)}' of the response is not known: {known}")
     allowed = 2 if called == "cens" else 1
     if not plain or not 1 <= len(arguments) <= allowed:
         raise ValueError(
-            f"the addition '{_text(term)}' needs one column, {ADDITIONS[called]}: write {called}(column)"
+            f"the addition '{_text(term)}' needs one column, {ADDITIONS[called]}: write "
+            f"{called}(column)"
         )
     yield called, arguments[0]
     if len(arguments) == 2:

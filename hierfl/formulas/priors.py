@@ -1,4 +1,4 @@
-"""Priors of a formula's sites: those that the user names, and weakly informative defaults for the rest."""
+"""Priors of a formula's sites: the user's, and weakly informative defaults for the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOPE = 2.5
 
 
 def response_of(declared: Declaration, schema: Schema) -> Response:
-    """Return what the schema knows of the response, as the family needs it."""
+    """Return what the schema knows about the response, as the family needs it."""
     column = schema.columns[declared.parts.response]
     if schema.response is None:
         return Response(float("nan"), float("nan"), column.levels)
@@ -30,14 +30,14 @@ def response_of(declared: Declaration, schema: Schema) -> Response:
 def all_priors(
     declared: Declaration, schema: Schema, found: Layout, own: Priors
 ) -> dict[str, Prior]:
-    """Return the prior of each number of each site.
+    """Return the prior of each site or column of a site; of "cor_..." an LKJ's concentration.
 
     Defaults, as brms has them where it has proper ones:
 
-    * `Intercept`: StudentT(3, center, max(2.5, spread)), at the means of the predictors; center and spread are
-      those of the response on the scale of the linear predictor.
-    * a common coefficient: Normal(0, 2.5 / sd of its column), times the spread where the link is the identity:
-      rstanarm's; brms has a flat one.
+    * `Intercept`: StudentT(3, center, max(2.5, spread)), at the means of the predictors; center and
+      spread are those of the response on the scale of the linear predictor.
+    * a common coefficient: Normal(0, 2.5 / sd of its column), times the spread where the link is
+      the identity: rstanarm's; brms has a flat one.
     * standard deviations of groups: half-StudentT(3, 0, max(2.5, spread)).
     * correlations: LKJ(1).
     * parameters of the family: `ResponseFamily.parameters`.
@@ -46,11 +46,8 @@ def all_priors(
         declared: the formula.
         schema: that clients agree on.
         found: the formula's layout.
-        own: the user's: site, or column of a site, or "b" for all common coefficients, "sd" for all standard
-            deviations of groups, "cor" for all correlations -> prior.
-
-    Returns:
-        Site, or column of a site with several -> prior; for "cor_..." the concentration of the LKJ.
+        own: the user's: site, or column of a site, or "b" for all common coefficients, "sd" for all
+            standard deviations of groups, "cor" for all correlations -> prior.
 
     Raises:
         ValueError: a key of `own` is no site; the prior of a scale allows negative values.
@@ -82,7 +79,7 @@ def _of_group(term: GroupTerm, spread: float) -> dict[str, Prior]:
 
 
 def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
-    """Return the prior that the user gives for a site or column, by its own name first; else the default."""
+    """Return the user's prior of a site or column, by its own name first, or the default."""
     keys = [name]
     keys += [term.name for term in found.common.terms if name in term.columns]
     if name in found.common.columns:
@@ -101,7 +98,8 @@ def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
         return float(prior)
     if not isinstance(prior, Distribution):
         raise TypeError(
-            f"the prior of '{name}' is {prior!r}: give a distribution of Pyro, such as dist.Normal(0, 1)"
+            f"the prior of '{name}' is {prior!r}: give a distribution of Pyro, such as "
+            "dist.Normal(0, 1)"
         )
     if "sd" in keys:
         check_scale(f"the prior of '{name}'", prior)
@@ -112,7 +110,8 @@ def _check_keys(own: Priors, known: set[str]) -> None:
     for key in own:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            mend = f"did you mean '{near[0]}'? " if near else ""
+            advice = f"did you mean '{near[0]}'? " if near else ""
             raise ValueError(
-                f"priors has '{key}', which the formula does not have: {mend}it has {', '.join(sorted(known))}"
+                f"priors has '{key}', which the formula does not have: {advice}it has "
+                f"{', '.join(sorted(known))}"
             )

@@ -1,8 +1,8 @@
-"""What clients are asked while they agree on a schema, and their answers, also as JSON for clients that are elsewhere.
+"""What clients are asked while they agree on a schema, and their answers, also as JSON.
 
     rows      how many rows
     columns   sums of a number; counts of a category's levels
-    outside   whether rows lie in levels or groups that are not among the agreed ones, 1 or 0
+    outside   whether rows have levels or groups that are not among the agreed ones, 1 or 0
     groups    how many groups, and counts of those that may be named
     call      sums of a transform's argument; then counts or sums of powers in units of them
     design    sums of the common columns and of the response
@@ -34,7 +34,7 @@ from hierfl.formulas.answers import (
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import complete
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design import Design, design
+from hierfl.formulas.design import design
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import stateful_calls, with_constants
 from hierfl.formulas.transforms import Sums
@@ -74,24 +74,14 @@ class Question:
 
     @staticmethod
     def of_json(text: str | bytes) -> Question:
-        """Return the question of a text.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Return the question of a text, or raise ValueError."""
         try:
             found = json.loads(text)
             schema = None if found["schema"] is None else Schema.of_json(found["schema"])
             names = {name: _names(found[name]) for name in ("known", "by", "levels")}
             at = None if found["at"] is None else (float(found["at"][0]), float(found["at"][1]))
-            asked = Question(
-                found["kind"],
-                _whole(found["least"]),
-                text=str(found["text"]),
-                at=at,
-                schema=schema,
-                **names,
-            )
+            text, least = str(found["text"]), _whole(found["least"])
+            asked = Question(found["kind"], least, text=text, at=at, schema=schema, **names)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"it is no question about rows ({type(error).__name__}: {error})"
@@ -110,12 +100,6 @@ def answering(
     question: Question, clients: str, kinds: Kinds, declared: Declaration | None
 ) -> Answering:
     """Return the function of a client's frame and name that answers a question.
-
-    Args:
-        question: that is asked.
-        clients: the column that names the clients.
-        kinds: column -> "number", "category", or None for what the column holds.
-        declared: the formula; None: the schema is of columns alone.
 
     Raises:
         ValueError: the question does not go with the formula.
@@ -138,16 +122,12 @@ def answering(
     if question.kind == "call":
         call = call_of(declared, schema, question.text)
         return lambda frame, client: of_call(call, schema, frame, client, question.at)
-    common = common_of(declared, schema)
+    common = design(with_constants(declared.common, schema.transforms), schema.columns)
     return lambda frame, client: of_design(common, declared, schema, frame, client)
 
 
 def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
-    """Return a transform of the formula, those inside it with their constants.
-
-    Raises:
-        ValueError: the formula has no such transform.
-    """
+    """Return a transform of the formula, with the constants of the transforms inside it."""
     for found in declared.described:
         calls = stateful_calls(with_constants(found, schema.transforms))
         if text in calls:
@@ -155,15 +135,10 @@ def call_of(declared: Declaration, schema: Schema, text: str) -> LazyCall:
     raise ValueError(f"the formula has no transform '{text}'")
 
 
-def common_of(declared: Declaration, schema: Schema) -> Design:
-    """Return the common columns."""
-    return design(with_constants(declared.common, schema.transforms), schema.columns)
-
-
 def of_rows(
     frames: Mapping[str, pd.DataFrame], clients: str, kinds: Kinds, declared: Declaration | None
 ) -> Ask:
-    """Return a function that asks clients whose rows are here, none of which misses a value."""
+    """Return a function that asks clients whose complete rows are here."""
 
     def ask(question: Question) -> dict[str, Any]:
         answer = answering(question, clients, kinds, declared)
@@ -172,19 +147,9 @@ def of_rows(
     return ask
 
 
-# ------------------------------------------------------------------------------------------ clients elsewhere
-def told(question: Question, declared: Declaration, frame: pd.DataFrame, client: str) -> Any:
-    """Return a client's answer as JSON.
-
-    Args:
-        question: that it is asked.
-        declared: the formula, its own copy.
-        frame: its rows.
-        client: its name.
-
-    Raises:
-        TypeError, ValueError: as the answers of `hierfl.formulas.answers`.
-    """
+# ------------------------------------------------------------ clients elsewhere
+def json_answer(question: Question, declared: Declaration, frame: pd.DataFrame, client: str) -> Any:
+    """Return a client's answer to a question as JSON; `declared` is its own copy of the formula."""
     whole = complete(frame, declared.rows_of, client, declared.missing)
     answer = answering(question, declared.clients, declared.columns, declared)(whole, client)
     if isinstance(answer, int):
@@ -196,12 +161,8 @@ def told(question: Question, declared: Declaration, frame: pd.DataFrame, client:
     return asdict(answer)
 
 
-def understood(question: Question, found: Any) -> Any:
-    """Return the answer that `told` made JSON of.
-
-    Raises:
-        ValueError: it is none.
-    """
+def answer_of_json(question: Question, found: Any) -> Any:
+    """Return the answer of some JSON that `json_answer` made, or raise ValueError."""
     try:
         if question.kind in ("rows", "outside"):
             return _whole(found)

@@ -1,4 +1,4 @@
-"""The schema that clients agree on before the first round, as JSON that people can read, compare and sign."""
+"""The schema that clients agree on, as JSON that people can read, compare and sign."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Level = Literal["above", "within", "crossed"]
 
 @dataclass(frozen=True)
 class Grouping:
-    """What clients agree on of groups other than the clients.
+    """What clients agree on about groups other than the clients.
 
     Args:
-        level: "above", each client lies in one group; "within", each group lies in one client; "crossed", groups
-            are the same at several clients.
+        level: "above", each client lies in one group; "within", each group lies in one client;
+            "crossed", groups are the same at several clients.
         levels: the groups' names; none of those within clients, which stay there.
         most: of groups within clients, the largest number at one client.
     """
@@ -37,7 +37,7 @@ class Margin:
     Args:
         mean: over all rows.
         sd: over all rows.
-        above: every client has one value in all its rows.
+        above: each client has one value in all its rows.
     """
 
     mean: float
@@ -52,9 +52,9 @@ class Schema:
     Args:
         clients: the column that names the clients.
         rows: of all clients together.
-        min_count: smallest count of a category at one client that left it.
+        min_count: smallest count of a category that has left a client.
         columns: column -> its kind, unit, mean and sd, or levels.
-        formula: that the rest is about; "" where the schema is of columns alone.
+        formula: whose parts follow; "" where the schema is of columns alone.
         transforms: call in the formula -> its constants.
         groups: groups other than clients -> how they lie to the clients.
         design: column of the design -> its mean and sd.
@@ -72,7 +72,7 @@ class Schema:
     response: Margin | None = None
 
     def json(self) -> str:
-        """Return the schema as JSON, with sorted keys so that two can be compared line by line."""
+        """Return the schema as JSON with sorted keys, so that two can be compared line by line."""
         return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def save(self, path: str | Path) -> None:
@@ -123,7 +123,7 @@ _ONE_OF = {"kind": ("number", "category"), "level": ("above", "within", "crossed
 
 
 def _remade(made: type, found: Any, place: str) -> Any:
-    """Return a dataclass from a JSON object whose entries are checked one by one."""
+    """Return a dataclass from a JSON object, each entry checked."""
     if not isinstance(found, dict):
         raise ValueError(f"{place} is {found!r}: it must be an object with names")
     known = made.__dataclass_fields__  # type: ignore[attr-defined]
@@ -160,7 +160,7 @@ _WHOLE = {"rows", "min_count", "most", "degree"}
 
 
 def _leaf(name: str, value: Any, place: str) -> Any:
-    """Return a single value once it is of the kind that its part has."""
+    """Return a single value, checked to be of its part's kind."""
     if name in _TEXT:
         right, wanted = isinstance(value, str), "a string"
     elif name == "above":

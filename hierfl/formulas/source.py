@@ -30,15 +30,7 @@ def {name}(batch):
 def source(
     declared: Declaration, schema: Schema, found: Layout, priors: Mapping[str, Prior], name: str
 ) -> str:
-    """Return the program of a formula.
-
-    Args:
-        declared: the formula.
-        schema: that clients agree on.
-        found: the formula's layout.
-        priors: of each site, from `hierfl.formulas.priors.all_priors`.
-        name: of the function.
-    """
+    """Return the program of a formula as a function called `name`, its priors from `all_priors`."""
     outputs = declared.family.outputs(response_of(declared, schema))
     out = Writer()
     global_sites(out, declared, schema, found, priors, outputs)
@@ -83,7 +75,7 @@ def _renamed(expression: str, names: Mapping[str, str]) -> str:
     return expression
 
 
-# ------------------------------------------------------------------------------------------ means of own sites
+# ------------------------------------------------------------ means of own sites
 def _column(out: Writer, found: Layout, name: str) -> str:
     """Return the coefficient of one common column as an expression."""
     term = next(term for term in found.common.terms if name in term.columns)
@@ -158,14 +150,14 @@ def _mean(out: Writer, found: Layout, term: GroupTerm, name: str, outputs: int) 
 
 
 def _within(out: Writer, term: GroupTerm, outputs: int) -> None:
-    """Write the deviations of the groups inside a client, as many as the client with the most of them has."""
+    """Write the deviations of the groups inside a client, as many as the largest client has."""
     scale, cor = out.named(term.sd), term.cor and out.named(term.cholesky)
     out.sample(term.site, deviations(term, scale, cor, outputs))
 
 
-# ------------------------------------------------------------------------------------------ the predictor
+# ------------------------------------------------------------ the predictor
 def index_of(term: GroupTerm) -> str:
-    """Return the field with the number of each row's, or each client's, group."""
+    """Return the field with the index of each row's, or each client's, group."""
     return "g_" + re.sub(r"\W+", "_", term.group.name, flags=re.ASCII)
 
 

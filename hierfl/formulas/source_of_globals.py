@@ -1,4 +1,4 @@
-"""The lines of a formula's program outside the clients plate: coefficients, scales, and groups of several clients."""
+"""The lines of a formula's program outside the clients plate."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _group_sites(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], out
 
 
 def _joined(priors: Sequence[Prior], shape: list[int]) -> str:
-    """Return independent priors as one event of a shape, in which the first dimension runs over them."""
+    """Return independent priors as one event of a shape whose first dimension runs over them."""
     texts = [as_source(prior) for prior in priors]
     if not shape:
         return texts[0]
@@ -80,7 +80,8 @@ def _joined(priors: Sequence[Prior], shape: list[int]) -> str:
     kind = type(priors[0])
     if any(type(prior) is not kind for prior in priors) or kind.__name__ == "FoldedDistribution":
         raise ValueError(
-            f"the columns of one term have the priors {', '.join(sorted(set(texts)))}: give them priors of one kind"
+            f"the columns of one term have the priors {', '.join(sorted(set(texts)))}: give them "
+            "priors of one kind"
         )
     values = {
         name: torch.stack([torch.as_tensor(getattr(prior, name)) for prior in priors])
@@ -91,7 +92,7 @@ def _joined(priors: Sequence[Prior], shape: list[int]) -> str:
 
 
 def deviations(group: GroupTerm, scale: str, cor: str | None, outputs: int) -> str:
-    """Return the distribution of groups' deviations from zero, one row a group."""
+    """Return the distribution of groups' deviations from zero, one row per group."""
     size = len(group.columns) * outputs
     single = group.is_single and outputs == 1
     if cor:

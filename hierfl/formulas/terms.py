@@ -1,4 +1,4 @@
-"""A formula's terms as `formulae` reads them, with what hierfl supports checked and named."""
+"""A formula's terms as `formulae` reads them, checked and named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from hierfl.formulas.transforms import (
     applied,
 )
 
-# Where functions are looked up: formulae's own, then numbers' functions; nothing else is in reach of a formula.
+# Where functions are looked up: formulae's own, then numbers' functions; nothing else is in reach
+# of a formula.
 ENVIRONMENT = Environment([{**TRANSFORMS, **ENCODINGS}]).with_outer_namespace(FUNCTIONS)
 
 
@@ -34,33 +35,31 @@ def _is_equal(one: LazyCall, other: object) -> bool:
     )
 
 
-# formulae 0.9 compares a call with whatever stands beside it and fails where that is no call, so that it cannot read
+# formulae 0.9 compares a call with whatever stands beside it and fails where that is no call, so
+# that it cannot read
 # scale(age) + scale(log(dose)). With this it can; nothing else changes.
 LazyCall.__eq__ = _is_equal
 
 
 def described(text: str) -> Any:
-    """Return the terms of a text as a `formulae` model, once each part of them is known to be supported.
-
-    Args:
-        text: "1 + age * sex", without response and groups.
+    """Return the terms of a text, without response and groups, as a `formulae` model.
 
     Raises:
-        ValueError: the text cannot be read, or calls what is not supported; the message names it and the
-            nearest thing that is.
+        ValueError: the text cannot be read, or calls an unsupported function; the message names it
+            and the nearest supported one.
     """
     try:
         found = model_description(text)
     except Exception as error:  # formulae raises many kinds, some of them bare Exceptions
         raise ValueError(
-            f"the terms '{text}' cannot be read ({error}): {_mend(str(error))}"
+            f"the terms '{text}' cannot be read ({error}): {_advice(str(error))}"
         ) from error
     for call in calls(found):
         _check_call(call)
     return found
 
 
-def _mend(message: str) -> str:
+def _advice(message: str) -> str:
     if "Interaction with" in message:
         return "let a spline stand alone, or use a product with poly(x, 2)"
     return "write a sum of columns, products a * b, and functions of columns"
@@ -104,7 +103,7 @@ def columns_of(found: Any) -> tuple[str, ...]:
 
 
 def coded_columns(found: Any) -> frozenset[str]:
-    """Return the columns inside C(), S() or T(), which are categories even where they hold numbers."""
+    """Return the columns inside C(), S() or T(), categories even where they hold numbers."""
     return frozenset(
         str(call.args[0].name)
         for call in calls(found)
@@ -118,11 +117,7 @@ def stateful_calls(found: Any) -> dict[str, LazyCall]:
 
 
 def options_of(call: LazyCall) -> dict[str, Any]:
-    """Return the options of a call of `bs` or `poly` by name.
-
-    Raises:
-        ValueError: an option is no number.
-    """
+    """Return the options of a call of `bs` or `poly` by name; refuse those that are no numbers."""
     names = ("degree",) if call.callee == "poly" else ("df",)
     given = dict(zip(names, call.args[1:], strict=False)) | dict(call.kwargs)
     try:
@@ -132,13 +127,10 @@ def options_of(call: LazyCall) -> dict[str, Any]:
 
 
 def with_constants(found: Any, constants: Mapping[str, Constants]) -> Any:
-    """Give the transforms of a `formulae` model the constants that clients have agreed on.
+    """Set the agreed constants of the transforms of a `formulae` model, which is changed.
 
-    `formulae` keeps what a transform has learned in `LazyCall.stateful_transform`; it is set here beforehand.
-
-    Args:
-        found: the model; it is changed.
-        constants: text of a call -> its constants.
+    `formulae` keeps what a transform has learned in `LazyCall.stateful_transform`; it is set here
+    beforehand.
     """
     for call in calls(found):  # products hold copies of their parts
         if str(call) in constants:

@@ -1,7 +1,7 @@
 """Transforms whose constants clients agree on: `scale`, `center`, `bs` and `poly`.
 
-In `formulae` a transform learns its constants from the first frame that it sees. Here they come from counts
-and sums of all clients, and every client applies the same ones.
+In `formulae` a transform learns its constants from the first frame that it sees. Here they come
+from counts and sums of all clients, and every client applies the same ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Values = NDArray[np.float64]
 # Transform -> what else it needs of its argument besides mean and sd.
 STATEFUL = {"scale": "", "standardize": "", "center": "", "bs": "counts", "poly": "powers"}
 NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")
-# Functions of numbers that a formula may call, besides the transforms above and formulae's C, S, T, I, offset.
+# Functions of numbers that a formula may call, besides the transforms above and formulae's C, S, T,
+# I, offset.
 FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
 FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
 CODINGS = ("C", "S", "T")
@@ -46,21 +47,22 @@ NEAREST = {
     "binary": "a column of 0 and 1",
     "mi": "a Pyro program with latent values (docs/recipes.md)",
 }
-# Edges of the bins in which values are counted, in sds from the mean: quantiles are found to a fraction of a bin.
+# Edges of the bins in which values are counted, in sds from the mean: quantiles are found to a
+# fraction of a bin.
 EDGES = np.linspace(-6.0, 6.0, 241)
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What clients agree on of one transform's argument.
+    """What clients agree on about one transform's argument.
 
     Args:
         mean: of the argument over all rows.
         sd: its standard deviation over all rows, with n in the denominator.
         knots: of `bs`, the ends repeated, as `scipy.interpolate.BSpline` takes them.
         degree: of `bs` or `poly`.
-        polynomials: of `poly`, row j has the coefficients of the polynomial of degree j + 1 in (x - mean) / sd,
-            lowest power first.
+        polynomials: of `poly`, row j has the coefficients of the polynomial of degree j + 1 in
+            (x - mean) / sd, lowest power first.
     """
 
     mean: float
@@ -70,15 +72,7 @@ class Constants:
     polynomials: tuple[tuple[float, ...], ...] = ()
 
     def __call__(self, name: str, x: Any) -> Values:
-        """Apply a transform to values.
-
-        Args:
-            name: of the transform.
-            x: (n,).
-
-        Returns:
-            (n,), or (n, columns) of `bs` and `poly`.
-        """
+        """Apply the named transform to values, (n,) -> (n,), or (n, columns) of `bs` and `poly`."""
         values = np.asarray(x, dtype=np.float64)
         if name == "center":
             return values - self.mean
@@ -86,7 +80,8 @@ class Constants:
             basis = BSpline.design_matrix(
                 values, np.array(self.knots), self.degree, extrapolate=True
             )
-            # All columns sum to one, which the intercept has already: the first is dropped, as in R.
+            # All columns sum to one, which the intercept has already: the first is dropped, as in
+            # R.
             dense: Values = basis.toarray()[:, 1:]
             return dense
         scaled = (values - self.mean) / self.sd
@@ -104,13 +99,7 @@ def applied(name: str, constants: Constants) -> Callable[..., Values]:
 
 @dataclass(frozen=True)
 class Sums:
-    """What one client returns of one argument.
-
-    Args:
-        count: of its rows.
-        total: sum of the values.
-        squares: sum of their squares.
-    """
+    """A client's count, sum and sum of squares of one argument."""
 
     count: int
     total: float
@@ -127,7 +116,8 @@ def moments(parts: Sequence[Sums]) -> tuple[float, float]:
     count = sum(part.count for part in parts)
     mean = sum(part.total for part in parts) / count
     variance = sum(part.squares for part in parts) / count - mean**2
-    # The difference of two large sums has an error of their rounding, which may exceed a small variance.
+    # The difference of two large sums has an error of their rounding, which may exceed a small
+    # variance.
     rounding = 1e-14 * sum(part.squares for part in parts) / count
     return mean, float(np.sqrt(variance)) if variance > 16 * rounding else 0.0
 
@@ -147,23 +137,16 @@ def powers(values: Values, mean: float, sd: float, degree: int) -> tuple[float, 
 def spline_of(
     name: str, mean: float, sd: float, counts: Sequence[Sequence[int]], options: Mapping[str, Any]
 ) -> Constants:
-    """Return the knots of `bs` from counts of all clients.
-
-    Args:
-        name: the call, for messages.
-        mean: of the argument.
-        sd: of the argument.
-        counts: of each client, as `counted` returns them.
-        options: of the call: df, degree, lower_bound, upper_bound.
+    """Return the knots of the `bs` call `name`, at quantiles of the counts of all clients.
 
     Raises:
-        ValueError: df is not given or too small; the bounds leave knots outside; an option is not known.
+        ValueError: df is missing or too small; the bounds leave knots outside; an unknown option.
     """
     unknown = set(options) - {"df", "degree", "lower_bound", "upper_bound"}
     if unknown:
         raise ValueError(
-            f"'{name}' has the option '{min(unknown)}', which is not known: give df, degree, lower_bound or "
-            f"upper_bound"
+            f"'{name}' has the option '{min(unknown)}', which is not known: give df, degree, "
+            "lower_bound or upper_bound"
         )
     degree, df = options.get("degree", 3), options.get("df")
     if not isinstance(df, int) or df < max(degree, 1):
@@ -179,8 +162,8 @@ def spline_of(
     inner = np.interp(wanted, total, at)
     if not low < high or np.any(inner <= low) or np.any(inner >= high):
         raise ValueError(
-            f"'{name}' has knots {inner.round(4).tolist()} that are not between its bounds {low:.4g} and "
-            f"{high:.4g}: give lower_bound and upper_bound around them"
+            f"'{name}' has knots {inner.round(4).tolist()} that are not between its bounds "
+            f"{low:.4g} and {high:.4g}: give lower_bound and upper_bound around them"
         )
     knots = np.concatenate([[low] * (degree + 1), inner, [high] * (degree + 1)])
     return Constants(mean, sd, tuple(map(float, knots)), degree)
@@ -189,17 +172,11 @@ def spline_of(
 def polynomials_of(
     name: str, mean: float, sd: float, sums_of_powers: Sequence[Sequence[float]], degree: int
 ) -> Constants:
-    """Return polynomials that are uncorrelated and have sd 1 over all rows.
+    """Return the polynomials of the `poly` call `name`: uncorrelated, with sd 1 over all rows.
 
-    They are R's `poly` times the square root of n. Row j of the inverse Cholesky factor of the moments
-    E[u^(i + j)] has the coefficients of degree j (Golub and Welsch 1969, doi:10.2307/2004418).
-
-    Args:
-        name: the call, for messages.
-        mean: of the argument.
-        sd: of the argument.
-        sums_of_powers: of each client, as `powers` returns them.
-        degree: the highest.
+    They are R's `poly` times the square root of n. Row j of the inverse Cholesky factor of the
+    moments E[u^(i + j)] has the coefficients of degree j (Golub and Welsch 1969,
+    doi:10.2307/2004418).
 
     Raises:
         ValueError: there are no more different values than `degree`.

@@ -53,7 +53,7 @@ class Writer:
         )
 
     def named(self, site: str) -> str:
-        """Return the Python name of a site, one that no other has."""
+        """Return the Python name of a site, different from all others."""
         if site not in self.names:
             plain = re.sub(r"\W+", "_", site, flags=re.ASCII).strip("_").lower() or "site"
             plain = f"b_{plain}" if plain[0].isdigit() or plain in TAKEN else plain

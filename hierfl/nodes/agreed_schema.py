@@ -21,7 +21,7 @@ from hierfl.core.one_at_a_time import one_at_a_time
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.questions import Question, told, understood
+from hierfl.formulas.questions import Question, answer_of_json, json_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes import log
 from hierfl.nodes.messages import Refused
@@ -71,7 +71,8 @@ def tell(
             raise Refused(str(error)) from error
         _check_counts(asked, allowed.min_count)
         try:
-            found = {"client": client, "answer": told(asked, formula.declared, frame, client)}
+            answer = json_answer(asked, formula.declared, frame, client)
+            found = {"client": client, "answer": answer}
         except (KeyError, TypeError) as error:
             raise ValueError(error.args[0]) from error
     return log.left(root, json.dumps(found).encode(), "schema")
@@ -136,7 +137,7 @@ def _read(question: Question, content: bytes) -> tuple[str, Any]:
     found = json.loads(content)
     if not isinstance(found, dict) or not isinstance(found.get("client"), str):
         raise ValueError(f"a node answers '{question.kind}' without the name of its client")
-    return found["client"], understood(question, found.get("answer"))
+    return found["client"], answer_of_json(question, found.get("answer"))
 
 
 def with_schema(formula: Formula, text: str | bytes) -> Formula:
